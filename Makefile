@@ -1,0 +1,55 @@
+# Everything a newcomer runs. Needs Python 3.11 or newer, pip and make; the rest goes into .venv and a cache folder.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+.PHONY: help demo test test-unit lint format bench chaos lock clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): requirements.lock pyproject.toml
+	@echo "Setting up $(VENV) (once) ..."
+	@$(PYTHON) -c 'import sys; sys.exit("kmqpy needs Python 3.11 or newer; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(READY) ## 20,000 messages, failing consumers, a killed tracker: nothing lost
+	@$(BIN)/kmq demo $(ARGS)
+
+test: $(READY) ## all tests, on a real Kafka and ZooKeeper
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(READY) ## the tests that need no server
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+lint: $(READY) ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(READY) ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: ## not yet
+	@echo "make bench: not yet; see the issue about benchmarks" >&2; exit 1
+
+chaos: ## not yet
+	@echo "make chaos: not yet; see the issue about chaos tests" >&2; exit 1
+
+lock: ## pin the newest versions that pyproject.toml allows, with hashes
+	@$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install --quiet uv
+	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+		--no-emit-index-url --no-emit-find-links --no-annotate --extra test --extra lint \
+		--custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	@rm -rf $(VENV)-lock
+
+clean: ## remove what the other targets made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""kmqpy: message-queue semantics for Apache Kafka."""

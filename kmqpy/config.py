@@ -1,0 +1,259 @@
+"""Settings: frozen, checked, read from files, the environment and arguments (the later wins).
+
+Durations are ms in settings whose name ends in `_ms`; a text value may carry a unit there
+(`500ms`, `30s`, `5m`, `1h`, `7d`). API arguments are seconds (float) or `timedelta`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kmqpy.errors import ConfigError
+
+T = TypeVar("T")
+
+Duration = float | int | timedelta
+"""Seconds, or a timedelta."""
+
+KafkaSettings = Mapping[str, Any]
+"""librdkafka settings by their own names; handed on untouched."""
+
+DAY_MS = 86_400_000
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SECRET = re.compile(r"password|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.I)
+
+
+def parse_duration_ms(text: str, name: str = "duration") -> int:
+    """`500ms`, `30s`, `5m`, `1h` or `7d` as ms; raises ConfigError naming `name` and the text."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{name}: {text!r} is not a duration; write it like 500ms, 30s, 5m, 1h")
+    return round(float(match[1]) * _UNITS_MS[match[2]])
+
+
+def duration_ms(value: Duration, name: str) -> int:
+    """Seconds or a timedelta as ms, rounded up; raises ConfigError when negative or no number."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}: {value!r} is neither seconds nor a timedelta")
+    if not 0 <= value < 2**53:
+        raise ConfigError(f"{name}: {value!r} must not be negative, and below 2**53 s")
+    return -int(-(value * 1000) // 1)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a librdkafka setting of this name must not be printed."""
+    return _SECRET.search(name) is not None
+
+
+def redacted(settings: KafkaSettings) -> dict[str, Any]:
+    """A copy that can be printed: secrets as `***`."""
+    return {key: "***" if is_secret(key) else value for key, value in settings.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSettings:
+    """A queue: its topics, and how trackers treat its messages.
+
+    Stands in the registry as JSON. Names left empty follow the queue's name: `<queue>__markers`,
+    `<queue>__undelivered`, group `kmq-<queue>`.
+
+    redeliver_after_ms   lease of a message when receive() names none
+    max_redeliveries     redeliveries before a message is dead-lettered; None: no limit
+    max_delay_ms         longest delay of send()
+    max_hold_ms          longest lease or extension
+    """
+
+    name: str
+    markers_topic: str = ""
+    dead_letter_topic: str = ""
+    consumer_group: str = ""
+    redelivery_count_header: str = "kmq-redelivery-count"
+    max_redeliveries: int | None = 3
+    redeliver_after_ms: int = 30_000
+    max_delay_ms: int = 7 * DAY_MS
+    max_hold_ms: int = 7 * DAY_MS
+
+    def __post_init__(self) -> None:
+        derived = {
+            "markers_topic": f"{self.name}__markers",
+            "dead_letter_topic": f"{self.name}__undelivered",
+            "consumer_group": f"kmq-{self.name}",
+        }
+        for key, default in derived.items():
+            if not getattr(self, key):
+                object.__setattr__(self, key, default)
+        for key in ("name", "markers_topic", "dead_letter_topic"):
+            check_topic_name(getattr(self, key), key)
+        if len({self.name, self.markers_topic, self.dead_letter_topic}) < 3:
+            raise ConfigError(f"queue {self.name!r}: its three topics must have different names")
+        if not self.redelivery_count_header:
+            raise ConfigError("redelivery_count_header: must not be empty")
+        if self.max_redeliveries is not None:
+            _at_least(0, self, "max_redeliveries")
+        for key in ("redeliver_after_ms", "max_delay_ms", "max_hold_ms"):
+            _at_least(0, self, key)
+
+    def to_json(self) -> bytes:
+        """The registry's form."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> QueueSettings:
+        """The reverse of to_json; raises ConfigError."""
+        try:
+            values = json.loads(data)
+        except ValueError as error:
+            raise ConfigError(f"queue settings: not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
+        return build(cls, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """Where Kafka and ZooKeeper are.
+
+    bootstrap   Kafka, `host:port[,host:port]`
+    zookeeper   ZooKeeper, the same; empty where none is needed
+    root        the znode under which everything of kmqpy stands
+    kafka       librdkafka settings (security and the like), handed on untouched
+    """
+
+    bootstrap: str = "127.0.0.1:9092"
+    zookeeper: str = "127.0.0.1:2181"
+    root: str = "/kmq"
+    kafka: KafkaSettings = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.bootstrap:
+            raise ConfigError("bootstrap: must not be empty; name a broker, for example host:9092")
+        if not self.root.startswith("/") or self.root.endswith("/"):
+            raise ConfigError(f"root: {self.root!r} must start with / and not end with it")
+
+    def __repr__(self) -> str:
+        return (
+            f"Connection(bootstrap={self.bootstrap!r}, zookeeper={self.zookeeper!r}, "
+            f"root={self.root!r}, kafka={redacted(self.kafka)!r})"
+        )
+
+    def kafka_settings(self, **defaults: Any) -> dict[str, Any]:
+        """Settings for a librdkafka client: `defaults` (`_` for `.`), under what the user gave."""
+        named = {key.replace("_", "."): value for key, value in defaults.items()}
+        return {**named, **self.kafka, "bootstrap.servers": self.bootstrap}
+
+
+def check_topic_name(name: str, field_name: str) -> None:
+    """Raise ConfigError unless Kafka takes `name` for a topic."""
+    if not isinstance(name, str) or not _TOPIC.fullmatch(name) or name in {".", ".."}:
+        raise ConfigError(
+            f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are"
+        )
+
+
+def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
+    """A settings object of `cls` from layers of values, the later ones winning.
+
+    Text is converted to the field's type, a duration with unit to ms. Raises ConfigError that names
+    an unknown key (with the nearest known one), or the field and value that do not fit.
+    """
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if key not in names:
+                raise ConfigError(f"{key}: unknown setting{nearest(key, names)}")
+            values[key] = _convert(key, value, hints[key])
+    try:
+        return cls(**values)
+    except TypeError as error:  # a required setting is missing
+        raise ConfigError(f"{cls.__name__}: {error}") from None
+
+
+def from_environment(
+    cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_"
+) -> dict[str, str]:
+    """The values of `cls` that stand in the environment, as `KMQ_<FIELD>`."""
+    return {
+        f.name: environ[prefix + f.name.upper()]
+        for f in dataclasses.fields(cls)
+        if prefix + f.name.upper() in environ
+    }
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """A TOML settings file; raises ConfigError."""
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"config file {str(path)!r}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {str(path)!r}: {error}") from None
+
+
+def nearest(key: str, names: typing.Iterable[str]) -> str:
+    """`; did you mean …?`, or nothing when no name is near."""
+    close = difflib.get_close_matches(key, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _convert(key: str, value: Any, hint: Any) -> Any:
+    """`value` as the type `hint`; text is parsed, everything else must fit already."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None or value == "none":
+            return None
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        origin = typing.get_origin(hint)
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+            raise ConfigError(f"{key}: {value!r} is not a list of text")
+        return tuple(item.strip() for item in items if item.strip())
+    if origin is not None:  # a mapping of librdkafka settings
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}: {value!r} is not a table of settings")
+        return dict(value)
+    if isinstance(value, str) and hint is not str:
+        return _parse(key, value, hint)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"{key}: {value!r} is not of type {hint.__name__}")
+    return value
+
+
+def _parse(key: str, text: str, hint: Any) -> Any:
+    if hint is bool:
+        flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if text.lower() not in flags:
+            raise ConfigError(f"{key}: {text!r} is neither true nor false")
+        return flags[text.lower()]
+    if key.endswith("_ms") and not text.lstrip("-").isdigit():
+        return parse_duration_ms(text, key)
+    try:
+        return hint(text)
+    except ValueError:
+        raise ConfigError(f"{key}: {text!r} is not of type {hint.__name__}") from None
+
+
+def _at_least(minimum: int, settings: object, key: str) -> None:
+    value = getattr(settings, key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(f"{key}: {value!r} must be a whole number of at least {minimum}")

@@ -1,0 +1,76 @@
+"""Every error that kmqpy raises on purpose.
+
+KmqError
+├── ConfigError          a setting or argument is wrong; names the field and the value
+├── DecodeError          bytes that are not what they should be; carries them
+│   └── UnsupportedMarker    a marker of a newer kmqpy
+├── ReceiptError         not a receipt, or one of another queue
+├── TopicError           a topic is missing, or is not as kmqpy needs it
+│   └── QueueNotFound        no such queue
+├── MessageError         a message can't be sent as it is (too large, delay too long)
+├── Unavailable          Kafka or ZooKeeper did not answer in time
+├── NotSupported         this storage has no such operation
+├── MissingExtra         an optional dependency is not installed
+└── ClusterError         the embedded cluster could not be set up
+"""
+
+from __future__ import annotations
+
+
+class KmqError(Exception):
+    """The base of all errors of kmqpy."""
+
+
+class ConfigError(KmqError):
+    """A setting or argument is wrong."""
+
+
+class DecodeError(KmqError):
+    """Bytes that are not what they should be.
+
+    `data` holds them, so that a handler can keep what could not be read; they are not part of the
+    message, because a message ends up in logs.
+    """
+
+    def __init__(self, message: str, data: bytes | None = None) -> None:
+        super().__init__(message)
+        self.data = data
+
+
+class UnsupportedMarker(DecodeError):
+    """A marker with a valid key and a type byte reserved for newer versions of kmqpy."""
+
+
+class ReceiptError(KmqError):
+    """Not a receipt, or one of another queue or of a topic that was created anew."""
+
+
+class TopicError(KmqError):
+    """A topic is missing or is not as kmqpy needs it."""
+
+
+class QueueNotFound(TopicError):
+    """There is no such queue."""
+
+
+class MessageError(KmqError):
+    """A message can't be sent as it is."""
+
+
+class Unavailable(KmqError):
+    """Kafka or ZooKeeper did not answer in time, or refused."""
+
+
+class NotSupported(KmqError):
+    """This storage has no such operation."""
+
+
+class ClusterError(KmqError):
+    """The embedded cluster could not be set up or started."""
+
+
+class MissingExtra(KmqError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, extra: str, what: str) -> None:
+        super().__init__(f'{what} needs an extra; run: pip install "kmqpy[{extra}]"')

@@ -1,0 +1,1 @@
+"""The redelivery tracker of kmqpy: `python -m tracker` or `kmq tracker`."""
