@@ -120,7 +120,9 @@ class QueueSettings:
         except ValueError as error:
             raise ConfigError(f"queue settings: not JSON: {error}") from None
         if not isinstance(values, dict):
-            raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
+            raise ConfigError(
+                f"queue settings: expected a JSON object, found {type(values).__name__}"
+            )
         return build(cls, values)
 
 

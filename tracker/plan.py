@@ -1,0 +1,122 @@
+"""What becomes of a message whose time is up: (entry, its original, queue settings) -> a copy. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmqpy import message as m
+from kmqpy.config import QueueSettings
+from kmqpy.errors import DecodeError
+from kmqpy.inflight import Entry, Hold
+from kmqpy.markers import encode_count
+
+_RECORD_OVERHEAD = 64
+"""Bytes of a record beside key, value and headers; generous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A record of the queue topic."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: m.Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The record that replaces an original; `size` in bytes, an upper estimate."""
+
+    entry: Entry
+    dead_letter: bool
+    key: bytes | None
+    value: bytes | None
+    headers: m.Headers
+    undecodable_count: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, before compression."""
+        headers = sum(len(name) + len(value or b"") + 10 for name, value in self.headers)
+        return _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
+
+
+def copy_of(entry: Entry, original: Original, queue: QueueSettings, partition: int) -> Copy:
+    """The copy to append for `original`, which is partition `partition`'s record of `entry`.
+
+    It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are
+    kept, but for those that say what this very copy is; `kmq-deliver-at` has been honoured by now.
+    """
+    undecodable_count = False
+    try:
+        count = m.redelivery_count(original.headers, queue.redelivery_count_header)
+    except DecodeError:
+        count, undecodable_count = 0, True
+    headers = m.without(original.headers, queue.redelivery_count_header, m.DELIVER_AT)
+    headers += _origin(original, partition)
+    over_limit = (
+        entry.counts and queue.max_redeliveries is not None and count >= queue.max_redeliveries
+    )
+    dead_letter = entry.hold is Hold.DEAD or over_limit
+    if dead_letter:
+        new_count = count
+        headers = m.without(headers, *_DEAD_LETTER_HEADERS) + (
+            (m.DEAD_LETTER_TOPIC, queue.name.encode()),
+            (m.DEAD_LETTER_PARTITION, _decimal(partition)),
+            (m.DEAD_LETTER_OFFSET, _decimal(original.offset)),
+            (m.DEAD_LETTER_ATTEMPTS, _decimal(count + 1)),
+            (m.DEAD_LETTER_REASON, reason_of(entry).encode("utf-8", "replace")),
+        )
+    else:
+        new_count = min(count + 1, 2**31 - 1) if entry.counts else count
+    if new_count:
+        headers += ((queue.redelivery_count_header, encode_count(new_count)),)
+    return Copy(entry, dead_letter, original.key, original.value, headers, undecodable_count)
+
+
+def reason_of(entry: Entry) -> str:
+    """Why the message comes back: `expired`, `nack: …` or `rejected: …`."""
+    words = {Hold.DEAD: "rejected", Hold.RELEASED: "nack"}
+    if entry.hold not in words:
+        return "expired"
+    word = words[entry.hold]
+    return f"{word}: {entry.reason}" if entry.reason else word
+
+
+_DEAD_LETTER_HEADERS = (
+    m.DEAD_LETTER_TOPIC,
+    m.DEAD_LETTER_PARTITION,
+    m.DEAD_LETTER_OFFSET,
+    m.DEAD_LETTER_ATTEMPTS,
+    m.DEAD_LETTER_REASON,
+)
+
+
+def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[Copy]]:
+    """`copies` in order, in batches of bounded number and size; one that is too large stands alone."""
+    result: list[list[Copy]] = []
+    size = 0
+    for copy in copies:
+        if not result or len(result[-1]) >= max_messages or size + copy.size > max_bytes:
+            result.append([])
+            size = 0
+        result[-1].append(copy)
+        size += copy.size
+    return result
+
+
+def _origin(original: Original, partition: int) -> m.Headers:
+    """The headers of the first copy, kept by all later ones."""
+    if m.last_header(original.headers, m.ORIGINAL_OFFSET) is not None:
+        return ()
+    return (
+        (m.ORIGINAL_PARTITION, _decimal(partition)),
+        (m.ORIGINAL_OFFSET, _decimal(original.offset)),
+        (m.ORIGINAL_TIMESTAMP, _decimal(original.timestamp_ms)),
+    )
+
+
+def _decimal(number: int) -> bytes:
+    return str(number).encode()
