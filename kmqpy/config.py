@@ -33,7 +33,7 @@ DAY_MS = 86_400_000
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_SECRET = re.compile(r"password|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.I)
+_SECRET = re.compile(r"password|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE)
 
 
 def parse_duration_ms(text: str, name: str = "duration") -> int:
@@ -120,9 +120,7 @@ class QueueSettings:
         except ValueError as error:
             raise ConfigError(f"queue settings: not JSON: {error}") from None
         if not isinstance(values, dict):
-            raise ConfigError(
-                f"queue settings: expected a JSON object, found {type(values).__name__}"
-            )
+            raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
         return build(cls, values)
 
 
@@ -162,9 +160,7 @@ class Connection:
 def check_topic_name(name: str, field_name: str) -> None:
     """Raise ConfigError unless Kafka takes `name` for a topic."""
     if not isinstance(name, str) or not _TOPIC.fullmatch(name) or name in {".", ".."}:
-        raise ConfigError(
-            f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are"
-        )
+        raise ConfigError(f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are")
 
 
 def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
@@ -187,9 +183,7 @@ def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
         raise ConfigError(f"{cls.__name__}: {error}") from None
 
 
-def from_environment(
-    cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_"
-) -> dict[str, str]:
+def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_") -> dict[str, str]:
     """The values of `cls` that stand in the environment, as `KMQ_<FIELD>`."""
     return {
         f.name: environ[prefix + f.name.upper()]

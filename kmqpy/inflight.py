@@ -241,9 +241,7 @@ class InFlight:
         return entry is not None and entry.due_ms == due_ms and offset not in self._in_redelivery
 
 
-def replay(
-    markers: Iterable[tuple[Marker, int, int]], *, state: InFlight | None = None
-) -> InFlight:
+def replay(markers: Iterable[tuple[Marker, int, int]], *, state: InFlight | None = None) -> InFlight:
     """The state after these (marker, markers offset, timestamp in ms), in log order."""
     state = InFlight() if state is None else state
     for marker, at, timestamp_ms in markers:

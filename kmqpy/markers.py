@@ -204,9 +204,7 @@ def _op(data: bytes | None, value: bytes | None) -> Op:
         return _OPS_WITH_HEADER[data]
     except KeyError:
         # Guessing would be wrong either way: as a take it could reopen what is already finished.
-        raise UnsupportedMarker(
-            "marker header kmq-op: an operation of a newer kmqpy", value
-        ) from None
+        raise UnsupportedMarker("marker header kmq-op: an operation of a newer kmqpy", value) from None
 
 
 def _check_offset(offset: int, key: bytes | None) -> None:

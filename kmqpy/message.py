@@ -43,9 +43,7 @@ class Receipt:
     offset: int
 
     def __str__(self) -> str:
-        fields = json.dumps(
-            [self.queue, self.topic_id, self.partition, self.offset], separators=(",", ":")
-        )
+        fields = json.dumps([self.queue, self.topic_id, self.partition, self.offset], separators=(",", ":"))
         return _RECEIPT_VERSION + base64.urlsafe_b64encode(fields.encode()).decode().rstrip("=")
 
     @classmethod

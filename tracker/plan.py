@@ -1,4 +1,4 @@
-"""What becomes of a message whose time is up: (entry, its original, queue settings) -> a copy. Pure."""
+"""What becomes of a message whose time is up: (entry, its original, queue) -> a copy. Pure."""
 
 from __future__ import annotations
 
@@ -56,13 +56,12 @@ def copy_of(entry: Entry, original: Original, queue: QueueSettings, partition: i
         count, undecodable_count = 0, True
     headers = m.without(original.headers, queue.redelivery_count_header, m.DELIVER_AT)
     headers += _origin(original, partition)
-    over_limit = (
-        entry.counts and queue.max_redeliveries is not None and count >= queue.max_redeliveries
-    )
+    over_limit = entry.counts and queue.max_redeliveries is not None and count >= queue.max_redeliveries
     dead_letter = entry.hold is Hold.DEAD or over_limit
     if dead_letter:
         new_count = count
-        headers = m.without(headers, *_DEAD_LETTER_HEADERS) + (
+        headers = (
+            *m.without(headers, *_DEAD_LETTER_HEADERS),
             (m.DEAD_LETTER_TOPIC, queue.name.encode()),
             (m.DEAD_LETTER_PARTITION, _decimal(partition)),
             (m.DEAD_LETTER_OFFSET, _decimal(original.offset)),
