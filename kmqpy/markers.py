@@ -213,7 +213,7 @@ def _check_offset(offset: int, key: bytes | None) -> None:
 
 
 def _as_bytes(content: bytes | str | None) -> bytes | None:
-    return content.encode() if isinstance(content, str) else content
+    return content.encode("utf-8", "replace") if isinstance(content, str) else content
 
 
 def _text(data: bytes | None) -> str | None:

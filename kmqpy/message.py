@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kmqpy import markers
-from kmqpy.errors import DecodeError, ReceiptError
+from kmqpy.errors import DecodeError, MessageError, ReceiptError
 
 Headers = tuple[tuple[str, bytes | None], ...]
 """Message headers: names may repeat, order is kept."""
@@ -28,6 +29,7 @@ DEAD_LETTER_ATTEMPTS = "kmq-dead-letter-attempts"
 DEAD_LETTER_REASON = "kmq-dead-letter-reason"
 
 _RECEIPT_VERSION = "1."
+_DECIMAL = re.compile(rb"-?[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,14 @@ class Receipt:
         except (ValueError, binascii.Error, RecursionError):
             raise ReceiptError(f"receipt: {_shown(text)} can't be decoded") from None
         match fields:
+            # A JSON true is an int to Python.
             case [str() as queue, str() as topic_id, int() as partition, int() as offset] if (
-                0 <= partition < 2**31 and 0 <= offset < 2**63
+                not isinstance(partition, bool)
+                and not isinstance(offset, bool)
+                and 0 <= partition < 2**31
+                and 0 <= offset < 2**63
             ):
-                return cls(queue, topic_id, int(partition), int(offset))
+                return cls(queue, topic_id, partition, offset)
         raise ReceiptError(f"receipt: {_shown(text)} has other fields than a receipt's")
 
 
@@ -105,11 +111,17 @@ def headers_of(raw: Iterable[tuple[str, bytes | str | None]] | None) -> Headers:
 
 
 def headers_from(headers: HeadersLike | None) -> Headers:
-    """What a user gave as headers, in our form: text is UTF-8; `kmq-*` names are left out (R20)."""
+    """What a user gave as headers, in our form: text is UTF-8; `kmq-*` names are left out (R20).
+
+    Raises MessageError for text that UTF-8 has no form for.
+    """
     if headers is None:
         return ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return headers_of((name, value) for name, value in pairs if not name.startswith("kmq-"))
+    try:
+        return headers_of([(name, value) for name, value in pairs if not name.startswith("kmq-")])
+    except UnicodeEncodeError as error:
+        raise MessageError(f"headers: {error.reason}") from None
 
 
 def last_header(headers: Headers, name: str) -> bytes | None:
@@ -126,14 +138,13 @@ def without(headers: Headers, *names: str) -> Headers:
 
 
 def int_header(headers: Headers, name: str) -> int | None:
-    """A decimal header; None when it is absent. Raises DecodeError."""
+    """A decimal header of at most 64 bits; None when it is absent. Raises DecodeError."""
     data = last_header(headers, name)
     if data is None:
         return None
-    try:
-        return int(data.decode("ascii"))
-    except ValueError:
-        raise DecodeError(f"header {name}: not a decimal number", data) from None
+    if not _DECIMAL.fullmatch(data) or not -(2**63) <= (number := int(data)) < 2**63:
+        raise DecodeError(f"header {name}: not a decimal number of 64 bits", data)
+    return number
 
 
 def redelivery_count(headers: Headers, name: str) -> int:
@@ -142,5 +153,7 @@ def redelivery_count(headers: Headers, name: str) -> int:
 
 
 def _shown(text: object) -> str:
+    if not isinstance(text, str):
+        return f"an object of type {type(text).__name__}"
     shown = repr(text)
     return shown if len(shown) <= 60 else shown[:57] + "..."
