@@ -1,0 +1,200 @@
+"""A real Kafka (KRaft) and ZooKeeper on this machine, for demos, tests and a developer's desk."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from kmqpy.dev import kafka, watchdog, zookeeper
+from kmqpy.dev.jars import jar_set
+from kmqpy.dev.java import find_java
+from kmqpy.dev.ports import free_ports, is_free
+from kmqpy.dev.server import Kind, Server
+from kmqpy.errors import ClusterError, ConfigError
+
+PORT_ATTEMPTS = 3
+JVM_OPTIONS = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",  # this and the next one: a start takes about half as long
+    "-XX:TieredStopAtLevel=1",
+    "-Djava.awt.headless=true",
+    "-Dzookeeper.jmx.log4j.disable=true",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSZ",
+    # Hundreds of lines per start that would hide the ones that matter.
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",
+)
+
+
+class Cluster:
+    """Kafka brokers and ZooKeeper servers as child processes, on loopback only.
+
+    Servers and data live as long as the context: they are gone when it ends, and also when the
+    process that started them is killed. With `keep`, data, logs and (if they are free) ports are
+    those of the last start with that folder.
+
+    `brokers` and `zookeepers` are counts, usually 1 or 3. The settings are added to the servers' own
+    configuration files, `jvm_options` to all their command lines; where they contradict, they win.
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        zookeepers: int = 1,
+        keep: Path | None = None,
+        broker_settings: Mapping[str, str] | None = None,
+        zookeeper_settings: Mapping[str, str] | None = None,
+        jvm_options: Sequence[str] = (),
+    ) -> None:
+        if brokers < 1 or zookeepers < 1:
+            raise ConfigError(f"brokers={brokers}, zookeepers={zookeepers}: at least 1 of each")
+        self.folder: Path | None = None
+        self._counts = {"kafka": brokers, "zookeeper": zookeepers}
+        self._keep = keep
+        self._settings = {"kafka": broker_settings or {}, "zookeeper": zookeeper_settings or {}}
+        self._jvm_options = (*JVM_OPTIONS, *jvm_options)
+        self._ports: dict[str, list[list[int]]] = {}
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._brokers: list[Server] = []
+        self._zookeepers: list[Server] = []
+
+    @property
+    def bootstrap(self) -> str:
+        """The brokers' addresses, `127.0.0.1:port[,…]`; known once it was started."""
+        return ",".join(f"127.0.0.1:{ports[0]}" for ports in self._ports["kafka"])
+
+    @property
+    def zookeeper(self) -> str:
+        """The ZooKeeper servers' addresses, `127.0.0.1:port[,…]`; known once it was started."""
+        return ",".join(f"127.0.0.1:{ports[0]}" for ports in self._ports["zookeeper"])
+
+    def broker(self, node_id: int = 1) -> Server:
+        """Return a broker by its node id, the first is 1."""
+        return self._brokers[node_id - 1]
+
+    def zookeeper_server(self, my_id: int = 1) -> Server:
+        """Return a ZooKeeper server by its id, the first is 1."""
+        return self._zookeepers[my_id - 1]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Fetch what is missing, start all servers and return when they answer.
+
+        Raises ClusterError if a server does not start (with the end of its log) or a jar can't be
+        fetched, MissingExtra without the extra `kmqpy[dev]`. Nothing is left running then.
+        """
+        if self._watchdog is not None:
+            return self
+        class_paths = {kind: os.pathsep.join(map(str, jar_set(kind))) for kind in self._counts}
+        java = (str(find_java()), *self._jvm_options)
+        self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for attempts_left in reversed(range(PORT_ATTEMPTS)):
+                cluster_id = self._choose_ports(self.folder)
+                self._make_servers(self.folder, java, class_paths)
+                try:
+                    self._start_servers(cluster_id, java, class_paths)
+                    break
+                except ClusterError:
+                    if not attempts_left or not self._a_port_was_taken():
+                        raise
+                    self._kill_servers()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop all servers, and remove their data unless it is kept. May be called twice."""
+        if self._keep:
+            for server in self._servers:  # all of them first: they don't wait for each other then
+                server.terminate()
+            for server in self._servers:
+                server.stop()
+        self._kill_servers()
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()
+            self._watchdog = None
+        if self.folder and not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _servers(self) -> list[Server]:
+        return self._brokers + self._zookeepers
+
+    def _kill_servers(self) -> None:
+        for server in self._servers:
+            server.kill()
+
+    def _a_port_was_taken(self) -> bool:
+        return any("Address already in use" in server.log_since_start() for server in self._servers)
+
+    def _choose_ports(self, folder: Path) -> str:
+        """Set the ports and return the cluster id: those of the last start, as far as possible."""
+        file = folder / "cluster.json"
+        fresh: dict[str, Any] = {"id": kafka.new_uuid(), "ports": {}}
+        state = json.loads(file.read_text()) if file.exists() else fresh
+        self._ports = state["ports"]
+        for kind in (kafka.KIND, zookeeper.KIND):
+            count, known = self._counts[kind.name], self._ports.get(kind.name)
+            if known and len(known) != count:
+                raise ConfigError(f"{folder} holds {len(known)} {kind.name} servers, not {count}")
+            if not known or not all(is_free(port) for ports in known for port in ports):
+                found = free_ports(count * kind.ports_each)
+                self._ports[kind.name] = [found[i::count] for i in range(count)]
+        file.write_text(json.dumps(state))
+        return str(state["id"])
+
+    def _make_servers(self, folder: Path, java: Sequence[str], class_paths: Mapping[str, str]) -> None:
+        if self._watchdog is None:
+            command = [sys.executable, "-IS", watchdog.__file__, str(os.getpid())]
+            self._watchdog = subprocess.Popen(
+                [*command, "" if self._keep else str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+        group = self._watchdog.pid
+
+        def make(kind: Kind, name: str, number: int) -> Server:
+            ports, settings = self._ports[kind.name], self._settings[kind.name]
+            config = kind.write_config(folder / name, number, ports, settings)
+            return Server(
+                name,
+                [*java, kind.main_class, str(config)],
+                environment={**os.environ, "CLASSPATH": class_paths[kind.name]},
+                log=folder / f"{name}.log",
+                answers=lambda log: kind.answers(log, config, ports[number - 1][0]),
+                group=group,
+            )
+
+        count = self._counts
+        self._brokers = [make(kafka.KIND, f"broker-{i}", i) for i in range(1, count["kafka"] + 1)]
+        self._zookeepers = [
+            make(zookeeper.KIND, f"zookeeper-{i}", i) for i in range(1, count["zookeeper"] + 1)
+        ]
+
+    def _start_servers(self, cluster_id: str, java: Sequence[str], class_paths: Mapping[str, str]) -> None:
+        for server in self._zookeepers:
+            server.start(wait=0)
+        assert self.folder is not None
+        configs = [self.folder / broker.name / kafka.CONFIG for broker in self._brokers]
+        kafka.format_storage(configs, cluster_id, java, class_paths["kafka"])
+        for server in self._brokers:
+            server.start(wait=0)
+        for server in self._servers:
+            server.wait_until_it_answers()

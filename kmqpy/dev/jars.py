@@ -1,0 +1,173 @@
+"""Sets of jars, pinned in jars.json, fetched once from Maven Central.
+
+A jar lies in the cache under its SHA-256 and gets there only after it was checked, so a file that is
+there is good: a start with a full cache neither resolves nor needs the network, nor even jgo.
+
+To change a set or add one, edit its "coordinates" (and "exclude") in jars.json, then pin it anew:
+
+    python -m kmqpy.dev.jars --relock zookeeper
+
+`python -m kmqpy.dev.jars zookeeper` fetches a set and prints the paths.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kmqpy.errors import ClusterError, MissingExtra
+
+LOCK = Path(__file__).with_name("jars.json")
+PARALLEL_DOWNLOADS = 8
+TIMEOUT_S = 60
+
+
+def cache_folder() -> Path:
+    """Return where fetched files are kept: $KMQ_CACHE, else `kmqpy` in the user's cache folder."""
+    if chosen := os.environ.get("KMQ_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kmqpy"
+
+
+def jar_set(name: str, lock: Path = LOCK) -> list[Path]:
+    """Return the jars of a set, in class path order; fetch those that are not in the cache.
+
+    Safe to call from several processes at once. Raises ClusterError if a jar can't be fetched or
+    its SHA-256 is not the pinned one, and MissingExtra if one has to be fetched and jgo is missing.
+    """
+    pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
+    paths = {coordinate: _cached(coordinate, pin) for coordinate, pin in pins.items()}
+    if not all(path.exists() for path in paths.values()):
+        with _cache_locked():
+            missing = [coordinate for coordinate, path in paths.items() if not path.exists()]
+            with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="fetch-") as scratch:
+                for coordinate, fetched in _fetch(name, missing, Path(scratch)):
+                    _check(coordinate, fetched, pins[coordinate])
+                    paths[coordinate].parent.mkdir(parents=True, exist_ok=True)
+                    fetched.rename(paths[coordinate])
+    return list(paths.values())
+
+
+def relock(names: Sequence[str], lock: Path = LOCK) -> None:
+    """Resolve the coordinates of these sets (all without names) and pin what is found."""
+    sets: dict[str, Any] = json.loads(lock.read_text())
+    for name in names or sets:
+        with tempfile.TemporaryDirectory() as scratch:
+            coordinates = _resolve(sets[name]["coordinates"], sets[name]["exclude"], Path(scratch))
+            digests = {c: _sha256(path) for c, path in _fetch(name, coordinates, Path(scratch))}
+        sets[name]["jars"] = {coordinate: digests[coordinate] for coordinate in coordinates}
+    lock.write_text(json.dumps(sets, indent=2) + "\n")
+
+
+def _cached(coordinate: str, sha256: str) -> Path:
+    _, *artifact = coordinate.split(":")
+    return cache_folder() / "jars" / sha256[:16] / f"{'-'.join(artifact)}.jar"
+
+
+def _check(coordinate: str, jar: Path, pin: str) -> None:
+    found = _sha256(jar)
+    if found != pin:
+        raise ClusterError(
+            f"{coordinate}: the fetched jar has SHA-256 {found}, but {pin} is pinned. "
+            "It was not kept. Something between here and Maven Central changes files; try another "
+            "network, or see kmqpy/dev/jars.py if the pin itself is wrong."
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _cache_locked() -> Iterator[None]:
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+        yield
+
+
+def _context(scratch: Path) -> Any:
+    try:
+        maven = import_module("jgo.maven")
+    except ImportError:
+        raise MissingExtra("dev", "Fetching the jars of the embedded cluster") from None
+    return maven.MavenContext(repo_cache=scratch, local_repos=[], timeout=TIMEOUT_S)
+
+
+def _resolve(coordinates: Sequence[str], exclude: Sequence[str], scratch: Path) -> list[str]:
+    context = _context(scratch)
+    left_out = [context.project(*project.split(":")) for project in exclude]
+    wanted = [context.create_dependency(c, left_out) for c in coordinates]
+    for dependency in wanted:
+        dependency.scope = "compile"
+    direct, transitive = context.resolver.resolve(wanted)
+    # Everything on the class path: jgo would put some of it on the module path.
+    found = [*direct, *(d for d in transitive if d.scope in ("compile", "runtime"))]
+    parts = ((d.groupId, d.artifactId, d.version, d.classifier) for d in found)
+    return [":".join(filter(None, part)) for part in parts]
+
+
+def _fetch(name: str, coordinates: Sequence[str], scratch: Path) -> Iterator[tuple[str, Path]]:
+    """Download jars to `scratch`, in any order, telling on stderr how far it is."""
+    if not coordinates:
+        return
+    context = _context(scratch)
+
+    def fetch(coordinate: str) -> tuple[str, Path]:
+        group, artifact, version, *classifier = coordinate.split(":")
+        component = context.project(group, artifact).at_version(version)
+        return coordinate, component.artifact(*classifier).resolve()
+
+    with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
+        futures = [pool.submit(fetch, coordinate) for coordinate in coordinates]
+        try:
+            for done in _progress(as_completed(futures), len(futures), f"Fetching {name} (once)"):
+                yield done.result()
+        except (OSError, RuntimeError) as error:  # what requests and jgo raise
+            raise ClusterError(
+                f"Can't fetch the jars of {name} from Maven Central: {error}. "
+                "Check the network (HTTPS_PROXY is honoured) and start again; "
+                "jars that were already fetched are kept."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _progress(steps: Iterator[Any], total: int, label: str) -> Iterator[Any]:
+    if sys.stderr.isatty():
+        track = import_module("rich.progress").track
+        console = import_module("rich.console").Console(stderr=True)
+        yield from track(steps, total=total, description=label, console=console)
+        return
+    sys.stderr.write(f"{label}: {total} jars from Maven Central\n")
+    for count, step in enumerate(steps, 1):
+        yield step
+        if count % 10 == 0 or count == total:
+            sys.stderr.write(f"{label}: {count} of {total}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `python -m kmqpy.dev.jars`."""
+    parser = argparse.ArgumentParser(prog="python -m kmqpy.dev.jars", description="Fetch jars.")
+    parser.add_argument("sets", nargs="*", help="names in jars.json; none: all of them")
+    parser.add_argument("--relock", action="store_true", help="pin their coordinates anew")
+    options = parser.parse_args(arguments)
+    if options.relock:
+        relock(options.sets)
+    for name in options.sets or json.loads(LOCK.read_text()):
+        for path in jar_set(name):
+            sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main()

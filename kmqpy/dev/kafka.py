@@ -1,0 +1,92 @@
+"""How a Kafka broker of the embedded cluster is configured, formatted and known to be up."""
+
+import base64
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kmqpy.dev.server import Kind
+from kmqpy.errors import ClusterError
+
+CONFIG = "server.properties"
+
+
+def _write_config(
+    folder: Path, number: int, ports: Sequence[Sequence[int]], settings: Mapping[str, str]
+) -> Path:
+    """Write the configuration of one broker, which is also a controller."""
+    client, controller = ports[number - 1]
+    voters = (f"{i}@127.0.0.1:{own[1]}" for i, own in enumerate(ports, 1))
+    copies, in_sync = min(3, len(ports)), min(2, len(ports))
+    config = {
+        "process.roles": "broker,controller",
+        "node.id": number,
+        "controller.quorum.voters": ",".join(voters),
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": folder / "data",
+        "default.replication.factor": copies,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.replication.factor": copies,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        # Few: each costs files and time at its first use.
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.num.partitions": 4,
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": 0,
+        "log.cleaner.dedupe.buffer.size": 16 << 20,  # the default is a quarter of the heap
+        **settings,
+    }
+    folder.mkdir(exist_ok=True)
+    file = folder / CONFIG
+    file.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
+    return file
+
+
+def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str], jars: str) -> None:
+    """Prepare data folders that are still empty.
+
+    Kafka's own tool formats the first; the others differ from it in two ids only, and copying saves
+    a Java start each.
+    """
+    data = [config.parent / "data" for config in configs]
+    if not (data[0] / "meta.properties").exists():
+        command = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        run = subprocess.run(
+            [*command, "-t", cluster_id, "-c", str(configs[0])],
+            check=False,
+            env={**os.environ, "CLASSPATH": jars},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if run.returncode:
+            raise ClusterError(f"Kafka could not format {data[0]}: {run.stdout}{run.stderr}")
+    for node_id, folder in enumerate(data[1:], 2):
+        if not (folder / "meta.properties").exists():
+            folder.mkdir(exist_ok=True)
+            shutil.copy(data[0] / "bootstrap.checkpoint", folder)
+            (folder / "meta.properties").write_text(
+                f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={new_uuid()}\n"
+            )
+
+
+def new_uuid() -> str:
+    """Return a random id in Kafka's own form."""
+    text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return text if text[0] != "-" else new_uuid()  # a tool would take it for an option
+
+
+def _answers(log: str, config: Path, port: int) -> bool:  # noqa: ARG001
+    return "Kafka Server started" in log  # its own log: no other process on the port wrote it
+
+
+KIND = Kind("kafka", "kafka.Kafka", 2, _write_config, _answers)  # ports: clients, controller

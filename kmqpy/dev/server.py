@@ -1,0 +1,150 @@
+"""One server of the embedded cluster: a Java process that can be stopped, killed, paused, restarted."""
+
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.errors import ClusterError
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+LINES_IN_ERROR = 15
+
+
+class WriteConfig(Protocol):
+    """Writes the configuration of one server and returns its path; the settings win."""
+
+    def __call__(
+        self, folder: Path, number: int, ports: Sequence[Sequence[int]], settings: Mapping[str, str]
+    ) -> Path:
+        """`ports` are those of all servers; `number` is 1 for the first."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What Cluster must know of a kind of server.
+
+    `name` is also that of its jar set. `answers(log, config, port)` tells whether the server that
+    wrote this log and has this configuration serves clients on this port.
+    """
+
+    name: str
+    main_class: str
+    ports_each: int
+    write_config: WriteConfig
+    answers: Callable[[str, Path, int], bool]
+
+
+class Server:
+    """A server process; made by Cluster. All durations are in seconds."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        answers: Callable[[str], bool],
+        group: int,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = command
+        self._environment = environment
+        self._answers = answers
+        self._group = group
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_offset = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None while it does not run."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if self._process and running else None
+
+    def start(self, wait: float = START_TIMEOUT_S) -> None:
+        """Start it unless it runs, on the port and data it had before, and wait until it answers.
+
+        With `wait=0` it returns at once, for a server that needs others to be up first.
+        Raises ClusterError, with the last lines of its log, if it ends or does not answer in time.
+        """
+        if self.pid is None:
+            with self.log.open("ab") as log:
+                self._log_offset = log.tell()
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    cwd=self.log.parent,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    process_group=self._group,
+                )
+        if wait:
+            self.wait_until_it_answers(wait)
+
+    def wait_until_it_answers(self, timeout: float = START_TIMEOUT_S) -> None:
+        """Wait for what `start` waits for; raise ClusterError as `start` does."""
+        end = SYSTEM_CLOCK.monotonic() + timeout
+        while not self._answers(self.log_since_start()):
+            if self.pid is None:
+                code = self._process.returncode if self._process else None
+                raise self._failure(f"ended with exit code {code} while it was starting")
+            if SYSTEM_CLOCK.monotonic() > end:
+                raise self._failure(f"did not answer within {timeout:g} s")
+            SYSTEM_CLOCK.sleep(0.05)
+
+    def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
+        """Stop it in an orderly way (SIGTERM); kill it if that takes longer than `timeout`."""
+        self.terminate()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def terminate(self) -> None:
+        """Ask it to stop and return at once."""
+        self.resume()
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it (SIGKILL), also when it is paused."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def pause(self) -> None:
+        """Halt it (SIGSTOP): connections stay open, nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `pause` (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def log_since_start(self) -> str:
+        """Return what it has logged since its last start."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(self._log_offset)
+            return log.read().decode(errors="replace")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)  # does nothing once the process has ended
+
+    def _failure(self, what: str) -> ClusterError:
+        lines = self.log_since_start().splitlines()[-LINES_IN_ERROR:]
+        return ClusterError(
+            f"{self.name} {what}. The last lines of its log {self.log}:\n  "
+            + "\n  ".join(lines or ["(it is empty)"])
+            + "\nIf they name a setting, correct that; if memory or disk is short, free some. "
+            "Cluster(keep=<folder>) keeps the logs."
+        )

@@ -1,0 +1,117 @@
+"""Servers and names that tests share.
+
+KMQ_TEST_CLUSTER chooses the servers: `docker` (testcontainers), `embedded` (kmqpy.dev), or addresses
+of running ones, `host:port[;zookeeper host:port]`. Default: docker if a Docker engine answers.
+"""
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+
+from kmqpy.dev import Cluster
+from kmqpy.dev.ports import free_ports
+
+
+class Servers(Protocol):
+    """What `cluster` gives: addresses, `host:port[,…]`."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+    @property
+    def zookeeper(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Addresses:
+    bootstrap: str
+    zookeeper: str
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Servers]:
+    """Kafka and ZooKeeper, started once per test run; use names of your own (`queue_name`)."""
+    chosen = os.environ.get("KMQ_TEST_CLUSTER") or ("docker" if _docker_answers() else "embedded")
+    if chosen == "embedded":
+        with Cluster() as embedded:
+            yield embedded
+    elif chosen == "docker":
+        with _containers() as addresses:
+            yield addresses
+    else:
+        bootstrap, _, zookeeper = chosen.partition(";")
+        yield Addresses(bootstrap.strip(), zookeeper.strip())
+
+
+@pytest.fixture
+def queue_name(request: pytest.FixtureRequest) -> str:
+    """Return a name for a queue, never used before, that tells the test it belongs to."""
+    test = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
+    return f"{test[:60]}-{uuid.uuid4().hex[:8]}"
+
+
+def _docker_answers() -> bool:
+    try:
+        import docker
+
+        with contextlib.closing(docker.from_env(timeout=5)) as engine:
+            return bool(engine.ping())
+    except Exception:  # not installed, not running, not allowed: all mean "without Docker"
+        return False
+
+
+@contextlib.contextmanager
+def _containers() -> Iterator[Servers]:
+    """Run the official images; testcontainers' own KafkaContainer knows only another image."""
+    from testcontainers.core.container import DockerContainer
+    from testcontainers.core.docker_client import DockerClient
+    from testcontainers.core.wait_strategies import LogMessageWaitStrategy
+
+    host = DockerClient().host()
+    (port,) = free_ports(1)  # the broker must know beforehand how clients will reach it
+    kafka = (
+        DockerContainer("apache/kafka:4.3.1")
+        .with_bind_ports(port, port)
+        .with_envs(  # the image drops all its defaults as soon as one is given
+            KAFKA_NODE_ID="1",
+            KAFKA_PROCESS_ROLES="broker,controller",
+            KAFKA_CONTROLLER_QUORUM_VOTERS="1@localhost:9093",
+            KAFKA_CONTROLLER_LISTENER_NAMES="CONTROLLER",
+            KAFKA_LISTENERS=f"PLAINTEXT://:{port},BROKER://:9092,CONTROLLER://:9093",
+            KAFKA_ADVERTISED_LISTENERS=f"PLAINTEXT://{host}:{port},BROKER://localhost:9092",
+            KAFKA_INTER_BROKER_LISTENER_NAME="BROKER",
+            KAFKA_LISTENER_SECURITY_PROTOCOL_MAP=(
+                "PLAINTEXT:PLAINTEXT,BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT"
+            ),
+            KAFKA_AUTO_CREATE_TOPICS_ENABLE="false",
+            KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS="0",
+            KAFKA_OFFSETS_TOPIC_NUM_PARTITIONS="4",
+            KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR="1",
+            KAFKA_TRANSACTION_STATE_LOG_NUM_PARTITIONS="4",
+            KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR="1",
+            KAFKA_TRANSACTION_STATE_LOG_MIN_ISR="1",
+            KAFKA_SHARE_COORDINATOR_STATE_TOPIC_REPLICATION_FACTOR="1",
+            KAFKA_SHARE_COORDINATOR_STATE_TOPIC_MIN_ISR="1",
+        )
+        .waiting_for(LogMessageWaitStrategy("Kafka Server started"))
+    )
+    zookeeper = (
+        DockerContainer("zookeeper:3.9.4")
+        .with_exposed_ports(2181)
+        .with_envs(
+            ZOO_TICK_TIME="500",
+            ZOO_MAX_CLIENT_CNXNS="0",
+            ZOO_ADMINSERVER_ENABLED="false",
+            ZOO_4LW_COMMANDS_WHITELIST="ruok,srvr,mntr",
+            ZOO_CFG_EXTRA="minSessionTimeout=1000 maxSessionTimeout=40000",
+        )
+        .waiting_for(LogMessageWaitStrategy("binding to port"))
+    )
+    with kafka, zookeeper:
+        yield Addresses(f"{host}:{port}", f"{host}:{zookeeper.get_exposed_port(2181)}")
