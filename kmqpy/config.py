@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import re
 import tomllib
 import types
@@ -16,6 +17,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,28 +33,38 @@ KafkaSettings = Mapping[str, Any]
 
 DAY_MS = 86_400_000
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)")
+_MILLISECOND = timedelta(milliseconds=1)
+_INT64_MAX = 2**63 - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_SECRET = re.compile(r"password|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE)
+_SECRET = re.compile(
+    r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
+)
 
 
 def parse_duration_ms(text: str, name: str = "duration") -> int:
-    """`500ms`, `30s`, `5m`, `1h` or `7d` as ms; raises ConfigError naming `name` and the text."""
+    """`500ms`, `30s`, `5m`, `1h` or `7d` as ms, rounded up; raises ConfigError naming both."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{name}: {text!r} is not a duration; write it like 500ms, 30s, 5m, 1h")
-    return round(float(match[1]) * _UNITS_MS[match[2]])
+    duration = math.ceil(Decimal(match[1]) * _UNITS_MS[match[2]])
+    if duration > _INT64_MAX:
+        raise ConfigError(f"{name}: {text!r} is longer than 2**63 - 1 ms")
+    return duration
 
 
 def duration_ms(value: Duration, name: str) -> int:
     """Seconds or a timedelta as ms, rounded up; raises ConfigError when negative or no number."""
     if isinstance(value, timedelta):
-        value = value.total_seconds()
+        if value < timedelta():
+            raise ConfigError(f"{name}: {value!r} must not be negative")
+        return -(-value // _MILLISECOND)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}: {value!r} is neither seconds nor a timedelta")
     if not 0 <= value < 2**53:
         raise ConfigError(f"{name}: {value!r} must not be negative, and below 2**53 s")
-    return -int(-(value * 1000) // 1)
+    # By way of its shortest decimal form: 0.07 * 1000 is 70.00000000000001 to a float.
+    return math.ceil(Decimal(repr(float(value))) * 1000)
 
 
 def is_secret(name: str) -> bool:
@@ -62,7 +74,7 @@ def is_secret(name: str) -> bool:
 
 def redacted(settings: KafkaSettings) -> dict[str, Any]:
     """A copy that can be printed: secrets as `***`."""
-    return {key: "***" if is_secret(key) else value for key, value in settings.items()}
+    return {key: "***" if is_secret(key) else value for key, value in _flat(settings).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +116,9 @@ class QueueSettings:
         if not self.redelivery_count_header:
             raise ConfigError("redelivery_count_header: must not be empty")
         if self.max_redeliveries is not None:
-            _at_least(0, self, "max_redeliveries")
+            _check_count(self, "max_redeliveries")
         for key in ("redeliver_after_ms", "max_delay_ms", "max_hold_ms"):
-            _at_least(0, self, key)
+            _check_count(self, key)
 
     def to_json(self) -> bytes:
         """The registry's form."""
@@ -117,7 +129,7 @@ class QueueSettings:
         """The reverse of to_json; raises ConfigError."""
         try:
             values = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"queue settings: not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
@@ -137,7 +149,7 @@ class Connection:
     bootstrap: str = "127.0.0.1:9092"
     zookeeper: str = "127.0.0.1:2181"
     root: str = "/kmq"
-    kafka: KafkaSettings = field(default_factory=dict)
+    kafka: KafkaSettings = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not self.bootstrap:
@@ -220,18 +232,19 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if origin is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-            raise ConfigError(f"{key}: {value!r} is not a list of text")
+            raise ConfigError(f"{key}: {_shown(key, value)} is not a list of text")
         return tuple(item.strip() for item in items if item.strip())
     if origin is not None:  # a mapping of librdkafka settings
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key}: {value!r} is not a table of settings")
-        return dict(value)
+            # Its content may be secret, whatever the name of the table.
+            raise ConfigError(f"{key}: expected a table of settings, found {type(value).__name__}")
+        return _flat(value)
     if isinstance(value, str) and hint is not str:
         return _parse(key, value, hint)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:
-        raise ConfigError(f"{key}: {value!r} is not of type {hint.__name__}")
+        raise ConfigError(f"{key}: {_shown(key, value)} is not of type {hint.__name__}")
     return value
 
 
@@ -239,17 +252,30 @@ def _parse(key: str, text: str, hint: Any) -> Any:
     if hint is bool:
         flags = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         if text.lower() not in flags:
-            raise ConfigError(f"{key}: {text!r} is neither true nor false")
+            raise ConfigError(f"{key}: {_shown(key, text)} is neither true nor false")
         return flags[text.lower()]
+    text = text.strip()
     if key.endswith("_ms") and not text.lstrip("-").isdigit():
         return parse_duration_ms(text, key)
     try:
         return hint(text)
-    except ValueError:
-        raise ConfigError(f"{key}: {text!r} is not of type {hint.__name__}") from None
+    except (TypeError, ValueError):
+        raise ConfigError(f"{key}: {_shown(key, text)} is not of type {hint.__name__}") from None
 
 
-def _at_least(minimum: int, settings: object, key: str) -> None:
+def _check_count(settings: object, key: str) -> None:
     value = getattr(settings, key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"{key}: {value!r} must be a whole number of at least {minimum}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _INT64_MAX:
+        raise ConfigError(f"{key}: {value!r} must be a whole number, at least 0 and of 64 bits")
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """TOML reads `sasl.password = …` as a table in a table; librdkafka's names are flat."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+    return flat
+
+
+def _shown(key: str, value: Any) -> str:
+    return "***" if is_secret(key) else repr(value)

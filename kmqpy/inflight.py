@@ -65,16 +65,18 @@ class InFlight:
 
     `now_ms` is the largest timestamp read so far: the partition's clock, which never goes back.
     `missed_markers`: reading began above the stored safe offset, so the take of an operation may be
-    among what was missed; then any operation opens an entry (rule R2).
+    among what was missed; then any operation opens an entry (rule R2). A successor that begins at
+    the safe offset of such a state needs `missed_markers` too, or it drops those entries.
+    `position`: the markers offset at which reading begins.
     """
 
-    def __init__(self, *, now_ms: int = 0, missed_markers: bool = False) -> None:
+    def __init__(self, *, now_ms: int = 0, position: int = 0, missed_markers: bool = False) -> None:
         self.now_ms = now_ms
-        self._missed_markers = missed_markers
-        self._position = 0
+        self.missed_markers = missed_markers
+        self._position = position
         self._pinned: int | None = None
         self._entries: dict[int, Entry] = {}
-        # Both are cleaned lazily and compacted when stale items outnumber live ones: amortised O(1),
+        # Both are cleaned lazily, and compacted when stale items outnumber live ones: amortised O(1),
         # and memory follows what is in flight even behind one message that is held for hours.
         self._takes: deque[tuple[int, int]] = deque()
         self._due: list[tuple[int, int]] = []
@@ -116,7 +118,7 @@ class InFlight:
         """Take in the marker read at markers offset `at`.
 
         Returns False when it changed nothing: it was read before, or it came too late, for a
-        message that is not in flight any more.
+        message that is not in flight any more or is to be dead-lettered.
         """
         if not self.observe(at, timestamp_ms):
             return False
@@ -127,11 +129,12 @@ class InFlight:
                 return False
             del self._entries[offset]
             self._in_redelivery.discard(offset)
+            self._compact()
             return True
         if entry is not None and entry.hold is Hold.DEAD:
-            return True
+            return False
         opens = marker.op in (Op.TAKE, Op.DELAY)
-        if entry is None and not (opens or self._missed_markers):
+        if entry is None and not (opens or self.missed_markers):
             return False
         if marker.op is Op.EXTEND and entry is not None and entry.hold is not Hold.HELD:
             return False  # nobody holds it any more, so there is no lease to extend
@@ -147,12 +150,13 @@ class InFlight:
                 marker.reason,
                 marker.holder,
             )
-            self._push_take(at, offset)
+            self._takes.append((at, offset))
         else:
             self._entries[offset] = entry._replace(
                 due_ms=due_ms, hold=_HOLDS[marker.op], counts=marker.counts, reason=marker.reason
             )
-        self._push_due(due_ms, offset)
+        heapq.heappush(self._due, (due_ms, offset))
+        self._compact()
         return True
 
     def take_due(self, limit: int) -> list[Entry]:
@@ -172,14 +176,18 @@ class InFlight:
         return taken
 
     def retry(self, offset: int, delay_ms: int) -> None:
-        """Redelivery of `offset` failed: it is due again `delay_ms` from now."""
+        """Redelivery of `offset` failed: it is due again `delay_ms` from now.
+
+        Later where a marker that was read meanwhile asked for that.
+        """
         entry = self._entries.get(offset)
         if entry is None or offset not in self._in_redelivery:
             return
         self._in_redelivery.discard(offset)
-        due_ms = self.now_ms + delay_ms
+        due_ms = max(entry.due_ms, min(self.now_ms + delay_ms, INT64_MAX))
         self._entries[offset] = entry._replace(due_ms=due_ms)
-        self._push_due(due_ms, offset)
+        heapq.heappush(self._due, (due_ms, offset))
+        self._compact()
 
     def retry_all(self) -> None:
         """Whatever is in redelivery is due again now."""
@@ -217,14 +225,11 @@ class InFlight:
         after_ms = 0 if marker.op is Op.DEAD_LETTER else max(0, marker.redeliver_after_ms)
         return min(self.now_ms + after_ms, INT64_MAX)
 
-    def _push_take(self, at: int, offset: int) -> None:
-        self._takes.append((at, offset))
-        if len(self._takes) > 2 * len(self._entries) + _SLACK:
+    def _compact(self) -> None:
+        bound = 2 * len(self._entries) + _SLACK
+        if len(self._takes) > bound:
             self._takes = deque(take for take in self._takes if self._is_open(*take))
-
-    def _push_due(self, due_ms: int, offset: int) -> None:
-        heapq.heappush(self._due, (due_ms, offset))
-        if len(self._due) > 2 * len(self._entries) + _SLACK:
+        if len(self._due) > bound:
             self._due = [
                 (entry.due_ms, entry.offset)
                 for entry in self._entries.values()

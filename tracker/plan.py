@@ -39,7 +39,7 @@ class Copy:
     @property
     def size(self) -> int:
         """Bytes on the wire, before compression."""
-        headers = sum(len(name) + len(value or b"") + 10 for name, value in self.headers)
+        headers = sum(len(name.encode()) + len(value or b"") + 10 for name, value in self.headers)
         return _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
 
 

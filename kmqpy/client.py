@@ -1,0 +1,397 @@
+"""KmqClient: take messages of a queue and acknowledge each one by itself.
+
+The flow of the JVM library kmq: consume a batch, write a start marker for each message and wait until
+they are confirmed, let the offsets be committed, hand the messages out; `ack` writes the end marker.
+A message whose end marker does not come before its lease ends is redelivered by a tracker.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kmqpy import message as m
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
+from kmqpy.errors import ConfigError, DecodeError, KmqError, ReceiptError, Unavailable
+from kmqpy.marker_writer import MarkerWriter, Place
+from kmqpy.markers import Marker, Op
+from kmqpy.message import Message, Receipt
+from kmqpy.producer import message_id
+from kmqpy.source import QueueSource
+from kmqpy.telemetry import Telemetry
+from kmqpy.topics import Topics
+
+_log = logging.getLogger(__name__)
+
+_SLICE_S = 0.1
+"""How long one wait for records may last, so that commits are not late and close is quick."""
+
+_START_TIMEOUT_S = 3.0
+"""How long start markers may take before their partitions have to wait (rule R18)."""
+
+_MIN_LEASE_LEFT = 0.5
+"""A message is handed out only while this part of its lease is left (rule R11)."""
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class KmqClient:
+    """Takes messages from one queue; any number of clients share it. Safe to use from any thread.
+
+    queue          its name, or its settings where they differ from the defaults
+    connection     where Kafka is; ZooKeeper is not needed
+    max_in_flight  messages taken and neither finished nor expired; receive() waits when they are as
+                   many
+    holder         a name that stands beside the messages this client holds; for people
+    instance_id    static membership in the group: a restart within the session moves no partitions
+
+    At-least-once: a message can come twice, when its lease ended or when a client was killed.
+
+    Raises QueueNotFound, TopicError, Unavailable when it is made.
+    """
+
+    def __init__(
+        self,
+        queue: str | QueueSettings,
+        connection: Connection,
+        *,
+        max_in_flight: int = 10_000,
+        holder: str | None = None,
+        instance_id: str | None = None,
+        telemetry: Telemetry | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if max_in_flight < 1:
+            raise ConfigError(f"max_in_flight: {max_in_flight} must be at least 1")
+        self._queue = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        self._connection = connection
+        self._max_in_flight = max_in_flight
+        self._holder = holder
+        self._instance_id = instance_id
+        self._telemetry = telemetry or Telemetry()
+        self._clock = clock
+        topics = Topics(connection).check(self._queue)
+        self._topic_id = topics.queue.topic_id
+        self._partitions = topics.markers.partitions
+        self._writer = MarkerWriter(connection, self._queue.markers_topic, clock=clock)
+        self._source: QueueSource | None = None
+        # Where the lease of a message that we hold ends, in our monotonic time (rule R12).
+        self._held: dict[Place, float] = {}
+        self._room = threading.Condition()
+        self._taking = threading.RLock()
+        self._iterating: deque[Message] = deque()
+        self._closed = threading.Event()
+        self._housekeeper: threading.Thread | None = None
+
+    @property
+    def queue(self) -> QueueSettings:
+        """The queue's settings, as this client was given them."""
+        return self._queue
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages this client holds."""
+        with self._room:
+            self._forget_expired()
+            return len(self._held)
+
+    def receive(
+        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+    ) -> list[Message]:
+        """Take up to `max_messages`; returns as soon as there are some, [] after `wait` seconds.
+
+        Each is this caller's for `lease` seconds (default: the queue's redeliver_after) and comes
+        again unless it is acknowledged before.
+
+        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone.
+        """
+        if max_messages < 1:
+            raise ConfigError(f"max_messages: {max_messages} must be at least 1")
+        lease_ms = self._lease_ms(lease)
+        deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
+        while True:
+            self._check_open()
+            left = deadline - self._clock.monotonic()
+            room = self._wait_for_room(max(0.0, min(left, _SLICE_S)))
+            if room:
+                with self._taking:
+                    messages = self._take(min(room, max_messages), max(0.0, min(left, _SLICE_S)), lease_ms)
+                if messages:
+                    return messages
+            if self._clock.monotonic() >= deadline:
+                return []
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages one by one, for as long as the client is open."""
+        while not self._closed.is_set():
+            if not self._iterating:
+                self._iterating.extend(self.receive())
+            if self._iterating:
+                yield self._iterating.popleft()
+
+    def ack(self, *messages: Message | str, wait: bool = False) -> None:
+        """Acknowledge messages, or the messages of receipts: they do not come again.
+
+        Returns at once and sees to it that the end markers are written, unless `wait`, which waits
+        until they are and raises Unavailable when they are not. An ack that comes after the
+        redelivery is harmless.
+
+        Raises ReceiptError.
+        """
+        self._finish([Marker(*self._place(message), Op.END) for message in messages], "ack", wait=wait)
+
+    def nack(
+        self,
+        *messages: Message | str,
+        delay: Duration = 0,
+        count: bool = True,
+        reason: str | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Give messages back: they are redelivered after `delay` seconds.
+
+        `count=False`: this delivery does not count as an attempt. `reason` stands in the dead letter
+        if it comes to that.
+        """
+        delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
+        self._finish(
+            [Marker(*self._place(one), Op.NACK, delay_ms, count, reason) for one in messages],
+            "nack",
+            wait=wait,
+        )
+
+    def extend(self, *messages: Message | str, lease: Duration, wait: bool = False) -> None:
+        """Let the lease of messages end `lease` seconds from now, sooner or later than it would.
+
+        Does nothing when the message was finished or redelivered meanwhile.
+        """
+        lease_ms = self._lease_ms(lease)
+        places = [self._place(message) for message in messages]
+        until = self._clock.monotonic() + lease_ms / 1000
+        with self._room:
+            self._held.update((place, until) for place in places if place in self._held)
+        self._write([Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
+        self._telemetry.finished(self._queue.name, "extend", len(places))
+
+    def dead_letter(self, *messages: Message | str, reason: str | None = None, wait: bool = False) -> None:
+        """Have messages moved to the dead-letter topic, without another try."""
+        self._finish(
+            [Marker(*self._place(one), Op.DEAD_LETTER, 0, reason=reason) for one in messages],
+            "dead-letter",
+            wait=wait,
+        )
+
+    def flush(self, timeout: Duration = 10.0) -> None:
+        """Wait until every ack, nack and extend so far is confirmed; raises Unavailable if not."""
+        left = self._writer.flush(duration_ms(timeout, "timeout") / 1000)
+        if left:
+            raise Unavailable(
+                f"markers topic {self._queue.markers_topic}: {left} markers are not confirmed yet"
+            )
+
+    def close(self) -> None:
+        """Give back what was taken and not handed out, confirm what is to be confirmed, leave."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._housekeeper is not None:
+            self._housekeeper.join()
+        with self._taking:
+            for message in self._iterating:
+                self._writer.post(Marker(message.partition, message.offset, Op.NACK, counts=False))
+            self._iterating.clear()
+            self._writer.close(_CLOSE_TIMEOUT_S)
+            if self._source is not None:
+                self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- taking -----------------------------------------------------------------------------------
+
+    def _take(self, max_messages: int, wait_s: float, lease_ms: int) -> list[Message]:
+        source = self._open_source()
+        records = source.poll(max_messages, wait_s)
+        # The lease is counted from before its start marker is written (rule R11).
+        started = self._clock.monotonic()
+        now_ms = self._clock.wall_ms()
+        starts = [self._start_marker(record, lease_ms, now_ms) for record in records]
+        confirmed = self._writer.write(starts, _START_TIMEOUT_S) if starts else {}
+        taken: list[Message] = []
+        failed: set[int] = set()
+        for record, start in zip(records, starts, strict=True):
+            at = confirmed.get((start.partition, start.offset))
+            if start.partition in failed:
+                continue
+            if at is None:
+                failed.add(start.partition)
+                source.rewind(start.partition, start.offset)
+                continue
+            source.taken(start.partition, start.offset, at)
+            if start.op is Op.TAKE:
+                taken.append(self._message(record, now_ms + lease_ms))
+        if failed:
+            self._telemetry.failed(self._queue.name, "start markers", len(starts) - len(confirmed))
+            _log.warning(
+                "start markers could not be written; their messages will be read again",
+                extra={"queue": self._queue.name, "partitions": sorted(failed)},
+            )
+        source.maintain()
+        return self._hand_out(taken, started, lease_ms)
+
+    def _hand_out(self, taken: list[Message], started: float, lease_ms: int) -> list[Message]:
+        if not taken:
+            return taken
+        lease_s = lease_ms / 1000
+        if self._clock.monotonic() - started > lease_s * (1 - _MIN_LEASE_LEFT):
+            _log.warning(
+                "leases too short for how long their start markers took; given back",
+                extra={"queue": self._queue.name, "count": len(taken), "lease_ms": lease_ms},
+            )
+            self._telemetry.failed(self._queue.name, "stale leases", len(taken))
+            for one in taken:
+                self._writer.post(Marker(one.partition, one.offset, Op.NACK, counts=False))
+            return []
+        with self._room:
+            self._held.update(((one.partition, one.offset), started + lease_s) for one in taken)
+            self._telemetry.in_flight(self._queue.name, len(self._held))
+        self._telemetry.received(self._queue.name, taken)
+        return taken
+
+    def _start_marker(self, record: Any, lease_ms: int, now_ms: int) -> Marker:
+        partition, offset = record.partition(), record.offset()
+        wait_ms = 0
+        raw = record.headers()
+        if raw:
+            try:
+                deliver_at = m.int_header(m.headers_of(raw), m.DELIVER_AT)
+                wait_ms = 0 if deliver_at is None else deliver_at - now_ms
+            except DecodeError:
+                self._telemetry.failed(self._queue.name, "undecodable kmq-deliver-at")
+        if wait_ms > 0:
+            return Marker(partition, offset, Op.DELAY, min(wait_ms, 2**62), counts=False)
+        return Marker(partition, offset, Op.TAKE, lease_ms, holder=self._holder)
+
+    def _message(self, record: Any, lease_until_ms: int) -> Message:
+        partition, offset = record.partition(), record.offset()
+        headers = m.headers_of(record.headers())
+        enqueued_ms = record.timestamp()[1]
+        first_enqueued_ms = None
+        count = 0
+        if headers:
+            try:
+                count = m.redelivery_count(headers, self._queue.redelivery_count_header)
+                first_enqueued_ms = m.int_header(headers, m.ORIGINAL_TIMESTAMP)
+            except DecodeError:
+                self._telemetry.failed(self._queue.name, "undecodable header")
+        return Message(
+            queue=self._queue.name,
+            id=message_id(partition, offset),
+            body=record.value() or b"",
+            headers=headers,
+            attempts=count + 1,
+            enqueued_ms=enqueued_ms,
+            first_enqueued_ms=enqueued_ms if first_enqueued_ms is None else first_enqueued_ms,
+            lease_until_ms=lease_until_ms,
+            receipt=str(Receipt(self._queue.name, self._topic_id, partition, offset)),
+            key=record.key(),
+            partition=partition,
+            offset=offset,
+        )
+
+    def _wait_for_room(self, wait_s: float) -> int:
+        with self._room:
+            if len(self._held) >= self._max_in_flight:
+                self._forget_expired()
+            if len(self._held) >= self._max_in_flight:
+                self._room.wait(wait_s)
+            return max(0, self._max_in_flight - len(self._held))
+
+    def _forget_expired(self) -> None:
+        now = self._clock.monotonic()
+        for place in [place for place, until in self._held.items() if until <= now]:
+            del self._held[place]
+
+    # --- finishing --------------------------------------------------------------------------------
+
+    def _place(self, message: Message | str) -> Place:
+        if isinstance(message, Message):
+            if message.queue != self._queue.name:
+                raise ReceiptError(f"message of queue {message.queue!r}, not of {self._queue.name!r}")
+            return message.partition, message.offset
+        receipt = Receipt.parse(message)
+        if receipt.queue != self._queue.name:
+            raise ReceiptError(f"receipt: it is of queue {receipt.queue!r}, not of {self._queue.name!r}")
+        if receipt.topic_id != self._topic_id or receipt.partition >= self._partitions:
+            raise ReceiptError(
+                f"receipt: it is of another topic named {receipt.queue!r}, which was deleted since"
+            )
+        return receipt.partition, receipt.offset
+
+    def _finish(self, finished: Sequence[Marker], op: str, *, wait: bool) -> None:
+        self._write(finished, wait=wait)
+        with self._room:
+            for marker in finished:
+                self._held.pop((marker.partition, marker.offset), None)
+            self._room.notify_all()
+            self._telemetry.in_flight(self._queue.name, len(self._held))
+        self._telemetry.finished(self._queue.name, op, len(finished))
+
+    def _write(self, batch: Sequence[Marker], *, wait: bool) -> None:
+        self._check_open()
+        for marker in batch:
+            self._writer.post(marker)
+        if wait:
+            self.flush()
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def _lease_ms(self, lease: Duration | None) -> int:
+        lease_ms = self._queue.redeliver_after_ms if lease is None else duration_ms(lease, "lease")
+        return self._bounded(lease_ms, self._queue.max_hold_ms, "lease")
+
+    def _bounded(self, value_ms: int, limit_ms: int, name: str) -> int:
+        if value_ms > limit_ms:
+            raise ConfigError(f"{name}: {value_ms} ms is longer than the queue allows, {limit_ms} ms")
+        return value_ms
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise KmqError(f"the client of queue {self._queue.name!r} is closed")
+
+    def _open_source(self) -> QueueSource:
+        self._check_open()
+        if self._source is None:
+            self._source = QueueSource(
+                self._connection,
+                self._queue,
+                self._telemetry,
+                instance_id=self._instance_id,
+                clock=self._clock,
+            )
+            self._housekeeper = threading.Thread(target=self._keep_house, name="kmq-client", daemon=True)
+            self._housekeeper.start()
+        return self._source
+
+    def _keep_house(self) -> None:
+        """Commits and group membership, while the user's code is busy with what it received."""
+        while not self._closed.wait(_SLICE_S):
+            if self._taking.acquire(blocking=False):
+                try:
+                    assert self._source is not None
+                    self._source.maintain()
+                    self._source.keep_alive()
+                except Exception:  # the thread must live; receive() meets the same error and raises it
+                    _log.exception("housekeeping failed", extra={"queue": self._queue.name})
+                finally:
+                    self._taking.release()

@@ -1,0 +1,190 @@
+"""Sends messages to a queue topic."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kmqpy import kafka
+from kmqpy import message as m
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
+from kmqpy.errors import ConfigError, MessageError, Unavailable
+from kmqpy.telemetry import Telemetry
+from kmqpy.topics import MAX_MESSAGE_BYTES, Topics
+
+
+class KmqProducer:
+    """Sends messages to one queue; safe to use from any thread.
+
+    A message is sent once it is on all in-sync replicas; sending again inside the client makes no
+    duplicate. `delivery_timeout` (seconds) bounds how long that may take.
+    """
+
+    def __init__(
+        self,
+        queue: str | QueueSettings,
+        connection: Connection,
+        *,
+        delivery_timeout: Duration = 30.0,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        telemetry: Telemetry | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._queue = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        self._connection = connection
+        self._timeout_ms = duration_ms(delivery_timeout, "delivery_timeout")
+        self._max_bytes = max_message_bytes
+        self._telemetry = telemetry or Telemetry()
+        self._clock = clock
+        # Asked first, because a broker that creates topics by itself would do so at the first send.
+        Topics(connection).check(self._queue)
+        self._producer = kafka.producer(
+            connection,
+            linger_ms=1,
+            message_timeout_ms=max(self._timeout_ms, 10),
+            message_max_bytes=max_message_bytes + 64 * 1024,
+        )
+
+    def send(
+        self,
+        body: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: m.HeadersLike | None = None,
+        delay: Duration = 0,
+        partition: int | None = None,
+    ) -> str:
+        """Send one message and wait for Kafka's confirmation; returns the message id.
+
+        `delay` (seconds): the message is not handed out before its time, and waiting costs it no
+        attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
+
+        Raises MessageError (too large, delay above the queue's max_delay), Unavailable.
+        """
+        return self.send_many([body], key=key, headers=headers, delay=delay, partition=partition)[0]
+
+    def send_many(
+        self,
+        bodies: Iterable[bytes | str],
+        *,
+        key: bytes | str | None = None,
+        headers: m.HeadersLike | None = None,
+        delay: Duration = 0,
+        partition: int | None = None,
+    ) -> list[str]:
+        """Send messages and wait until all are confirmed; returns their ids in order.
+
+        Not atomic: when it raises, some of the messages may have been sent.
+        """
+        delay_ms = duration_ms(delay, "delay")
+        if delay_ms > self._queue.max_delay_ms:
+            raise MessageError(f"delay: {delay!r} is longer than max_delay, {self._queue.max_delay_ms} ms")
+        own: m.Headers = m.headers_from(headers)
+        if delay_ms:
+            own += ((m.DELIVER_AT, str(self._clock.wall_ms() + delay_ms).encode()),)
+        reports = _Reports()
+        key_bytes = key.encode() if isinstance(key, str) else key
+        for body in bodies:
+            value = body.encode() if isinstance(body, str) else body
+            if not isinstance(value, bytes):
+                raise ConfigError(f"body: {type(value).__name__} is neither bytes nor text")
+            with self._telemetry.sending(self._queue.name, own) as sent:
+                self._check_size(value, key_bytes, sent)
+                self._produce(value, key_bytes, sent, partition, reports)
+        ids = reports.wait(self._producer, self._timeout_ms / 1000 + 1, self._connection, self._queue.name)
+        self._telemetry.finished(self._queue.name, "send", len(ids))
+        return ids
+
+    def close(self) -> None:
+        """Release the connection; every send() has been confirmed or has raised before."""
+        self._producer.flush(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_size(self, value: bytes, key: bytes | None, headers: m.Headers) -> None:
+        size = len(value) + len(key or b"") + sum(len(n) + len(v or b"") for n, v in headers)
+        if size > self._max_bytes:
+            raise MessageError(
+                f"message of {size} bytes (key, body and headers): the limit is {self._max_bytes} bytes"
+            )
+
+    def _produce(
+        self, value: bytes, key: bytes | None, headers: m.Headers, partition: int | None, reports: _Reports
+    ) -> None:
+        report = reports.next()
+        while True:
+            try:
+                self._producer.produce(
+                    self._queue.name,
+                    value,
+                    key,
+                    -1 if partition is None else partition,
+                    on_delivery=report,
+                    headers=list(headers),
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+            except KafkaException as exception:
+                error = kafka.error_of(exception)
+                if error is not None and error.code() == KafkaError._UNKNOWN_PARTITION:
+                    raise ConfigError(
+                        f"partition: {partition} is not a partition of {self._queue.name}"
+                    ) from None
+                doing = f"send to {self._queue.name}"
+                raise kafka.translated(error, doing, self._connection) from exception
+            else:
+                return
+
+
+class _Reports:
+    """Collects the delivery reports of the messages of one call."""
+
+    def __init__(self) -> None:
+        self._ids: list[str | None] = []
+        self._error: KafkaError | None = None
+        self._pending = 0
+        self._lock = threading.Lock()
+
+    def next(self) -> Any:
+        """The callback for the next message."""
+        index = len(self._ids)
+        self._ids.append(None)
+        with self._lock:
+            self._pending += 1
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            if error is None:
+                self._ids[index] = message_id(record.partition(), record.offset())
+            else:
+                self._error = error
+            with self._lock:
+                self._pending -= 1
+
+        return report
+
+    def wait(self, producer: Any, timeout_s: float, connection: Connection, queue: str) -> list[str]:
+        """The ids of all messages; raises what went wrong with the last one that failed."""
+        deadline = SYSTEM_CLOCK.monotonic() + timeout_s
+        while self._pending:
+            producer.poll(0.01)
+            if SYSTEM_CLOCK.monotonic() > deadline:
+                raise Unavailable(f"send to {queue}: Kafka at {connection.bootstrap} does not answer")
+        if self._error is not None:
+            raise kafka.translated(self._error, f"send to {queue}", connection)
+        return [sent for sent in self._ids if sent is not None]
+
+
+def message_id(partition: int, offset: int) -> str:
+    """What names a message within its queue."""
+    return f"{partition}-{offset}"

@@ -1,0 +1,366 @@
+"""Takes records from a queue topic as a member of its consumer group.
+
+Holds what is about positions: the group, commits, what a crashed member had started (rule R10),
+partitions that have to wait (rule R18). Used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from kmqpy import kafka, markers
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import DecodeError, TopicError
+from kmqpy.markers import Op
+from kmqpy.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+
+COMMIT_EVERY_S = 0.2
+COMMIT_EVERY_MESSAGES = 10_000
+_IDLE_AFTER_S = 1.0
+_RECOVERY_TIMEOUT_S = 10.0
+_MAX_BACKOFF_S = 10.0
+_METADATA = "kmq1:"
+"""The commit's metadata: `kmq1:` + the markers offset after the last start that it covers."""
+
+
+@dataclass
+class _Partition:
+    """What this member knows of a partition that it has."""
+
+    recovered: bool = False
+    recovered_from: int | None = None
+    """The markers offset from which `started` was read."""
+    started: set[int] = field(default_factory=set)
+    """Offsets from the committed one on that a predecessor had started."""
+    pending: int = 0
+    """Records returned by poll that are neither taken nor rewound yet."""
+    skipped_to: int = 0
+    too_early: int | None = None
+    """A record that came before the recovery; it must be read again."""
+    next_offset: int | None = None
+    markers_offset: int | None = None
+    committed: int | None = None
+    wait_until: float = 0.0
+    failures: int = 0
+
+
+class QueueSource:
+    """A member of the queue's consumer group."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: QueueSettings,
+        telemetry: Telemetry,
+        *,
+        instance_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._telemetry = telemetry
+        self._clock = clock
+        self._partitions: dict[int, _Partition] = {}
+        self._paused: set[int] = set()
+        self._uncommitted = 0
+        self._last_commit = clock.monotonic()
+        self._last_poll = clock.monotonic()
+        self._idle = False
+        self._stash: list[Any] = []
+        extra = {"group_instance_id": instance_id} if instance_id else {}
+        self._consumer: Consumer = kafka.consumer(
+            connection,
+            group_id=queue.consumer_group,
+            partition_assignment_strategy="cooperative-sticky",
+            on_commit=self._on_commit,
+            **extra,
+        )
+        with kafka.kafka_errors(f"subscribe to {queue.name}", connection):
+            self._consumer.subscribe(
+                [queue.name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions that this member has now."""
+        return sorted(self._partitions)
+
+    def poll(self, max_records: int, wait_s: float) -> list[Any]:
+        """Up to `max_records` records; waits at most `wait_s` for the first.
+
+        Records that a crashed predecessor had started are left out: the tracker looks after them.
+        Raises TopicError when the topic is gone.
+        """
+        self._idle = False
+        self._prepare()
+        # A lone consume(n, t) waits out t even when messages are there.
+        records, self._stash = self._stash, []
+        if not records:
+            records = self._consumer.consume(1, wait_s)
+        if records and max_records > len(records):
+            records += self._consumer.consume(max_records - len(records), 0)
+        self._last_poll = self._clock.monotonic()
+        return [record for record in records if self._is_ours(record)]
+
+    def taken(self, partition: int, offset: int, markers_offset: int) -> None:
+        """The start marker of `offset` stands at `markers_offset`: it may be committed."""
+        known = self._partitions.get(partition)
+        if known is not None:
+            known.pending -= 1
+            known.next_offset = offset + 1 if known.pending else max(offset + 1, known.skipped_to)
+            known.markers_offset = max(markers_offset + 1, known.markers_offset or 0)
+            known.failures = 0
+            self._uncommitted += 1
+
+    def rewind(self, partition: int, offset: int) -> None:
+        """Read `partition` again from `offset`, after a back-off that grows with each failure."""
+        known = self._partitions.get(partition)
+        if known is None:
+            return
+        known.pending = 0
+        known.skipped_to = 0
+        self._back_off(known)
+        self._stash = [record for record in self._stash if record.partition() != partition]
+        self._seek(partition, offset)
+        self._apply_pauses()
+
+    def maintain(self) -> None:
+        """Commit what is due; call it often."""
+        now = self._clock.monotonic()
+        if self._uncommitted >= COMMIT_EVERY_MESSAGES or now - self._last_commit >= COMMIT_EVERY_S:
+            self._commit(asynchronous=True)
+
+    def keep_alive(self) -> None:
+        """Stay a member of the group while the user's code is busy; call it about once a second."""
+        if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S:
+            return
+        self._idle = True
+        self._apply_pauses()
+        if not self._stash:
+            self._stash = self._consumer.consume(1, 0)
+
+    def close(self) -> None:
+        """Commit and leave the group."""
+        self._commit(asynchronous=False)
+        self._consumer.close()
+
+    def _is_ours(self, record: Any) -> bool:
+        error: KafkaError | None = record.error()
+        if error is not None:
+            if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                raise TopicError(
+                    f"queue {self._queue.name!r}: the topic does not exist; "
+                    f"create it with: kmq queue create {self._queue.name}"
+                )
+            _log.warning("receive failed", extra={"queue": self._queue.name, "error": error.name()})
+            self._telemetry.failed(self._queue.name, "receive")
+            return False
+        # A rebalance between two reads may have taken the partition of the first.
+        known = self._partitions.get(record.partition())
+        if known is None:
+            return False
+        offset = record.offset()
+        if not known.recovered:
+            known.too_early = offset if known.too_early is None else known.too_early
+            return False
+        if offset in known.started:
+            known.skipped_to = offset + 1
+            if not known.pending:
+                known.next_offset = offset + 1
+            return False
+        known.pending += 1
+        return True
+
+    def _back_off(self, known: _Partition) -> None:
+        known.failures += 1
+        delay_s = min(_MAX_BACKOFF_S, 0.1 * 2 ** min(known.failures, 10))
+        known.wait_until = self._clock.monotonic() + delay_s
+
+    def _seek(self, partition: int, offset: int) -> None:
+        place = TopicPartition(self._queue.name, partition, offset)
+        try:
+            self._consumer.seek(place)
+        except KafkaException:  # not fetching yet
+            self._consumer.incremental_unassign([place])
+            self._consumer.incremental_assign([place])
+            self._paused.discard(partition)
+
+    def _prepare(self) -> None:
+        for partition, known in list(self._partitions.items()):
+            if not known.recovered and self._clock.monotonic() >= known.wait_until:
+                self._recover(partition, known)
+        self._apply_pauses()
+
+    def _apply_pauses(self) -> None:
+        now = self._clock.monotonic()
+        wanted = {
+            partition
+            for partition, known in self._partitions.items()
+            if self._idle or not known.recovered or now < known.wait_until
+        }
+        pause, resume = wanted - self._paused, (self._paused - wanted) & self._partitions.keys()
+        if pause:
+            self._consumer.pause([TopicPartition(self._queue.name, p) for p in pause])
+        if resume:
+            self._consumer.resume([TopicPartition(self._queue.name, p) for p in resume])
+        self._paused = wanted
+
+    def _recover(self, partition: int, known: _Partition) -> None:
+        """Learn which messages from the committed offset on a predecessor had already started."""
+        place = TopicPartition(self._queue.name, partition)
+        try:
+            committed = self._consumer.committed([place], timeout=_RECOVERY_TIMEOUT_S)[0]
+            if committed.error is not None:
+                raise KafkaException(committed.error)
+            start = _metadata_offset(committed.metadata) if committed.offset >= 0 else 0
+            if start is not None:
+                first = max(committed.offset, 0)
+                known.started = self._started_since(partition, start, first)
+        except KafkaException as exception:
+            self._back_off(known)
+            self._telemetry.failed(self._queue.name, "recovery")
+            _log.warning(
+                "reading the markers of a predecessor failed; trying again",
+                extra={"queue": self._queue.name, "partition": partition, "error": str(exception)},
+            )
+            return
+        known.recovered = True
+        known.failures = 0
+        # With no newer start the next commit must keep saying what this one said.
+        known.markers_offset = known.recovered_from = start
+        if known.too_early is not None:
+            self._seek(partition, known.too_early)
+
+    def _started_since(self, partition: int, start: int, first_offset: int) -> set[int]:
+        """The queue offsets >= first_offset with a start marker at or after `start`."""
+        topic = self._queue.markers_topic
+        # Start markers are never part of a transaction, and an open one must not hold us up.
+        reader = kafka.consumer(
+            self._connection, isolation_level="read_uncommitted", enable_partition_eof=True
+        )
+        try:
+            low, high = reader.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=_RECOVERY_TIMEOUT_S
+            )
+            if start > high:  # the markers topic is a new one
+                start = low
+            position = max(start, low)
+            started: set[int] = set()
+            if position >= high:
+                return started
+            reader.assign([TopicPartition(topic, partition, position)])
+            deadline = self._clock.monotonic() + _RECOVERY_TIMEOUT_S
+            while position < high:
+                records = reader.consume(10_000, 0.05)
+                for record in records:
+                    error = record.error()
+                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    offset = None if error is not None else _started_offset(record)
+                    if offset is not None and offset >= first_offset:
+                        started.add(offset)
+                    # The end of the log is told as an offset, and may lie behind control records.
+                    position = (record.offset() or 0) + (error is None)
+                if records:
+                    deadline = self._clock.monotonic() + _RECOVERY_TIMEOUT_S
+                elif self._clock.monotonic() > deadline:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return started
+        finally:
+            reader.close()
+
+    def _commit(self, *, asynchronous: bool) -> None:
+        self._last_commit = self._clock.monotonic()
+        self._uncommitted = 0
+        due = [
+            (partition, known)
+            for partition, known in self._partitions.items()
+            if known.next_offset is not None and known.next_offset != known.committed
+        ]
+        self._commit_these(due, asynchronous=asynchronous)
+
+    def _commit_these(self, due: list[tuple[int, _Partition]], *, asynchronous: bool) -> None:
+        if not due:
+            return
+        offsets = []
+        for partition, known in due:
+            assert known.next_offset is not None
+            known.started = {offset for offset in known.started if offset >= known.next_offset}
+            # While some of what was recovered lies ahead, a successor must read as far back as we did.
+            covered = known.recovered_from if known.started else known.markers_offset
+            metadata = "" if covered is None else f"{_METADATA}{covered}"
+            offsets.append(TopicPartition(self._queue.name, partition, known.next_offset, metadata))
+            known.committed = known.next_offset
+        try:
+            if asynchronous:
+                self._consumer.commit(offsets=offsets, asynchronous=True)
+            else:
+                self._consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as exception:
+            self._commit_failed(kafka.error_of(exception))
+
+    def _on_commit(self, error: KafkaError | None, _offsets: list[TopicPartition]) -> None:
+        if error is not None and error.code() != KafkaError._NO_OFFSET:
+            self._commit_failed(error)
+
+    def _commit_failed(self, error: KafkaError | None) -> None:
+        # Harmless by itself: the next commit says the same, and after a crash the markers tell.
+        for known in self._partitions.values():
+            known.committed = None
+        self._telemetry.failed(self._queue.name, "commit")
+        _log.warning(
+            "commit failed; trying again",
+            extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},
+        )
+
+    def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        consumer.incremental_assign(places)
+        for place in places:
+            self._partitions[place.partition] = _Partition()
+            self._paused.discard(place.partition)
+        self._apply_pauses()
+        _log.info(
+            "partitions assigned",
+            extra={"queue": self._queue.name, "partitions": [p.partition for p in places]},
+        )
+
+    def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        gone = [
+            (p.partition, self._partitions[p.partition]) for p in places if p.partition in self._partitions
+        ]
+        self._commit_these(
+            [(p, known) for p, known in gone if known.next_offset is not None], asynchronous=False
+        )
+        self._on_lost(consumer, places)
+
+    def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        for place in places:
+            self._partitions.pop(place.partition, None)
+            self._paused.discard(place.partition)
+        consumer.incremental_unassign(places)
+        _log.info(
+            "partitions given up",
+            extra={"queue": self._queue.name, "partitions": [p.partition for p in places]},
+        )
+
+
+def _metadata_offset(metadata: str | None) -> int | None:
+    """The markers offset in a commit's metadata; None when another kind of client committed."""
+    if metadata and metadata.startswith(_METADATA) and metadata[len(_METADATA) :].isdigit():
+        return int(metadata[len(_METADATA) :])
+    return None
+
+
+def _started_offset(record: Any) -> int | None:
+    try:
+        marker = markers.decode(record.key(), record.value(), record.headers())
+    except DecodeError:
+        return None
+    return marker.offset if marker.op in (Op.TAKE, Op.DELAY) else None

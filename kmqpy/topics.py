@@ -1,0 +1,227 @@
+"""The topics of a queue in Kafka: create, check, describe, grow, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from kmqpy import kafka
+from kmqpy.config import DAY_MS, Connection, QueueSettings
+from kmqpy.errors import ConfigError, QueueNotFound, TopicError
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""The largest message that send() takes: key, value and headers, in bytes."""
+
+_HEADROOM_BYTES = 64 * 1024
+"""Room in the topics' limits for the headers of copies (rule R7)."""
+
+DEFAULT_RETENTION_MS = 14 * DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as Kafka describes it; `config` holds the settings that matter to kmqpy."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    replication: int
+    config: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTopics:
+    """The topics of a queue; `dead_letters` is None while that topic is missing."""
+
+    queue: TopicInfo
+    markers: TopicInfo
+    dead_letters: TopicInfo | None
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the queue has."""
+        return self.queue.partitions
+
+
+def dead_letter_queue(queue: QueueSettings) -> QueueSettings:
+    """The dead letters of `queue` as a queue of their own, with a markers topic."""
+    return QueueSettings(
+        name=queue.dead_letter_topic,
+        redelivery_count_header=queue.redelivery_count_header,
+        max_redeliveries=None,
+    )
+
+
+class Topics:
+    """Administration of queue topics. Every call may raise Unavailable."""
+
+    def __init__(self, connection: Connection, timeout_s: float = kafka.REQUEST_TIMEOUT_S) -> None:
+        self._connection = connection
+        self._timeout = timeout_s
+        self._admin = kafka.admin(connection)
+
+    def create(
+        self,
+        queue: QueueSettings,
+        partitions: int = 1,
+        replication: int | None = None,
+        retention_ms: int = DEFAULT_RETENTION_MS,
+    ) -> QueueTopics:
+        """Create what is missing of the queue's four topics, and check them all.
+
+        Retention follows rule R9: both topics must outlive the longest hold or delay.
+        `replication` defaults to 3, or to the number of brokers if there are fewer.
+
+        Raises ConfigError for bad numbers, TopicError when existing topics do not fit.
+        """
+        if partitions < 1:
+            raise ConfigError(f"partitions: {partitions} must be at least 1")
+        longest_ms = max(queue.max_delay_ms, queue.max_hold_ms)
+        if retention_ms <= longest_ms:
+            raise ConfigError(
+                f"retention: {retention_ms} ms must be longer than max_delay and max_hold "
+                f"({longest_ms} ms), or a held message could disappear"
+            )
+        brokers = self.brokers()
+        replication = min(3, brokers) if replication is None else replication
+        if not 1 <= replication <= brokers:
+            raise ConfigError(f"replication: {replication} must be from 1 to the {brokers} brokers")
+        common = {
+            "retention.ms": str(retention_ms),
+            "retention.bytes": "-1",
+            "cleanup.policy": "delete",
+            "unclean.leader.election.enable": "false",
+            "min.insync.replicas": "2" if replication >= 3 else "1",
+        }
+        dead = dead_letter_queue(queue)
+        limit = MAX_MESSAGE_BYTES + _HEADROOM_BYTES
+        wanted = [
+            (queue.name, {**common, "max.message.bytes": str(limit)}),
+            (queue.markers_topic, {**common, "message.timestamp.type": "LogAppendTime"}),
+            (dead.name, {**common, "max.message.bytes": str(limit + _HEADROOM_BYTES)}),
+            (dead.markers_topic, {**common, "message.timestamp.type": "LogAppendTime"}),
+        ]
+        futures = self._admin.create_topics(
+            [NewTopic(name, partitions, replication, config=config) for name, config in wanted],
+            operation_timeout=self._timeout,
+            request_timeout=self._timeout,
+        )
+        for name, future in futures.items():
+            self._result(future, f"create topic {name}", but=KafkaError.TOPIC_ALREADY_EXISTS)
+        found = self.check(queue)
+        if found.partitions != partitions:
+            raise TopicError(
+                f"topic {queue.name} exists with {found.partitions} partitions, not {partitions}; "
+                "use kmq queue alter to add some"
+            )
+        return found
+
+    def check(self, queue: QueueSettings) -> QueueTopics:
+        """The queue's topics; raises QueueNotFound or TopicError when they can't be used."""
+        names = [queue.name, queue.markers_topic, queue.dead_letter_topic]
+        found = self.describe(names)
+        if queue.name not in found:
+            raise QueueNotFound(
+                f"queue {queue.name!r}: there is no such topic; create it with: kmq queue create {queue.name}"
+            )
+        if queue.markers_topic not in found:
+            raise TopicError(
+                f"queue {queue.name!r}: its markers topic {queue.markers_topic!r} does not exist; "
+                f"create it with: kmq queue create {queue.name}"
+            )
+        messages, markers = found[queue.name], found[queue.markers_topic]
+        if messages.partitions > markers.partitions:
+            raise TopicError(
+                f"queue {queue.name!r}: {messages.partitions} partitions, but its markers topic has "
+                f"{markers.partitions}; they must be equal. Mend it with: "
+                f"kmq queue alter {queue.name} --partitions {messages.partitions}"
+            )
+        return QueueTopics(messages, markers, found.get(queue.dead_letter_topic))
+
+    def describe(self, names: Sequence[str], *, with_config: bool = False) -> dict[str, TopicInfo]:
+        """Those of the topics that exist, by name."""
+        futures = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=self._timeout)
+        found: dict[str, TopicInfo] = {}
+        for name, future in futures.items():
+            topic = self._result(future, f"describe topic {name}", but=KafkaError.UNKNOWN_TOPIC_OR_PART)
+            if topic is not None:
+                replication = min((len(p.replicas) for p in topic.partitions), default=0)
+                found[name] = TopicInfo(name, str(topic.topic_id), len(topic.partitions), replication)
+        if not with_config:
+            return found
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in found]
+        configs = self._admin.describe_configs(resources, request_timeout=self._timeout)
+        for resource, future in configs.items():
+            entries: dict[str, ConfigEntry] = self._result(future, f"describe {resource.name}")
+            info = found[resource.name]
+            config = {key: entry.value for key, entry in entries.items() if entry.value is not None}
+            found[info.name] = TopicInfo(info.name, info.topic_id, info.partitions, info.replication, config)
+        return found
+
+    def grow(self, queue: QueueSettings, partitions: int) -> QueueTopics:
+        """Raise the number of partitions, the markers topics' first (rule R19)."""
+        dead = dead_letter_queue(queue)
+        found = self.describe([queue.name, queue.markers_topic, dead.name, dead.markers_topic])
+        if queue.name not in found:
+            raise QueueNotFound(f"queue {queue.name!r}: there is no such topic")
+        if partitions < found[queue.name].partitions:
+            raise ConfigError(
+                f"partitions: {partitions} is fewer than the {found[queue.name].partitions} there are; "
+                "Kafka can't take partitions away"
+            )
+        for name in (dead.markers_topic, dead.name, queue.markers_topic, queue.name):
+            if name in found and found[name].partitions < partitions:
+                futures = self._admin.create_partitions(
+                    [NewPartitions(name, partitions)],
+                    operation_timeout=self._timeout,
+                    request_timeout=self._timeout,
+                )
+                self._result(futures[name], f"add partitions to {name}")
+        return self.check(queue)
+
+    def delete(self, queue: QueueSettings) -> None:
+        """Delete the queue's topics, whichever exist."""
+        dead = dead_letter_queue(queue)
+        names = [queue.name, queue.markers_topic, dead.name, dead.markers_topic]
+        futures = self._admin.delete_topics(
+            names, operation_timeout=self._timeout, request_timeout=self._timeout
+        )
+        for name, future in futures.items():
+            self._result(future, f"delete topic {name}", but=KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+    def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """First and next offset of each partition."""
+        wanted = [TopicPartition(topic, p) for p in partitions]
+        ends = []
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
+            futures = self._admin.list_offsets(dict.fromkeys(wanted, spec), request_timeout=self._timeout)
+            ends.append({tp.partition: self._result(f, f"offsets of {topic}") for tp, f in futures.items()})
+        first, last = ends
+        return {p: (first[p].offset, last[p].offset) for p in first}
+
+    def brokers(self) -> int:
+        """How many brokers the cluster has."""
+        with kafka.kafka_errors("connect", self._connection):
+            return len(self._admin.list_topics(timeout=self._timeout).brokers)
+
+    def _result(self, future: Future[Any], doing: str, but: int | None = None) -> Any:
+        """The future's result; None where Kafka answered with the error code `but`."""
+        try:
+            return future.result(self._timeout + 5)
+        except KafkaException as exception:
+            error = kafka.error_of(exception)
+            if error is not None and error.code() == but:
+                return None
+            raise kafka.translated(error, doing, self._connection) from exception
