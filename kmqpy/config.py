@@ -58,7 +58,8 @@ def duration_ms(value: Duration, name: str) -> int:
     if isinstance(value, timedelta):
         if value < timedelta():
             raise ConfigError(f"{name}: {value!r} must not be negative")
-        return -(-value // _MILLISECOND)
+        whole, rest = divmod(value, _MILLISECOND)
+        return whole + bool(rest)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}: {value!r} is neither seconds nor a timedelta")
     if not 0 <= value < 2**53:
@@ -163,10 +164,9 @@ class Connection:
             f"root={self.root!r}, kafka={redacted(self.kafka)!r})"
         )
 
-    def kafka_settings(self, **defaults: Any) -> dict[str, Any]:
-        """Settings for a librdkafka client: `defaults` (`_` for `.`), under what the user gave."""
-        named = {key.replace("_", "."): value for key, value in defaults.items()}
-        return {**named, **self.kafka, "bootstrap.servers": self.bootstrap}
+    def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
+        """Settings for a librdkafka client: `defaults`, under what the user gave."""
+        return {**defaults, **self.kafka, "bootstrap.servers": self.bootstrap}
 
 
 def check_topic_name(name: str, field_name: str) -> None:
