@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from kmqpy.config import Connection
+from kmqpy.config import Connection, KafkaSettings
 from kmqpy.errors import ConfigError, KmqError, MessageError, TopicError, Unavailable
 
 _log = logging.getLogger("kmqpy.librdkafka")
@@ -33,36 +32,31 @@ _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaE
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
 
-def producer(connection: Connection, **defaults: Any) -> Producer:
+def producer(connection: Connection, defaults: KafkaSettings) -> Producer:
     """A producer whose records are acknowledged by all in-sync replicas and never reordered."""
-    settings = connection.kafka_settings(
-        enable_idempotence=True, acks="all", partitioner="murmur2_random", **defaults
-    )
+    common = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
     with _settings_errors():
-        return Producer(settings, logger=_log)
+        return Producer(connection.kafka_settings({**common, **defaults}), logger=_log)
 
 
-def consumer(connection: Connection, **defaults: Any) -> Consumer:
+def consumer(connection: Connection, defaults: KafkaSettings) -> Consumer:
     """A consumer that sees committed records only, unless `defaults` say otherwise."""
-    settings = connection.kafka_settings(
-        **{
-            "isolation_level": "read_committed",
-            "enable_auto_commit": False,
-            "auto_offset_reset": "earliest",
-            "allow_auto_create_topics": False,
-            "fetch_queue_backoff_ms": 5,
-            "group_id": "kmq-none",
-            **defaults,
-        }
-    )
+    common = {
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "allow.auto.create.topics": False,
+        "fetch.queue.backoff.ms": 5,
+        "group.id": "kmq-none",
+    }
     with _settings_errors():
-        return Consumer(settings, logger=_log)
+        return Consumer(connection.kafka_settings({**common, **defaults}), logger=_log)
 
 
 def admin(connection: Connection) -> AdminClient:
     """An administration client."""
     with _settings_errors():
-        return AdminClient(connection.kafka_settings(log_level=2), logger=_log)
+        return AdminClient(connection.kafka_settings({}), logger=_log)
 
 
 def error_of(exception: BaseException) -> KafkaError | None:

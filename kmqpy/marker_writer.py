@@ -107,9 +107,11 @@ class MarkerWriter:
     def _new_producer(self) -> Producer:
         return kafka.producer(
             self._connection,
-            linger_ms=1,
-            message_timeout_ms=self._delivery_timeout_ms,
-            queue_buffering_max_messages=200_000,
+            {
+                "linger.ms": 1,
+                "message.timeout.ms": self._delivery_timeout_ms,
+                "queue.buffering.max.messages": 200_000,
+            },
         )
 
     def _produce(

@@ -45,9 +45,11 @@ class KmqProducer:
         Topics(connection).check(self._queue)
         self._producer = kafka.producer(
             connection,
-            linger_ms=1,
-            message_timeout_ms=max(self._timeout_ms, 10),
-            message_max_bytes=max_message_bytes + 64 * 1024,
+            {
+                "linger.ms": 1,
+                "message.timeout.ms": max(self._timeout_ms, 10),
+                "message.max.bytes": max_message_bytes + 64 * 1024,
+            },
         )
 
     def send(

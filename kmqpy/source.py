@@ -74,13 +74,15 @@ class QueueSource:
         self._last_poll = clock.monotonic()
         self._idle = False
         self._stash: list[Any] = []
-        extra = {"group_instance_id": instance_id} if instance_id else {}
+        static = {"group.instance.id": instance_id} if instance_id else {}
         self._consumer: Consumer = kafka.consumer(
             connection,
-            group_id=queue.consumer_group,
-            partition_assignment_strategy="cooperative-sticky",
-            on_commit=self._on_commit,
-            **extra,
+            {
+                "group.id": queue.consumer_group,
+                "partition.assignment.strategy": "cooperative-sticky",
+                "on_commit": self._on_commit,
+                **static,
+            },
         )
         with kafka.kafka_errors(f"subscribe to {queue.name}", connection):
             self._consumer.subscribe(
@@ -243,7 +245,7 @@ class QueueSource:
         topic = self._queue.markers_topic
         # Start markers are never part of a transaction, and an open one must not hold us up.
         reader = kafka.consumer(
-            self._connection, isolation_level="read_uncommitted", enable_partition_eof=True
+            self._connection, {"isolation.level": "read_uncommitted", "enable.partition.eof": True}
         )
         try:
             low, high = reader.get_watermark_offsets(

@@ -42,6 +42,9 @@ def _write_config(
         "share.coordinator.state.topic.num.partitions": 4,
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": 0,
+        # A killed broker may come back only when the session it had is over; the default is 9 s.
+        "broker.session.timeout.ms": 3_000,
+        "broker.heartbeat.interval.ms": 500,
         "log.cleaner.dedupe.buffer.size": 16 << 20,  # the default is a quarter of the heap
         **settings,
     }
