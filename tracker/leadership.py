@@ -1,0 +1,625 @@
+"""Which partitions this tracker owns: membership, assignment and leader znodes in ZooKeeper.
+
+The assignment proposes, the leader znode decides: a partition is ours while the `ephemeralOwner` of
+its leader znode is our session, whatever its data say. ZooKeeper can't stop a tracker that does not
+know yet that its session is gone, so `may_redeliver` ends with a local deadline that is shorter
+than the session; Kafka's fencing covers the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState, KeeperState
+
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.registry import (
+    ATTEMPTS,
+    Paths,
+    RegisteredQueue,
+    StoredOffset,
+    TrackerInfo,
+    address,
+    decode_offset,
+    decode_queue,
+    decode_tracker,
+    failure,
+    gather,
+    new_client,
+    partition_numbers,
+    stop,
+    unavailable,
+)
+from tracker.assignment import Member, Partition, Plan, Ranking, plan, propose
+from tracker.znodes import Znodes
+
+log = logging.getLogger(__name__)
+
+RECHECK_S = 1.0  # everything is read anew this often, watches or not …
+RECHECK_ZNODES_PER_S = 500  # … or less often when there are many znodes
+MAX_BACKOFF_S = 2.0
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Ownership of a partition; a later acquisition has a larger `epoch`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class LeadershipView:
+    """What stands at the moment.
+
+    owned      partitions whose leader znode is ours
+    releasing  those of them to finish and then give up with release()
+    queues     the registered queues that this tracker serves
+    connected  whether there is a session; says nothing about its age, see may_redeliver()
+    """
+
+    owned: Mapping[Partition, Grant] = field(default_factory=lambda: MappingProxyType({}))
+    releasing: frozenset[Partition] = frozenset()
+    queues: Mapping[str, RegisteredQueue] = field(default_factory=lambda: MappingProxyType({}))
+    connected: bool = False
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """What the registry says, read in one pass."""
+
+    members: Mapping[str, tuple[bytes, Any]]
+    queues: Mapping[str, RegisteredQueue]
+    versions: Mapping[str, int]
+    leaders: Mapping[Partition, Any]
+
+
+class Leadership:
+    """Membership and ownership of one tracker, kept up by a thread of its own.
+
+    hosts               ZooKeeper, `host:port[,host:port]`
+    tracker_id          unique among the living trackers; the data of the leader znodes
+    queues              the queues to serve; None: all that are registered
+    session_timeout_ms  how long after this tracker's death others take over
+    takeover_delay      s after which the next in rank takes what the proposed owner did not
+    settings            KazooClient settings (`auth_data`, `use_ssl`, …), handed on untouched
+    wake                set whenever snapshot() has changed
+
+    snapshot, may_redeliver, release and set_kafka_ok do no I/O and can be called from any thread.
+    verify and the offset calls block for at most about twice the session timeout, raise Unavailable
+    then, and are for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        tracker_id: str,
+        *,
+        root: str = "/kmq",
+        host: str = "",
+        queues: frozenset[str] | None = None,
+        session_timeout_ms: int = 6_000,
+        takeover_delay: float = 3.0,
+        settings: Mapping[str, Any] | None = None,
+        wake: threading.Event | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not tracker_id or "/" in tracker_id or tracker_id in {".", ".."}:
+            raise ConfigError(f"tracker_id: {tracker_id!r} must not be empty or contain /")
+        self.wake = wake or threading.Event()
+        self._id = tracker_id
+        self._info = TrackerInfo(tracker_id, host, clock.wall_ms(), queues, kafka_ok=True)
+        self._paths = Paths(root)
+        self._takeover_delay = takeover_delay
+        self._clock = clock
+        self._timeout = session_timeout_ms / 1000
+        self._lease_s = self._timeout * 2 / 3
+        self._zk = new_client(hosts, session_timeout_ms, settings)
+        self._zk.add_listener(self._on_state)
+        self._learn_lease()
+
+        self._signal = threading.Event()  # something to do for the thread
+        self._closing = threading.Event()
+        self._registered = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
+        self._lock = threading.Lock()  # of the view and the requested releases
+        self._view = LeadershipView()
+        self._releases: dict[Partition, int] = {}  # asked for, by epoch
+        self._connection = 0  # counts changes of the connection's state
+        self._verified = (-1, 0.0)  # of which connection, and until when
+
+        # Of the thread alone.
+        self._znodes = Znodes(self._zk, self._signal.set, self._timeout)
+        self._session: int | None = None
+        self._dead_since: float | None = None
+        self._verify_at = 0.0
+        self._recheck_at = 0.0
+        self._membership: frozenset[Any] = frozenset()
+        self._unowned_since: dict[Partition, float] = {}
+        self._stand_in: frozenset[Partition] = frozenset()
+        self._proposal: tuple[Any, Ranking] = (None, {})
+        self._good_queues: dict[str, tuple[int, RegisteredQueue]] = {}
+        self._complaints: dict[str, int] = {}  # unreadable znodes, and the version logged
+        self._waiting_for: int | None = None  # session of another tracker with our id
+
+        # Of the caller of the offset calls alone.
+        self._versions: dict[Partition, int] = {}
+
+    # ---- for the tracker's main loop ----
+
+    def start(self, timeout: float | None = None) -> Leadership:
+        """Begin; with `timeout` s, wait until this tracker is registered or raise Unavailable."""
+        self._zk.start_async()
+        self._thread.start()
+        if timeout is not None and not self._registered.wait(timeout):
+            self.close()
+            raise Unavailable(
+                f"ZooKeeper at {address(self._zk)}: not registered as {self._id!r} within {timeout:g} s"
+            )
+        return self
+
+    def close(self) -> None:
+        """End the session: every leader znode vanishes at once and others take over."""
+        self._closing.set()
+        self._signal.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * self._timeout)
+        stop(self._zk)
+        self._publish(LeadershipView())
+
+    def __enter__(self) -> Leadership:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def snapshot(self) -> LeadershipView:
+        """What this tracker owns and serves, as last seen."""
+        return self._view
+
+    def may_redeliver(self) -> bool:
+        """Whether our session is certainly alive.
+
+        True until two thirds of the session timeout after the start of the last round trip that
+        verified it, on a monotonic clock, and only while the connection stands.
+        """
+        connection, deadline = self._verified
+        return connection == self._connection and self._clock.monotonic() < deadline
+
+    def set_kafka_ok(self, ok: bool) -> None:
+        """Tell the others whether this tracker reaches Kafka; without it nothing is proposed."""
+        info = self._info
+        self._info = TrackerInfo(info.id, info.host, info.started_ms, info.queues, kafka_ok=ok)
+        self._signal.set()
+
+    def release(self, queue: str, partition: int) -> None:
+        """Give up a partition that is owned; it leaves snapshot() at once, its znode soon."""
+        key = (queue, partition)
+        with self._lock:
+            grant = self._view.owned.get(key)
+            if grant is None:
+                return
+            self._releases[key] = grant.epoch
+            self._view = self._without_releases(self._view)
+        self._signal.set()
+
+    def verify(self, queue: str, partition: int) -> bool:
+        """Ask ZooKeeper's leader whether the partition is ours; raises Unavailable."""
+        path = self._paths.leader(queue, partition)
+        with unavailable(self._zk):
+            _, stat = gather([self._zk.sync_async(path), self._zk.exists_async(path)], self._timeout)
+            return self._is_ours(stat)
+
+    def read_offset(self, queue: str, partition: int) -> StoredOffset | None:
+        """The stored offset; None when there is none or it can't be read. Raises Unavailable."""
+        path = self._paths.offset(queue, partition)
+        with unavailable(self._zk):
+            _, found = gather([self._zk.sync_async(path), self._zk.get_async(path)], self._timeout)
+        if found is None:
+            self._versions.pop((queue, partition), None)
+            return None
+        self._versions[queue, partition] = found[1].version
+        return decode_offset(queue, partition, found[0])
+
+    def write_offset(self, queue: str, partition: int, stored: StoredOffset) -> bool:
+        """write_offsets() of one partition: whether it was stored."""
+        return bool(self.write_offsets({(queue, partition): stored}))
+
+    def write_offsets(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
+        """Store offsets, pipelined; returns those stored.
+
+        A partition that is not ours (any more), or whose queue is gone, is left out. Raises
+        Unavailable; then some may have been stored, which does no harm.
+        """
+        done: set[Partition] = set()
+        pending = dict(offsets)
+        with unavailable(self._zk):
+            for _ in range(ATTEMPTS):
+                pending = self._ours(pending)
+                if not pending:
+                    break
+                calls = {key: self._write(key, value) for key, value in pending.items()}
+                for key, call in calls.items():
+                    if self._written(key, call):
+                        done.add(key)
+                        del pending[key]
+        return frozenset(done)
+
+    # ---- offsets ----
+
+    def _is_ours(self, stat: Any) -> bool:
+        client_id = self._zk.client_id
+        return stat is not None and client_id is not None and stat.ephemeralOwner == client_id[0]
+
+    def _ours(self, offsets: dict[Partition, StoredOffset]) -> dict[Partition, StoredOffset]:
+        calls = [self._zk.exists_async(self._paths.leader(*key)) for key in offsets]
+        stats = gather(calls, self._timeout)
+        return {
+            key: value
+            for (key, value), stat in zip(offsets.items(), stats, strict=True)
+            if self._is_ours(stat)
+        }
+
+    def _write(self, key: Partition, stored: StoredOffset) -> Any:
+        path, version = self._paths.offset(*key), self._versions.get(key)
+        if version is None:
+            return self._zk.create_async(path, stored.to_json())
+        return self._zk.set_async(path, stored.to_json(), version)
+
+    def _written(self, key: Partition, call: Any) -> bool:
+        """Whether a write went through; else the version is brought up to date for the next."""
+        try:
+            result = call.get(timeout=self._timeout)
+        except (BadVersionError, NodeExistsError, NoNodeError):
+            path = self._paths.offset(*key)
+            (stat,) = gather([self._zk.exists_async(path)], self._timeout)
+            if stat is None:
+                self._versions.pop(key, None)
+            else:
+                self._versions[key] = stat.version
+            return False
+        self._versions[key] = 0 if isinstance(result, str) else result.version
+        return True
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        backoff, complaint = 0.0, ""
+        while not self._closing.is_set():
+            self._signal.clear()
+            try:
+                delay = self._pass()
+                if complaint and self._view.connected:
+                    log.info("ZooKeeper answers again", extra={"tracker": self._id})
+                    backoff, complaint = 0.0, ""
+            except Exception as error:
+                self._znodes.expire()
+                expected = isinstance(error, KazooException | KazooTimeoutError)
+                if (text := repr(error)) != complaint:
+                    log.warning(
+                        "leadership: %s; trying again",
+                        text,
+                        exc_info=not expected,
+                        extra={"tracker": self._id},
+                    )
+                complaint = text
+                delay = backoff = min(MAX_BACKOFF_S, 2 * backoff or 0.1)
+                # A signal must not turn the back-off into a busy loop.
+                self._closing.wait(delay)
+                continue
+            self._signal.wait(max(0.0, delay))
+
+    def _pass(self) -> float:
+        """One look at ZooKeeper and what follows from it; returns s until the next."""
+        session = self._current_session()
+        if session is None:
+            return RECHECK_S
+        now = self._clock.monotonic()
+        if now >= self._verify_at or self._verified[0] != self._connection:
+            self._verify_session(session)
+        if now >= self._recheck_at:
+            self._znodes.expire()
+            self._recheck_at = now + max(RECHECK_S, len(self._znodes) / RECHECK_ZNODES_PER_S)
+        tree = self._read_tree()
+        changed = self._register(tree, session)
+        changed |= self._give_up(tree, session)
+        held = {p: stat for p, stat in tree.leaders.items() if _owner(stat) == session}
+        todo = self._plan(tree, held, now)
+        self._publish(
+            LeadershipView(
+                MappingProxyType({p: Grant(stat.czxid) for p, stat in held.items()}),
+                todo.releasing,
+                MappingProxyType(dict(tree.queues)),
+                connected=True,
+            )
+        )
+        changed |= self._acquire(todo.acquire, tree)
+        if changed:
+            return 0.0
+        due = [self._verify_at, self._recheck_at]
+        due += [todo.next_due] if todo.next_due is not None else []
+        return min(due) - self._clock.monotonic()
+
+    def _current_session(self) -> int | None:
+        """Our session while connected; when it has changed, what the old one owned is dropped."""
+        client_id = self._zk.client_id
+        if self._zk.state != KazooState.CONNECTED or client_id is None:
+            if self._zk.state == KazooState.LOST:
+                self._begin_session(None)
+            elif self._view.connected:
+                view = self._view
+                self._publish(LeadershipView(view.owned, view.releasing, view.queues))
+            self._revive()
+            return None
+        self._dead_since = None
+        session: int = client_id[0]
+        if session != self._session:
+            self._begin_session(session)
+            for path in (self._paths.queues, self._paths.trackers):
+                self._zk.ensure_path_async(path).get(timeout=self._timeout)
+        return session
+
+    def _revive(self) -> None:
+        """Start the client anew when kazoo gave up for good, as it does when refused."""
+        now = self._clock.monotonic()
+        if self._zk.client_state not in {KeeperState.CLOSED, KeeperState.AUTH_FAILED}:
+            self._dead_since = None
+        elif self._dead_since is None:
+            self._dead_since = now
+        elif now - self._dead_since > MAX_BACKOFF_S:
+            log.error("ZooKeeper refused us; trying again", extra={"tracker": self._id})
+            self._dead_since = None
+            stop(self._zk)
+            self._zk.start_async()
+
+    def _begin_session(self, session: int | None) -> None:
+        if session == self._session:
+            return
+        if self._session is not None:
+            log.warning(
+                "ZooKeeper session lost, and with it %d partitions",
+                len(self._view.owned),
+                extra={"tracker": self._id},
+            )
+        self._session = session
+        self._znodes.expire()
+        self._unowned_since.clear()
+        self._stand_in = frozenset()
+        with self._lock:
+            self._releases.clear()
+        self._publish(LeadershipView(queues=self._view.queues))
+
+    def _verify_session(self, session: int) -> None:
+        """A round trip through ZooKeeper's leader that proves that our session still stands."""
+        connection, started = self._connection, self._clock.monotonic()
+        path = self._paths.tracker(self._id)
+        _, stat = gather([self._zk.sync_async(path), self._zk.exists_async(path)], self._timeout)
+        if _owner(stat) == session:
+            self._verified = (connection, started + self._lease_s)
+        self._verify_at = started + self._lease_s * 3 / 8  # a quarter of the session timeout
+
+    def _read_tree(self) -> _Tree:
+        paths, znodes = self._paths, self._znodes
+        tops = znodes.children([paths.trackers, paths.queues])
+        ids, names = (sorted(tops[path] or ()) for path in (paths.trackers, paths.queues))
+        names = [n for n in names if self._info.queues is None or n in self._info.queues]
+        data = znodes.data([*map(paths.tracker, ids), *map(paths.queue, names)])
+        children = znodes.children(map(paths.partitions, names))
+        queues, versions = {}, {}
+        self._good_queues = {n: self._good_queues[n] for n in names if n in self._good_queues}
+        for name in names:
+            found, numbers = data[paths.queue(name)], children[paths.partitions(name)]
+            if found is None or numbers is None:
+                znodes.forget(paths.queue(name))
+                znodes.forget(paths.partitions(name))
+                continue
+            queue = self._decode_queue(name, *found, partition_numbers(numbers))
+            if queue is not None:
+                queues[name] = queue
+                versions[name] = found[1].version
+        partitions = [(name, p) for name, q in queues.items() for p in range(q.partitions)]
+        stats = znodes.stats(paths.leader(*partition) for partition in partitions)
+        members = {i: data[paths.tracker(i)] for i in ids}
+        return _Tree(
+            members={i: found for i, found in members.items() if found is not None},
+            queues=queues,
+            versions=versions,
+            leaders={partition: stats[paths.leader(*partition)] for partition in partitions},
+        )
+
+    def _decode_queue(self, name: str, data: bytes, stat: Any, partitions: int) -> RegisteredQueue | None:
+        """The queue; while its settings can't be read, the last good ones."""
+        known = self._good_queues.get(name)
+        if known is not None and known[0] == stat.mzxid and known[1].partitions == partitions:
+            return known[1]
+        try:
+            settings, deleting = decode_queue(name, data)
+        except ConfigError as error:
+            self._complain(f"queue {name!r}", stat.mzxid, error)
+            return known[1] if known is not None else None
+        queue = RegisteredQueue(settings, partitions, deleting)
+        self._good_queues[name] = (stat.mzxid, queue)
+        return queue
+
+    def _complain(self, what: str, version: int, error: Exception) -> None:
+        if self._complaints.get(what) != version:
+            self._complaints[what] = version
+            log.error("%s can't be read: %s", what, error, extra={"tracker": self._id})
+
+    def _members(self, tree: _Tree) -> frozenset[Member]:
+        found = set()
+        for tracker_id, (data, stat) in tree.members.items():
+            try:
+                info = decode_tracker(tracker_id, data)
+            except ConfigError as error:
+                self._complain(f"tracker {tracker_id!r}", stat.mzxid, error)
+                continue
+            found.add(Member(info.id, info.queues, info.kafka_ok))
+        return frozenset(found)
+
+    def _register(self, tree: _Tree, session: int) -> bool:
+        """Make our member znode what it should be; whether something was done."""
+        path, data = self._paths.tracker(self._id), self._info.to_json()
+        found = tree.members.get(self._id)
+        if found is None:
+            call = self._zk.create_async(path, data, ephemeral=True)
+        elif _owner(found[1]) != session:
+            if self._waiting_for != _owner(found[1]):
+                self._waiting_for = _owner(found[1])
+                log.warning(
+                    "another session is registered under this id; waiting for its end",
+                    extra={"tracker": self._id},
+                )
+            return False
+        elif found[0] != data:
+            call = self._zk.set_async(path, data)
+        else:
+            self._registered.set()
+            return False
+        with contextlib.suppress(NodeExistsError, NoNodeError):  # then what we saw was old
+            call.get(timeout=self._timeout)
+        self._znodes.forget(path)
+        self._znodes.forget(self._paths.trackers)
+        self._verify_at = 0.0
+        return True
+
+    def _give_up(self, tree: _Tree, session: int) -> bool:
+        """Delete the leader znodes of requested releases; whether something was done."""
+        with self._lock:
+            requested = dict(self._releases)
+        ours = {
+            key: self._paths.leader(*key)
+            for key, epoch in requested.items()
+            if (stat := tree.leaders.get(key)) is not None
+            and (stat.ephemeralOwner, stat.czxid) == (session, epoch)
+        }
+        calls = []
+        for path in ours.values():
+            # Our member znode is gone when the session is: then nothing is deleted, even if this
+            # reaches ZooKeeper in a new session while the partition is another's.
+            transaction = self._zk.transaction()
+            transaction.check(self._paths.tracker(self._id), -1)
+            transaction.delete(path)
+            calls.append(transaction.commit_async())
+        for (key, path), results in zip(ours.items(), gather(calls, self._timeout), strict=True):
+            self._znodes.forget(path)
+            error = failure(results or ())
+            if error is not None and not isinstance(error, NoNodeError):
+                raise error
+            log.info("partition released", extra=self._about(key))
+        with self._lock:
+            for key, epoch in requested.items():
+                if key not in ours and self._releases.get(key) == epoch:
+                    del self._releases[key]
+        return bool(ours)
+
+    def _plan(self, tree: _Tree, held: Iterable[Partition], now: float) -> Plan:
+        members = self._members(tree)
+        owners = frozenset((i, _owner(stat)) for i, (_, stat) in tree.members.items())
+        membership = frozenset((members, owners))
+        if membership != self._membership:
+            self._membership = membership
+            self._unowned_since.clear()
+            self._stand_in = frozenset()
+        deleting = {name for name, queue in tree.queues.items() if queue.deleting}
+        alive = tuple(p for p in tree.leaders if p[0] not in deleting)
+        if self._proposal[0] != (alive, members):
+            self._proposal = ((alive, members), propose(alive, members))
+        self._unowned_since = {
+            p: self._unowned_since.get(p, now) for p, stat in tree.leaders.items() if stat is None
+        }
+        todo = plan(
+            self._id,
+            self._proposal[1],
+            held=frozenset(held),
+            deleting=deleting,
+            unowned_since=self._unowned_since,
+            stand_in=self._stand_in,
+            now=now,
+            takeover_delay=self._takeover_delay,
+        )
+        self._stand_in = todo.stand_in
+        return todo
+
+    def _acquire(self, partitions: Iterable[Partition], tree: _Tree) -> bool:
+        """Try to make leader znodes; whether there was something to try."""
+        calls = {}
+        for key in partitions:
+            transaction = self._zk.transaction()
+            # The version tells whether the queue was marked as deleting in between.
+            transaction.check(self._paths.queue(key[0]), tree.versions[key[0]])
+            transaction.create(self._paths.leader(*key), self._id.encode(), ephemeral=True)
+            calls[key] = transaction.commit_async()
+        for key, call in calls.items():
+            error = failure(call.get(timeout=self._timeout))
+            self._znodes.forget(self._paths.leader(*key))
+            if error is None:
+                log.info("partition acquired", extra=self._about(key))
+            elif isinstance(error, BadVersionError | NoNodeError):
+                self._znodes.forget(self._paths.queues)
+                self._znodes.forget(self._paths.queue(key[0]))
+                self._znodes.forget(self._paths.partitions(key[0]))
+            elif not isinstance(error, NodeExistsError):
+                raise error
+        return bool(calls)
+
+    def _publish(self, view: LeadershipView) -> None:
+        with self._lock:
+            view = self._without_releases(view)
+            changed = view != self._view
+            self._view = view
+        if changed:
+            self.wake.set()
+
+    def _without_releases(self, view: LeadershipView) -> LeadershipView:
+        owned = {p: g for p, g in view.owned.items() if self._releases.get(p) != g.epoch}
+        return LeadershipView(
+            MappingProxyType(owned), view.releasing & owned.keys(), view.queues, view.connected
+        )
+
+    def _about(self, key: Partition) -> dict[str, Any]:
+        return {"queue": key[0], "partition": key[1], "tracker": self._id}
+
+    # ---- on kazoo's threads ----
+
+    def _on_state(self, _state: str) -> None:
+        self._connection += 1
+        self._signal.set()
+
+    def _learn_lease(self) -> None:
+        """Take over the session timeout that the server grants, which may be shorter.
+
+        kazoo keeps it to itself: its read timeout, in ms, is two thirds of it.
+        """
+        connection = self._zk._connection
+        connect = connection._connect
+
+        def connect_and_learn(*args: Any) -> tuple[float, float]:
+            read_timeout_ms, connect_timeout_ms = connect(*args)
+            self._lease_s = read_timeout_ms / 1000
+            return read_timeout_ms, connect_timeout_ms
+
+        connection._connect = connect_and_learn
+
+
+def _owner(stat: Any) -> int | None:
+    """The session that a znode belongs to."""
+    return None if stat is None else stat.ephemeralOwner
