@@ -349,7 +349,7 @@ class TestSecrets:
 class TestConnection:
     def test_settings_for_a_librdkafka_client(self):
         connection = Connection(bootstrap="h:1", kafka={"acks": "1", "bootstrap.servers": "other:9"})
-        assert connection.kafka_settings(acks="all", enable_idempotence=True) == {
+        assert connection.kafka_settings({"acks": "all", "enable.idempotence": True}) == {
             "acks": "1",
             "enable.idempotence": True,
             "bootstrap.servers": "h:1",

@@ -1,0 +1,250 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmqpy import message as m
+from kmqpy.config import QueueSettings
+from kmqpy.inflight import Entry, Hold
+from kmqpy.markers import decode_count, encode_count
+from tracker.plan import Copy, Original, batches, copy_of, reason_of
+
+COUNT = "kmq-redelivery-count"
+QUEUE = QueueSettings(name="jobs")
+PARTITION = 4
+ORIGIN = (
+    (m.ORIGINAL_PARTITION, b"4"),
+    (m.ORIGINAL_OFFSET, b"70"),
+    (m.ORIGINAL_TIMESTAMP, b"1700000000000"),
+)
+headers = st.lists(
+    st.tuples(
+        st.one_of(
+            st.text(max_size=3), st.sampled_from(["traceparent", COUNT, m.DELIVER_AT, m.ORIGINAL_OFFSET])
+        ),
+        st.none() | st.binary(max_size=5),
+    ),
+    max_size=8,
+).map(tuple)
+
+
+def entry(hold=Hold.HELD, *, counts=True, reason=None):
+    return Entry(70, 9, 0, 0, hold, counts, reason)
+
+
+def original(*given_headers, key=b"k", value=b"v"):
+    return Original(70, 1_700_000_000_000, key, value, given_headers)
+
+
+def count_header(count):
+    return (COUNT, encode_count(count))
+
+
+def plan(an_entry, an_original, queue=QUEUE):
+    return copy_of(an_entry, an_original, queue, PARTITION)
+
+
+def count_of(copy):
+    return decode_count(m.last_header(copy.headers, COUNT))
+
+
+class TestRedelivery:
+    def test_the_first(self):
+        copy = plan(entry(), original(("a", b"1"), ("b", None), ("a", b"2")))
+        assert not copy.dead_letter
+        assert (copy.entry, copy.key, copy.value) == (entry(), b"k", b"v")
+        assert copy.headers == (("a", b"1"), ("b", None), ("a", b"2"), *ORIGIN, (COUNT, b"\x01"))
+
+    def test_the_origin_is_set_once_and_kept(self):
+        first = plan(entry(), original())
+        later = Original(99, 1_800_000_000_000, b"k", b"v", first.headers)
+        copy = copy_of(entry(), later, QUEUE, PARTITION)
+        assert copy.headers == (*ORIGIN, (COUNT, b"\x02"))
+
+    @pytest.mark.parametrize("key", [None, b"", b"k"])
+    @pytest.mark.parametrize("value", [None, b"", b"v"])
+    def test_null_and_empty_are_two_things(self, key, value):
+        copy = plan(entry(), original(key=key, value=value))
+        assert (copy.key, copy.value) == (key, value)
+
+    def test_the_count_appears_once(self):
+        copy = plan(entry(), original(count_header(2), ("a", b"1"), count_header(1)))
+        assert copy.headers == (("a", b"1"), *ORIGIN, (COUNT, b"\x02"))
+
+    def test_another_count_header(self):
+        queue = QueueSettings(name="jobs", redelivery_count_header="tries")
+        copy = plan(entry(), original(("tries", b"\x01"), (COUNT, b"\x03")), queue)
+        assert copy.headers == ((COUNT, b"\x03"), *ORIGIN, ("tries", b"\x02"))
+
+    def test_what_does_not_count(self):
+        copy = plan(entry(counts=False), original(count_header(2)))
+        assert count_of(copy) == 2
+        assert COUNT not in dict(plan(entry(counts=False), original()).headers)
+
+    def test_what_does_not_count_comes_back_beyond_the_limit(self):
+        copy = plan(entry(counts=False), original(count_header(3)))
+        assert not copy.dead_letter
+        assert count_of(copy) == 3
+
+    def test_the_delay_is_over(self):
+        delayed = entry(Hold.DELAYED, counts=False)
+        copy = plan(delayed, original((m.DELIVER_AT, b"1"), ("a", b"1"), (m.DELIVER_AT, b"2")))
+        assert copy.headers == (("a", b"1"), *ORIGIN)
+
+    @pytest.mark.parametrize("bad", [b"", b"12", b"\x00\x00\x01", b"many redeliveries"])
+    def test_an_undecodable_count_is_zero_and_said(self, bad):
+        copy = plan(entry(), original((COUNT, bad)))
+        assert copy.undecodable_count
+        assert not copy.dead_letter
+        assert copy.headers == (*ORIGIN, (COUNT, b"\x01"))
+        assert not plan(entry(), original(count_header(2))).undecodable_count
+
+    def test_a_negative_count_is_zero(self):
+        assert count_of(plan(entry(), original(count_header(-5)))) == 1
+
+    def test_the_count_saturates(self):
+        endless = QueueSettings(name="jobs", max_redeliveries=None)
+        assert count_of(plan(entry(), original(count_header(2**31 - 1)), endless)) == 2**31 - 1
+        assert count_of(plan(entry(), original(count_header(127)), endless)) == 128
+
+    @given(headers, st.booleans())
+    def test_headers_of_others_stay_in_order(self, given_headers, dead):
+        copy = plan(entry(Hold.DEAD if dead else Hold.HELD), original(*given_headers))
+        kept = tuple((k, v) for k, v in given_headers if k not in (COUNT, m.DELIVER_AT))
+        assert copy.headers[: len(kept)] == kept
+        assert all(name.startswith("kmq-") for name, _ in copy.headers[len(kept) :])
+
+
+class TestDeadLetter:
+    def deliveries(self, queue):
+        """How often a message that is never acknowledged is delivered."""
+        record, count = original(), 1
+        while not (copy := plan(entry(), record, queue)).dead_letter:
+            record, count = original(*copy.headers), count + 1
+        return count, copy
+
+    @pytest.mark.parametrize("limit", [0, 1, 3, 130])
+    def test_one_delivery_more_than_redeliveries(self, limit):
+        count, copy = self.deliveries(QueueSettings(name="jobs", max_redeliveries=limit))
+        assert count == limit + 1
+        assert dict(copy.headers)[m.DEAD_LETTER_ATTEMPTS] == str(limit + 1).encode()
+        assert count_of(copy) == limit
+
+    def test_no_limit(self):
+        endless = QueueSettings(name="jobs", max_redeliveries=None)
+        assert not plan(entry(), original(count_header(10**6)), endless).dead_letter
+        assert plan(entry(Hold.DEAD), original(), endless).dead_letter
+
+    def test_its_headers(self):
+        copy = plan(entry(), original(("a", b"1"), count_header(3), (m.DELIVER_AT, b"5")))
+        assert copy.dead_letter
+        assert copy.headers == (
+            ("a", b"1"),
+            *ORIGIN,
+            (m.DEAD_LETTER_TOPIC, b"jobs"),
+            (m.DEAD_LETTER_PARTITION, b"4"),
+            (m.DEAD_LETTER_OFFSET, b"70"),
+            (m.DEAD_LETTER_ATTEMPTS, b"4"),
+            (m.DEAD_LETTER_REASON, b"expired"),
+            (COUNT, b"\x03"),
+        )
+        assert (copy.key, copy.value) == (b"k", b"v")
+
+    def test_the_origin_of_earlier_copies_is_kept(self):
+        earlier = tuple((name, b"1") for name, _ in ORIGIN)
+        copy = plan(entry(Hold.DEAD), original(*earlier))
+        assert copy.headers[:3] == earlier
+        assert m.ORIGINAL_OFFSET not in dict(copy.headers[3:])
+
+    def test_a_second_death_replaces_the_first(self):
+        old = tuple(
+            (name, b"old")
+            for name in (
+                m.DEAD_LETTER_TOPIC,
+                m.DEAD_LETTER_PARTITION,
+                m.DEAD_LETTER_OFFSET,
+                m.DEAD_LETTER_ATTEMPTS,
+                m.DEAD_LETTER_REASON,
+            )
+        )
+        copy = plan(entry(Hold.DEAD), original(*old, ("a", b"1")))
+        assert len(copy.headers) == len(dict(copy.headers))
+        assert b"old" not in dict(copy.headers).values()
+        assert copy.headers[0] == ("a", b"1")
+
+    def test_rejected_at_the_first_delivery(self):
+        copy = plan(entry(Hold.DEAD, reason="bad zip: é"), original())
+        assert copy.dead_letter
+        assert dict(copy.headers)[m.DEAD_LETTER_REASON] == "rejected: bad zip: é".encode()
+        assert dict(copy.headers)[m.DEAD_LETTER_ATTEMPTS] == b"1"
+        assert COUNT not in dict(copy.headers)
+
+    def test_rejected_though_it_does_not_count(self):
+        assert plan(entry(Hold.DEAD, counts=False), original()).dead_letter
+
+    def test_a_reason_that_utf8_has_no_form_for(self):
+        copy = plan(entry(Hold.DEAD, reason="\ud800"), original())
+        assert dict(copy.headers)[m.DEAD_LETTER_REASON] == b"rejected: ?"
+
+
+@pytest.mark.parametrize(
+    ("hold", "reason", "text"),
+    [
+        (Hold.HELD, None, "expired"),
+        (Hold.HELD, "ignored", "expired"),
+        (Hold.DELAYED, None, "expired"),
+        (Hold.RELEASED, None, "nack"),
+        (Hold.RELEASED, "", "nack"),
+        (Hold.RELEASED, "busy", "nack: busy"),
+        (Hold.DEAD, None, "rejected"),
+        (Hold.DEAD, "bad", "rejected: bad"),
+    ],
+)
+def test_reason(hold, reason, text):
+    assert reason_of(entry(hold, reason=reason)) == text
+
+
+class TestBatches:
+    def copies(self, *sizes):
+        return [
+            Copy(entry(), dead_letter=False, key=None, value=bytes(size - 64), headers=()) for size in sizes
+        ]
+
+    @pytest.mark.parametrize(
+        ("sizes", "max_messages", "max_bytes", "expected"),
+        [
+            ([], 10, 1000, []),
+            ([100, 100, 100], 10, 1000, [[100, 100, 100]]),
+            ([100, 100, 100], 2, 1000, [[100, 100], [100]]),
+            ([100, 100, 100], 10, 200, [[100, 100], [100]]),
+            ([100, 100, 100], 10, 199, [[100], [100], [100]]),
+            ([100, 900, 100, 100], 10, 300, [[100], [900], [100, 100]]),
+            ([900], 10, 300, [[900]]),
+        ],
+    )
+    def test_bounds(self, sizes, max_messages, max_bytes, expected):
+        result = batches(self.copies(*sizes), max_messages, max_bytes)
+        assert [[copy.size for copy in batch] for batch in result] == expected
+
+    @given(st.lists(st.integers(64, 2_000), max_size=40), st.integers(1, 10), st.integers(1, 3_000))
+    def test_any(self, sizes, max_messages, max_bytes):
+        copies = self.copies(*sizes)
+        result = batches(copies, max_messages, max_bytes)
+        assert [copy for batch in result for copy in batch] == copies
+        for batch in result:
+            assert 1 <= len(batch) <= max_messages
+            assert len(batch) == 1 or sum(copy.size for copy in batch) <= max_bytes
+        for one, following in pairwise(result):
+            size = sum(copy.size for copy in one) + following[0].size
+            assert len(one) == max_messages or size > max_bytes, "it would have fitted"
+
+
+@given(st.none() | st.binary(), st.none() | st.binary(), headers)
+def test_size_is_an_upper_estimate(key, value, given_headers):
+    copy = Copy(entry(), dead_letter=False, key=key, value=value, headers=given_headers)
+    content = len(key or b"") + len(value or b"")
+    content += sum(len(name.encode()) + len(data or b"") for name, data in given_headers)
+    # By the record format, varints of 5 bytes: length, key, value, header count, offset delta,
+    # timestamp delta (10), attributes (1); two for each header.
+    assert copy.size >= content + 5 * 5 + 10 + 1 + 10 * len(given_headers)
