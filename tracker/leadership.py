@@ -28,23 +28,15 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.registry import (
-    ATTEMPTS,
     Paths,
     RegisteredQueue,
     StoredOffset,
     TrackerInfo,
-    address,
-    decode_offset,
-    decode_queue,
-    decode_tracker,
-    failure,
-    gather,
-    new_client,
-    partition_numbers,
-    stop,
-    unavailable,
 )
-from tracker.assignment import Member, Partition, Plan, Ranking, plan, propose
+from kmqpy.zookeeper import address, failure, gather, new_client, stop, unavailable
+from tracker.assignment import Partition, Plan, Ranking, plan, propose
+from tracker.offsets import Offsets
+from tracker.tree import Tree, TreeReader, owner
 from tracker.znodes import Znodes
 
 log = logging.getLogger(__name__)
@@ -75,16 +67,6 @@ class LeadershipView:
     releasing: frozenset[Partition] = frozenset()
     queues: Mapping[str, RegisteredQueue] = field(default_factory=lambda: MappingProxyType({}))
     connected: bool = False
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """What the registry says, read in one pass."""
-
-    members: Mapping[str, tuple[bytes, Any]]
-    queues: Mapping[str, RegisteredQueue]
-    versions: Mapping[str, int]
-    leaders: Mapping[Partition, Any]
 
 
 class Leadership:
@@ -142,21 +124,18 @@ class Leadership:
         self._verified = (-1, 0.0)  # of which connection, and until when
 
         # Of the thread alone.
+        self._offsets = Offsets(self._zk, self._paths, self._timeout, self._is_ours)
+        self._reader = TreeReader(self._paths, queues)
         self._znodes = Znodes(self._zk, self._signal.set, self._timeout)
         self._session: int | None = None
         self._dead_since: float | None = None
         self._verify_at = 0.0
         self._recheck_at = 0.0
-        self._membership: frozenset[Any] = frozenset()
+        self._membership: tuple[Any, ...] = ()
         self._unowned_since: dict[Partition, float] = {}
         self._stand_in: frozenset[Partition] = frozenset()
         self._proposal: tuple[Any, Ranking] = (None, {})
-        self._good_queues: dict[str, tuple[int, RegisteredQueue]] = {}
-        self._complaints: dict[str, int] = {}  # unreadable znodes, and the version logged
         self._waiting_for: int | None = None  # session of another tracker with our id
-
-        # Of the caller of the offset calls alone.
-        self._versions: dict[Partition, int] = {}
 
     # ---- for the tracker's main loop ----
 
@@ -230,18 +209,11 @@ class Leadership:
 
     def read_offset(self, queue: str, partition: int) -> StoredOffset | None:
         """The stored offset; None when there is none or it can't be read. Raises Unavailable."""
-        path = self._paths.offset(queue, partition)
-        with unavailable(self._zk):
-            _, found = gather([self._zk.sync_async(path), self._zk.get_async(path)], self._timeout)
-        if found is None:
-            self._versions.pop((queue, partition), None)
-            return None
-        self._versions[queue, partition] = found[1].version
-        return decode_offset(queue, partition, found[0])
+        return self._offsets.read((queue, partition))
 
     def write_offset(self, queue: str, partition: int, stored: StoredOffset) -> bool:
         """write_offsets() of one partition: whether it was stored."""
-        return bool(self.write_offsets({(queue, partition): stored}))
+        return bool(self._offsets.write({(queue, partition): stored}))
 
     def write_offsets(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
         """Store offsets, pipelined; returns those stored.
@@ -249,55 +221,11 @@ class Leadership:
         A partition that is not ours (any more), or whose queue is gone, is left out. Raises
         Unavailable; then some may have been stored, which does no harm.
         """
-        done: set[Partition] = set()
-        pending = dict(offsets)
-        with unavailable(self._zk):
-            for _ in range(ATTEMPTS):
-                pending = self._ours(pending)
-                if not pending:
-                    break
-                calls = {key: self._write(key, value) for key, value in pending.items()}
-                for key, call in calls.items():
-                    if self._written(key, call):
-                        done.add(key)
-                        del pending[key]
-        return frozenset(done)
-
-    # ---- offsets ----
+        return self._offsets.write(offsets)
 
     def _is_ours(self, stat: Any) -> bool:
         client_id = self._zk.client_id
-        return stat is not None and client_id is not None and stat.ephemeralOwner == client_id[0]
-
-    def _ours(self, offsets: dict[Partition, StoredOffset]) -> dict[Partition, StoredOffset]:
-        calls = [self._zk.exists_async(self._paths.leader(*key)) for key in offsets]
-        stats = gather(calls, self._timeout)
-        return {
-            key: value
-            for (key, value), stat in zip(offsets.items(), stats, strict=True)
-            if self._is_ours(stat)
-        }
-
-    def _write(self, key: Partition, stored: StoredOffset) -> Any:
-        path, version = self._paths.offset(*key), self._versions.get(key)
-        if version is None:
-            return self._zk.create_async(path, stored.to_json())
-        return self._zk.set_async(path, stored.to_json(), version)
-
-    def _written(self, key: Partition, call: Any) -> bool:
-        """Whether a write went through; else the version is brought up to date for the next."""
-        try:
-            result = call.get(timeout=self._timeout)
-        except (BadVersionError, NodeExistsError, NoNodeError):
-            path = self._paths.offset(*key)
-            (stat,) = gather([self._zk.exists_async(path)], self._timeout)
-            if stat is None:
-                self._versions.pop(key, None)
-            else:
-                self._versions[key] = stat.version
-            return False
-        self._versions[key] = 0 if isinstance(result, str) else result.version
-        return True
+        return client_id is not None and owner(stat) == client_id[0]
 
     # ---- the thread ----
 
@@ -338,10 +266,10 @@ class Leadership:
         if now >= self._recheck_at:
             self._znodes.expire()
             self._recheck_at = now + max(RECHECK_S, len(self._znodes) / RECHECK_ZNODES_PER_S)
-        tree = self._read_tree()
+        tree = self._reader.read(self._znodes)
         changed = self._register(tree, session)
         changed |= self._give_up(tree, session)
-        held = {p: stat for p, stat in tree.leaders.items() if _owner(stat) == session}
+        held = {p: stat for p, stat in tree.leaders.items() if owner(stat) == session}
         todo = self._plan(tree, held, now)
         self._publish(
             LeadershipView(
@@ -412,78 +340,19 @@ class Leadership:
         connection, started = self._connection, self._clock.monotonic()
         path = self._paths.tracker(self._id)
         _, stat = gather([self._zk.sync_async(path), self._zk.exists_async(path)], self._timeout)
-        if _owner(stat) == session:
+        if owner(stat) == session:
             self._verified = (connection, started + self._lease_s)
         self._verify_at = started + self._lease_s * 3 / 8  # a quarter of the session timeout
 
-    def _read_tree(self) -> _Tree:
-        paths, znodes = self._paths, self._znodes
-        tops = znodes.children([paths.trackers, paths.queues])
-        ids, names = (sorted(tops[path] or ()) for path in (paths.trackers, paths.queues))
-        names = [n for n in names if self._info.queues is None or n in self._info.queues]
-        data = znodes.data([*map(paths.tracker, ids), *map(paths.queue, names)])
-        children = znodes.children(map(paths.partitions, names))
-        queues, versions = {}, {}
-        self._good_queues = {n: self._good_queues[n] for n in names if n in self._good_queues}
-        for name in names:
-            found, numbers = data[paths.queue(name)], children[paths.partitions(name)]
-            if found is None or numbers is None:
-                znodes.forget(paths.queue(name))
-                znodes.forget(paths.partitions(name))
-                continue
-            queue = self._decode_queue(name, *found, partition_numbers(numbers))
-            if queue is not None:
-                queues[name] = queue
-                versions[name] = found[1].version
-        partitions = [(name, p) for name, q in queues.items() for p in range(q.partitions)]
-        stats = znodes.stats(paths.leader(*partition) for partition in partitions)
-        members = {i: data[paths.tracker(i)] for i in ids}
-        return _Tree(
-            members={i: found for i, found in members.items() if found is not None},
-            queues=queues,
-            versions=versions,
-            leaders={partition: stats[paths.leader(*partition)] for partition in partitions},
-        )
-
-    def _decode_queue(self, name: str, data: bytes, stat: Any, partitions: int) -> RegisteredQueue | None:
-        """The queue; while its settings can't be read, the last good ones."""
-        known = self._good_queues.get(name)
-        if known is not None and known[0] == stat.mzxid and known[1].partitions == partitions:
-            return known[1]
-        try:
-            settings, deleting = decode_queue(name, data)
-        except ConfigError as error:
-            self._complain(f"queue {name!r}", stat.mzxid, error)
-            return known[1] if known is not None else None
-        queue = RegisteredQueue(settings, partitions, deleting)
-        self._good_queues[name] = (stat.mzxid, queue)
-        return queue
-
-    def _complain(self, what: str, version: int, error: Exception) -> None:
-        if self._complaints.get(what) != version:
-            self._complaints[what] = version
-            log.error("%s can't be read: %s", what, error, extra={"tracker": self._id})
-
-    def _members(self, tree: _Tree) -> frozenset[Member]:
-        found = set()
-        for tracker_id, (data, stat) in tree.members.items():
-            try:
-                info = decode_tracker(tracker_id, data)
-            except ConfigError as error:
-                self._complain(f"tracker {tracker_id!r}", stat.mzxid, error)
-                continue
-            found.add(Member(info.id, info.queues, info.kafka_ok))
-        return frozenset(found)
-
-    def _register(self, tree: _Tree, session: int) -> bool:
+    def _register(self, tree: Tree, session: int) -> bool:
         """Make our member znode what it should be; whether something was done."""
         path, data = self._paths.tracker(self._id), self._info.to_json()
         found = tree.members.get(self._id)
         if found is None:
             call = self._zk.create_async(path, data, ephemeral=True)
-        elif _owner(found[1]) != session:
-            if self._waiting_for != _owner(found[1]):
-                self._waiting_for = _owner(found[1])
+        elif owner(found[1]) != session:
+            if self._waiting_for != owner(found[1]):
+                self._waiting_for = owner(found[1])
                 log.warning(
                     "another session is registered under this id; waiting for its end",
                     extra={"tracker": self._id},
@@ -501,7 +370,7 @@ class Leadership:
         self._verify_at = 0.0
         return True
 
-    def _give_up(self, tree: _Tree, session: int) -> bool:
+    def _give_up(self, tree: Tree, session: int) -> bool:
         """Delete the leader znodes of requested releases; whether something was done."""
         with self._lock:
             requested = dict(self._releases)
@@ -531,18 +400,16 @@ class Leadership:
                     del self._releases[key]
         return bool(ours)
 
-    def _plan(self, tree: _Tree, held: Iterable[Partition], now: float) -> Plan:
-        members = self._members(tree)
-        owners = frozenset((i, _owner(stat)) for i, (_, stat) in tree.members.items())
-        membership = frozenset((members, owners))
-        if membership != self._membership:
-            self._membership = membership
+    def _plan(self, tree: Tree, held: Iterable[Partition], now: float) -> Plan:
+        sessions = frozenset((i, owner(stat)) for i, (_, stat) in tree.members.items())
+        if (tree.eligible, sessions) != self._membership:
+            self._membership = (tree.eligible, sessions)
             self._unowned_since.clear()
             self._stand_in = frozenset()
         deleting = {name for name, queue in tree.queues.items() if queue.deleting}
         alive = tuple(p for p in tree.leaders if p[0] not in deleting)
-        if self._proposal[0] != (alive, members):
-            self._proposal = ((alive, members), propose(alive, members))
+        if self._proposal[0] != (alive, tree.eligible):
+            self._proposal = ((alive, tree.eligible), propose(alive, tree.eligible))
         self._unowned_since = {
             p: self._unowned_since.get(p, now) for p, stat in tree.leaders.items() if stat is None
         }
@@ -559,7 +426,7 @@ class Leadership:
         self._stand_in = todo.stand_in
         return todo
 
-    def _acquire(self, partitions: Iterable[Partition], tree: _Tree) -> bool:
+    def _acquire(self, partitions: Iterable[Partition], tree: Tree) -> bool:
         """Try to make leader znodes; whether there was something to try."""
         calls = {}
         for key in partitions:
@@ -592,7 +459,7 @@ class Leadership:
     def _without_releases(self, view: LeadershipView) -> LeadershipView:
         owned = {p: g for p, g in view.owned.items() if self._releases.get(p) != g.epoch}
         return LeadershipView(
-            MappingProxyType(owned), view.releasing & owned.keys(), view.queues, view.connected
+            MappingProxyType(owned), frozenset(view.releasing & owned.keys()), view.queues, view.connected
         )
 
     def _about(self, key: Partition) -> dict[str, Any]:
@@ -618,8 +485,3 @@ class Leadership:
             return read_timeout_ms, connect_timeout_ms
 
         connection._connect = connect_and_learn
-
-
-def _owner(stat: Any) -> int | None:
-    """The session that a znode belongs to."""
-    return None if stat is None else stat.ephemeralOwner

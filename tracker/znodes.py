@@ -8,7 +8,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from kmqpy.registry import gather
+from kmqpy.zookeeper import gather
 
 
 class Znodes:
@@ -63,6 +63,8 @@ class Znodes:
             self._expired = True
             raise
         self._values.update(zip(stale, values, strict=True))
+        if call != self._zk.exists_async:  # no watch can be had on what is not there
+            self._changed.update(path for path in stale if self._values[path] is None)
         return {path: self._values[path] for path in paths}
 
     def _watch(self, event: Any) -> None:
