@@ -5,12 +5,11 @@ there is good: a start with a full cache neither resolves nor needs the network,
 
 To change a set or add one, edit its "coordinates" (and "exclude") in jars.json, then pin it anew:
 
-    python -m kmqpy.dev.jars --relock zookeeper
+    python -m kmqpy.dev --relock zookeeper
 
-`python -m kmqpy.dev.jars zookeeper` fetches a set and prints the paths.
+`python -m kmqpy.dev zookeeper` fetches a set and prints the paths.
 """
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -58,9 +57,9 @@ def jar_set(name: str, lock: Path = LOCK) -> list[Path]:
 
 
 def relock(names: Sequence[str], lock: Path = LOCK) -> None:
-    """Resolve the coordinates of these sets (all without names) and pin what is found."""
+    """Resolve the coordinates of these sets and pin what is found."""
     sets: dict[str, Any] = json.loads(lock.read_text())
-    for name in names or sets:
+    for name in names:
         with tempfile.TemporaryDirectory() as scratch:
             coordinates = _resolve(sets[name]["coordinates"], sets[name]["exclude"], Path(scratch))
             digests = {c: _sha256(path) for c, path in _fetch(name, coordinates, Path(scratch))}
@@ -79,7 +78,7 @@ def _check(coordinate: str, jar: Path, pin: str) -> None:
         raise ClusterError(
             f"{coordinate}: the fetched jar has SHA-256 {found}, but {pin} is pinned. "
             "It was not kept. Something between here and Maven Central changes files; try another "
-            "network, or see kmqpy/dev/jars.py if the pin itself is wrong."
+            "network, or see kmqpy/dev/jars.py if the pin is wrong."
         )
 
 
@@ -154,20 +153,3 @@ def _progress(steps: Iterator[Any], total: int, label: str) -> Iterator[Any]:
         yield step
         if count % 10 == 0 or count == total:
             sys.stderr.write(f"{label}: {count} of {total}\n")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `python -m kmqpy.dev.jars`."""
-    parser = argparse.ArgumentParser(prog="python -m kmqpy.dev.jars", description="Fetch jars.")
-    parser.add_argument("sets", nargs="*", help="names in jars.json; none: all of them")
-    parser.add_argument("--relock", action="store_true", help="pin their coordinates anew")
-    options = parser.parse_args(arguments)
-    if options.relock:
-        relock(options.sets)
-    for name in options.sets or json.loads(LOCK.read_text()):
-        for path in jar_set(name):
-            sys.stdout.write(f"{path}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.errors import ClusterError
@@ -15,28 +14,20 @@ STOP_TIMEOUT_S = 15.0
 LINES_IN_ERROR = 15
 
 
-class WriteConfig(Protocol):
-    """Writes the configuration of one server and returns its path; the settings win."""
-
-    def __call__(
-        self, folder: Path, number: int, ports: Sequence[Sequence[int]], settings: Mapping[str, str]
-    ) -> Path:
-        """`ports` are those of all servers; `number` is 1 for the first."""
-        ...
-
-
 @dataclass(frozen=True)
 class Kind:
     """What Cluster must know of a kind of server.
 
-    `name` is also that of its jar set. `answers(log, config, port)` tells whether the server that
-    wrote this log and has this configuration serves clients on this port.
+    `name` is also that of its jar set. `write_config(folder, number, ports, settings)` writes the
+    configuration of the server with this number (from 1), given the ports of all, and returns its
+    path; the settings win. `answers(log, config, port)` tells whether the server that wrote this
+    log and has this configuration serves clients on this port.
     """
 
     name: str
     main_class: str
     ports_each: int
-    write_config: WriteConfig
+    write_config: Callable[[Path, int, Sequence[Sequence[int]], Mapping[str, str]], Path]
     answers: Callable[[str, Path, int], bool]
 
 

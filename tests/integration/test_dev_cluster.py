@@ -117,6 +117,7 @@ def test_everything_is_gone_soon_after_its_owner_was_killed() -> None:
     assert eventually(lambda: not Path(folder).exists())
 
 
+@pytest.mark.slow
 def test_three_of_each_serve_with_one_of_each_killed() -> None:
     with Cluster(brokers=3, zookeepers=3) as cluster:
         assert cluster.bootstrap.count(",") == cluster.zookeeper.count(",") == 2
