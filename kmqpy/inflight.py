@@ -75,6 +75,7 @@ class InFlight:
         self.missed_markers = missed_markers
         self._position = position
         self._pinned: int | None = None
+        self._pinned_now_ms = 0
         self._entries: dict[int, Entry] = {}
         # Both are cleaned lazily, and compacted when stale items outnumber live ones: amortised O(1),
         # and memory follows what is in flight even behind one message that is held for hours.
@@ -107,7 +108,7 @@ class InFlight:
     def pin(self, at: int) -> None:
         """Keep the safe offset from passing a marker that only a newer version understands (R3)."""
         if self._pinned is None:
-            self._pinned = at
+            self._pinned, self._pinned_now_ms = at, self.now_ms
 
     @property
     def pinned(self) -> bool:
@@ -214,6 +215,18 @@ class InFlight:
             self._takes.popleft()
         safe = self._takes[0][0] if self._takes else self._position
         return safe if self._pinned is None else min(safe, self._pinned)
+
+    def safe_now_ms(self) -> int:
+        """The partition's now at the safe offset.
+
+        A successor that begins there with this `now_ms` has the same deadlines too. With today's
+        `now_ms` every restart would prolong the leases, and one that restarts often enough would
+        redeliver nothing; with none, out-of-order timestamps could shorten them.
+        """
+        oldest = self.oldest()
+        if self._pinned is not None and (oldest is None or self._pinned < oldest.taken_at):
+            return self._pinned_now_ms
+        return self.now_ms if oldest is None else oldest.since_ms
 
     def oldest(self) -> Entry | None:
         """The entry whose take is the oldest, or None."""
