@@ -145,8 +145,10 @@ class Leadership:
         self._thread.start()
         if timeout is not None and not self._registered.wait(timeout):
             self.close()
+            why = "another session is registered so" if self._waiting_for else "no answer"
             raise Unavailable(
-                f"ZooKeeper at {address(self._zk)}: not registered as {self._id!r} within {timeout:g} s"
+                f"ZooKeeper at {address(self._zk)}: could not register as {self._id!r} "
+                f"within {timeout:g} s: {why}"
             )
         return self
 
@@ -300,9 +302,10 @@ class Leadership:
         self._dead_since = None
         session: int = client_id[0]
         if session != self._session:
-            self._begin_session(session)
+            self._begin_session(None)
             for path in (self._paths.queues, self._paths.trackers):
                 self._zk.ensure_path_async(path).get(timeout=self._timeout)
+            self._begin_session(session)
         return session
 
     def _revive(self) -> None:
@@ -349,7 +352,7 @@ class Leadership:
         path, data = self._paths.tracker(self._id), self._info.to_json()
         found = tree.members.get(self._id)
         if found is None:
-            call = self._zk.create_async(path, data, ephemeral=True)
+            call = self._zk.create_async(path, data, ephemeral=True, makepath=True)
         elif owner(found[1]) != session:
             if self._waiting_for != owner(found[1]):
                 self._waiting_for = owner(found[1])
@@ -363,7 +366,7 @@ class Leadership:
         else:
             self._registered.set()
             return False
-        with contextlib.suppress(NodeExistsError, NoNodeError):  # then what we saw was old
+        with contextlib.suppress(NodeExistsError):  # then what we saw was old
             call.get(timeout=self._timeout)
         self._znodes.forget(path)
         self._znodes.forget(self._paths.trackers)
@@ -427,7 +430,8 @@ class Leadership:
         return todo
 
     def _acquire(self, partitions: Iterable[Partition], tree: Tree) -> bool:
-        """Try to make leader znodes; whether there was something to try."""
+        """Try to make leader znodes; whether any was made."""
+        made = False
         calls = {}
         for key in partitions:
             transaction = self._zk.transaction()
@@ -439,6 +443,7 @@ class Leadership:
             error = failure(call.get(timeout=self._timeout))
             self._znodes.forget(self._paths.leader(*key))
             if error is None:
+                made = True
                 log.info("partition acquired", extra=self._about(key))
             elif isinstance(error, BadVersionError | NoNodeError):
                 self._znodes.forget(self._paths.queues)
@@ -446,7 +451,7 @@ class Leadership:
                 self._znodes.forget(self._paths.partitions(key[0]))
             elif not isinstance(error, NodeExistsError):
                 raise error
-        return bool(calls)
+        return made
 
     def _publish(self, view: LeadershipView) -> None:
         with self._lock:

@@ -1,0 +1,500 @@
+"""Trackers that share, lose and regain partitions, on a real ZooKeeper."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from kmqpy.config import QueueSettings
+from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.registry import Registry, StoredOffset, TrackerInfo, connect
+from tracker.assignment import capacity
+from tracker.leadership import Leadership
+
+SESSION_MS = 1_500
+TICK_S = 0.5  # of the server: it ends sessions that much late
+PARTITIONS = 8
+ALL = {("q", p) for p in range(PARTITIONS)}
+
+
+@pytest.fixture
+def root(queue_name):
+    return f"/kmq-{queue_name}"
+
+
+@pytest.fixture
+def zk(cluster):
+    with connect(cluster.zookeeper, 4_000) as client:
+        yield client
+
+
+@pytest.fixture
+def registry(zk, root):
+    return Registry(zk, root)
+
+
+@pytest.fixture
+def join(cluster, root):
+    """Start a tracker's leadership; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(tracker_id: str, hosts: str = cluster.zookeeper, **settings) -> Leadership:
+            settings = {"session_timeout_ms": SESSION_MS, **settings}
+            leadership = Leadership(hosts, tracker_id, root=root, **settings)
+            stack.enter_context(leadership)
+            return leadership.start(10)
+
+        yield start
+
+
+def owned(leadership: Leadership) -> set:
+    return set(leadership.snapshot().owned)
+
+
+def epochs(leadership: Leadership) -> dict:
+    return {p: grant.epoch for p, grant in leadership.snapshot().owned.items()}
+
+
+def until(condition: Callable[[], object], *drained: Leadership, timeout: float = 10.0) -> float:
+    """Wait for `condition`, letting go of what `drained` are asked for; s it took."""
+    started = time.monotonic()
+    while not condition():
+        for leadership in drained:
+            for partition in leadership.snapshot().releasing:
+                leadership.release(*partition)
+        assert time.monotonic() - started < timeout, [leadership.snapshot() for leadership in drained]
+        time.sleep(0.005)
+    return time.monotonic() - started
+
+
+def shared(*members: Leadership) -> bool:
+    """Whether every partition has one owner and nobody has too many."""
+    parts = [owned(member) for member in members]
+    bound = capacity(PARTITIONS, len(members))
+    return (
+        set().union(*parts) == ALL
+        and sum(map(len, parts)) == PARTITIONS
+        and all(len(part) <= bound for part in parts)
+        and not any(member.snapshot().releasing for member in members)
+    )
+
+
+def crash(leadership: Leadership) -> None:
+    """Leave like a killed process: the session is not closed, it has to expire."""
+    leadership._closing.set()
+    leadership._signal.set()
+    leadership._thread.join()
+    client = leadership._zk
+    client._stopped.set()
+    with contextlib.suppress(OSError):
+        client._connection._socket.shutdown(socket.SHUT_RDWR)
+    client._safe_close()
+    client.close()
+
+
+def end_session(leadership: Leadership, hosts: str) -> None:
+    """End a session from outside: the server tells its owner that it has expired."""
+    other = KazooClient(hosts, client_id=leadership._zk.client_id)
+    other.start()
+    other.stop()
+    other.close()
+
+
+def test_trackers_share_and_a_third_takes_its_part(registry, join):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    a = join("a")
+    until(lambda: owned(a) == ALL)
+    b = join("b")
+    until(lambda: shared(a, b), a, b)
+    before = epochs(a)
+    c = join("c")
+    until(lambda: shared(a, b, c) and owned(c), a, b, c)
+    assert registry.owners("q") == {
+        p: name for name, member in zip("abc", (a, b, c), strict=True) for _, p in owned(member)
+    }
+    assert [tracker.id for tracker in registry.trackers()] == ["a", "b", "c"]
+    kept = epochs(a)
+    assert all(before[partition] == epoch for partition, epoch in kept.items())
+    assert all(member.may_redeliver() for member in (a, b, c))
+
+
+def test_nothing_moves_before_its_owner_lets_go(registry, join):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    a = join("a")
+    until(lambda: owned(a) == ALL)
+    b = join("b", takeover_delay=0.1)
+    until(lambda: a.snapshot().releasing)
+    time.sleep(0.5)
+    assert owned(a) == ALL
+    assert owned(b) == set()
+
+
+def test_a_graceful_stop_hands_over_at_once(registry, join):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    a, b = join("a"), join("b")
+    until(lambda: shared(a, b), a, b)
+    a.close()
+    assert owned(a) == set()
+    assert not a.may_redeliver()
+    assert until(lambda: owned(b) == ALL) < 0.5
+
+
+def test_a_crashed_tracker_is_replaced_when_its_session_ends(registry, join, record_property):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    a, b = join("a"), join("b")
+    until(lambda: shared(a, b), a, b)
+    crash(a)
+    took = until(lambda: owned(b) == ALL)
+    record_property("failover_s", took)
+    assert took < SESSION_MS / 1000 + 1
+
+
+CHILD = """
+import sys, time
+from tracker.leadership import Leadership
+hosts, root, session_ms = sys.argv[1], sys.argv[2], int(sys.argv[3])
+leadership = Leadership(hosts, "child", root=root, session_timeout_ms=session_ms).start(10)
+last = None
+while True:
+    now = (leadership.may_redeliver(), len(leadership.snapshot().owned))
+    if now != last:
+        print(*now, flush=True)
+        last = now
+    for partition in leadership.snapshot().releasing:
+        leadership.release(*partition)
+    time.sleep(0.002)
+"""
+
+
+@pytest.fixture
+def child(cluster, root) -> Iterator[subprocess.Popen]:
+    """A tracker in a process of its own; prints may_redeliver and how many it owns on change."""
+    arguments = [sys.executable, "-c", CHILD, cluster.zookeeper, root, str(SESSION_MS)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True)
+    with process:
+        yield process
+        process.kill()
+
+
+def test_a_killed_process_is_replaced(registry, join, child, record_property):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    b = join("b")
+    until(lambda: len(registry.owners("q")) == PARTITIONS and shared_with_child(registry, b), b)
+    os.kill(child.pid, signal.SIGKILL)
+    took = until(lambda: owned(b) == ALL)
+    record_property("failover_s", took)
+    assert took < SESSION_MS / 1000 + 1
+
+
+def shared_with_child(registry: Registry, other: Leadership) -> bool:
+    owners = list(registry.owners("q").values())
+    return owners.count("child") > 0 and owners.count("b") == len(owned(other))
+
+
+def test_a_paused_process_knows_at_once_that_its_time_is_over(registry, join, child):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    b = join("b")
+    until(lambda: len(registry.owners("q")) == PARTITIONS and shared_with_child(registry, b), b)
+    os.kill(child.pid, signal.SIGSTOP)
+    until(lambda: owned(b) == ALL)
+    while select.select([child.stdout], [], [], 0)[0]:
+        os.read(child.stdout.fileno(), 65536)  # what it said before
+    os.kill(child.pid, signal.SIGCONT)
+    assert child.stdout.readline().startswith("False")
+    # It comes back as a new member, with nothing, and gets its part again.
+    until(lambda: 0 < len(owned(b)) < PARTITIONS and shared_with_child(registry, b), b)
+
+
+class Proxy:
+    """A TCP proxy that can swallow everything without closing anything."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._open = threading.Event()
+        self._open.set()
+        self._sockets: list[socket.socket] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._server.getsockname())
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._open.clear()
+
+    def heal(self) -> None:
+        self._open.set()
+
+    def close(self) -> None:
+        for sock in (self._server, *self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+        self._open.set()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                server = socket.create_connection(self._target)
+                self._sockets += [client, server]
+                for pair in ((client, server), (server, client)):
+                    threading.Thread(target=self._pump, args=pair, daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self._open.wait()
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def proxy(cluster):
+    with contextlib.closing(Proxy(cluster.zookeeper.split(",")[0])) as proxy:
+        yield proxy
+
+
+def test_cut_off_it_stops_before_another_takes_over(registry, join, proxy):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    a = join("a", proxy.address)
+    until(lambda: owned(a) == ALL and a.may_redeliver())
+    b = join("b")
+    until(lambda: shared(a, b), a, b)
+    before = epochs(a)
+    proxy.cut()
+    stopped = until(lambda: not a.may_redeliver())
+    assert stopped <= SESSION_MS / 1000 * 2 / 3 + 0.1
+    assert not owned(b) & before.keys()
+    with pytest.raises(Unavailable, match=proxy.address):
+        a.verify(*next(iter(before)))
+    until(lambda: owned(b) == ALL)
+    assert not a.may_redeliver()
+    proxy.heal()
+    until(lambda: shared(a, b) and a.may_redeliver(), a, b)
+    assert all(epoch > max(before.values()) for epoch in epochs(a).values())
+
+
+def test_a_short_cut_costs_nothing(registry, join, proxy):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    a = join("a", proxy.address, session_timeout_ms=4_000)
+    until(lambda: owned(a) == ALL and a.may_redeliver())
+    before = epochs(a)
+    a._zk._connection._socket.shutdown(socket.SHUT_RDWR)
+    until(lambda: not a.snapshot().connected or not a.may_redeliver())
+    until(lambda: a.snapshot().connected and a.may_redeliver())
+    assert epochs(a) == before
+
+
+def test_a_session_that_ended_takes_everything_and_a_new_one_regains_it(registry, join, cluster):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    a = join("a")
+    until(lambda: owned(a) == ALL)
+    before = epochs(a)
+    a.wake.clear()
+    end_session(a, cluster.zookeeper)
+    assert a.wake.wait(2)
+    until(lambda: owned(a) == ALL and a.may_redeliver())
+    assert min(epochs(a).values()) > max(before.values())
+
+
+def test_the_server_may_grant_a_shorter_session(registry, join):
+    a = join("a", session_timeout_ms=600_000)
+    assert a._lease_s < 600 * 2 / 3
+
+
+def test_a_znode_of_an_older_session_is_not_ours(registry, join, zk, root):
+    registry.register(QueueSettings(name="q"), 1)
+    leader = f"{root}/queues/q/partitions/0/leader"
+    zk.create(leader, b"a", ephemeral=True)
+    a = join("a", takeover_delay=0.1)
+    time.sleep(0.5)
+    assert owned(a) == set()
+    assert not a.verify("q", 0)
+    assert not a.write_offset("q", 0, StoredOffset(1, "t", 1))
+    zk.delete(leader)
+    assert until(lambda: owned(a) == {("q", 0)}) < 0.5
+
+
+def test_the_same_id_waits_for_the_end_of_the_older_session(registry, join, zk, root):
+    registry.register(QueueSettings(name="q"), 1)
+    stale = TrackerInfo("a", "host", 1, None, kafka_ok=True)
+    zk.create(f"{root}/trackers/a", stale.to_json(), ephemeral=True, makepath=True)
+    zk.create(f"{root}/queues/q/partitions/0/leader", b"a", ephemeral=True)
+    timer = threading.Timer(
+        0.5,
+        lambda: [zk.delete(path) for path in (f"{root}/queues/q/partitions/0/leader", f"{root}/trackers/a")],
+    )
+    timer.start()
+    a = join("a")
+    until(lambda: owned(a) == {("q", 0)} and a.may_redeliver())
+    timer.join()
+
+
+def test_an_id_in_use_is_a_clear_error(registry, join, cluster, root):
+    join("a")
+    twin = Leadership(cluster.zookeeper, "a", root=root, session_timeout_ms=SESSION_MS)
+    with pytest.raises(Unavailable, match="another session is registered"):
+        twin.start(0.5)
+
+
+def test_zookeeper_away_is_a_clear_error():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=address):
+            Leadership(address, "a", session_timeout_ms=SESSION_MS).start(0.5)
+
+
+def test_an_id_that_is_no_znode_name_is_refused():
+    with pytest.raises(ConfigError, match="tracker_id"):
+        Leadership("127.0.0.1:1", "a/b")
+
+
+def test_queues_come_grow_and_go_while_it_runs(registry, join):
+    a = join("a")
+    assert a.snapshot().connected
+    registry.register(QueueSettings(name="q"), 2)
+    assert until(lambda: owned(a) == {("q", 0), ("q", 1)}) < 2
+    assert a.snapshot().queues["q"] == registry.get("q")
+    registry.register(QueueSettings(name="q", max_redeliveries=7), 3)
+    assert until(lambda: len(owned(a)) == 3) < 2
+    assert a.snapshot().queues["q"].settings.max_redeliveries == 7
+    remover = threading.Thread(target=registry.remove, args=("q", 5))
+    remover.start()
+    until(lambda: len(a.snapshot().releasing) == 3)
+    assert a.snapshot().queues["q"].deleting
+    until(lambda: not remover.is_alive(), a)
+    remover.join()
+    until(lambda: "q" not in a.snapshot().queues)
+    assert owned(a) == set()
+    assert registry.queues() == []
+
+
+def test_unreadable_settings_keep_the_last_good_ones(registry, join, zk, root):
+    registry.register(QueueSettings(name="q"), 2)
+    registry.register(QueueSettings(name="other"), 1)
+    a = join("a")
+    until(lambda: len(owned(a)) == 3)
+    zk.set(f"{root}/queues/q", b"{")
+    registry.register(QueueSettings(name="late"), 1)
+    until(lambda: len(owned(a)) == 4)
+    assert a.snapshot().queues["q"].settings == QueueSettings(name="q")
+
+
+def test_only_the_named_queues_are_served(registry, join):
+    registry.register(QueueSettings(name="q"), 2)
+    registry.register(QueueSettings(name="other"), 2)
+    a = join("a", queues=frozenset({"q"}))
+    b = join("b", queues=frozenset({"other"}))
+    until(lambda: owned(b) == {("other", 0), ("other", 1)})
+    until(lambda: owned(a) == {("q", 0), ("q", 1)})
+    assert list(a.snapshot().queues) == ["q"]
+    b.close()
+    time.sleep(0.3)
+    assert registry.owners("other") == {}
+
+
+def test_without_kafka_a_tracker_withdraws(registry, join):
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    a, b = join("a"), join("b")
+    until(lambda: shared(a, b), a, b)
+    a.set_kafka_ok(False)
+    until(lambda: owned(b) == ALL, a, b)
+    assert [tracker.kafka_ok for tracker in registry.trackers()] == [False, True]
+    a.set_kafka_ok(True)
+    until(lambda: shared(a, b), a, b)
+
+
+def test_the_next_in_rank_stands_in_and_keeps_it(registry, join, zk, root):
+    """A member that takes nothing, though everything is proposed to it as well."""
+    registry.register(QueueSettings(name="q"), PARTITIONS)
+    idle = TrackerInfo("idle", "host", 1, None, kafka_ok=True)
+    zk.create(f"{root}/trackers/idle", idle.to_json(), ephemeral=True, makepath=True)
+    a = join("a", takeover_delay=0.4)
+    until(lambda: 0 < len(owned(a)) < PARTITIONS)
+    assert until(lambda: owned(a) == ALL) < 1.0
+    time.sleep(1.2)  # over a full re-check
+    assert a.snapshot().releasing == frozenset()
+    zk.delete(f"{root}/trackers/idle")
+    registry.register(QueueSettings(name="q", max_redeliveries=1), PARTITIONS)
+    until(lambda: a.snapshot().queues["q"].settings.max_redeliveries == 1)
+    assert owned(a) == ALL
+
+
+def test_offsets(registry, join, zk, root):
+    registry.register(QueueSettings(name="q"), 2)
+    a = join("a")
+    until(lambda: len(owned(a)) == 2)
+    assert a.read_offset("q", 0) is None
+    first, second = StoredOffset(1, "t", 10), StoredOffset(2, "t", 20)
+    assert a.write_offset("q", 0, first)
+    assert a.read_offset("q", 0) == first
+    assert a.write_offset("q", 0, second)
+    # Someone else's write between ours: BadVersion, read again, and written.
+    zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
+    assert a.write_offsets({("q", 0): second, ("q", 1): first, ("gone", 0): first}) == {
+        ("q", 0),
+        ("q", 1),
+    }
+    assert registry.offsets("q") == {0: second, 1: first}
+    zk.delete(f"{root}/queues/q/partitions/0/offset")
+    assert a.write_offset("q", 0, first)
+    assert registry.offsets("q")[0] == first
+    zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
+    assert a.read_offset("q", 0) is None
+    assert a.write_offset("q", 0, first)
+
+
+def test_who_lost_the_znode_stores_nothing(registry, join, zk, root):
+    registry.register(QueueSettings(name="q"), 1)
+    a = join("a")
+    until(lambda: owned(a))
+    assert a.write_offset("q", 0, StoredOffset(5, "t", 1))
+    assert a.verify("q", 0)
+    before = epochs(a)["q", 0]
+    leader = f"{root}/queues/q/partitions/0/leader"
+    transaction = zk.transaction()
+    transaction.delete(leader)
+    transaction.create(leader, b"other", ephemeral=True)
+    transaction.commit()
+    assert not a.verify("q", 0)
+    assert not a.write_offset("q", 0, StoredOffset(4, "t", 1))
+    until(lambda: not owned(a))
+    assert registry.offsets("q") == {0: StoredOffset(5, "t", 1)}
+    zk.delete(leader)
+    until(lambda: owned(a))
+    assert epochs(a)["q", 0] > before
+
+
+def test_a_queue_that_is_gone_is_dropped_quietly(registry, join, zk, root):
+    registry.register(QueueSettings(name="q"), 2)
+    a = join("a")
+    until(lambda: len(owned(a)) == 2)
+    zk.delete(f"{root}/queues/q", recursive=True)
+    assert not a.write_offset("q", 0, StoredOffset(4, "t", 1))
+    until(lambda: not owned(a) and not a.snapshot().queues)
+    a.release("q", 0)
+    assert not a.verify("q", 0)
+    assert registry.queues() == []
+
+
+def test_release_leaves_the_snapshot_at_once_and_a_later_grant_is_new(registry, join):
+    registry.register(QueueSettings(name="q"), 1)
+    a = join("a")
+    until(lambda: owned(a))
+    before = epochs(a)["q", 0]
+    a.release("q", 0)
+    assert owned(a) == set() or epochs(a)["q", 0] > before
+    until(lambda: owned(a))  # it is proposed to us, so it comes back
+    assert epochs(a)["q", 0] > before

@@ -1,0 +1,93 @@
+"""The assignment: what every tracker computes for itself must be the same and fair."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracker.assignment import Member, capacity, propose
+
+QUEUES = ("orders", "mail", "audit")
+IDS = st.sampled_from([f"tracker-{n}" for n in range(8)])
+PARTITIONS = st.sets(st.tuples(st.sampled_from(QUEUES), st.integers(0, 30)), max_size=60)
+MEMBERS = st.lists(
+    st.builds(
+        Member,
+        id=IDS,
+        queues=st.none() | st.frozensets(st.sampled_from(QUEUES)),
+        kafka_ok=st.booleans(),
+    ),
+    unique_by=lambda member: member.id,
+    max_size=8,
+)
+EQUAL_MEMBERS = st.sets(IDS, min_size=1).map(lambda ids: [Member(i) for i in sorted(ids)])
+
+
+@given(PARTITIONS, MEMBERS, st.randoms())
+def test_everyone_computes_the_same(partitions, members, random):
+    ranking = propose(partitions, members)
+    shuffled_partitions, shuffled_members = list(partitions), list(members)
+    random.shuffle(shuffled_partitions)
+    random.shuffle(shuffled_members)
+    assert propose(shuffled_partitions, shuffled_members) == ranking
+
+
+@given(PARTITIONS, MEMBERS)
+def test_a_ranking_holds_every_eligible_member_once_and_no_other(partitions, members):
+    ranking = propose(partitions, members)
+    for partition in partitions:
+        eligible = {member.id for member in members if member.serves(partition[0])}
+        rank = ranking.get(partition, ())
+        assert set(rank) == eligible
+        assert len(rank) == len(eligible)
+    assert ranking.keys() <= partitions
+
+
+@given(PARTITIONS, EQUAL_MEMBERS)
+def test_nobody_is_proposed_more_than_its_bound(partitions, members):
+    load = Counter(rank[0] for rank in propose(partitions, members).values())
+    assert load.total() == len(partitions)
+    assert all(n <= capacity(len(partitions), len(members)) for n in load.values())
+
+
+@given(st.text(min_size=1, max_size=20), st.sets(st.text(min_size=1, max_size=9), min_size=2))
+def test_four_partitions_on_two_trackers_are_shared(queue, ids):
+    members = [Member(member) for member in sorted(ids)[:2]]
+    load = Counter(rank[0] for rank in propose([(queue, p) for p in range(4)], members).values())
+    assert sorted(load.values()) in ([1, 3], [2, 2])
+
+
+@settings(max_examples=50)
+@given(st.integers(20, 120), st.integers(3, 8), st.data())
+def test_when_a_member_leaves_little_else_moves(partitions, count, data):
+    members = [Member(f"tracker-{n}") for n in range(count)]
+    leaver = data.draw(st.sampled_from(members))
+    names = [("orders", p) for p in range(partitions)]
+    before = {p: rank[0] for p, rank in propose(names, members).items()}
+    after = {p: rank[0] for p, rank in propose(names, [m for m in members if m != leaver]).items()}
+    survivors = [p for p in names if before[p] != leaver.id]
+    moved = [p for p in survivors if before[p] != after[p]]
+    assert len(moved) <= len(survivors) * 0.3
+
+
+def test_no_member_nothing_proposed():
+    assert propose([("orders", 0)], []) == {}
+    assert propose([("orders", 0)], [Member("a", kafka_ok=False)]) == {}
+    assert propose([("orders", 0)], [Member("a", frozenset({"mail"}))]) == {}
+    assert propose([], [Member("a")]) == {}
+
+
+def test_a_partition_that_only_a_full_member_serves_is_still_proposed_to_it():
+    members = [Member("a"), Member("b", frozenset({"mail"}))]
+    ranking = propose([("orders", p) for p in range(10)] + [("mail", 0)], members)
+    assert all(ranking["orders", p] == ("a",) for p in range(10))
+    assert ranking["mail", 0][0] == "b"
+
+
+def test_the_assignment_is_the_same_in_every_version():
+    members = [Member("a"), Member("b"), Member("c")]
+    assert propose([("orders", p) for p in range(3)], members) == {
+        ("orders", 0): ("c", "b", "a"),
+        ("orders", 1): ("b", "c", "a"),
+        ("orders", 2): ("a", "c", "b"),
+    }
