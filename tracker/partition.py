@@ -1,0 +1,117 @@
+"""One owned partition: from takeover to release. No I/O of its own; the service does what it asks."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from kmqpy.config import QueueSettings
+from kmqpy.inflight import Entry, InFlight
+from tracker.assignment import Partition
+from tracker.redelivery import Redeliverer
+
+_TICK_TIMEOUT_S = 2.0
+
+
+class Phase(StrEnum):
+    """Where a partition is."""
+
+    OPENING = "opening"
+    """Fencing predecessors; also after a failure, before anything else is done (rule R1)."""
+    CATCHING_UP = "catching up"
+    """Reading markers up to the tick written after the fencing."""
+    ACTIVE = "active"
+    """Redelivering."""
+    DROPPED = "dropped"
+    """Not ours any more."""
+
+
+class OwnedPartition:
+    """The tracker's view of a partition it owns; used by the main loop only.
+
+    `epoch` is that of its grant; `topic_ids` those of the queue and the markers topic.
+    """
+
+    def __init__(self, key: Partition, epoch: int, queue: QueueSettings, redeliverer: Redeliverer) -> None:
+        self.key = key
+        self.epoch = epoch
+        self.queue = queue
+        self.redeliverer = redeliverer
+        self.phase = Phase.OPENING
+        self.state = InFlight()
+        self.topic_ids = ("", "")
+        self.reading = False
+        self.busy = False
+        self.retry_at = 0.0
+        self.opens = 0
+        self.caught_up_at: int | None = None
+        self.stored_offset: int | None = None
+        self.problem: str | None = None
+        self.dead_letter_problem: str | None = None
+        self._now_read_at = 0.0
+        self._marker_read_at = 0.0
+        self._tick_sent_at: float | None = None
+
+    @property
+    def number(self) -> int:
+        """The partition's number."""
+        return self.key[1]
+
+    def start_reading(self, state: InFlight, now: float) -> None:
+        """The state to build on, before the first marker is read."""
+        self.state = state
+        self.reading = True
+        self._now_read_at = self._marker_read_at = now
+
+    def catch_up_to(self, tick_offset: int) -> None:
+        """The tick at this markers offset was written after the fencing: read up to it first."""
+        self.caught_up_at = tick_offset
+        self.phase = Phase.CATCHING_UP
+
+    def read(self, at: int, now_before_ms: int, now: float) -> bool:
+        """Note that the record at markers offset `at` was read; True when that ends catching up."""
+        self._marker_read_at = now
+        self._tick_sent_at = None
+        if self.state.now_ms != now_before_ms:
+            self._now_read_at = now
+        if self.phase is Phase.CATCHING_UP and self.caught_up_at is not None and at >= self.caught_up_at:
+            self.phase = Phase.ACTIVE
+            self.opens = 0
+            # Whatever was in redelivery before the fencing either shows as ended now, or never will.
+            self.state.retry_all()
+            return True
+        return False
+
+    def due(self, limit: int) -> list[Entry]:
+        """What to redeliver now."""
+        if self.phase is not Phase.ACTIVE or self.busy:
+            return []
+        return self.state.take_due(limit)
+
+    def wants_tick(self, now: float, silence_s: float) -> bool:
+        """Whether a lease is probably over while no marker says so; call it when not `due`."""
+        if self.phase is not Phase.ACTIVE:
+            return False
+        if self._tick_sent_at is not None and now - self._tick_sent_at < _TICK_TIMEOUT_S:
+            return False
+        return self.seconds_to_tick(now, silence_s) <= 0
+
+    def tick_sent(self, now: float) -> None:
+        """A tick is on its way."""
+        self._tick_sent_at = now
+
+    def seconds_to_tick(self, now: float, silence_s: float) -> float:
+        """How long until a tick may be needed; infinite while nothing is waiting."""
+        next_due_ms = self.state.next_due_ms() if self.phase is Phase.ACTIVE else None
+        if next_due_ms is None:
+            return float("inf")
+        due_in_s = (next_due_ms - self.state.now_ms) / 1000 - (now - self._now_read_at)
+        silence_in_s = self._marker_read_at + silence_s - now
+        return max(due_in_s, silence_in_s)
+
+    def lateness_s(self, entry: Entry, now: float) -> float:
+        """How long ago `entry` was due, in seconds by the partition's clock carried forward."""
+        return max(0.0, (self.state.now_ms - entry.due_ms) / 1000 + (now - self._now_read_at))
+
+    def age_s(self, entry: Entry, now: float) -> float:
+        """How long ago `entry` was taken, in seconds."""
+        return max(0.0, (self.state.now_ms - entry.since_ms) / 1000 + (now - self._now_read_at))

@@ -1,0 +1,606 @@
+"""The tracker: one main loop that reads markers and decides, and a pool that redelivers.
+
+All state is the main loop's. What may block (fencing, transactions, ZooKeeper) runs in the pool and
+hands its result back to the loop, so one stuck partition never stops another.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue as queues
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from kmqpy import kafka, markers
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import DecodeError, KmqError, UnsupportedMarker
+from kmqpy.inflight import Entry, InFlight
+from kmqpy.markers import Op
+from kmqpy.registry import StoredOffset
+from kmqpy.topics import Topics
+from tracker.assignment import Partition
+from tracker.health import HealthServer
+from tracker.leadership import Leadership, LeadershipView
+from tracker.metrics import TrackerMetrics
+from tracker.partition import OwnedPartition, Phase
+from tracker.redelivery import OriginalsReader, Outcome, Redeliverer, send_tick
+from tracker.settings import TrackerSettings
+
+_log = logging.getLogger(__name__)
+
+_MAX_WAIT_S = 0.05
+_BUSY_WAIT_S = 0.005
+_OPEN_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 10.0
+_PROBE_EVERY_S = 2.0
+_WITHDRAW_AFTER_S = 10.0
+_COMPLAIN_EVERY_S = 60.0
+_STOP_TIMEOUT_S = 15.0
+_LOOP_STUCK_S = 30.0
+_READ_BATCH = 5_000
+
+
+@dataclass(frozen=True)
+class _Takeover:
+    """What a takeover found out: where to read from and up to where."""
+
+    topic_ids: tuple[str, str]
+    first: int
+    tick: int
+    now_ms: int
+    missed_markers: bool
+
+
+class Tracker:
+    """Redelivers what clients took and did not acknowledge in time, for the partitions it owns.
+
+    Any number of trackers share the partitions through ZooKeeper. `run` blocks until `stop`;
+    `start` runs it in a thread. Raises Unavailable when ZooKeeper is away at the start.
+    """
+
+    def __init__(
+        self, connection: Connection, settings: TrackerSettings | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._connection = connection
+        self._settings = settings or TrackerSettings()
+        self._clock = clock
+        self.metrics = TrackerMetrics()
+        self._parts: dict[Partition, OwnedPartition] = {}
+        self._by_topic: dict[tuple[str, int], OwnedPartition] = {}
+        self._results: queues.SimpleQueue[Callable[[], None]] = queues.SimpleQueue()
+        self._readers: queues.LifoQueue[OriginalsReader] = queues.LifoQueue()
+        self._pool = ThreadPoolExecutor(self._settings.workers, thread_name_prefix="kmq-redelivery")
+        # Not among the redeliveries: it must get its turn when all of those are stuck.
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="kmq-background")
+        self._stopping = threading.Event()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._leadership: Leadership | None = None
+        self._health: HealthServer | None = None
+        self._beat = clock.monotonic()
+        self._kafka_ok_at = clock.monotonic()
+        self._next_probe = 0.0
+        self._probing = False
+        self._next_offsets = 0.0
+        self._storing = False
+        self._complained: dict[tuple[str, Partition], float] = {}
+        self._unready: dict[str, str] = {}
+        self._dead_letters_seen: dict[str, float] = {}
+
+    @property
+    def http_port(self) -> int | None:
+        """Where /metrics, /livez and /readyz are served; None when they are not."""
+        return self._health.port if self._health is not None else None
+
+    def owned(self) -> list[Partition]:
+        """The partitions being redelivered by this tracker now."""
+        return sorted(key for key, part in self._parts.copy().items() if part.phase is Phase.ACTIVE)
+
+    def start(self) -> Self:
+        """Run in a thread of its own."""
+        self._connect()
+        self._thread = threading.Thread(target=self._run, name="kmq-tracker")
+        self._thread.start()
+        return self
+
+    def run(self) -> None:
+        """Run until `stop` is called."""
+        self._connect()
+        self._run()
+
+    def stop(self) -> None:
+        """Finish what is being redelivered, store offsets, give up leadership."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- health -----------------------------------------------------------------------------------
+
+    def alive(self) -> bool:
+        """Whether the main loop still turns."""
+        return self._clock.monotonic() - self._beat < _LOOP_STUCK_S
+
+    def problems(self) -> list[str]:
+        """Why it is not ready; empty when it is."""
+        found = list(self._unready.copy().values())
+        if self._leadership is None or not self._leadership.may_redeliver():
+            found.append("ZooKeeper: no verified session")
+        if self._clock.monotonic() - self._kafka_ok_at > _WITHDRAW_AFTER_S:
+            found.append(f"Kafka at {self._connection.bootstrap} does not answer")
+        for (queue, partition), part in self._parts.copy().items():
+            name = f"queue {queue}, partition {partition}"
+            if part.state.pinned:
+                found.append(f"{name}: markers of a newer kmqpy; update this tracker")
+            found += [f"{name}: {text}" for text in (part.problem, part.dead_letter_problem) if text]
+        return found
+
+    # --- the main loop ----------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        settings = self._settings
+        self._consumer = kafka.consumer(self._connection, {"fetch.wait.max.ms": 100})
+        self._ticker = kafka.producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
+        self._topics = Topics(self._connection)
+        self._leadership = Leadership(
+            self._connection.zookeeper,
+            root=self._connection.root,
+            tracker_id=settings.tracker_id,
+            host=socket.gethostname(),
+            queues=frozenset(settings.queues) or None,
+            session_timeout_ms=settings.session_timeout_ms,
+            clock=self._clock,
+        ).start(timeout=_START_TIMEOUT_S)
+        if settings.http_port >= 0:
+            self._health = HealthServer(self, settings.http_host, settings.http_port)
+        _log.info("tracker started", extra={"tracker": settings.tracker_id, "http_port": self.http_port})
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+            self._drain()
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        self._beat = now = self._clock.monotonic()
+        self._follow(self._view())
+        for part in list(self._parts.values()):
+            self._advance(part, now)
+        self._ticker.poll(0)
+        self._store_offsets(now)
+        self._probe(now)
+        self._read(self._wait_s(now))
+        while not self._results.empty():
+            self._results.get()()
+
+    def _view(self) -> LeadershipView:
+        assert self._leadership is not None
+        return self._leadership.snapshot()
+
+    def _wait_s(self, now: float) -> float:
+        if any(part.busy for part in self._parts.values()):
+            return _BUSY_WAIT_S
+        silence_s = self._silence_s
+        wait_s = min((part.seconds_to_tick(now, silence_s) for part in self._parts.values()), default=1.0)
+        return max(0.001, min(_MAX_WAIT_S, wait_s))
+
+    @property
+    def _silence_s(self) -> float:
+        return self._settings.use_now_for_redeliver_despite_no_marker_seen_for_ms / 1000
+
+    def _follow(self, view: LeadershipView) -> None:
+        """Take over what was granted, let go of what was lost or is to be released."""
+        for key, part in list(self._parts.items()):
+            grant = view.owned.get(key)
+            if grant is None or grant.epoch != part.epoch:
+                self._drop(part, "leadership lost")
+            elif key in view.releasing and not part.busy:
+                self._release(part)
+        for key, grant in view.owned.items():
+            registered = view.queues.get(key[0])
+            if key not in self._parts and key not in view.releasing and registered is not None:
+                redeliverer = Redeliverer(self._connection, registered.settings, key[1], self._settings)
+                self._parts[key] = OwnedPartition(key, grant.epoch, registered.settings, redeliverer)
+        for part in self._parts.values():
+            if part.key[0] in view.queues:
+                part.queue = view.queues[part.key[0]].settings
+        for name in self.metrics_queues(view):
+            owned = sum(part.key[0] == name for part in self._parts.values())
+            self.metrics.owned.labels(name).set(owned)
+
+    @staticmethod
+    def metrics_queues(view: LeadershipView) -> list[str]:
+        """The queues that metrics are kept for."""
+        return list(view.queues)
+
+    def _advance(self, part: OwnedPartition, now: float) -> None:
+        if part.busy:
+            return
+        if part.phase is Phase.OPENING and now >= part.retry_at:
+            self._submit(part, lambda: self._take_over(part), lambda found: self._taken_over(part, found))
+            return
+        assert self._leadership is not None
+        if part.phase is not Phase.ACTIVE or not self._leadership.may_redeliver():
+            return
+        entries = part.due(self._settings.max_batch_messages * 5)
+        if entries:
+            self._submit(
+                part,
+                lambda: self._redeliver(part, entries),
+                lambda outcome: self._redelivered(part, entries, outcome),
+            )
+        elif part.wants_tick(now, self._silence_s):
+            key, value, headers = markers.encode(markers.tick(part.number))
+            try:
+                self._ticker.produce(part.queue.markers_topic, value, key, part.number, headers=headers)  # type: ignore[arg-type]
+            except (BufferError, KafkaException) as error:
+                self._complain("tick", part.key, "a tick could not be written", error=str(error))
+            part.tick_sent(now)
+            self.metrics.ticks.labels(part.key[0]).inc()
+
+    def _submit(self, part: OwnedPartition, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
+        """Run `job` in the pool and `finished` with its result, or with its error, in the loop."""
+        part.busy = True
+
+        def work() -> None:
+            try:
+                result: Any = job()
+            except Exception as error:  # handed to the loop, which retries with back-off
+                result = error
+
+            def in_loop() -> None:
+                part.busy = False
+                finished(result)
+
+            self._results.put(in_loop)
+
+        self._pool.submit(work)
+
+    # --- takeover (in the pool, then in the loop) ---------------------------------------------------
+
+    def _take_over(self, part: OwnedPartition) -> _Takeover | None:
+        """Fence, verify, and find out where to read markers; None when the partition is not ours."""
+        assert self._leadership is not None
+        queue, number = part.queue, part.number
+        topics = self._topics.check(queue)
+        part.redeliverer.open(_OPEN_TIMEOUT_S)
+        if not self._leadership.verify(queue.name, number):
+            return None
+        stored = self._leadership.read_offset(queue.name, number)
+        # Written after the fencing: when it has been read, so has everything before it.
+        tick = send_tick(self._ticker, queue.markers_topic, number, _OPEN_TIMEOUT_S)
+        low = self._topics.offsets(queue.markers_topic, [number])[number][0]
+        topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
+        first, now_ms, missed = low, 0, False
+        if stored is not None and stored.topic_id != topics.markers.topic_id:
+            _log.error("markers topic was created anew; reading all of it", extra=self._about(part))
+        elif stored is not None and stored.offset > tick:
+            _log.error("stored offset is beyond the end; reading all markers", extra=self._about(part))
+        elif stored is not None:
+            first, now_ms, missed = max(stored.offset, low), stored.now_ms, stored.offset < low
+        return _Takeover(topic_ids, first, tick, now_ms, missed)
+
+    def _taken_over(self, part: OwnedPartition, found: _Takeover | Exception | None) -> None:
+        if part.phase is Phase.DROPPED:
+            part.redeliverer.close()
+        elif found is None:
+            self._drop(part, "not the leader")
+        elif isinstance(found, Exception):
+            part.opens += 1
+            part.retry_at = self._clock.monotonic() + min(10.0, 0.2 * 2 ** min(part.opens, 8))
+            part.problem = f"takeover failed: {found}"
+            self.metrics.failures.labels(part.key[0]).inc()
+            self._complain("takeover", part.key, "takeover failed; trying again", error=str(found))
+        else:
+            part.problem = None
+            if part.reading and found.topic_ids != part.topic_ids:
+                self._stop_reading(part)
+            if not part.reading:
+                self._start_reading(part, found)
+            part.catch_up_to(found.tick)
+            self.metrics.takeovers.labels(part.key[0]).inc()
+
+    def _start_reading(self, part: OwnedPartition, found: _Takeover) -> None:
+        if found.missed_markers:
+            self.metrics.markers_lost.labels(part.key[0]).inc()
+            _log.error(
+                "markers were deleted before they were read; raise the markers topic's retention",
+                extra=self._about(part),
+            )
+        part.topic_ids = found.topic_ids
+        part.stored_offset = None
+        state = InFlight(now_ms=found.now_ms, missed_markers=found.missed_markers)
+        part.start_reading(state, self._clock.monotonic())
+        topic = part.queue.markers_topic
+        self._by_topic[topic, part.number] = part
+        self._consumer.incremental_assign([TopicPartition(topic, part.number, found.first)])
+
+    def _stop_reading(self, part: OwnedPartition) -> None:
+        topic = part.queue.markers_topic
+        if part.reading and self._by_topic.get((topic, part.number)) is part:
+            del self._by_topic[topic, part.number]
+            self._consumer.incremental_unassign([TopicPartition(topic, part.number)])
+        part.reading = False
+
+    # --- reading markers ----------------------------------------------------------------------------
+
+    def _read(self, wait_s: float) -> None:
+        records = self._consumer.consume(1, wait_s)
+        if records:
+            records += self._consumer.consume(_READ_BATCH - 1, 0)
+        now = self._clock.monotonic()
+        for record in records:
+            part = self._by_topic.get((record.topic(), record.partition()))  # type: ignore[arg-type]
+            if part is None:
+                continue
+            error = record.error()
+            if error is not None:
+                self._read_failed(part, error)
+            else:
+                self._take_in(part, record, now)
+
+    def _take_in(self, part: OwnedPartition, record: Any, now: float) -> None:
+        state, name, at = part.state, part.key[0], record.offset()
+        timestamp_ms = record.timestamp()[1]
+        now_before_ms = state.now_ms
+        try:
+            marker = markers.decode(record.key(), record.value(), record.headers())
+            if marker.partition != part.number:
+                raise DecodeError(
+                    f"marker of partition {marker.partition} in another's markers", record.key()
+                )
+        except UnsupportedMarker as error:
+            state.observe(at, timestamp_ms)
+            state.pin(at)
+            self.metrics.unsupported_markers.labels(name).inc()
+            self._complain("newer", part.key, "marker of a newer kmqpy", error=str(error))
+        except DecodeError as error:
+            state.observe(at, timestamp_ms)
+            self.metrics.undecodable_markers.labels(name).inc()
+            self._complain("undecodable", part.key, "undecodable marker skipped", error=str(error), at=at)
+        else:
+            changed = state.apply(marker, at, timestamp_ms)
+            late = not changed and marker.op is Op.END and not marker.by_tracker
+            if late and part.phase is Phase.ACTIVE:
+                self.metrics.late_acks.labels(name).inc()
+        self.metrics.markers.labels(name).inc()
+        if part.read(at, now_before_ms, now):
+            _log.info("partition active", extra={**self._about(part), "in_flight": len(state)})
+
+    def _read_failed(self, part: OwnedPartition, error: KafkaError) -> None:
+        part.problem = f"markers can't be read: {error.name()}"
+        self._complain("read", part.key, "markers can't be read", error=error.name())
+        # From the log start or a new topic, whichever it is: a takeover finds out.
+        self._stop_reading(part)
+        self._reopen(part, 1.0)
+
+    # --- redelivery (in the pool, then in the loop) -------------------------------------------------
+
+    def _redeliver(self, part: OwnedPartition, entries: list[Entry]) -> Outcome:
+        assert self._leadership is not None
+        try:
+            reader = self._readers.get_nowait()
+        except queues.Empty:
+            reader = OriginalsReader(self._connection, self._clock)
+        try:
+            return part.redeliverer.redeliver(
+                entries, reader, self._leadership.may_redeliver, lambda: self._has_dead_letters(part.queue)
+            )
+        finally:
+            self._readers.put(reader)
+
+    def _has_dead_letters(self, queue: QueueSettings) -> bool:
+        """Whether the dead-letter topic exists; asked so that no broker creates it by itself."""
+        topic = queue.dead_letter_topic
+        if self._clock.monotonic() - self._dead_letters_seen.get(topic, -100.0) < _PROBE_EVERY_S * 5:
+            return True
+        try:
+            exists = topic in self._topics.describe([topic])
+        except KmqError:
+            return False
+        if exists:
+            self._dead_letters_seen[topic] = self._clock.monotonic()
+        return exists
+
+    def _redelivered(self, part: OwnedPartition, entries: list[Entry], outcome: Outcome | Exception) -> None:
+        if part.phase is Phase.DROPPED:
+            part.redeliverer.close()
+            return
+        if isinstance(outcome, Exception):
+            _log.error("redelivery failed", exc_info=outcome, extra=self._about(part))
+            outcome = Outcome(failed={entry.offset: 1.0 for entry in entries}, problem=str(outcome))
+        name, now = part.key[0], self._clock.monotonic()
+        self.metrics.redelivered.labels(name).inc(len(outcome.redelivered))
+        self.metrics.dead_lettered.labels(name).inc(len(outcome.dead_lettered))
+        self.metrics.undecodable_counts.labels(name).inc(outcome.undecodable_counts)
+        for entry in (*outcome.redelivered, *outcome.dead_lettered):
+            self.metrics.lateness.labels(name).observe(part.lateness_s(entry, now))
+        if outcome.gone:
+            self.metrics.lost_to_retention.labels(name).inc(len(outcome.gone))
+            _log.error(
+                "messages in flight are gone from the queue topic; raise its retention",
+                extra={**self._about(part), "count": len(outcome.gone), "offsets": outcome.gone[:10]},
+            )
+        part.dead_letter_problem = outcome.dead_letter_problem
+        part.problem = outcome.problem
+        for problem in (outcome.problem, outcome.dead_letter_problem):
+            if problem:
+                self.metrics.failures.labels(name).inc()
+                self._complain("redelivery", part.key, "redelivery failed; trying again", error=problem)
+        if outcome.broken:
+            self._reopen(part, 0.0)
+            return
+        for offset, delay_s in outcome.failed.items():
+            part.state.retry(offset, int(delay_s * 1000))
+
+    def _reopen(self, part: OwnedPartition, delay_s: float) -> None:
+        """Take over again before anything else: nothing is retried from memory (rule R1)."""
+        part.phase = Phase.OPENING
+        part.retry_at = self._clock.monotonic() + delay_s
+
+    # --- giving up ----------------------------------------------------------------------------------
+
+    def _drop(self, part: OwnedPartition, why: str) -> None:
+        _log.info("partition given up", extra={**self._about(part), "why": why})
+        self._stop_reading(part)
+        part.phase = Phase.DROPPED
+        if not part.busy:
+            part.redeliverer.close()
+        self._parts.pop(part.key, None)
+        for gauge in (self.metrics.in_flight, self.metrics.oldest):
+            gauge.labels(part.key[0], str(part.number)).set(0)
+
+    def _release(self, part: OwnedPartition) -> None:
+        """Store the offset, then let the next owner in; it continues within a second."""
+        assert self._leadership is not None
+        leadership, stored = self._leadership, self._offset_of(part)
+        self._drop(part, "released")
+
+        def give_up() -> None:
+            try:
+                if stored is not None:
+                    leadership.write_offset(*part.key, stored)
+            except KmqError as error:
+                self._complain("offsets", part.key, "offset not stored at release", error=str(error))
+            leadership.release(*part.key)
+
+        self._background.submit(give_up)
+
+    def _drain(self) -> None:
+        deadline = self._clock.monotonic() + _STOP_TIMEOUT_S
+        while any(part.busy for part in self._parts.values()) and self._clock.monotonic() < deadline:
+            self._read(_BUSY_WAIT_S)
+            self._ticker.poll(0)
+            while not self._results.empty():
+                self._results.get()()
+        for part in list(self._parts.values()):
+            self._release(part)
+
+    def _close(self) -> None:
+        assert self._leadership is not None
+        self._pool.shutdown(wait=True)
+        self._background.shutdown(wait=True)
+        self._leadership.close()
+        if self._health is not None:
+            self._health.close()
+        while not self._readers.empty():
+            self._readers.get().close()
+        self._consumer.close()
+        self._ticker.flush(1)
+        _log.info("tracker stopped", extra={"tracker": self._settings.tracker_id})
+
+    # --- in the background --------------------------------------------------------------------------
+
+    def _offset_of(self, part: OwnedPartition) -> StoredOffset | None:
+        """What to store; None while the state is not complete."""
+        if part.phase not in (Phase.ACTIVE, Phase.OPENING) or not part.reading or part.caught_up_at is None:
+            return None
+        safe = part.state.safe_offset()
+        if safe == part.stored_offset or safe == 0:
+            return None
+        return StoredOffset(safe, part.topic_ids[1], part.state.now_ms)
+
+    def _store_offsets(self, now: float) -> None:
+        if now < self._next_offsets or self._storing:
+            return
+        self._next_offsets = now + self._settings.offset_interval_ms / 1000
+        due: dict[Partition, StoredOffset] = {}
+        for part in self._parts.values():
+            self._show(part, now)
+            offset = self._offset_of(part) if part.phase is Phase.ACTIVE else None
+            if offset is not None:
+                due[part.key] = offset
+        if not due:
+            return
+        self._storing = True
+        assert self._leadership is not None
+        leadership = self._leadership
+
+        def store() -> None:
+            try:
+                written = leadership.write_offsets(due)
+            except KmqError as error:
+                _log.warning("offsets not stored; trying again", extra={"error": str(error)})
+                written = frozenset()
+            self._results.put(lambda: stored(written))
+
+        def stored(written: frozenset[Partition]) -> None:
+            self._storing = False
+            for key in written & self._parts.keys():
+                self._parts[key].stored_offset = due[key].offset
+
+        self._background.submit(store)
+
+    def _show(self, part: OwnedPartition, now: float) -> None:
+        labels = (part.key[0], str(part.number))
+        oldest = part.state.oldest()
+        self.metrics.in_flight.labels(*labels).set(len(part.state))
+        self.metrics.oldest.labels(*labels).set(0.0 if oldest is None else part.age_s(oldest, now))
+
+    def _probe(self, now: float) -> None:
+        """See whether Kafka answers and the topics are still the ones we know (rules R8, R13)."""
+        if now < self._next_probe or self._probing:
+            return
+        self._probing = True
+        self._next_probe = now + _PROBE_EVERY_S
+        wanted = {part.queue.name: part.queue for part in self._parts.values() if part.reading}
+        names = [name for q in wanted.values() for name in (q.name, q.markers_topic)]
+
+        def probe() -> None:
+            try:
+                if names:
+                    found = {n: t.topic_id for n, t in self._topics.describe(names).items()}
+                else:
+                    self._topics.brokers()
+                    found = {}
+            except KmqError:
+                self._results.put(lambda: probed(None))
+            else:
+                self._results.put(lambda: probed(found))
+
+        def probed(found: dict[str, str] | None) -> None:
+            self._probing = False
+            assert self._leadership is not None
+            now = self._clock.monotonic()
+            if found is not None:
+                self._kafka_ok_at = now
+            self._leadership.set_kafka_ok(now - self._kafka_ok_at <= _WITHDRAW_AFTER_S)
+            for part in self._parts.values():
+                if not found or part.phase is not Phase.ACTIVE or part.queue.name not in wanted:
+                    continue
+                if (found.get(part.queue.name), found.get(part.queue.markers_topic)) != part.topic_ids:
+                    part.problem = "a topic was deleted or created anew"
+                    self._complain("topics", part.key, part.problem)
+                    self._stop_reading(part)
+                    self._reopen(part, 0.0)
+
+        self._background.submit(probe)
+
+    def _about(self, part: OwnedPartition) -> dict[str, Any]:
+        return {"queue": part.key[0], "partition": part.number, "tracker": self._settings.tracker_id}
+
+    def _complain(self, kind: str, key: Partition, text: str, **more: Any) -> None:
+        """Log a warning, once per partition and minute."""
+        now = self._clock.monotonic()
+        if now - self._complained.get((kind, key), -_COMPLAIN_EVERY_S) < _COMPLAIN_EVERY_S:
+            return
+        self._complained[kind, key] = now
+        _log.warning(text, extra={"queue": key[0], "partition": key[1], **more})

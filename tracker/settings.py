@@ -1,0 +1,68 @@
+"""Settings of a tracker: flags, file (`[tracker]`) and environment (`KMQ_TRACKER_…`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from dataclasses import dataclass, field
+
+from kmqpy.errors import ConfigError
+
+
+def _default_id() -> str:
+    # New with every start: a znode that a killed predecessor left must not be taken for ours.
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerSettings:
+    """How a tracker works.
+
+    tracker_id                names it in ZooKeeper; unique
+    queues                    the queues it serves; empty: every registered one
+    session_timeout_ms        ZooKeeper session; how soon a killed tracker is replaced
+    offset_interval_ms        how often safe offsets are stored
+    use_now_for_redeliver_despite_no_marker_seen_for_ms
+                              silence after which the broker is asked for its time
+    max_batch_messages        messages in one transaction
+    max_batch_bytes           bytes in one transaction
+    workers                   partitions redelivered at the same time
+    transaction_timeout_ms    after which Kafka aborts an open transaction; 0: as the session
+    http_host, http_port      where /metrics, /livez and /readyz are; port 0: any free one, -1: none
+    """
+
+    tracker_id: str = field(default_factory=_default_id)
+    queues: tuple[str, ...] = ()
+    session_timeout_ms: int = 6_000
+    offset_interval_ms: int = 5_000
+    use_now_for_redeliver_despite_no_marker_seen_for_ms: int = 50
+    max_batch_messages: int = 1_000
+    max_batch_bytes: int = 4_000_000
+    workers: int = 8
+    transaction_timeout_ms: int = 0
+    http_host: str = "127.0.0.1"
+    http_port: int = 9404
+
+    def __post_init__(self) -> None:
+        if not self.tracker_id or "/" in self.tracker_id:
+            raise ConfigError(f"tracker_id: {self.tracker_id!r} must not be empty or contain /")
+        for name in (
+            "session_timeout_ms",
+            "offset_interval_ms",
+            "use_now_for_redeliver_despite_no_marker_seen_for_ms",
+            "max_batch_messages",
+            "max_batch_bytes",
+            "workers",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
+        if self.transaction_timeout_ms < 0:
+            raise ConfigError(f"transaction_timeout_ms: {self.transaction_timeout_ms} must not be negative")
+        if not -1 <= self.http_port <= 65535:
+            raise ConfigError(f"http_port: {self.http_port} is no port")
+
+    @property
+    def effective_transaction_timeout_ms(self) -> int:
+        """Near the session, since an open transaction holds back the partition's readers."""
+        return self.transaction_timeout_ms or max(1_000, self.session_timeout_ms)
