@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
+    AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     NewPartitions,
@@ -210,6 +217,51 @@ class Topics:
             ends.append({tp.partition: self._result(f, f"offsets of {topic}") for tp, f in futures.items()})
         first, last = ends
         return {p: (first[p].offset, last[p].offset) for p in first}
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Change these settings of a topic and leave its others as they are."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        futures = self._admin.incremental_alter_configs([resource], request_timeout=self._timeout)
+        for future in futures.values():
+            self._result(future, f"configure topic {topic}")
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """Delete the records of each partition below the given offset."""
+        wanted = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+        if wanted:
+            futures = self._admin.delete_records(wanted, request_timeout=self._timeout)
+            for future in futures.values():
+                self._result(future, f"delete records of {topic}")
+
+    def names(self) -> set[str]:
+        """Every topic of the cluster but Kafka's own."""
+        with kafka.kafka_errors("list topics", self._connection):
+            found = self._admin.list_topics(timeout=self._timeout).topics
+        return {name for name in found if not name.startswith("__")}
+
+    def groups(self, topic: str, partitions: int) -> list[str]:
+        """The consumer groups that have committed offsets of `topic`."""
+        listed = self._result(
+            self._admin.list_consumer_groups(request_timeout=self._timeout), "list consumer groups"
+        )
+        wanted = [TopicPartition(topic, partition) for partition in range(partitions)]
+        asked = {
+            group.group_id: self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group.group_id, wanted)], request_timeout=self._timeout
+            )[group.group_id]
+            for group in listed.valid
+        }
+        found = []
+        for name, future in asked.items():
+            # A group can vanish meanwhile.
+            result = self._result(future, f"offsets of group {name}", but=KafkaError.GROUP_ID_NOT_FOUND)
+            if result is not None and any(place.offset >= 0 for place in result.topic_partitions):
+                found.append(name)
+        return sorted(found)
 
     def brokers(self) -> int:
         """How many brokers the cluster has."""
