@@ -1,0 +1,197 @@
+"""Reads parts of topics once: from an offset to the end, or single records. Joins no group.
+
+Only committed records are seen. The end is the last stable offset at the time of the call, so an open
+transaction holds nobody up, and neither do control records at the end of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from kmqpy import kafka
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.config import Connection
+from kmqpy.errors import Unavailable
+
+_BATCH = 10_000
+_SLICE_S = 0.1
+_SEEK_OVER = 1_000
+"""A gap between wanted records that is longer than this is skipped rather than read."""
+
+# Errors that pass by themselves; the time limit ends them when they don't.
+_PASSING = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+}
+
+
+@dataclass(slots=True)
+class Reached:
+    """How far a partition was read.
+
+    low       the first offset there is
+    position  the next offset to read
+    end       where the log ended when the reading began; records from here on are not seen
+    """
+
+    low: int
+    position: int
+    end: int
+
+    @property
+    def done(self) -> bool:
+        """Whether everything below `end` was read."""
+        return self.position >= self.end
+
+
+def scan(
+    connection: Connection,
+    topic: str,
+    starts: Mapping[int, int],
+    visit: Callable[[Any], None],
+    *,
+    limit: int | None = None,
+    timeout_s: float = kafka.REQUEST_TIMEOUT_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[int, Reached]:
+    """Hand the records of each partition from its offset in `starts` on to `visit`.
+
+    A start outside the log is moved to its nearest end. `limit` bounds the records of each partition.
+
+    Raises Unavailable when nothing comes for `timeout_s` seconds, TopicError when the topic is gone.
+    """
+    with _Reader(connection, topic, timeout_s, clock) as reader:
+        reached = reader.open(starts)
+        left = dict.fromkeys(reached, limit)
+        for record, place in reader.records(reached):
+            visit(record)
+            remaining = left[record.partition()]
+            if remaining is not None:
+                left[record.partition()] = remaining - 1
+                if remaining <= 1:
+                    reader.leave(record.partition())
+            place.position = record.offset() + 1
+        return reached
+
+
+def read_at(
+    connection: Connection,
+    topic: str,
+    places: Iterable[tuple[int, int]],
+    *,
+    timeout_s: float = kafka.REQUEST_TIMEOUT_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[tuple[int, int], Any]:
+    """The records at these (partition, offset), as far as they exist.
+
+    Raises Unavailable when nothing comes for `timeout_s` seconds, TopicError when the topic is gone.
+    """
+    wanted: dict[int, list[int]] = {}
+    for partition, offset in sorted(set(places), reverse=True):
+        wanted.setdefault(partition, []).append(offset)  # the lowest is the last
+    found: dict[tuple[int, int], Any] = {}
+    with _Reader(connection, topic, timeout_s, clock) as reader:
+        reached = reader.open({partition: offsets[-1] for partition, offsets in wanted.items()})
+        for record, place in reader.records(reached):
+            partition, offset = record.partition(), record.offset()
+            offsets = wanted[partition]
+            while offsets and offsets[-1] <= offset:
+                if offsets.pop() == offset:
+                    found[partition, offset] = record
+            place.position = offset + 1
+            if not offsets:
+                reader.leave(partition)
+            elif offsets[-1] - offset > _SEEK_OVER:
+                place.position = offsets[-1]
+                reader.seek(partition, offsets[-1])
+    return found
+
+
+class _Reader:
+    """One consumer, and the partitions it has still to read."""
+
+    def __init__(self, connection: Connection, topic: str, timeout_s: float, clock: Clock) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._open: set[int] = set()
+        self._consumer: Consumer = kafka.consumer(
+            connection, {"enable.partition.eof": True, "fetch.wait.max.ms": 20}
+        )
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def open(self, starts: Mapping[int, int]) -> dict[int, Reached]:
+        """Begin to read where there is something to read."""
+        reached: dict[int, Reached] = {}
+        with kafka.kafka_errors(f"read {self._topic}", self._connection):
+            for partition, start in starts.items():
+                low, end = self._consumer.get_watermark_offsets(
+                    TopicPartition(self._topic, partition), timeout=self._timeout_s
+                )
+                reached[partition] = Reached(low, min(max(start, low), max(end, low)), end)
+            self._open = {partition for partition, place in reached.items() if not place.done}
+            self._consumer.assign(
+                [
+                    TopicPartition(self._topic, partition, reached[partition].position)
+                    for partition in self._open
+                ]
+            )
+        return reached
+
+    def leave(self, partition: int) -> None:
+        """Read no more of `partition`."""
+        if partition in self._open:
+            self._open.discard(partition)
+            self._consumer.pause([TopicPartition(self._topic, partition)])
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on at `offset`."""
+        self._consumer.seek(TopicPartition(self._topic, partition, offset))
+
+    def records(self, reached: Mapping[int, Reached]) -> Iterator[tuple[Any, Reached]]:
+        """Yield (record, its partition's Reached) until every partition is read."""
+        deadline = self._clock.monotonic() + self._timeout_s
+        while self._open:
+            if self._clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"read {self._topic}: Kafka at {self._connection.bootstrap} sends nothing, "
+                    f"{len(self._open)} partitions are not read to their ends"
+                )
+            # A lone consume(n, t) waits out t even when records are there.
+            records = self._consumer.consume(1, _SLICE_S)
+            for record in records and records + self._consumer.consume(_BATCH, 0):
+                partition, offset = record.partition(), record.offset() or 0
+                if partition not in self._open:
+                    continue
+                place = reached[partition]
+                error = record.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    self._check(error)
+                    continue
+                deadline = self._clock.monotonic() + self._timeout_s
+                if error is not None or offset >= place.end:
+                    # The end of the log is told as an event, and may lie behind control records.
+                    place.position = place.end
+                elif offset >= place.position:  # others were fetched before a seek
+                    yield record, place
+                if place.done:
+                    self.leave(partition)
+
+    def _check(self, error: KafkaError) -> None:
+        if error.code() not in _PASSING:
+            with kafka.kafka_errors(f"read {self._topic}", self._connection):
+                raise KafkaException(error)
