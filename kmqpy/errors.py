@@ -9,6 +9,7 @@ KmqError
 │   └── QueueNotFound        no such queue
 ├── MessageError         a message can't be sent as it is (too large, delay too long)
 ├── Unavailable          Kafka or ZooKeeper did not answer in time
+├── Unfinished           stopped halfway; says how far it got
 ├── NotSupported         this storage has no such operation
 ├── MissingExtra         an optional dependency is not installed
 └── ClusterError         the embedded cluster could not be set up
@@ -59,6 +60,17 @@ class MessageError(KmqError):
 
 class Unavailable(KmqError):
     """Kafka or ZooKeeper did not answer in time, or refused."""
+
+
+class Unfinished(KmqError):
+    """Stopped halfway; run again, it goes on with the rest.
+
+    `done` is how much of it is certain.
+    """
+
+    def __init__(self, message: str, done: int = 0) -> None:
+        super().__init__(message)
+        self.done = done
 
 
 class NotSupported(KmqError):
