@@ -91,6 +91,7 @@ class Tracker:
         self._probing = False
         self._next_offsets = 0.0
         self._storing = False
+        self._offsets_turn = threading.Lock()  # Leadership's offset calls are for one thread at a time
         self._complained: dict[tuple[str, Partition], float] = {}
         self._unready: dict[str, str] = {}
         self._dead_letters_seen: dict[str, float] = {}
@@ -284,7 +285,8 @@ class Tracker:
         part.redeliverer.open(_OPEN_TIMEOUT_S)
         if not self._leadership.verify(queue.name, number):
             return None
-        stored = self._leadership.read_offset(queue.name, number)
+        with self._offsets_turn:
+            stored = self._leadership.read_offset(queue.name, number)
         # Written after the fencing: when it has been read, so has everything before it.
         tick = send_tick(self._ticker, queue.markers_topic, number, _OPEN_TIMEOUT_S)
         low = self._topics.offsets(queue.markers_topic, [number])[number][0]
@@ -477,7 +479,8 @@ class Tracker:
         def give_up() -> None:
             try:
                 if stored is not None:
-                    leadership.write_offset(*part.key, stored)
+                    with self._offsets_turn:
+                        leadership.write_offset(*part.key, stored)
             except KmqError as error:
                 self._complain("offsets", part.key, "offset not stored at release", error=str(error))
             leadership.release(*part.key)
@@ -536,7 +539,8 @@ class Tracker:
 
         def store() -> None:
             try:
-                written = leadership.write_offsets(due)
+                with self._offsets_turn:
+                    written = leadership.write_offsets(due)
             except KmqError as error:
                 _log.warning("offsets not stored; trying again", extra={"error": str(error)})
                 written = frozenset()
