@@ -17,7 +17,7 @@ from typing import Any, Self
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
-from kmqpy.errors import ConfigError, DecodeError, KmqError, ReceiptError, Unavailable
+from kmqpy.errors import Closed, ConfigError, DecodeError, ReceiptError, Unavailable
 from kmqpy.marker_writer import MarkerWriter, Place
 from kmqpy.markers import Marker, Op
 from kmqpy.message import Message, Receipt
@@ -367,7 +367,7 @@ class KmqClient:
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise KmqError(f"the client of queue {self._queue.name!r} is closed")
+            raise Closed(f"the client of queue {self._queue.name!r} is closed")
 
     def _open_source(self) -> QueueSource:
         self._check_open()

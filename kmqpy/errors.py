@@ -10,6 +10,7 @@ KmqError
 ├── MessageError         a message can't be sent as it is (too large, delay too long)
 ├── Unavailable          Kafka or ZooKeeper did not answer in time
 ├── Unfinished           stopped halfway; says how far it got
+├── Closed               used after its close()
 ├── NotSupported         this storage has no such operation
 ├── MissingExtra         an optional dependency is not installed
 └── ClusterError         the embedded cluster could not be set up
@@ -71,6 +72,10 @@ class Unfinished(KmqError):
     def __init__(self, message: str, done: int = 0) -> None:
         super().__init__(message)
         self.done = done
+
+
+class Closed(KmqError):
+    """Used after its close()."""
 
 
 class NotSupported(KmqError):
