@@ -221,7 +221,7 @@ class QueueSource:
             committed = self._consumer.committed([place], timeout=_RECOVERY_TIMEOUT_S)[0]
             if committed.error is not None:
                 raise KafkaException(committed.error)
-            start = _metadata_offset(committed.metadata) if committed.offset >= 0 else 0
+            start = committed_markers_offset(committed.metadata) if committed.offset >= 0 else 0
             if start is not None:
                 first = max(committed.offset, 0)
                 known.started = self._started_since(partition, start, first)
@@ -353,8 +353,8 @@ class QueueSource:
         )
 
 
-def _metadata_offset(metadata: str | None) -> int | None:
-    """The markers offset in a commit's metadata; None when another kind of client committed."""
+def committed_markers_offset(metadata: str | None) -> int | None:
+    """The markers offset in the metadata of a commit; None when another kind of client made it."""
     if metadata and metadata.startswith(_METADATA) and metadata[len(_METADATA) :].isdigit():
         return int(metadata[len(_METADATA) :])
     return None
