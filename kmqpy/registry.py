@@ -79,14 +79,16 @@ class TrackerInfo:
 class StoredOffset:
     """Where the next owner of a partition starts to read its markers.
 
-    offset    markers offset of the oldest message in flight (the safe offset)
-    topic_id  identity of the markers topic that the offset belongs to
-    now_ms    the partition's now when the offset was stored, ms since 1970
+    offset          markers offset of the oldest message in flight (the safe offset)
+    topic_id        identity of the markers topic that the offset belongs to
+    now_ms          the partition's now at that offset, ms since 1970
+    missed_markers  markers below the offset were never read, so takes may be among them (rule R2)
     """
 
     offset: int
     topic_id: str
     now_ms: int
+    missed_markers: bool = False
 
     def to_json(self) -> bytes:
         """The data of the offset znode."""
@@ -169,6 +171,7 @@ def decode_offset(name: str, partition: int, data: bytes) -> StoredOffset | None
             offset=_typed(values, "offset", int, what),
             topic_id=_typed(values, "topic_id", str, what),
             now_ms=_typed(values, "now_ms", int, what),
+            missed_markers=values.get("missed_markers") is True,
         )
     except ConfigError as error:
         log.warning(

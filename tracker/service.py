@@ -297,7 +297,14 @@ class Tracker:
         elif stored is not None and stored.offset > tick:
             _log.error("stored offset is beyond the end; reading all markers", extra=self._about(part))
         elif stored is not None:
-            first, now_ms, missed = max(stored.offset, low), stored.now_ms, stored.offset < low
+            first, now_ms = max(stored.offset, low), stored.now_ms
+            missed = stored.missed_markers or stored.offset < low
+            if stored.offset < low:
+                self.metrics.markers_lost.labels(queue.name).inc()
+                _log.error(
+                    "markers were deleted before they were read; raise the markers topic's retention",
+                    extra=self._about(part),
+                )
         return _Takeover(topic_ids, first, tick, now_ms, missed)
 
     def _taken_over(self, part: OwnedPartition, found: _Takeover | Exception | None) -> None:
@@ -321,15 +328,9 @@ class Tracker:
             self.metrics.takeovers.labels(part.key[0]).inc()
 
     def _start_reading(self, part: OwnedPartition, found: _Takeover) -> None:
-        if found.missed_markers:
-            self.metrics.markers_lost.labels(part.key[0]).inc()
-            _log.error(
-                "markers were deleted before they were read; raise the markers topic's retention",
-                extra=self._about(part),
-            )
         part.topic_ids = found.topic_ids
         part.stored_offset = None
-        state = InFlight(now_ms=found.now_ms, missed_markers=found.missed_markers)
+        state = InFlight(now_ms=found.now_ms, position=found.first, missed_markers=found.missed_markers)
         part.start_reading(state, self._clock.monotonic())
         topic = part.queue.markers_topic
         self._by_topic[topic, part.number] = part
@@ -516,10 +517,10 @@ class Tracker:
         """What to store; None while the state is not complete."""
         if part.phase not in (Phase.ACTIVE, Phase.OPENING) or not part.reading or part.caught_up_at is None:
             return None
-        safe = part.state.safe_offset()
-        if safe == part.stored_offset or safe == 0:
+        state, safe = part.state, part.state.safe_offset()
+        if safe == part.stored_offset:
             return None
-        return StoredOffset(safe, part.topic_ids[1], part.state.now_ms)
+        return StoredOffset(safe, part.topic_ids[1], state.safe_now_ms(), state.missed_markers)
 
     def _store_offsets(self, now: float) -> None:
         if now < self._next_offsets or self._storing:
