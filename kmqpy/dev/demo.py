@@ -1,0 +1,361 @@
+"""The main job, end to end on real servers: messages, failing consumers, a killed tracker.
+
+Sends messages to a queue of 4 partitions that 3 consumer processes take and 2 tracker processes look
+after; kills one tracker with SIGKILL while messages of its partitions are due; then counts, with
+Jepsen's total-queue in mind: what was sent must have been acknowledged or dead-lettered, nothing else
+may have been delivered, and no tracker may have made a duplicate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kmqpy import markers
+from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.dev.cluster import Cluster
+from kmqpy.dev.demo_consumer import fate
+from kmqpy.errors import ClusterError, DecodeError
+from kmqpy.log_reader import scan
+from kmqpy.message import ORIGINAL_OFFSET, headers_of, last_header
+from kmqpy.producer import KmqProducer
+from kmqpy.registry import Registry
+from kmqpy.topics import Topics
+from kmqpy.zookeeper import connect
+
+PARTITIONS = 4
+CONSUMERS = 3
+TRACKERS = 2
+_LEASE_MS = 1_000
+_SESSION_MS = 4_000
+_SEND_SECONDS = 8.0
+_STUCK_S = 40.0
+_KILL_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome. All are numbers of messages but `seconds`.
+
+    delivered           deliveries to consumers, all attempts
+    acknowledged        distinct messages that were acknowledged
+    redelivered         copies that trackers appended to the queue
+    duplicates          deliveries of a copy that had been delivered before
+    tracker_duplicates  copies beyond one for each message that a tracker moved
+    unexpected          delivered, never sent
+    lost                sent, neither acknowledged nor dead-lettered
+    wrong_dead_letters  dead letters that are not poison, and poison that is not dead-lettered
+    due_at_kill         messages of the killed tracker's partitions that were due and not yet moved
+    recovery_seconds    from the kill to the next redelivery on its partitions
+    """
+
+    sent: int
+    delivered: int
+    acknowledged: int
+    redelivered: int
+    dead_lettered: int
+    duplicates: int
+    tracker_duplicates: int
+    unexpected: int
+    lost: int
+    wrong_dead_letters: int
+    due_at_kill: int
+    recovery_seconds: float
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        broken = self.lost + self.unexpected + self.tracker_duplicates + self.wrong_dead_letters
+        return broken == 0 and self.acknowledged + self.dead_lettered == self.sent
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {**asdict(self), "ok": self.ok}
+
+
+@dataclass
+class Progress:
+    """Live figures, written by the threads that follow the consumers."""
+
+    total: int
+    sent: int = 0
+    delivered: int = 0
+    acknowledged: set[int] = field(default_factory=set)
+    deliveries: Counter[tuple[int, int]] = field(default_factory=Counter)
+    unexpected: int = 0
+    dropped: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Where a message was left unacknowledged -> when, monotonic s."""
+    dead_lettered: int = 0
+    note: str = "starting"
+
+    def take_in(self, line: str) -> None:
+        """One line of a consumer."""
+        action, partition, offset, _attempts, body = line.split()
+        number, place = int(body), (int(partition), int(offset))
+        self.delivered += 1
+        self.deliveries[place] += 1
+        if not 0 <= number < self.total:
+            self.unexpected += 1
+        elif action == "ack":
+            self.acknowledged.add(number)
+        elif action == "drop":
+            self.dropped[place] = SYSTEM_CLOCK.monotonic()
+
+
+Show = Callable[[Progress], None]
+
+
+def run(total: int, show: Show, folder: Path | None = None) -> Report:
+    """Run the demo with `total` messages and count; `show` is called several times a second.
+
+    Raises ClusterError when a process ends by itself or nothing happens any more.
+    """
+    started = SYSTEM_CLOCK.monotonic()
+    with Cluster(keep=folder) as cluster:
+        connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+        queue = QueueSettings(name=f"demo-{uuid.uuid4().hex[:6]}", redeliver_after_ms=_LEASE_MS)
+        Topics(connection).create(queue, PARTITIONS)
+        with connect(connection.zookeeper) as zookeeper:
+            registry = Registry(zookeeper)
+            registry.register(queue, PARTITIONS)
+            demo = _Demo(connection, queue, registry, Progress(total), show, Path(cluster.folder or "."))
+            return demo.run(started)
+
+
+class _Demo:
+    def __init__(
+        self,
+        connection: Connection,
+        queue: QueueSettings,
+        registry: Registry,
+        progress: Progress,
+        show: Show,
+        folder: Path,
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._registry = registry
+        self._progress = progress
+        self._show = show
+        self._folder = folder
+        self._poison = {number for number in range(progress.total) if fate(number) == "fail"}
+        self._processes: list[subprocess.Popen[str]] = []
+        self._killed_at = 0.0
+        self._killed_at_ms = 0
+        self._victims: list[int] = []
+
+    def run(self, started: float) -> Report:
+        with self._trackers() as trackers, self._consumers():
+            self._wait_for_owners()
+            sender = threading.Thread(target=self._send, daemon=True)
+            sender.start()
+            self._until(lambda: len(self._progress.acknowledged) >= self._progress.total // 2, "half")
+            self._kill(trackers)
+            self._until(self._finished, "the end")
+            sender.join()
+        return self._report(started)
+
+    # --- processes --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _trackers(self) -> Iterator[dict[str, subprocess.Popen[str]]]:
+        with contextlib.ExitStack() as stack:
+            running = {}
+            for number in range(1, TRACKERS + 1):
+                name = f"tracker-{number}"
+                running[name] = stack.enter_context(
+                    self._process(
+                        name,
+                        *("-m", "tracker", "--tracker-id", name, "--queue", self._queue.name),
+                        *("--bootstrap", self._connection.bootstrap),
+                        *("--zookeeper", self._connection.zookeeper),
+                        *("--session-timeout", f"{_SESSION_MS}ms", "--http-port", "-1"),
+                    )
+                )
+            yield running
+
+    @contextlib.contextmanager
+    def _consumers(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for number in range(1, CONSUMERS + 1):
+                name = f"consumer-{number}"
+                process = stack.enter_context(
+                    self._process(
+                        name,
+                        *("-m", "kmqpy.dev.demo_consumer", self._connection.bootstrap),
+                        *(self._queue.name, str(_LEASE_MS), name),
+                    )
+                )
+                follower = threading.Thread(target=self._follow, args=(process,), daemon=True)
+                follower.start()
+                stack.callback(follower.join)
+            yield
+            for process in self._processes:
+                process.send_signal(signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def _process(self, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        with (
+            (self._folder / f"{name}.log").open("w") as log,
+            subprocess.Popen(
+                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=log, text=True
+            ) as process,
+        ):
+            self._processes.append(process)
+            try:
+                yield process
+            finally:
+                self._processes.remove(process)
+                process.terminate()
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+    def _follow(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._progress.take_in(line)
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def _wait_for_owners(self) -> None:
+        self._progress.note = "waiting for the trackers"
+        self._until(lambda: len(self._registry.owners(self._queue.name)) == PARTITIONS, "the trackers")
+
+    def _send(self) -> None:
+        progress, batch = self._progress, max(1, self._progress.total // 200)
+        with KmqProducer(self._queue, self._connection) as producer:
+            for first in range(0, progress.total, batch):
+                numbers = range(first, min(first + batch, progress.total))
+                progress.sent += len(producer.send_many([str(number) for number in numbers]))
+                SYSTEM_CLOCK.sleep(_SEND_SECONDS / 200)
+
+    def _kill(self, trackers: dict[str, subprocess.Popen[str]]) -> None:
+        """Kill the tracker with the most partitions, at a moment when messages of them are due."""
+        owners = self._registry.owners(self._queue.name)
+        victim = Counter(owners.values()).most_common(1)[0][0]
+        self._victims = sorted(partition for partition, owner in owners.items() if owner == victim)
+        deadline = SYSTEM_CLOCK.monotonic() + _KILL_WITHIN_S
+        while not self._due() and SYSTEM_CLOCK.monotonic() < deadline:
+            SYSTEM_CLOCK.sleep(0.002)
+        self._processes.remove(trackers[victim])
+        trackers[victim].kill()
+        self._killed_at, self._killed_at_ms = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall_ms()
+        self._processes.append(trackers[victim])
+        self._progress.note = f"killed {victim}, owner of partitions {self._victims}"
+
+    def _due(self) -> bool:
+        """Whether leases of the victim's partitions have just ended."""
+        now = SYSTEM_CLOCK.monotonic()
+        ended = (
+            now - at - _LEASE_MS / 1000
+            for (partition, _), at in self._progress.dropped.copy().items()
+            if partition in self._victims
+        )
+        return any(0 <= since <= 0.02 for since in ended)
+
+    def _finished(self) -> bool:
+        progress = self._progress
+        ends = Topics(self._connection).offsets(self._queue.dead_letter_topic, range(PARTITIONS))
+        # Offsets count the markers of transactions too, so this only says when to look closer.
+        if sum(end for _, end in ends.values()) >= len(self._poison):
+            progress.dead_lettered = len(self._dead_letters())
+        return len(progress.acknowledged) >= progress.total - len(
+            self._poison
+        ) and progress.dead_lettered >= len(self._poison)
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Show figures until `condition`; fails when nothing changes for a long time."""
+        last, changed_at = (-1, -1), SYSTEM_CLOCK.monotonic()
+        while not condition():
+            self._show(self._progress)
+            for process in self._processes:
+                if process.poll() not in (None, -signal.SIGKILL):
+                    raise ClusterError(f"the demo's {process.args!r} ended; see the logs in {self._folder}")
+            now = SYSTEM_CLOCK.monotonic()
+            figures = (self._progress.delivered, self._progress.dead_lettered)
+            if figures != last:
+                last, changed_at = figures, now
+            elif now - changed_at > _STUCK_S:
+                self._progress.note = f"stuck while waiting for {what}"
+                return
+            SYSTEM_CLOCK.sleep(0.1)
+        self._show(self._progress)
+
+    # --- counting ---------------------------------------------------------------------------------
+
+    def _dead_letters(self) -> list[int]:
+        found: list[int] = []
+        scan(
+            self._connection,
+            self._queue.dead_letter_topic,
+            dict.fromkeys(range(PARTITIONS), 0),
+            lambda record: found.append(int(record.value())),
+        )
+        return found
+
+    def _report(self, started: float) -> Report:
+        self._progress.note = "counting"
+        self._show(self._progress)
+        progress = self._progress
+        copies: list[Any] = []
+        moved: set[tuple[int, int]] = set()
+
+        def queue_record(record: Any) -> None:
+            if last_header(headers_of(record.headers()), ORIGINAL_OFFSET) is not None:
+                copies.append(record)
+
+        def marker_record(record: Any) -> None:
+            with contextlib.suppress(DecodeError):
+                marker = markers.decode(record.key(), record.value(), record.headers())
+                if marker.by_tracker and marker.offset != markers.TICK_OFFSET:
+                    moved.add((marker.partition, marker.offset))
+
+        starts = dict.fromkeys(range(PARTITIONS), 0)
+        scan(self._connection, self._queue.name, starts, queue_record)
+        scan(self._connection, self._queue.markers_topic, starts, marker_record)
+        dead = self._dead_letters()
+        after = [r.timestamp()[1] for r in copies if r.partition() in self._victims]
+        later = [at for at in after if at > self._killed_at_ms]
+        return Report(
+            sent=progress.sent,
+            delivered=progress.delivered,
+            acknowledged=len(progress.acknowledged),
+            redelivered=len(copies),
+            dead_lettered=len(dead),
+            duplicates=sum(count - 1 for count in progress.deliveries.values()),
+            tracker_duplicates=len(copies) + len(dead) - len(moved),
+            unexpected=progress.unexpected,
+            lost=len(set(range(progress.sent)) - progress.acknowledged - set(dead)),
+            wrong_dead_letters=len(set(dead) ^ self._poison) + len(dead) - len(set(dead)),
+            due_at_kill=self._due_at_kill(copies),
+            recovery_seconds=round((min(later) - self._killed_at_ms) / 1000, 2) if later else 0.0,
+            seconds=round(SYSTEM_CLOCK.monotonic() - started, 1),
+        )
+
+    def _due_at_kill(self, copies: list[Any]) -> int:
+        """Dropped before the kill, lease over at the kill, copied after it."""
+        copied_at: dict[tuple[int, int], int] = {}
+        for record in copies:
+            headers = headers_of(record.headers())
+            origin = int(last_header(headers, ORIGINAL_OFFSET) or b"-1")
+            place = (record.partition(), origin)
+            copied_at[place] = min(record.timestamp()[1], copied_at.get(place, 2**62))
+        return sum(
+            partition in self._victims
+            and at + _LEASE_MS / 1000 <= self._killed_at
+            and copied_at.get((partition, offset), 0) > self._killed_at_ms
+            for (partition, offset), at in self._progress.dropped.items()
+        )
