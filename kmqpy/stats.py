@@ -1,0 +1,332 @@
+"""What a queue holds: counts, and what is in flight. Read from Kafka; takes part in nothing.
+
+*In flight* is what was taken and not ended. A message whose time has not come (`send(delay=…)`) is
+waiting, also after a client has looked at it; it counts in `depth`, like what nobody has taken yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import TopicPartition
+
+from kmqpy import kafka, log_reader, markers
+from kmqpy import message as m
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import DecodeError
+from kmqpy.inflight import Entry, Hold, InFlight
+from kmqpy.markers import Op
+from kmqpy.message import Receipt
+from kmqpy.registry import StoredOffset
+from kmqpy.source import committed_markers_offset
+from kmqpy.topics import QueueTopics, Topics, dead_letter_queue
+
+COUNT_LIMIT = 10_000
+"""How many records of a partition are read to count them; beyond, offsets are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlightMessage:
+    """A message that was taken and not ended.
+
+    holder          the name of the client that took it, if it gave one
+    since_ms        when it was taken, by the broker's clock (ms since 1970)
+    lease_until_ms  when it is redelivered; for `delayed` when it becomes due
+    hold            held, delayed, released (nacked) or dead (to be dead-lettered now)
+    reason          that of the nack or dead-lettering
+    attempts        deliveries so far, this one included (delayed: so far); None when it is gone itself
+    """
+
+    receipt: str
+    partition: int
+    offset: int
+    holder: str | None
+    since_ms: int
+    lease_until_ms: int
+    hold: Hold
+    reason: str | None
+    attempts: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStats:
+    """One partition; the fields are those of QueueStats.
+
+    owner          id of the tracker that has it; None: nobody, or no ZooKeeper to ask
+    stored_offset  the markers offset from which the next owner reads; None: none stored
+    """
+
+    partition: int
+    depth: int
+    in_flight: int
+    delayed: int
+    overdue: int
+    dead_letters: int
+    exact: bool
+    oldest_ms: int | None
+    owner: str | None = None
+    stored_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """What a queue holds, at about one moment.
+
+    depth         waiting messages: neither in flight nor dead, delayed ones included
+    in_flight     taken and not ended
+    delayed       those of `depth` that a client has seen and that are not due yet
+    overdue       in flight or delayed, and past their time by this machine's clock
+    dead_letters  dead letters that are neither redriven nor purged
+    exact         whether depth and dead_letters were counted one by one; otherwise they are upper bounds
+    oldest_ms     when the oldest message that nobody has taken was enqueued (ms since 1970)
+    """
+
+    queue: str
+    depth: int
+    in_flight: int
+    delayed: int
+    overdue: int
+    dead_letters: int
+    exact: bool
+    oldest_ms: int | None
+    partitions: tuple[PartitionStats, ...] = field(default=())
+
+    @classmethod
+    def of(cls, queue: str, partitions: Iterable[PartitionStats]) -> QueueStats:
+        """The sum of `partitions`."""
+        parts = tuple(partitions)
+        return cls(
+            queue=queue,
+            depth=sum(part.depth for part in parts),
+            in_flight=sum(part.in_flight for part in parts),
+            delayed=sum(part.delayed for part in parts),
+            overdue=sum(part.overdue for part in parts),
+            dead_letters=sum(part.dead_letters for part in parts),
+            exact=all(part.exact for part in parts),
+            oldest_ms=min((part.oldest_ms for part in parts if part.oldest_ms is not None), default=None),
+            partitions=parts,
+        )
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Records of one partition that are not excluded."""
+
+    count: int = 0
+    exact: bool = True
+    oldest_ms: int | None = None
+
+
+class _Markers:
+    """The markers of a queue, read to their end: what is in flight, and what was ever started."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: QueueTopics,
+        stored: Mapping[int, StoredOffset],
+        committed: Mapping[int, tuple[int, int | None]],
+    ) -> None:
+        self.states: dict[int, InFlight] = {}
+        self.touched: dict[int, set[int]] = {p: set() for p in range(topics.queue.partitions)}
+        """Queue offsets with a marker among those read."""
+        starts: dict[int, int] = {}
+        first = Topics(connection).offsets(topics.markers.name, self.touched)
+        for partition in self.touched:
+            safe = stored.get(partition)
+            if safe is not None and safe.topic_id != topics.markers.topic_id:
+                safe = None  # it speaks of a topic that is no more
+            start = 0 if safe is None else safe.offset
+            if partition in committed:
+                # What was started at or above the committed offset stands from here on.
+                start = min(start, committed[partition][1] or start)
+            low = first[partition][0]
+            starts[partition] = max(start, low)
+            self.states[partition] = InFlight(
+                position=starts[partition],
+                missed_markers=safe is not None and safe.offset < low,
+            )
+        log_reader.scan(connection, topics.markers.name, starts, self._visit)
+
+    def _visit(self, record: Any) -> None:
+        partition = record.partition()
+        state, at, now_ms = self.states[partition], record.offset(), record.timestamp()[1]
+        try:
+            marker = markers.decode(record.key(), record.value(), record.headers())
+        except DecodeError:
+            state.observe(at, now_ms)
+        else:
+            state.apply(marker, at, now_ms)
+            if marker.op in (Op.TAKE, Op.DELAY, Op.END):
+                self.touched[partition].add(marker.offset)
+
+
+def queue_stats(
+    connection: Connection,
+    queue: QueueSettings,
+    *,
+    owners: Mapping[int, str] | None = None,
+    stored: Mapping[int, StoredOffset] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> QueueStats:
+    """Count what `queue` holds; `owners` and `stored` are what ZooKeeper says of its partitions.
+
+    Raises QueueNotFound, TopicError, Unavailable.
+    """
+    stored, owners = stored or {}, owners or {}
+    topics = Topics(connection).check(queue)
+    committed = committed_offsets(connection, queue, topics.partitions)
+    read = _Markers(connection, topics, stored, committed)
+    starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
+    waiting = _count(connection, queue.name, starts, read.touched)
+    dead = _dead_letters(connection, queue, topics)
+    now_ms = clock.wall_ms()
+    parts = []
+    for partition, state in read.states.items():
+        holds = [entry.hold for entry in state]
+        delayed = holds.count(Hold.DELAYED)
+        left, letters = waiting[partition], dead.get(partition, _Counted())
+        # What is in flight lies below the committed offset or was seen to be started.
+        parts.append(
+            PartitionStats(
+                partition=partition,
+                depth=left.count + delayed,
+                in_flight=len(holds) - delayed,
+                delayed=delayed,
+                overdue=sum(entry.due_ms <= max(now_ms, state.now_ms) for entry in state),
+                dead_letters=letters.count,
+                exact=left.exact and letters.exact,
+                oldest_ms=left.oldest_ms,
+                owner=owners.get(partition),
+                stored_offset=stored[partition].offset if partition in stored else None,
+            )
+        )
+    return QueueStats.of(queue.name, parts)
+
+
+def in_flight(
+    connection: Connection,
+    queue: QueueSettings,
+    *,
+    stored: Mapping[int, StoredOffset] | None = None,
+    limit: int | None = None,
+) -> list[InFlightMessage]:
+    """What is in flight (delayed messages too), the oldest of each partition first.
+
+    Raises QueueNotFound, TopicError, Unavailable.
+    """
+    topics = Topics(connection).check(queue)
+    states = _Markers(connection, topics, stored or {}, {}).states
+    entries = itertools.chain.from_iterable(
+        ((partition, entry) for entry in state) for partition, state in states.items()
+    )
+    listed = sorted(entries, key=lambda place: place[1].since_ms)[:limit]
+    records = log_reader.read_at(connection, queue.name, [(p, entry.offset) for p, entry in listed])
+    return [
+        _in_flight_message(queue, topics.queue.topic_id, p, entry, records.get((p, entry.offset)))
+        for p, entry in listed
+    ]
+
+
+def open_entries(
+    connection: Connection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
+) -> dict[int, list[Entry]]:
+    """The entries in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
+    topics = Topics(connection).check(queue)
+    states = _Markers(connection, topics, stored or {}, {}).states
+    return {partition: list(state) for partition, state in states.items()}
+
+
+def committed_offsets(
+    connection: Connection, queue: QueueSettings, partitions: int
+) -> dict[int, tuple[int, int | None]]:
+    """The commits of the queue's group: the queue offset, and how far into the markers its starts go.
+
+    The latter is the markers offset after the last start that the commit covers; None when another kind
+    of client committed. Partitions without a commit are left out.
+    """
+    consumer = kafka.consumer(connection, {"group.id": queue.consumer_group})
+    try:
+        with kafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
+            places = consumer.committed(
+                [TopicPartition(queue.name, partition) for partition in range(partitions)],
+                timeout=kafka.REQUEST_TIMEOUT_S,
+            )
+    finally:
+        consumer.close()
+    return {
+        place.partition: (place.offset, committed_markers_offset(place.metadata))
+        for place in places
+        if place.error is None and place.offset >= 0
+    }
+
+
+def _count(
+    connection: Connection, topic: str, starts: Mapping[int, int], excluded: Mapping[int, set[int]]
+) -> dict[int, _Counted]:
+    counted = {partition: _Counted() for partition in starts}
+
+    def visit(record: Any) -> None:
+        partition = record.partition()
+        if record.offset() not in excluded.get(partition, ()):
+            one = counted[partition]
+            one.count += 1
+            if one.oldest_ms is None:
+                one.oldest_ms = record.timestamp()[1]
+
+    reached = log_reader.scan(connection, topic, starts, visit, limit=COUNT_LIMIT)
+    for partition, place in reached.items():
+        if not place.done:
+            counted[partition].count += place.end - place.position
+            counted[partition].exact = False
+    return counted
+
+
+def _dead_letters(connection: Connection, queue: QueueSettings, topics: QueueTopics) -> dict[int, _Counted]:
+    if topics.dead_letters is None:
+        return {}
+    dead = dead_letter_queue(queue)
+    partitions = range(topics.dead_letters.partitions)
+    ended: dict[int, set[int]] = {partition: set() for partition in partitions}
+
+    def visit(record: Any) -> None:
+        try:
+            marker = markers.decode(record.key(), record.value(), record.headers())
+        except DecodeError:
+            return
+        if marker.op is Op.END:
+            ended[record.partition()].add(marker.offset)
+
+    info = Topics(connection).describe([dead.markers_topic]).get(dead.markers_topic)
+    if info is not None:
+        read = {p: 0 for p in partitions if p < info.partitions}
+        log_reader.scan(connection, dead.markers_topic, read, visit)
+    return _count(connection, dead.name, dict.fromkeys(partitions, 0), ended)
+
+
+def _in_flight_message(
+    queue: QueueSettings, topic_id: str, partition: int, entry: Entry, record: Any
+) -> InFlightMessage:
+    attempts = None
+    if record is not None:
+        try:
+            headers = m.headers_of(record.headers())
+            count = m.redelivery_count(headers, queue.redelivery_count_header)
+        except DecodeError:
+            count = 0
+        attempts = count + (entry.hold is not Hold.DELAYED)
+    return InFlightMessage(
+        receipt=str(Receipt(queue.name, topic_id, partition, entry.offset)),
+        partition=partition,
+        offset=entry.offset,
+        holder=entry.holder,
+        since_ms=entry.since_ms,
+        lease_until_ms=entry.due_ms,
+        hold=entry.hold,
+        reason=entry.reason,
+        attempts=attempts,
+    )
