@@ -42,7 +42,7 @@ from tracker.znodes import Znodes
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0  # everything is read anew this often, watches or not …
-RECHECK_ZNODES_PER_S = 500  # … or less often when there are many znodes
+RECHECK_ZNODES_PER_S = 200  # … or less often when there are many znodes
 MAX_BACKOFF_S = 2.0
 
 

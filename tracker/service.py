@@ -117,9 +117,13 @@ class Tracker:
         self._connect()
         self._run()
 
+    def request_stop(self) -> None:
+        """Ask `run` to end; returns at once, so that signal handlers can call it."""
+        self._stopping.set()
+
     def stop(self) -> None:
         """Finish what is being redelivered, store offsets, give up leadership."""
-        self._stopping.set()
+        self.request_stop()
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,0 +1,120 @@
+"""`kmq tracker`: runs a tracker until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from kmqpy import logs
+from kmqpy.config import Connection, QueueSettings, build, from_environment, read_file
+from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.registry import Registry
+from kmqpy.topics import Topics
+from kmqpy.zookeeper import connect
+from tracker.service import Tracker
+from tracker.settings import TrackerSettings
+
+_PREFIX = "KMQ_TRACKER_"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.removesuffix("_ms").replace("_", "-")
+
+
+def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for each setting of a tracker, with the help text of its docstring."""
+    texts = _field_texts(TrackerSettings)
+    for field in reversed(dataclasses.fields(TrackerSettings)):
+        if field.name != "queues":
+            command = click.option(
+                _flag(field.name),
+                field.name,
+                metavar="DURATION" if field.name.endswith("_ms") else "VALUE",
+                help=texts[field.name],
+            )(command)
+    return command
+
+
+def _field_texts(cls: type[Any]) -> dict[str, str]:
+    """The lines `name  text` of a settings class's docstring."""
+    texts: dict[str, str] = {}
+    lines = (cls.__doc__ or "").splitlines()
+    names = {field.name for field in dataclasses.fields(cls)}
+    current: list[str] = []
+    for line in lines:
+        words, _, text = line.strip().partition("  ")
+        found = [word.strip() for word in words.split(",") if word.strip() in names]
+        if found:
+            current = found
+            texts.update(dict.fromkeys(found, text.strip()))
+        elif current and line.startswith(" " * 10):
+            for name in current:
+                texts[name] = f"{texts[name]} {line.strip()}".strip()
+    return texts
+
+
+@click.command(epilog="Example:  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders")
+@click.option("--bootstrap", metavar="HOSTS", help="Kafka, host:port[,host:port].")
+@click.option("--zookeeper", metavar="HOSTS", help="ZooKeeper, host:port[,host:port].")
+@click.option("--root", metavar="ZNODE", help="Where kmqpy's znodes are.")
+@click.option("-X", "kafka", metavar="KEY=VALUE", multiple=True, help="A librdkafka setting.")
+@click.option("--config", metavar="FILE", help="TOML file: connection settings, and a table [tracker].")
+@click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")
+@click.option("--log-level", default="INFO", show_default=True)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_settings_options
+def tracker(
+    log_level: str, log_format: str, config: str | None, queues: tuple[str, ...], **given: Any
+) -> None:
+    """Redeliver what is not acknowledged in time; run two or more, they share the work.
+
+    Settings come from the config file, then KMQ_TRACKER_… in the environment, then the options here.
+    A queue named by --queue that is not registered yet is registered with default settings.
+    """
+    logs.setup(log_level, log_format)
+    file = read_file(config) if config else {}
+    table = file.pop("tracker", {})
+    connection = build(
+        Connection,
+        file,
+        from_environment(Connection, os.environ),
+        {key: given.pop(key) for key in ("bootstrap", "zookeeper", "root") if given.get(key)},
+        {"kafka": {**file.get("kafka", {}), **_kafka_settings(given.pop("kafka"))}},
+    )
+    for key in ("bootstrap", "zookeeper", "root"):
+        given.pop(key, None)
+    flags = {key: value for key, value in given.items() if value is not None}
+    if queues:
+        flags["queues"] = queues
+    settings = build(TrackerSettings, table, from_environment(TrackerSettings, os.environ, _PREFIX), flags)
+    _register(connection, settings.queues)
+    service = Tracker(connection, settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.request_stop())
+    service.run()
+
+
+def _kafka_settings(pairs: tuple[str, ...]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise ConfigError(f"-X {pair}: write it as key=value")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _register(connection: Connection, queues: tuple[str, ...]) -> None:
+    """Register the named queues that nobody has; the only time that a tracker adds a queue."""
+    if not queues:
+        return
+    with connect(connection.zookeeper) as zookeeper:
+        registry = Registry(zookeeper, connection.root)
+        for name in queues:
+            try:
+                registry.get(name)
+            except QueueNotFound:
+                settings = QueueSettings(name=name)
+                registry.register(settings, Topics(connection).check(settings).partitions)
