@@ -75,7 +75,6 @@ class InFlight:
         self.missed_markers = missed_markers
         self._position = position
         self._pinned: int | None = None
-        self._pinned_now_ms = 0
         self._entries: dict[int, Entry] = {}
         # Both are cleaned lazily, and compacted when stale items outnumber live ones: amortised O(1),
         # and memory follows what is in flight even behind one message that is held for hours.
@@ -108,7 +107,7 @@ class InFlight:
     def pin(self, at: int) -> None:
         """Keep the safe offset from passing a marker that only a newer version understands (R3)."""
         if self._pinned is None:
-            self._pinned, self._pinned_now_ms = at, self.now_ms
+            self._pinned = at
 
     @property
     def pinned(self) -> bool:
@@ -181,14 +180,13 @@ class InFlight:
 
         Later where a marker that was read meanwhile asked for that.
         """
-        entry = self._entries.get(offset)
-        if entry is None or offset not in self._in_redelivery:
+        if offset not in self._in_redelivery:
             return
         self._in_redelivery.discard(offset)
+        entry = self._entries[offset]
         due_ms = max(entry.due_ms, min(self.now_ms + delay_ms, INT64_MAX))
         self._entries[offset] = entry._replace(due_ms=due_ms)
         heapq.heappush(self._due, (due_ms, offset))
-        self._compact()
 
     def retry_all(self) -> None:
         """Whatever is in redelivery is due again now."""
@@ -217,15 +215,13 @@ class InFlight:
         return safe if self._pinned is None else min(safe, self._pinned)
 
     def safe_now_ms(self) -> int:
-        """The partition's now at the safe offset.
+        """The partition's now when the oldest entry was taken.
 
-        A successor that begins there with this `now_ms` has the same deadlines too. With today's
-        `now_ms` every restart would prolong the leases, and one that restarts often enough would
-        redeliver nothing; with none, out-of-order timestamps could shorten them.
+        A successor that begins at the safe offset with this `now_ms` has the same deadlines too.
+        With today's `now_ms` every restart would prolong the leases, and a tracker that restarts
+        often enough would redeliver nothing; with none, out-of-order timestamps could shorten them.
         """
         oldest = self.oldest()
-        if self._pinned is not None and (oldest is None or self._pinned < oldest.taken_at):
-            return self._pinned_now_ms
         return self.now_ms if oldest is None else oldest.since_ms
 
     def oldest(self) -> Entry | None:

@@ -248,3 +248,10 @@ def test_size_is_an_upper_estimate(key, value, given_headers):
     # By the record format, varints of 5 bytes: length, key, value, header count, offset delta,
     # timestamp delta (10), attributes (1); two for each header.
     assert copy.size >= content + 5 * 5 + 10 + 1 + 10 * len(given_headers)
+
+
+def test_size_counts_every_part():
+    copy = Copy(
+        entry(), dead_letter=False, key=bytes(1_000), value=bytes(20_000), headers=(("é" * 100, bytes(300)),)
+    )
+    assert 21_500 <= copy.size <= 21_600
