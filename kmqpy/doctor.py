@@ -209,6 +209,12 @@ def _settings(facts: Facts) -> _Found:
                 f"{name} has min.insync.replicas={in_sync} and {topic.replication} replicas: nothing is sent"
             )
             yield Severity.ERROR, what, f"set min.insync.replicas={max(1, topic.replication - 1)} on {name}"
+    single = [name for name, topic in facts.topics.items() if topic.replication == 1]
+    if single:
+        what = f"one replica only, as safe as one broker's disk: {', '.join(single)}"
+        more = "create the queue with --replication 3, or reassign its partitions"
+        to_do = more if facts.brokers > 1 else f"fine for development; else add brokers, then {more}"
+        yield Severity.WARNING, what, to_do
     largest = _number(facts.topics.get(queue.name), "max.message.bytes")
     of_dead = _number(facts.topics.get(dead.name), "max.message.bytes")
     if largest is not None and of_dead is not None and of_dead < largest:

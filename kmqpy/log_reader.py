@@ -52,6 +52,17 @@ class Reached:
         return self.position >= self.end
 
 
+def bounds(
+    connection: Connection, topic: str, partitions: Iterable[int], timeout_s: float = kafka.REQUEST_TIMEOUT_S
+) -> dict[int, tuple[int, int]]:
+    """First offset and last stable offset of each partition; raises Unavailable, TopicError.
+
+    Not by an AdminClient: librdkafka's first list_offsets of a client takes 3 s now and then.
+    """
+    with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK) as reader:
+        return reader.bounds(partitions)
+
+
 def scan(
     connection: Connection,
     topic: str,
@@ -134,15 +145,25 @@ class _Reader:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
+    def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """First offset and last stable offset of each partition."""
+        found: dict[int, tuple[int, int]] = {}
+        with kafka.kafka_errors(f"read {self._topic}", self._connection):
+            for partition in partitions:
+                place = TopicPartition(self._topic, partition)
+                offsets = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s)
+                if offsets is None:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+                found[partition] = offsets
+        return found
+
     def open(self, starts: Mapping[int, int]) -> dict[int, Reached]:
         """Begin to read where there is something to read."""
-        reached: dict[int, Reached] = {}
+        reached = {
+            partition: Reached(low, min(max(starts[partition], low), max(end, low)), end)
+            for partition, (low, end) in self.bounds(starts).items()
+        }
         with kafka.kafka_errors(f"read {self._topic}", self._connection):
-            for partition, start in starts.items():
-                low, end = self._consumer.get_watermark_offsets(
-                    TopicPartition(self._topic, partition), timeout=self._timeout_s
-                )
-                reached[partition] = Reached(low, min(max(start, low), max(end, low)), end)
             self._open = {partition for partition, place in reached.items() if not place.done}
             self._consumer.assign(
                 [

@@ -135,7 +135,7 @@ class _Markers:
         self.touched: dict[int, set[int]] = {p: set() for p in range(topics.queue.partitions)}
         """Queue offsets with a marker among those read."""
         starts: dict[int, int] = {}
-        first = Topics(connection).offsets(topics.markers.name, self.touched)
+        bounds = log_reader.bounds(connection, topics.markers.name, self.touched)
         for partition in self.touched:
             safe = stored.get(partition)
             if safe is not None and safe.topic_id != topics.markers.topic_id:
@@ -144,7 +144,7 @@ class _Markers:
             if partition in committed:
                 # What was started at or above the committed offset stands from here on.
                 start = min(start, committed[partition][1] or start)
-            low = first[partition][0]
+            low = bounds[partition][0]
             starts[partition] = max(start, low)
             self.states[partition] = InFlight(
                 position=starts[partition],
