@@ -1,0 +1,13 @@
+# The `kmq` command, tracker included:  docker build -t kmqpy . && docker run kmqpy tracker --help
+FROM python:3.11-slim
+WORKDIR /app
+COPY requirements.lock pyproject.toml README.md LICENSE ./
+COPY kmqpy kmqpy
+COPY tracker tracker
+# The lock holds what tests need, too; constraining the install to it keeps the image small.
+RUN grep -vE '^ +--hash' requirements.lock | sed 's/ \\$//' > constraints.txt \
+ && pip install --no-cache-dir --constraint constraints.txt ".[cli]" \
+ && rm constraints.txt
+USER nobody
+ENTRYPOINT ["kmq"]
+CMD ["--help"]
