@@ -1,0 +1,1 @@
+"""The storages behind the Queue protocol; `kmqpy.queue.queue_for` opens them."""
