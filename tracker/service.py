@@ -10,6 +10,7 @@ import logging
 import queue as queues
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -227,14 +228,6 @@ class Tracker:
         for part in self._parts.values():
             if part.key[0] in view.queues:
                 part.queue = view.queues[part.key[0]].settings
-        for name in self.metrics_queues(view):
-            owned = sum(part.key[0] == name for part in self._parts.values())
-            self.metrics.owned.labels(name).set(owned)
-
-    @staticmethod
-    def metrics_queues(view: LeadershipView) -> list[str]:
-        """The queues that metrics are kept for."""
-        return list(view.queues)
 
     def _advance(self, part: OwnedPartition, now: float) -> None:
         if part.busy:
@@ -313,7 +306,7 @@ class Tracker:
 
     def _taken_over(self, part: OwnedPartition, found: _Takeover | Exception | None) -> None:
         if part.phase is Phase.DROPPED:
-            part.redeliverer.close()
+            self._background.submit(part.redeliverer.close)
         elif found is None:
             self._drop(part, "not the leader")
         elif isinstance(found, Exception):
@@ -429,7 +422,7 @@ class Tracker:
 
     def _redelivered(self, part: OwnedPartition, entries: list[Entry], outcome: Outcome | Exception) -> None:
         if part.phase is Phase.DROPPED:
-            part.redeliverer.close()
+            self._background.submit(part.redeliverer.close)
             return
         if isinstance(outcome, Exception):
             _log.error("redelivery failed", exc_info=outcome, extra=self._about(part))
@@ -470,7 +463,7 @@ class Tracker:
         self._stop_reading(part)
         part.phase = Phase.DROPPED
         if not part.busy:
-            part.redeliverer.close()
+            self._background.submit(part.redeliverer.close)
         self._parts.pop(part.key, None)
         for gauge in (self.metrics.in_flight, self.metrics.oldest):
             gauge.labels(part.key[0], str(part.number)).set(0)
@@ -531,6 +524,9 @@ class Tracker:
             return
         self._next_offsets = now + self._settings.offset_interval_ms / 1000
         due: dict[Partition, StoredOffset] = {}
+        owned = Counter(part.key[0] for part in self._parts.values())
+        for name in self._view().queues:
+            self.metrics.owned.labels(name).set(owned[name])
         for part in self._parts.values():
             self._show(part, now)
             offset = self._offset_of(part) if part.phase is Phase.ACTIVE else None

@@ -158,6 +158,7 @@ class _Demo:
     def run(self, started: float) -> Report:
         with self._trackers() as trackers, self._consumers():
             self._wait_for_owners()
+            self._progress.note = "running"
             sender = threading.Thread(target=self._send, daemon=True)
             sender.start()
             self._until(lambda: len(self._progress.acknowledged) >= self._progress.total // 2, "half")
