@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from kmqpy.clock import SystemClock
 from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.registry import Registry, StoredOffset, TrackerInfo, connect
 from tracker.assignment import capacity
 from tracker.leadership import Leadership
+from tracker.tree import Tree
 
 SESSION_MS = 1_500
 TICK_S = 0.5  # of the server: it ends sessions that much late
@@ -89,11 +91,16 @@ def shared(*members: Leadership) -> bool:
     )
 
 
-def crash(leadership: Leadership) -> None:
-    """Leave like a killed process: the session is not closed, it has to expire."""
+def stop_thread(leadership: Leadership) -> None:
+    """Its session goes on, but nothing is done any more."""
     leadership._closing.set()
     leadership._signal.set()
     leadership._thread.join()
+
+
+def crash(leadership: Leadership) -> None:
+    """Leave like a killed process: the session is not closed, it has to expire."""
+    stop_thread(leadership)
     client = leadership._zk
     client._stopped.set()
     with contextlib.suppress(OSError):
@@ -306,6 +313,50 @@ def test_a_session_that_ended_takes_everything_and_a_new_one_regains_it(registry
     assert a.wake.wait(2)
     until(lambda: owned(a) == ALL and a.may_redeliver())
     assert min(epochs(a).values()) > max(before.values())
+
+
+class Jumping(SystemClock):
+    """Time that passes while nothing runs, as when the process is paused."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+def test_redelivery_is_allowed_for_two_thirds_of_a_session_at_most(registry, join):
+    clock = Jumping()
+    a = join("a", clock=clock, session_timeout_ms=6_000)
+    until(a.may_redeliver)
+    clock.ahead += 1.0
+    assert a.may_redeliver()  # verified at least every 1.5 s
+    clock.ahead += 4.0
+    assert not a.may_redeliver()
+    until(a.may_redeliver)
+
+
+def test_nothing_of_a_queue_that_was_marked_meanwhile_is_acquired(registry, join, zk, root):
+    registry.register(QueueSettings(name="q"), 1)
+    a = join("a", queues=frozenset())
+    stop_thread(a)
+    stat = zk.exists(f"{root}/queues/q")
+    tree = Tree({}, frozenset(), {}, {"q": stat.version}, {})
+    zk.set(f"{root}/queues/q", b"marked")
+    assert not a._acquire([("q", 0)], tree)
+    assert zk.get_children(f"{root}/queues/q/partitions/0") == []
+
+
+def test_a_late_release_does_not_touch_the_znode_of_a_successor(registry, join, zk, root):
+    """The request reaches ZooKeeper in a new session; the member znode went with the old one."""
+    registry.register(QueueSettings(name="q"), 1)
+    a = join("a")
+    until(lambda: owned(a))
+    stop_thread(a)
+    a.release("q", 0)
+    leader = zk.exists(f"{root}/queues/q/partitions/0/leader")
+    zk.delete(f"{root}/trackers/a")
+    a._give_up(Tree({}, frozenset(), {}, {}, {("q", 0): leader}), leader.ephemeralOwner)
+    assert registry.owners("q") == {0: "a"}
 
 
 def test_the_server_may_grant_a_shorter_session(registry, join):
