@@ -85,8 +85,7 @@ class OriginalsReader:
         or from before gave a higher offset without an error. Raises KafkaException.
         """
         fetched = Fetched()
-        place = TopicPartition(topic, partition)
-        low, _ = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+        low = self.log_start(topic, partition)
         fetched.gone = [offset for offset in offsets if offset < low]
         wanted = list(offsets[len(fetched.gone) :])
         if not wanted:
@@ -97,6 +96,11 @@ class OriginalsReader:
         finally:
             self._consumer.unassign()
         return fetched
+
+    def log_start(self, topic: str, partition: int) -> int:
+        """The first offset there is; raises KafkaException."""
+        place = TopicPartition(topic, partition)
+        return int(self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)[0])
 
     def close(self) -> None:
         """Release the connection."""

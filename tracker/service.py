@@ -11,8 +11,9 @@ import queue as queues
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -286,7 +287,8 @@ class Tracker:
             stored = self._leadership.read_offset(queue.name, number)
         # Written after the fencing: when it has been read, so has everything before it.
         tick = send_tick(self._ticker, queue.markers_topic, number, _OPEN_TIMEOUT_S)
-        low = self._topics.offsets(queue.markers_topic, [number])[number][0]
+        with self._reader() as reader:
+            low = reader.log_start(queue.markers_topic, number)
         topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
         first, now_ms, missed = low, 0, False
         if stored is not None and stored.topic_id != topics.markers.topic_id:
@@ -396,14 +398,20 @@ class Tracker:
 
     def _redeliver(self, part: OwnedPartition, entries: list[Entry]) -> Outcome:
         assert self._leadership is not None
+        with self._reader() as reader:
+            return part.redeliverer.redeliver(
+                entries, reader, self._leadership.may_redeliver, lambda: self._has_dead_letters(part.queue)
+            )
+
+    @contextmanager
+    def _reader(self) -> Iterator[OriginalsReader]:
+        """A reader for one thread; there are as many as were ever needed at the same time."""
         try:
             reader = self._readers.get_nowait()
         except queues.Empty:
             reader = OriginalsReader(self._connection, self._clock)
         try:
-            return part.redeliverer.redeliver(
-                entries, reader, self._leadership.may_redeliver, lambda: self._has_dead_letters(part.queue)
-            )
+            yield reader
         finally:
             self._readers.put(reader)
 
