@@ -239,7 +239,7 @@ class KmqClient:
                 continue
             source.taken(start.partition, start.offset, at)
             if start.op is Op.TAKE:
-                taken.append(self._message(record, now_ms + lease_ms))
+                taken.append(self.message_of(record, now_ms + lease_ms))
         if failed:
             self._telemetry.failed(self._queue.name, "start markers", len(starts) - len(confirmed))
             _log.warning(
@@ -282,7 +282,8 @@ class KmqClient:
             return Marker(partition, offset, Op.DELAY, min(wait_ms, 2**62), counts=False)
         return Marker(partition, offset, Op.TAKE, lease_ms, holder=self._holder)
 
-    def _message(self, record: Any, lease_until_ms: int) -> Message:
+    def message_of(self, record: Any, lease_until_ms: int) -> Message:
+        """A record of the queue topic as a message, whoever read it."""
         partition, offset = record.partition(), record.offset()
         headers = m.headers_of(record.headers())
         enqueued_ms = record.timestamp()[1]

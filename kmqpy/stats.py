@@ -232,6 +232,30 @@ def in_flight(
     ]
 
 
+def waiting_records(
+    connection: Connection,
+    queue: QueueSettings,
+    *,
+    stored: Mapping[int, StoredOffset] | None = None,
+    limit: int,
+) -> list[Any]:
+    """The `limit` oldest records that nobody has taken yet; raises QueueNotFound, TopicError, Unavailable."""
+    topics = Topics(connection).check(queue)
+    committed = committed_offsets(connection, queue, topics.partitions)
+    touched = _Markers(connection, topics, stored or {}, committed).touched
+    found: list[Any] = []
+
+    def visit(record: Any) -> None:
+        if record.offset() not in touched[record.partition()]:
+            found.append(record)
+
+    for partition in touched:
+        start = committed.get(partition, (0, None))[0]
+        passed = sum(offset >= start for offset in touched[partition])
+        log_reader.scan(connection, queue.name, {partition: start}, visit, limit=passed + limit)
+    return sorted(found, key=lambda one: (one.timestamp()[1], one.partition(), one.offset()))[:limit]
+
+
 def open_entries(
     connection: Connection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
 ) -> dict[int, list[Entry]]:
