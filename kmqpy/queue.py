@@ -26,8 +26,8 @@ _PLANNED = ("memory", "zookeeper", "sqlite", "postgresql", "mariadb", "redis", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InFlightMessage:
-    """A message that was taken and not ended.
+class Orphan:
+    """A message that was taken long ago and not ended.
 
     receipt         what acknowledges or releases it, in any process
     holder          who has it, where the taker gave a name
@@ -36,7 +36,6 @@ class InFlightMessage:
     """
 
     receipt: str
-    id: str
     holder: str | None
     since_ms: int
     lease_until_ms: int
@@ -88,7 +87,7 @@ class Queue(Protocol):
         """Take up to `max_messages`; returns as soon as there are some, [] after `wait`.
 
         They are the caller's for `lease` (default: the queue's) and come again unless finished
-        before. Raises ConfigError for bad numbers.
+        before. At least half of the lease is left on return. Raises ConfigError for bad numbers.
         """
         ...
 
@@ -119,7 +118,7 @@ class Queue(Protocol):
         ...
 
     def peek(self, limit: int = 10) -> list[Message]:
-        """Messages that can be taken, without taking them; their receipts are not to be used."""
+        """Messages that can be taken, without taking them, the oldest first."""
         ...
 
     def size(self) -> int:
@@ -130,8 +129,8 @@ class Queue(Protocol):
         """How many messages are taken and not ended."""
         ...
 
-    def orphans(self, older_than: Duration) -> list[InFlightMessage]:
-        """Messages that were taken more than `older_than` ago and are not ended, the oldest first."""
+    def orphans(self, older_than: Duration) -> list[Orphan]:
+        """Messages that somebody has had for more than `older_than`, the oldest first."""
         ...
 
     def purge(self) -> int:
@@ -143,7 +142,7 @@ class Queue(Protocol):
         ...
 
     def release_all(self) -> int:
-        """Give back everything that is in flight, whoever has it, not as an attempt; returns how many."""
+        """Give back what anybody has taken and not finished, not as attempts; returns how many."""
         ...
 
     def close(self) -> None:
