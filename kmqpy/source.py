@@ -248,9 +248,12 @@ class QueueSource:
             self._connection, {"isolation.level": "read_uncommitted", "enable.partition.eof": True}
         )
         try:
-            low, high = reader.get_watermark_offsets(
+            bounds = reader.get_watermark_offsets(
                 TopicPartition(topic, partition), timeout=_RECOVERY_TIMEOUT_S
             )
+            if bounds is None:  # what librdkafka's binding gives for a time-out
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            low, high = bounds
             if start > high:  # the markers topic is a new one
                 start = low
             position = max(start, low)

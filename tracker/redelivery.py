@@ -100,7 +100,10 @@ class OriginalsReader:
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset there is; raises KafkaException."""
         place = TopicPartition(topic, partition)
-        return int(self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)[0])
+        bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+        if bounds is None:  # what librdkafka's binding gives for a time-out
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(bounds[0])
 
     def close(self) -> None:
         """Release the connection."""

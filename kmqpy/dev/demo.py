@@ -26,7 +26,7 @@ from kmqpy.config import Connection, QueueSettings
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.demo_consumer import fate
 from kmqpy.errors import ClusterError, DecodeError
-from kmqpy.log_reader import scan
+from kmqpy.log_reader import bounds, scan
 from kmqpy.message import ORIGINAL_OFFSET, headers_of, last_header
 from kmqpy.producer import KmqProducer
 from kmqpy.registry import Registry
@@ -269,7 +269,7 @@ class _Demo:
 
     def _finished(self) -> bool:
         progress = self._progress
-        ends = Topics(self._connection).offsets(self._queue.dead_letter_topic, range(PARTITIONS))
+        ends = bounds(self._connection, self._queue.dead_letter_topic, range(PARTITIONS))
         # Offsets count the markers of transactions too, so this only says when to look closer.
         if sum(end for _, end in ends.values()) >= len(self._poison):
             progress.dead_lettered = len(self._dead_letters())
