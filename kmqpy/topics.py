@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from kmqpy import kafka
+from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import DAY_MS, Connection, QueueSettings
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError
 
@@ -127,6 +128,10 @@ class Topics:
         )
         for name, future in futures.items():
             self._result(future, f"create topic {name}", but=KafkaError.TOPIC_ALREADY_EXISTS)
+        # The controller answers before the brokers know of it.
+        deadline = SYSTEM_CLOCK.monotonic() + self._timeout
+        while len(self.describe(list(futures))) < len(wanted) and SYSTEM_CLOCK.monotonic() < deadline:
+            SYSTEM_CLOCK.sleep(0.05)
         found = self.check(queue)
         if found.partitions != partitions:
             raise TopicError(

@@ -47,6 +47,7 @@ class OwnedPartition:
         self.stored_offset: int | None = None
         self.problem: str | None = None
         self.dead_letter_problem: str | None = None
+        self._read_to = -1
         self._now_read_at = 0.0
         self._marker_read_at = 0.0
         self._tick_sent_at: float | None = None
@@ -60,26 +61,35 @@ class OwnedPartition:
         """The state to build on, before the first marker is read."""
         self.state = state
         self.reading = True
+        self._read_to = -1
         self._now_read_at = self._marker_read_at = now
 
     def catch_up_to(self, tick_offset: int) -> None:
         """The tick at this markers offset was written after the fencing: read up to it first."""
         self.caught_up_at = tick_offset
         self.phase = Phase.CATCHING_UP
+        # When reading went on all the while, the tick may have been read already.
+        self._end_catching_up()
 
     def read(self, at: int, now_before_ms: int, now: float) -> bool:
         """Note that the record at markers offset `at` was read; True when that ends catching up."""
+        self._read_to = at
         self._marker_read_at = now
         self._tick_sent_at = None
         if self.state.now_ms != now_before_ms:
             self._now_read_at = now
-        if self.phase is Phase.CATCHING_UP and self.caught_up_at is not None and at >= self.caught_up_at:
-            self.phase = Phase.ACTIVE
-            self.opens = 0
-            # Whatever was in redelivery before the fencing either shows as ended now, or never will.
-            self.state.retry_all()
-            return True
-        return False
+        return self._end_catching_up()
+
+    def _end_catching_up(self) -> bool:
+        if self.phase is not Phase.CATCHING_UP or self.caught_up_at is None:
+            return False
+        if self._read_to < self.caught_up_at:
+            return False
+        self.phase = Phase.ACTIVE
+        self.opens = 0
+        # Whatever was in redelivery before the fencing either shows as ended now, or never will.
+        self.state.retry_all()
+        return True
 
     def due(self, limit: int) -> list[Entry]:
         """What to redeliver now."""

@@ -57,10 +57,14 @@ class Broken(Exception):
 
 @dataclass
 class Fetched:
-    """Originals by offset; `gone` are those that Kafka has no more. Neither: try again later."""
+    """Originals by offset; `gone` are those that Kafka has no more.
+
+    `out_of_reach`: can't be read now, for a reason that may last. Nowhere: it was not their turn.
+    """
 
     found: dict[int, Original] = field(default_factory=dict)
     gone: list[int] = field(default_factory=list)
+    out_of_reach: list[int] = field(default_factory=list)
 
 
 class OriginalsReader:
@@ -116,7 +120,10 @@ class OriginalsReader:
             for record in self._consumer.consume(min(len(wanted) - index, 1000), 0.1):
                 error = record.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
+                    if not index:
+                        raise KafkaException(error)
+                    fetched.out_of_reach = wanted[index:]
+                    return  # what lies before it is good
                 position = record.offset()
                 assert position is not None
                 # What lies below a record, or below the end of what can be read, is not there.
@@ -125,6 +132,7 @@ class OriginalsReader:
                     index += 1
                 if index == len(wanted) or error is not None:
                     if index < len(wanted):
+                        fetched.out_of_reach = wanted[index:]
                         return  # beyond the last stable offset: wait
                     break
                 if wanted[index] == position:
@@ -223,6 +231,7 @@ class Redeliverer:
             for offset, original in fetched.found.items()
         ]
         outcome.undecodable_counts = sum(copy.undecodable_count for copy in copies)
+        outcome.failed = {offset: self._backoff(offset) for offset in fetched.out_of_reach}
         live = [copy for copy in copies if not copy.dead_letter]
         dead = [copy for copy in copies if copy.dead_letter]
         try:
