@@ -1,0 +1,336 @@
+"""What tests of clients and trackers on real servers share."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka import Producer
+
+from kmqpy import log_reader, markers
+from kmqpy.client import KmqClient
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.dev.ports import free_ports
+from kmqpy.markers import Marker
+from kmqpy.message import Message
+from kmqpy.producer import KmqProducer
+from kmqpy.registry import Registry, connect
+from kmqpy.topics import QueueTopics, Topics
+from tracker.service import Tracker
+from tracker.settings import TrackerSettings
+
+LEASE_S = 0.3
+SESSION_MS = 2_000
+TICK_S = 0.5  # of the embedded ZooKeeper: it ends sessions that much late
+TAKER = Path(__file__).with_name("taker.py")
+
+
+def until(condition: Callable[[], Any], timeout: float = 10.0, what: object = "") -> float:
+    """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes."""
+    started = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - started
+        assert waited < timeout, f"not within {timeout} s: {what() if callable(what) else what}"
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+class LiveQueue:
+    """A queue of its own, under a ZooKeeper root of its own, and what tests do to it.
+
+    Everything it makes (clients, producers, trackers, processes) is ended with it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        partitions: int = 1,
+        *,
+        register: bool = True,
+        replication: int | None = None,
+        **settings: Any,
+    ) -> None:
+        self.connection = replace(connection, root=f"/kmq-{name}")
+        self.settings = QueueSettings(name=name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
+        self.name = name
+        self.partitions = partitions
+        self.topics = Topics(self.connection)
+        self.found: QueueTopics = self.topics.create(self.settings, partitions, replication)
+        self._ends = contextlib.ExitStack()
+        self._raw: Producer | None = None
+        if register:
+            self.register()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    # --- what takes part ----------------------------------------------------------------------------
+
+    def register(self, partitions: int | None = None) -> None:
+        with self.registry() as registry:
+            registry.register(self.settings, partitions or self.partitions)
+
+    @contextlib.contextmanager
+    def registry(self):
+        with connect(self.connection.zookeeper) as zk:
+            yield Registry(zk, self.connection.root)
+
+    def client(self, **arguments: Any) -> KmqClient:
+        return self._ends.enter_context(KmqClient(self.settings, self.connection, **arguments))
+
+    def producer(self, **arguments: Any) -> KmqProducer:
+        return self._ends.enter_context(KmqProducer(self.settings, self.connection, **arguments))
+
+    def tracker(self, *, wait: bool = True, **settings: Any) -> Tracker:
+        """A tracker in this process, running; `wait`: until it redelivers for all partitions."""
+        settings = {"session_timeout_ms": SESSION_MS, "offset_interval_ms": 200, "http_port": -1, **settings}
+        tracker = Tracker(self.connection, TrackerSettings(**settings)).start()
+        self._ends.callback(tracker.stop)
+        if wait:
+            until(lambda: len(tracker.owned()) == self.partitions, what=tracker.problems)
+        return tracker
+
+    def tracker_process(self, **settings: Any) -> "TrackerProcess":
+        """A tracker in a process of its own, which a test may kill or pause."""
+        return self._ends.enter_context(TrackerProcess(self, settings))
+
+    def taker_process(self, *arguments: str) -> "Taker":
+        """A client in a process of its own; see taker.py."""
+        return self._ends.enter_context(Taker(self, arguments))
+
+    # --- topics, as they are ------------------------------------------------------------------------
+
+    def send(self, *bodies: bytes | str, **arguments: Any) -> list[str]:
+        with KmqProducer(self.settings, self.connection) as producer:
+            return producer.send_many(bodies, **{"partition": 0, **arguments})
+
+    def records(self, topic: str | None = None) -> list[Any]:
+        """Every committed record of a topic (default: the queue's), partition by partition."""
+        topic = topic or self.name
+        found: list[Any] = []
+        partitions = range(self.topics.describe([topic])[topic].partitions)
+        log_reader.scan(self.connection, topic, dict.fromkeys(partitions, 0), found.append)
+        return sorted(found, key=lambda record: (record.partition(), record.offset()))
+
+    def copies(self) -> Counter[str]:
+        """How often each body stands in the queue topic."""
+        return Counter(record.value().decode() for record in self.records())
+
+    def dead_letters(self) -> list[Any]:
+        return self.records(self.settings.dead_letter_topic)
+
+    def append(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, bytes]] = (),
+        *,
+        partition: int = 0,
+        timestamp_ms: int = 0,
+        topic: str | None = None,
+    ) -> int:
+        """Write any record to the markers topic (or another); returns its offset."""
+        if self._raw is None:
+            settings = {"bootstrap.servers": self.connection.bootstrap, "linger.ms": 0}
+            self._raw = Producer(settings)
+        at: list[int] = []
+
+        def delivered(error: Any, record: Any) -> None:
+            assert error is None, error
+            at.append(record.offset())
+
+        self._raw.produce(
+            topic or self.settings.markers_topic,
+            value,
+            key,
+            partition,
+            headers=list(headers),
+            timestamp=timestamp_ms,
+            on_delivery=delivered,
+        )
+        until(lambda: self._raw.poll(0.05) and at)
+        return at[0]
+
+    def mark(self, marker: Marker, **where: Any) -> int:
+        """Write a marker to the partition of its message; returns its markers offset."""
+        key, value, headers = markers.encode(marker)
+        return self.append(key, value, headers, **{"partition": marker.partition, **where})
+
+
+@contextlib.contextmanager
+def stopped_after(tracker: Tracker):
+    """Stop it at the end of the block rather than at the end of the test."""
+    try:
+        yield tracker
+    finally:
+        tracker.stop()
+
+
+def value(tracker: Tracker, queue: str, metric: str) -> float:
+    """A counter of a tracker in this process, for example `redelivered`."""
+    return tracker.metrics.registry.get_sample_value(f"kmq_{metric}_total", {"queue": queue}) or 0.0
+
+
+def collect(
+    client: KmqClient,
+    count: int,
+    timeout: float = 10.0,
+    *,
+    ack: bool = False,
+    max_messages: int = 100,
+    lease: float | None = None,
+) -> list[Message]:
+    """Receive until there are `count` messages; fails when they do not come."""
+    found: list[Message] = []
+    deadline = time.monotonic() + timeout
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} messages in {timeout} s"
+        got = client.receive(max_messages, wait=0.2, lease=lease)
+        if ack and got:
+            client.ack(*got)
+        found += got
+    return found
+
+
+def nothing_comes(client: KmqClient, for_s: float) -> None:
+    deadline = time.monotonic() + for_s
+    while time.monotonic() < deadline:
+        assert client.receive(wait=0.1) == []
+
+
+def bodies(messages: Iterable[Message]) -> list[str]:
+    return [message.body.decode() for message in messages]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Jepsen's total-queue checker."""
+
+    lost: set[str]
+    unexpected: set[str]
+    duplicates: dict[str, int]
+
+
+def total_queue(sent: Iterable[str], delivered: Iterable[str]) -> Verdict:
+    """What was sent (and confirmed) against what was delivered; duplicates are counted apart."""
+    wanted, found = Counter(sent), Counter(delivered)
+    return Verdict(
+        lost=wanted.keys() - found.keys(),
+        unexpected=found.keys() - wanted.keys(),
+        duplicates={body: times - 1 for body, times in found.items() if times > 1},
+    )
+
+
+class Process:
+    """A child process; killed at the end. It writes to its parent's stderr."""
+
+    def __init__(self, command: list[str], stdout: int | None = None) -> None:
+        self._process = subprocess.Popen(command, stdout=stdout, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.signal(signal.SIGCONT)
+        self._process.kill()
+        self._process.communicate()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL: the process cleans up nothing."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, timeout: float = 20.0) -> int:
+        return self._process.wait(timeout)
+
+
+class TrackerProcess(Process):
+    """`python -m tracker`."""
+
+    def __init__(self, queue: LiveQueue, settings: dict[str, Any]) -> None:
+        (self.port,) = free_ports(1)
+        self.queue = queue
+        settings = {"session_timeout_ms": SESSION_MS, "offset_interval_ms": 200, **settings}
+        connection = queue.connection
+        where = {
+            "bootstrap": connection.bootstrap,
+            "zookeeper": connection.zookeeper,
+            "root": connection.root,
+        }
+        super().__init__(
+            [sys.executable, "-c", _TRACKER, json.dumps([where, {**settings, "http_port": self.port}])]
+        )
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of an answer; status 0 while it does not listen."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def value(self, metric: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = (line for line in self.get("/metrics")[1].splitlines() if line.startswith(f"kmq_{metric}{{"))
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def wait_until_it_owns(self, partitions: int, timeout: float = 20.0) -> float:
+        def owns() -> bool:
+            assert self.running
+            return self.value("owned_partitions") == partitions <= self.value("takeovers_total")
+
+        return until(owns, timeout, self.get("/readyz"))
+
+
+class Taker(Process):
+    """taker.py: takes messages and prints them."""
+
+    def __init__(self, queue: LiveQueue, arguments: Iterable[str]) -> None:
+        connection = queue.connection
+        command = [sys.executable, str(TAKER), connection.bootstrap, queue.settings.to_json().decode()]
+        super().__init__([*command, *arguments], stdout=subprocess.PIPE)
+        self.taken: list[dict[str, Any]] = []
+
+    def read(self, count: int) -> list[dict[str, Any]]:
+        """The next `count` messages that it took; fewer when it ends before."""
+        found: list[dict[str, Any]] = []
+        stdout = self._process.stdout
+        while len(found) < count and (line := stdout.readline()):
+            found.append(json.loads(line))
+        self.taken += found
+        return found
+
+
+_TRACKER = """
+import json, signal, sys
+from kmqpy.config import Connection
+from tracker.service import Tracker
+from tracker.settings import TrackerSettings
+where, settings = json.loads(sys.argv[1])
+tracker = Tracker(Connection(**where), TrackerSettings(**settings))
+signal.signal(signal.SIGTERM, lambda *_: tracker._stopping.set())
+tracker.run()
+"""

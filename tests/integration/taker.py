@@ -1,0 +1,53 @@
+"""A client in a process of its own: takes messages and prints each as a line of JSON.
+
+    taker.py <bootstrap> <queue settings> [--ack] [--crash] [--count N] [--receipts …]
+
+--ack       acknowledge them
+--crash     die at the first message, as a handler does that takes its process with it
+--batch N   how many to take at once
+--receipts  acknowledge these instead, and end
+"""
+
+import argparse
+import json
+import os
+import sys
+
+from kmqpy.client import KmqClient
+from kmqpy.config import Connection, QueueSettings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bootstrap")
+    parser.add_argument("queue")
+    parser.add_argument("--ack", action="store_true")
+    parser.add_argument("--crash", action="store_true")
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--lease", type=float)
+    parser.add_argument("--receipts", nargs="*")
+    options = parser.parse_args()
+    settings = QueueSettings.from_json(options.queue.encode())
+    with KmqClient(settings, Connection(bootstrap=options.bootstrap)) as client:
+        if options.receipts is not None:
+            client.ack(*options.receipts, wait=True)
+            return
+        while True:
+            for message in client.receive(options.batch, lease=options.lease):
+                shown = {
+                    "body": message.body.decode(),
+                    "attempts": message.attempts,
+                    "partition": message.partition,
+                    "offset": message.offset,
+                    "receipt": message.receipt,
+                }
+                sys.stdout.write(json.dumps(shown) + "\n")
+                sys.stdout.flush()
+                if options.crash:
+                    os._exit(9)
+                if options.ack:
+                    client.ack(message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""What one tracker redelivers, dead-letters and leaves alone. Names begin with the case of the failure
+list (F…) or the rule (R…) that they hold."""
+
+import time
+
+import pytest
+from support import LEASE_S, bodies, collect, nothing_comes, stopped_after, until, value
+
+from kmqpy.markers import Marker, Op, decode_count, encode_end, encode_key, encode_start
+
+LEASE_MS = int(LEASE_S * 1000)
+
+
+def take(offset: int, after_ms: int = LEASE_MS, partition: int = 0) -> Marker:
+    return Marker(partition, offset, Op.TAKE, after_ms)
+
+
+def end(offset: int, partition: int = 0) -> Marker:
+    return Marker(partition, offset, Op.END)
+
+
+def redelivered(queue, tracker, count: int, timeout: float = 10.0) -> None:
+    """Wait until `count` messages in all were redelivered, and no more follow at once."""
+    until(
+        lambda: value(tracker, queue.name, "redelivered") >= count,
+        timeout,
+        lambda: (value(tracker, queue.name, "redelivered"), tracker.problems()),
+    )
+    time.sleep(0.15)
+    assert value(tracker, queue.name, "redelivered") == count
+
+
+def stored(registry, queue, partition: int = 0) -> int:
+    """The stored safe offset; 0 while there is none."""
+    found = registry.offsets(queue.name).get(partition)
+    return 0 if found is None else found.offset
+
+
+# --- the normal case ----------------------------------------------------------------------------------
+
+
+def test_a_message_comes_again_when_its_lease_ends_and_not_when_acknowledged(queue):
+    queue.tracker()
+    queue.send("kept", "lost")
+    client = queue.client()
+    first = collect(client, 2)
+    assert [message.attempts for message in first] == [1, 1]
+    client.ack(first[0])
+    started = time.monotonic()
+    (again,) = collect(client, 1)
+    assert 0.5 * LEASE_S < time.monotonic() - started < LEASE_S + 1.0
+    assert (again.body, again.attempts) == (b"lost", 2)
+    assert again.first_enqueued_ms == first[1].enqueued_ms
+    client.ack(again, wait=True)
+    nothing_comes(client, 2 * LEASE_S)
+    assert queue.copies() == {"kept": 1, "lost": 2}
+
+
+def test_over_the_limit_it_is_dead_lettered(make_queue):
+    queue = make_queue(max_redeliveries=1)
+    tracker = queue.tracker()
+    queue.send("poison", key="k")
+    client = queue.client()
+    assert collect(client, 1)[0].attempts == 1
+    assert collect(client, 1)[0].attempts == 2
+    until(lambda: value(tracker, queue.name, "dead_lettered") == 1)
+    (dead,) = queue.dead_letters()
+    headers = dict(dead.headers())
+    assert (dead.key(), dead.value()) == (b"k", b"poison")
+    assert headers["kmq-dead-letter-reason"] == b"expired"
+    assert headers["kmq-dead-letter-attempts"] == b"2"
+    assert headers["kmq-dead-letter-topic"] == queue.name.encode()
+    assert queue.copies() == {"poison": 2}
+
+
+# --- F2: where reading begins ---------------------------------------------------------------------------
+
+
+def test_f2_a_restart_reads_from_the_safe_offset(queue):
+    queue.send(*(f"m{i}" for i in range(200)))
+    with queue.client() as client:
+        client.ack(*collect(client, 200), wait=True)
+    with queue.registry() as registry, stopped_after(queue.tracker()) as first:
+        until(lambda: value(first, queue.name, "markers_read") >= 400)
+        until(lambda: stored(registry, queue) >= 400)
+    second = queue.tracker()
+    time.sleep(0.2)
+    assert value(second, queue.name, "markers_read") <= 5  # the ticks
+
+
+def test_f2_the_safe_offset_is_that_of_the_oldest_start(queue):
+    queue.send("held", *(f"m{i}" for i in range(50)))
+    client = queue.client()
+    with queue.registry() as registry, stopped_after(queue.tracker()):
+        taken = collect(client, 51, lease=60.0)
+        assert taken[0].body == b"held"
+        client.ack(*taken[1:], wait=True)
+        time.sleep(0.5)
+        assert stored(registry, queue) <= 1  # the takeover's tick may stand before it
+    second = queue.tracker()
+    until(lambda: value(second, queue.name, "markers_read") >= 101)
+    client.nack(taken[0], wait=True)
+    assert bodies(collect(client, 1)) == ["held"]
+
+
+def test_r8_an_offset_of_another_topic_is_not_used(queue):
+    """The markers topic was deleted and made anew: what was stored says nothing about it."""
+    queue.send("m")
+    with queue.registry() as registry:
+        with stopped_after(queue.tracker()) as first:
+            for _ in range(20):
+                queue.mark(end(10**6))
+            until(lambda: stored(registry, queue) >= 20)
+            queue.topics._admin.delete_topics([queue.settings.markers_topic])
+            until(lambda: queue.settings.markers_topic not in queue.topics.names())
+            until(lambda: any("takeover failed" in text for text in first.problems()), 15.0, first.problems)
+        until(lambda: _recreated(queue))
+        queue.mark(take(0))
+        for _ in range(30):
+            queue.mark(end(10**6))
+        second = queue.tracker()
+        redelivered(queue, second, 1)
+
+
+def _recreated(queue) -> bool:
+    try:
+        queue.topics.create(queue.settings, queue.partitions)
+    except Exception:
+        return False
+    return True
+
+
+def test_r8_an_offset_beyond_the_end_is_not_used(queue):
+    from dataclasses import replace
+
+    from kmqpy.registry import Paths, connect
+
+    queue.send("m")
+    queue.mark(take(0))
+    with stopped_after(queue.tracker()):
+        until(lambda: queue.copies() == {"m": 2})
+        with queue.registry() as registry:
+            until(lambda: 0 in registry.offsets(queue.name))
+    queue.mark(take(1))
+    with queue.registry() as registry:
+        stored = replace(registry.offsets(queue.name)[0], offset=10**6)
+    with connect(queue.connection.zookeeper) as zk:
+        zk.set(Paths(queue.connection.root).offset(queue.name, 0), stored.to_json())
+    redelivered(queue, queue.tracker(), 1)
+
+
+# --- F5, R14: originals that are gone -------------------------------------------------------------------
+
+
+def test_f5_a_deleted_original_is_counted_and_no_other_comes_in_its_place(queue):
+    queue.send(*(f"m{i}" for i in range(20)))
+    for offset in range(0, 20, 2):
+        queue.mark(take(offset))
+    queue.topics.delete_records(queue.name, {0: 11})
+    tracker = queue.tracker()
+    redelivered(queue, tracker, 4)
+    assert value(tracker, queue.name, "lost_to_retention") == 6  # 0, 2, … 10
+    copies = queue.copies()
+    assert {body for body, times in copies.items() if times == 2} == {"m12", "m14", "m16", "m18"}
+    time.sleep(2 * LEASE_S)
+    assert value(tracker, queue.name, "lost_to_retention") == 6  # their end markers were written
+    assert tracker.problems() == []
+
+
+def test_r14_a_message_that_is_not_there_yet_holds_up_no_other(queue):
+    """A start marker for an offset beyond the end: wait for it, and redeliver the others."""
+    queue.send("a", "b")
+    queue.mark(take(0))
+    queue.mark(take(10**9))
+    queue.mark(take(1))
+    tracker = queue.tracker()
+    redelivered(queue, tracker, 2)
+    assert value(tracker, queue.name, "lost_to_retention") == 0
+    queue.mark(take(2))
+    redelivered(queue, tracker, 3)
+
+
+# --- F6, R3: markers that can't be read -----------------------------------------------------------------
+
+KEY = encode_key(0, 0)
+GARBAGE = {
+    "null key": (None, encode_start(1)),
+    "null value": (KEY, None),
+    "both null": (None, None),
+    "empty": (b"", b""),
+    "short key": (KEY[:11], encode_start(1)),
+    "long key": (KEY + b"\0", encode_end()),
+    "short start": (KEY, encode_start(1)[:8]),
+    "long start": (KEY, encode_start(1) + b"\0"),
+    "long end": (KEY, b"\0\0"),
+    "unknown type": (KEY, b"\xff"),
+    "text": (b"hello", b"world"),
+    "negative offset": (encode_key(0, -5), encode_start(1)),
+    "of another partition": (encode_key(7, 0), encode_end()),
+}
+
+
+def test_f6_undecodable_markers_are_skipped_and_counted_also_after_a_restart(queue):
+    """The JVM decoder takes some of them for the end marker of message 0."""
+    queue.send("a", "b")
+    queue.mark(take(0))
+    for key, content in GARBAGE.values():
+        queue.append(key, content)
+    with stopped_after(queue.tracker()) as tracker:
+        redelivered(queue, tracker, 1)
+        assert value(tracker, queue.name, "undecodable_markers") == len(GARBAGE)
+        assert tracker.problems() == []
+        for key, content in GARBAGE.values():
+            queue.append(key, content)
+        queue.mark(take(1, 1_500))
+        until(lambda: value(tracker, queue.name, "undecodable_markers") == 2 * len(GARBAGE))
+    again = queue.tracker()
+    redelivered(queue, again, 1)
+    assert queue.copies() == {"a": 2, "b": 2}
+    assert again.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "headers"),
+    [
+        (KEY, b"\x02 of a newer version", ()),
+        (KEY, encode_start(1), [("kmq-op", b"of a newer version")]),
+    ],
+    ids=["type byte", "operation"],
+)
+def test_r3_a_marker_of_a_newer_version_pins_the_safe_offset(queue, key, content, headers):
+    queue.send("a", "b")
+    pinned = queue.append(key, content, headers)
+    for _ in range(20):
+        queue.mark(end(10**6))
+    queue.mark(take(1))
+    with stopped_after(queue.tracker()) as tracker, queue.registry() as registry:
+        redelivered(queue, tracker, 1)
+        assert value(tracker, queue.name, "unsupported_markers") == 1
+        assert any("newer kmqpy" in text for text in tracker.problems())
+        time.sleep(0.5)
+        assert stored(registry, queue) <= pinned
+    with stopped_after(queue.tracker()) as tracker:  # still there for a newer one to read
+        until(lambda: value(tracker, queue.name, "unsupported_markers") == 1)
+
+
+# --- F8: what a copy holds ------------------------------------------------------------------------------
+
+
+def test_f8_a_copy_has_key_body_and_all_headers(queue):
+    queue.tracker()
+    headers = [("a", b"1"), ("a", b"2"), ("null", None), ("empty", b""), ("bytes", b"\xff\x00")]
+    queue.append(b"key", b"body", headers, topic=queue.name)
+    queue.append(None, b"no key", (), topic=queue.name)
+    queue.append(b"no body", None, (), topic=queue.name)
+    client = queue.client()
+    first = collect(client, 3)
+    second = collect(client, 3)
+    third = collect(client, 3)
+    for before, after, latest in zip(first, second, third, strict=True):
+        own = [pair for pair in after.headers if not pair[0].startswith("kmq-")]
+        assert own == list(before.headers) == [p for p in latest.headers if not p[0].startswith("kmq-")]
+        assert (after.key, after.body) == (before.key, before.body) == (latest.key, latest.body)
+        for copy in (after, latest):
+            assert copy.header("kmq-original-partition") == b"0"
+            assert copy.header("kmq-original-offset") == str(before.offset).encode()
+            assert copy.header("kmq-original-timestamp") == str(before.enqueued_ms).encode()
+            assert copy.first_enqueued_ms == before.enqueued_ms
+        assert decode_count(latest.header("kmq-redelivery-count")) == 2
+        assert latest.attempts == 3
+        assert len(latest.headers) == len(before.headers) + 4  # nothing piles up
+    assert [record.value() for record in queue.records() if record.key() == b"no body"] == [None] * 3
+
+
+def test_f8_partitions_are_kept(make_queue):
+    queue = make_queue(3)
+    queue.tracker()
+    for partition in range(3):
+        queue.send(f"p{partition}", partition=partition)
+    client = queue.client()
+    collect(client, 3)
+    assert {(m.partition, m.body) for m in collect(client, 3)} == {(p, f"p{p}".encode()) for p in range(3)}
