@@ -500,14 +500,23 @@ class Tracker:
             self._ticker.poll(0)
             while not self._results.empty():
                 self._results.get()()
+        offsets = {key: stored for key, part in self._parts.items() if (stored := self._offset_of(part))}
         for part in list(self._parts.values()):
-            self._release(part)
+            self._drop(part, "stopping")
+        assert self._leadership is not None
+        try:
+            with self._offsets_turn:
+                self._leadership.write_offsets(offsets)
+        except KmqError as error:
+            _log.warning("offsets not stored at the stop", extra={"error": str(error)})
+        # All leader znodes vanish at once; released one by one they would come straight back.
+        self._leadership.close()
 
     def _close(self) -> None:
         assert self._leadership is not None
+        self._leadership.close()
         self._pool.shutdown(wait=True)
         self._background.shutdown(wait=True)
-        self._leadership.close()
         if self._health is not None:
             self._health.close()
         while not self._readers.empty():

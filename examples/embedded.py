@@ -1,0 +1,57 @@
+"""Everything in one process: a Kafka and a ZooKeeper, a tracker, a producer and a client.
+
+    python examples/embedded.py
+
+A client takes ten messages, acknowledges nine and forgets one; the tracker redelivers that one.
+Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER if they are set, else starts its own.
+"""
+
+import contextlib
+import os
+import uuid
+
+from kmqpy import Connection, KmqClient, KmqProducer, QueueSettings
+from kmqpy.admin import Admin
+from kmqpy.dev import Cluster
+from tracker.service import Tracker
+from tracker.settings import TrackerSettings
+
+
+def main() -> None:
+    with contextlib.ExitStack() as stack:
+        if "KMQ_BOOTSTRAP" in os.environ:
+            connection = Connection(
+                bootstrap=os.environ["KMQ_BOOTSTRAP"], zookeeper=os.environ["KMQ_ZOOKEEPER"]
+            )
+        else:
+            cluster = stack.enter_context(Cluster())
+            connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+
+        queue = QueueSettings(name=f"embedded-{uuid.uuid4().hex[:6]}", redeliver_after_ms=1_000)
+        with Admin(connection) as admin:
+            admin.create_queue(queue, partitions=2)
+
+        stack.enter_context(Tracker(connection, TrackerSettings(queues=(queue.name,), http_port=-1)))
+        producer = stack.enter_context(KmqProducer(queue, connection))
+        client = stack.enter_context(KmqClient(queue, connection))
+
+        producer.send_many([f"message {number}" for number in range(10)])
+        acknowledged: list[str] = []
+        for message in client:
+            text = message.body.decode()
+            if text == "message 3" and message.attempts == 1:
+                print(f"{text}: taken and forgotten")
+                continue
+            client.ack(message)
+            acknowledged.append(text)
+            print(f"{text}: acknowledged at attempt {message.attempts}")
+            if len(acknowledged) == 10:
+                break
+        client.flush()
+    assert sorted(acknowledged) == sorted(f"message {number}" for number in range(10))
+    assert acknowledged[-1] == "message 3", "the forgotten message comes last"
+    print("all ten messages were processed, one of them after a redelivery")
+
+
+if __name__ == "__main__":
+    main()
