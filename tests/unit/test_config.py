@@ -221,6 +221,8 @@ class TestBuild:
             ("wait_ms", "--5"),
             ("factor", "x"),
             ("factor", True),
+            ("factor", None),
+            ("factor", [1]),
             ("enabled", 1),
             ("enabled", "maybe"),
             ("enabled", None),

@@ -148,6 +148,9 @@ class TestWireFormat:
     def test_names_of_operations(self, op, name):
         assert markers.encode(Marker(0, 0, op))[2] == [("kmq-op", name)]
 
+    def test_due_now_unless_said_otherwise(self):
+        assert markers.encode(Marker(3, 7, Op.NACK))[1] == markers.encode_start(0)
+
     def test_a_tick_is_an_end_marker_for_offset_minus_one(self):
         assert markers.encode(markers.tick(5)) == (
             bytes.fromhex("00000005ffffffffffffffff"),

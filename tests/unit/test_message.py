@@ -102,6 +102,16 @@ class TestReceipt:
         with pytest.raises(ReceiptError):
             Receipt.parse(text)
 
+    @pytest.mark.parametrize("prefix", ["2.", "x.", "1,", "11", " 1."])
+    def test_a_good_body_after_another_prefix(self, prefix):
+        with pytest.raises(ReceiptError):
+            Receipt.parse(prefix + "WyJqb2JzIiwiYWJjIiwzLDQyXQ")
+
+    @pytest.mark.parametrize("noise", [" ", "\n", "!", "=", "%20"])
+    def test_noise_in_a_good_receipt(self, noise):
+        with pytest.raises(ReceiptError):
+            Receipt.parse("1.WyJq" + noise + "b2JzIiwiYWJjIiwzLDQyXQ")
+
     def test_other_objects(self):
         nested = []
         for _ in range(100_000):
@@ -156,7 +166,13 @@ class TestHeaders:
 
     @pytest.mark.parametrize(
         ("data", "number"),
-        [(b"0", 0), (b"-7", -7), (b"1700000000000", 1_700_000_000_000), (b"9223372036854775807", 2**63 - 1)],
+        [
+            (b"0", 0),
+            (b"-7", -7),
+            (b"1700000000000", 1_700_000_000_000),
+            (b"9223372036854775807", 2**63 - 1),
+            (b"-9223372036854775808", -(2**63)),
+        ],
     )
     def test_int_header(self, data, number):
         assert message.int_header((("n", b"1"), ("n", data)), "n") == number
