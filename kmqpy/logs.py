@@ -16,6 +16,9 @@ def setup(level: str = "INFO", form: str = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    ours = logging.getLogger("kmqpy")  # the command line shows errors of short commands its own way
+    ours.handlers.clear()
+    ours.propagate = True
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:

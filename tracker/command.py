@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from kmqpy import logs
-from kmqpy.config import Connection, QueueSettings, build, from_environment, read_file
-from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.cli.options import Cli, connected
+from kmqpy.config import Connection, QueueSettings, build, from_environment
+from kmqpy.errors import QueueNotFound
 from kmqpy.registry import Registry
 from kmqpy.topics import Topics
 from kmqpy.zookeeper import connect
@@ -59,51 +60,29 @@ def _field_texts(cls: type[Any]) -> dict[str, str]:
 
 
 @click.command(epilog="Example:  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders")
-@click.option("--bootstrap", metavar="HOSTS", help="Kafka, host:port[,host:port].")
-@click.option("--zookeeper", metavar="HOSTS", help="ZooKeeper, host:port[,host:port].")
-@click.option("--root", metavar="ZNODE", help="Where kmqpy's znodes are.")
-@click.option("-X", "kafka", metavar="KEY=VALUE", multiple=True, help="A librdkafka setting.")
-@click.option("--config", metavar="FILE", help="TOML file: connection settings, and a table [tracker].")
+@connected
 @click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")
 @click.option("--log-level", default="INFO", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @_settings_options
-def tracker(
-    log_level: str, log_format: str, config: str | None, queues: tuple[str, ...], **given: Any
-) -> None:
+def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], **given: Any) -> None:
     """Redeliver what is not acknowledged in time; run two or more, they share the work.
 
-    Settings come from the config file, then KMQ_TRACKER_… in the environment, then the options here.
-    A queue named by --queue that is not registered yet is registered with default settings.
+    Settings come from the config file's table [tracker], then KMQ_TRACKER_… in the environment, then
+    the options here. A queue named by --queue that is not registered yet is registered with default
+    settings.
     """
     logs.setup(log_level, log_format)
-    file = read_file(config) if config else {}
-    table = file.pop("tracker", {})
-    connection = build(
-        Connection,
-        file,
-        from_environment(Connection, os.environ),
-        {key: given.pop(key) for key in ("bootstrap", "zookeeper", "root") if given.get(key)},
-        {"kafka": {**file.get("kafka", {}), **_kafka_settings(given.pop("kafka"))}},
-    )
-    for key in ("bootstrap", "zookeeper", "root"):
-        given.pop(key, None)
     flags = {key: value for key, value in given.items() if value is not None}
     if queues:
         flags["queues"] = queues
-    settings = build(TrackerSettings, table, from_environment(TrackerSettings, os.environ, _PREFIX), flags)
-    _register(connection, settings.queues)
-    service = Tracker(connection, settings)
+    environment = from_environment(TrackerSettings, os.environ, _PREFIX)
+    settings = build(TrackerSettings, cli.table("tracker"), environment, flags)
+    _register(cli.connection, settings.queues)
+    service = Tracker(cli.connection, settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.request_stop())
     service.run()
-
-
-def _kafka_settings(pairs: tuple[str, ...]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair:
-            raise ConfigError(f"-X {pair}: write it as key=value")
-    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _register(connection: Connection, queues: tuple[str, ...]) -> None:
