@@ -81,7 +81,7 @@ class KmqProducer:
     ) -> list[str]:
         """Send messages and wait until all are confirmed; returns their ids in order.
 
-        Not atomic: when it raises, some of the messages may have been sent.
+        Not atomic: when it raises, some of the messages may have been sent; none when one is too large.
         """
         delay_ms = duration_ms(delay, "delay")
         if delay_ms > self._queue.max_delay_ms:
@@ -91,10 +91,12 @@ class KmqProducer:
             own += ((m.DELIVER_AT, str(self._clock.wall_ms() + delay_ms).encode()),)
         reports = _Reports()
         key_bytes = key.encode() if isinstance(key, str) else key
-        for body in bodies:
-            value = body.encode() if isinstance(body, str) else body
+        values = [body.encode() if isinstance(body, str) else body for body in bodies]
+        for value in values:
             if not isinstance(value, bytes):
                 raise ConfigError(f"body: {type(value).__name__} is neither bytes nor text")
+            self._check_size(value, key_bytes, own)
+        for value in values:
             with self._telemetry.sending(self._queue.name, own) as sent:
                 self._check_size(value, key_bytes, sent)
                 self._produce(value, key_bytes, sent, partition, reports)
