@@ -53,13 +53,21 @@ class Reached:
 
 
 def bounds(
-    connection: Connection, topic: str, partitions: Iterable[int], timeout_s: float = kafka.REQUEST_TIMEOUT_S
+    connection: Connection,
+    topic: str,
+    partitions: Iterable[int],
+    timeout_s: float = kafka.REQUEST_TIMEOUT_S,
+    *,
+    uncommitted: bool = False,
 ) -> dict[int, tuple[int, int]]:
     """First offset and last stable offset of each partition; raises Unavailable, TopicError.
 
+    `uncommitted`: the end of the log instead of the last stable offset.
+
     Not by an AdminClient: librdkafka's first list_offsets of a client takes 3 s now and then.
     """
-    with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK) as reader:
+    isolation = "read_uncommitted" if uncommitted else "read_committed"
+    with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK, isolation) as reader:
         return reader.bounds(partitions)
 
 
@@ -129,14 +137,22 @@ def read_at(
 class _Reader:
     """One consumer, and the partitions it has still to read."""
 
-    def __init__(self, connection: Connection, topic: str, timeout_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        timeout_s: float,
+        clock: Clock,
+        isolation: str = "read_committed",
+    ) -> None:
         self._connection = connection
         self._topic = topic
         self._timeout_s = timeout_s
         self._clock = clock
         self._open: set[int] = set()
         self._consumer: Consumer = kafka.consumer(
-            connection, {"enable.partition.eof": True, "fetch.wait.max.ms": 20}
+            connection,
+            {"enable.partition.eof": True, "fetch.wait.max.ms": 20, "isolation.level": isolation},
         )
 
     def __enter__(self) -> _Reader:
@@ -147,15 +163,24 @@ class _Reader:
 
     def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """First offset and last stable offset of each partition."""
-        found: dict[int, tuple[int, int]] = {}
         with kafka.kafka_errors(f"read {self._topic}", self._connection):
-            for partition in partitions:
-                place = TopicPartition(self._topic, partition)
+            return {partition: self._bounds(partition) for partition in partitions}
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        place = TopicPartition(self._topic, partition)
+        deadline = self._clock.monotonic() + self._timeout_s
+        while True:
+            try:
                 offsets = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s)
-                if offsets is None:
-                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-                found[partition] = offsets
-        return found
+            except KafkaException as exception:  # a topic that was just created has no leader yet
+                error = kafka.error_of(exception)
+                if error is None or error.code() not in _PASSING or self._clock.monotonic() > deadline:
+                    raise
+                self._clock.sleep(_SLICE_S)
+                continue
+            if offsets is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return offsets
 
     def open(self, starts: Mapping[int, int]) -> dict[int, Reached]:
         """Begin to read where there is something to read."""
