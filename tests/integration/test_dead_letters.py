@@ -1,0 +1,487 @@
+"""Dead letters on a real broker: listed, sent back once however often a run is killed, thrown away."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from kmqpy import kafka, log_reader, markers
+from kmqpy import message as m
+from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.dead_letters import DeadLetters, RedriveResult
+from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unfinished, UnsupportedMarker
+from kmqpy.markers import Marker, Op
+from kmqpy.topics import Topics, dead_letter_queue
+
+PARTITIONS = 3
+
+
+@pytest.fixture
+def connection(cluster: Any) -> Connection:
+    return Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+
+
+@pytest.fixture
+def queue(connection: Connection, queue_name: str) -> QueueSettings:
+    settings = QueueSettings(name=queue_name)
+    Topics(connection).create(settings, PARTITIONS)
+    return settings
+
+
+@pytest.fixture
+def letters(connection: Connection, queue: QueueSettings) -> Iterator[DeadLetters]:
+    with DeadLetters(queue, connection) as opened:
+        yield opened
+
+
+def tracker_headers(queue: QueueSettings, number: int) -> list[tuple[str, bytes | None]]:
+    """What a tracker writes on a dead letter, beside headers of the user's own."""
+    return [
+        ("trace", b"t-%d" % number),
+        ("trace", None),
+        (m.ORIGINAL_PARTITION, b"%d" % (number % PARTITIONS)),
+        (m.ORIGINAL_OFFSET, b"7"),
+        (m.ORIGINAL_TIMESTAMP, b"1700000000000"),
+        (queue.redelivery_count_header, markers.encode_count(3)),
+        (m.DEAD_LETTER_TOPIC, queue.name.encode()),
+        (m.DEAD_LETTER_PARTITION, b"%d" % (number % PARTITIONS)),
+        (m.DEAD_LETTER_OFFSET, b"%d" % number),
+        (m.DEAD_LETTER_ATTEMPTS, b"4"),
+        (m.DEAD_LETTER_REASON, "nack: schön".encode()),
+    ]
+
+
+def bury(connection: Connection, queue: QueueSettings, count: int, *, first: int = 0, size: int = 0) -> None:
+    """Write dead letters 0, 1, 2, … round robin, as a tracker does: in transactions."""
+    producer = transactional(connection, queue)
+    producer.begin_transaction()
+    for number in range(first, first + count):
+        producer.produce(
+            queue.dead_letter_topic,
+            b"%d" % number + b"x" * size,
+            b"key-%d" % number,
+            number % PARTITIONS,
+            headers=tracker_headers(queue, number),
+        )
+    producer.commit_transaction(20)
+
+
+def transactional(connection: Connection, queue: QueueSettings) -> Producer:
+    producer = kafka.producer(
+        connection, {"transactional.id": f"test-{queue.name}", "transaction.timeout.ms": 60_000}
+    )
+    producer.init_transactions(20)
+    return producer
+
+
+def write(connection: Connection, topic: str, *records: dict[str, Any]) -> None:
+    producer = kafka.producer(connection, {})
+    for record in records:
+        producer.produce(topic, **record)
+    assert producer.flush(20) == 0
+
+
+def delete(topics: Topics, topic: str) -> None:
+    topics._admin.delete_topics([topic])[topic].result(10)
+    while topics.describe([topic]):
+        SYSTEM_CLOCK.sleep(0.05)
+
+
+def delivered(connection: Connection, queue: QueueSettings) -> list[Any]:
+    """The records of the queue topic that a read_committed reader sees."""
+    records: list[Any] = []
+    reached = log_reader.scan(connection, queue.name, dict.fromkeys(range(PARTITIONS), 0), records.append)
+    ends = log_reader.bounds(connection, queue.name, range(PARTITIONS), uncommitted=True)
+    assert {p: end for p, (_, end) in ends.items()} == {p: at.end for p, at in reached.items()}, (
+        "a transaction is still open"
+    )
+    return records
+
+
+def assert_each_once(connection: Connection, queue: QueueSettings, count: int) -> None:
+    seen = Counter(int(record.value().rstrip(b"x")) for record in delivered(connection, queue))
+    assert seen == Counter(range(count))
+
+
+def test_list_says_what_the_headers_say(letters, connection, queue):
+    bury(connection, queue, 5, size=10)
+
+    found = letters.list()
+
+    assert [one.id for one in found if one.key == b"key-3"] == ["0-1"]
+    one = next(one for one in found if one.key == b"key-3")
+    assert (one.origin_topic, one.origin_partition, one.origin_offset) == (queue.name, 0, 3)
+    assert (one.attempts, one.reason, one.first_enqueued_ms) == (4, "nack: schön", 1_700_000_000_000)
+    assert abs(one.dead_since_ms - SYSTEM_CLOCK.wall_ms()) < 60_000
+    assert one.size > 10
+    assert (one.body, one.headers) == (b"", ())
+    assert len(found) == 5
+
+
+def test_the_oldest_come_first_and_no_more_than_asked_for(letters, connection, queue):
+    base = SYSTEM_CLOCK.wall_ms() - 10_000
+    for number in range(6):
+        write(
+            connection,
+            queue.dead_letter_topic,
+            {"value": b"%d" % number, "partition": PARTITIONS - 1 - number // 2, "timestamp": base + number},
+        )
+    assert [one.body for one in letters.peek(3)] == [b"0", b"1", b"2"]
+    assert len(letters.list(100)) == 6
+
+
+def test_peek_shows_body_and_headers(letters, connection, queue):
+    bury(connection, queue, 1)
+    (one,) = letters.peek()
+    assert one.body == b"0"
+    assert one.headers == tuple(tracker_headers(queue, 0))
+
+
+def test_headers_that_cannot_be_read_hide_no_dead_letter(letters, connection, queue):
+    odd = [
+        (m.DEAD_LETTER_ATTEMPTS, b"four"),
+        (m.DEAD_LETTER_OFFSET, b"\xff\x00"),
+        (m.DEAD_LETTER_PARTITION, b"9" * 40),
+        (m.DEAD_LETTER_REASON, b"\xff\xfe"),
+        (m.DEAD_LETTER_TOPIC, queue.name.encode()),
+        (m.ORIGINAL_TIMESTAMP, None),
+        (queue.redelivery_count_header, b"123"),
+    ]
+    write(
+        connection,
+        queue.dead_letter_topic,
+        {"value": b"odd", "partition": 1, "headers": odd},
+        {"value": None, "key": None, "partition": 1},
+    )
+    odd_one, empty = letters.peek()
+    assert (odd_one.attempts, odd_one.origin_offset, odd_one.origin_partition) == (None, None, None)
+    assert odd_one.reason == "\ufffd\ufffd"
+    assert (empty.key, empty.body, empty.size) == (None, b"", 0)
+
+    assert letters.redrive() == RedriveResult(2)
+    records = {record.value(): record for record in delivered(connection, queue)}
+    assert set(records) == {b"odd", None}
+    assert all(record.partition() == 1 for record in records.values())
+
+
+def test_redrive_sends_everything_back_as_if_never_delivered(letters, connection, queue):
+    bury(connection, queue, 2_500)
+    calls: list[tuple[int, int]] = []
+
+    result = letters.redrive(progress=lambda done, total: calls.append((done, total)))
+
+    assert result == RedriveResult(2_500)
+    assert_each_once(connection, queue, 2_500)
+    assert letters.list() == []
+    done, totals = zip(*calls, strict=True)
+    assert done == (1_000, 2_000, 2_500)
+    assert totals[-1] == 2_500
+    assert all(2_500 <= total <= 2_500 + PARTITIONS for total in totals)  # a control record in each
+    record = next(r for r in delivered(connection, queue) if r.value() == b"4")
+    assert record.partition() == 4 % PARTITIONS
+    assert record.key() == b"key-4"
+    assert record.headers() == tracker_headers(queue, 4)[:5]
+    assert letters.redrive() == RedriveResult(0)
+
+
+def test_redrive_by_id(letters, connection, queue):
+    bury(connection, queue, 9_000)  # with gaps that are worth a seek
+    ids = ["0-0", "0-2999", "2-5", "1-999999", "7-0", "0-2999"]
+
+    result = letters.redrive(ids)
+
+    assert result == RedriveResult(3, ("1-999999", "7-0"))
+    assert sorted(int(r.value()) for r in delivered(connection, queue)) == [0, 17, 8_997]
+    assert letters.redrive(["2-5", "2-6"]) == RedriveResult(1, ("2-5",))
+    assert letters.redrive([]) == RedriveResult(0)
+    assert len(letters.list(10_000)) == 8_996
+
+
+@pytest.mark.parametrize("one", ["", "0", "0-", "a-b", "0-1-2", "-1-2", 3, None])
+def test_what_is_no_id_is_refused_before_anything_is_done(letters, connection, queue, one):
+    bury(connection, queue, 1)
+    with pytest.raises(ConfigError, match="id"):
+        letters.redrive(["0-0", one])
+    assert len(letters.list()) == 1
+
+
+def test_bad_numbers_are_refused(letters):
+    with pytest.raises(ConfigError, match="rate"):
+        letters.redrive(rate=0)
+    with pytest.raises(ConfigError, match="limit"):
+        letters.list(0)
+
+
+def test_the_rate_is_kept(letters, connection, queue):
+    bury(connection, queue, 60)
+    started = SYSTEM_CLOCK.monotonic()
+    done: list[int] = []
+    letters.redrive(rate=40, progress=lambda so_far, _total: done.append(so_far))
+    assert 1.2 <= SYSTEM_CLOCK.monotonic() - started <= 6
+    assert done == [10, 20, 30, 40, 50, 60]
+
+
+def test_foreign_headers_of_ours_and_old_counts_are_dropped(letters, connection, queue):
+    headers = [("kmq-deliver-at", b"99999999999999"), ("kmq-anything", b"x"), ("mine", b"y")]
+    write(connection, queue.dead_letter_topic, {"value": b"v", "partition": 2, "headers": headers})
+    letters.redrive()
+    (record,) = delivered(connection, queue)
+    assert record.headers() == [("mine", b"y")]
+
+
+def test_it_goes_to_the_partition_it_came_from(letters, connection, queue):
+    def headers(partition: int, topic: str) -> list[tuple[str, bytes]]:
+        return [
+            (m.DEAD_LETTER_TOPIC, topic.encode()),
+            (m.DEAD_LETTER_PARTITION, str(partition).encode()),
+        ]
+
+    write(
+        connection,
+        queue.dead_letter_topic,
+        {"value": b"own", "partition": 0, "headers": headers(2, queue.name)},
+        {"value": b"gone", "partition": 0, "key": b"k", "headers": headers(11, queue.name)},
+        {"value": b"foreign", "partition": 0, "headers": headers(2, "another")},
+    )
+    letters.redrive()
+    found = {record.value(): record.partition() for record in delivered(connection, queue)}
+    assert (found[b"own"], found[b"foreign"]) == (2, 0)
+    assert found[b"gone"] in range(PARTITIONS)
+
+
+def test_acknowledged_ones_are_left_out_and_odd_markers_are_harmless(letters, connection, queue):
+    bury(connection, queue, 6)
+    topic = dead_letter_queue(queue).markers_topic
+
+    def record(marker: Marker) -> dict[str, Any]:
+        key, value, headers = markers.encode(marker)
+        return {"key": key, "value": value, "partition": marker.partition, "headers": headers}
+
+    write(
+        connection,
+        topic,
+        {"key": b"junk", "value": None, "partition": 0},
+        record(Marker(0, 0, Op.TAKE, 1)),  # taken, not finished: still a dead letter
+        record(Marker(0, 1, Op.END)),
+        record(markers.tick(1)),
+        record(Marker(2, 2**40, Op.END)),
+    )
+    assert len(letters.list()) == 5
+    assert letters.redrive().redriven == 5
+    assert sorted(r.value() for r in delivered(connection, queue)) == [b"0", b"1", b"2", b"4", b"5"]
+
+
+def test_a_marker_of_a_newer_version_stops_a_redrive(letters, connection, queue):
+    bury(connection, queue, 3)
+    topic = dead_letter_queue(queue).markers_topic
+    write(connection, topic, {"key": markers.encode_key(0, 0), "value": b"\x05", "partition": 0})
+    assert len(letters.list()) == 3
+    with pytest.raises(UnsupportedMarker, match=r"partition 0, offset 0.*upgrade"):
+        letters.redrive()
+    assert delivered(connection, queue) == []
+
+
+def test_nothing_hangs_on_open_and_aborted_transactions(letters, connection, queue):
+    bury(connection, queue, 3)
+    producer = transactional(connection, queue)
+    producer.begin_transaction()
+    producer.produce(queue.dead_letter_topic, b"never", partition=0)
+    producer.flush(10)
+    producer.abort_transaction(10)  # partition 0 ends in records that nobody sees
+    producer.begin_transaction()
+    producer.produce(queue.dead_letter_topic, b"3", partition=1)
+    producer.flush(10)
+
+    assert [one.body for one in letters.peek()] == [b"0", b"1", b"2"]
+    assert letters.redrive() == RedriveResult(3)
+    producer.commit_transaction(10)
+    assert [one.body for one in letters.peek()] == [b"3"]
+    assert letters.redrive() == RedriveResult(1)
+    assert_each_once(connection, queue, 4)
+
+
+def test_redrive_waits_for_end_markers_behind_an_open_transaction(letters, connection, queue):
+    """An acknowledgement that a read_committed reader can't see yet counts all the same (rule R1)."""
+    bury(connection, queue, 3)
+    topic = dead_letter_queue(queue).markers_topic
+    producer = transactional(connection, queue)
+    producer.begin_transaction()
+    producer.produce(topic, b"\x00", markers.encode_key(0, 12345), 0)
+    producer.flush(10)
+    write(connection, topic, {"key": markers.encode_key(0, 0), "value": b"\x00", "partition": 0})
+
+    timer = threading.Timer(1.0, lambda: producer.commit_transaction(10))
+    timer.start()
+    assert letters.redrive() == RedriveResult(2)
+    timer.join()
+    assert sorted(r.value() for r in delivered(connection, queue)) == [b"1", b"2"]
+
+
+def test_one_that_the_queue_does_not_take_holds_back_no_other(letters, connection, queue):
+    bury(connection, queue, 20)
+    write(connection, queue.dead_letter_topic, {"value": b"x" * 50_000, "partition": 0})
+    Topics(connection).configure(queue.name, {"max.message.bytes": "20000"})
+
+    result = letters.redrive()
+
+    assert result == RedriveResult(20, (), ("0-8",))
+    assert_each_once(connection, queue, 20)
+    assert [one.id for one in letters.list()] == ["0-8"]
+
+
+def test_purge(letters, connection, queue):
+    bury(connection, queue, 300)
+    letters.redrive(["0-0"])
+
+    assert letters.purge() == 299
+
+    assert letters.list() == []
+    assert letters.redrive() == RedriveResult(0)
+    starts = log_reader.bounds(connection, queue.dead_letter_topic, range(PARTITIONS))
+    assert all(first == end for first, end in starts.values())
+    ended = []
+    topic = dead_letter_queue(queue).markers_topic
+    log_reader.scan(connection, topic, dict.fromkeys(range(PARTITIONS), 0), ended.append)
+    assert len({record.key() for record in ended}) == len(ended) == 300
+    assert letters.purge() == 0
+    bury(connection, queue, 3, first=300)
+    assert len(letters.list()) == 3
+
+
+def test_missing_topics_say_what_to_run(connection, queue):
+    topics = Topics(connection)
+    create = f"kmq queue create {queue.name}"
+    with DeadLetters(queue, connection) as letters:
+        for topic, error in (
+            (dead_letter_queue(queue).markers_topic, TopicError),
+            (queue.dead_letter_topic, TopicError),
+            (queue.name, QueueNotFound),
+        ):
+            delete(topics, topic)
+            with pytest.raises(error, match=create) as raised:
+                letters.redrive()
+            assert topic in str(raised.value)
+        for call in (letters.list, letters.peek, letters.purge):
+            with pytest.raises(TopicError, match=create):
+                call()
+
+
+# A redrive in a process of its own, which kills itself: `between` after a commit, `inside` after all
+# records of a transaction are on the broker and before its commit, `after` just after the commit.
+REDRIVE = """
+import os, signal, sys
+from confluent_kafka import Producer
+from kmqpy import kafka
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.dead_letters import DeadLetters
+from kmqpy.errors import Unfinished
+
+bootstrap, queue, rate, how, when = sys.argv[1:]
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Dying(Producer):
+    commits = 0
+
+    def commit_transaction(self, *args):
+        Dying.commits += 1
+        now = Dying.commits == int(when)
+        if now and how == "inside":
+            self.flush()
+            die()
+        super().commit_transaction(*args)
+        if now and how == "after":
+            die()
+
+kafka.Producer = Dying
+
+def progress(done, total):
+    print(done, flush=True)
+    if how == "between" and Dying.commits == int(when):
+        die()
+
+with DeadLetters(QueueSettings(name=queue), Connection(bootstrap=bootstrap)) as letters:
+    try:
+        letters.redrive(rate=float(rate) or None, progress=progress)
+    except Unfinished as error:
+        print("unfinished", error.done, error, flush=True)
+"""
+
+
+def redrive_process(
+    connection: Connection, queue: QueueSettings, how: str, when: int, rate: float = 0
+) -> "subprocess.Popen[str]":
+    arguments = [connection.bootstrap, queue.name, str(rate), how, str(when)]
+    return subprocess.Popen(
+        [sys.executable, "-c", REDRIVE, *arguments], stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+
+
+@pytest.mark.parametrize(("how", "when"), [("between", 2), ("inside", 1), ("inside", 3), ("after", 2)])
+def test_a_killed_redrive_loses_and_repeats_nothing(letters, connection, queue, how, when):
+    count = 4_200
+    bury(connection, queue, count)
+    with redrive_process(connection, queue, how, when) as killed:
+        assert killed.wait(60) == -signal.SIGKILL
+    committed = 1_000 * (when if how != "inside" else when - 1)
+
+    assert letters.redrive() == RedriveResult(count - committed)
+
+    assert_each_once(connection, queue, count)
+    assert letters.list() == []
+
+
+def test_killed_again_and_again(letters, connection, queue):
+    bury(connection, queue, 4_200)
+    for how in ("inside", "after", "inside", "between"):
+        with redrive_process(connection, queue, how, 1) as killed:
+            assert killed.wait(60) == -signal.SIGKILL
+    assert letters.redrive() == RedriveResult(2_200)
+    assert_each_once(connection, queue, 4_200)
+
+
+@pytest.mark.parametrize("second", [DeadLetters.redrive, DeadLetters.purge])
+def test_a_second_run_stops_the_first(
+    letters, connection, queue, second: Callable[[DeadLetters], RedriveResult | int]
+):
+    count = 3_000
+    bury(connection, queue, count)
+    with redrive_process(connection, queue, "never", 0, rate=400) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "100\n"
+        assert first.stdout.readline() == "200\n"
+        result = second(letters)
+        rest = first.stdout.read().splitlines()
+        assert first.wait(60) == 0
+
+    word, done, text = rest[-1].split(" ", 2)
+    assert word == "unfinished"
+    assert "another redrive or purge of this queue has taken over" in text
+    assert f"after {done} dead letters" in text
+    assert letters.list() == []
+    if isinstance(result, RedriveResult):
+        assert result.redriven + int(done) == count
+        assert_each_once(connection, queue, count)
+    else:
+        assert result + int(done) == count
+        assert len(delivered(connection, queue)) == int(done)
+
+
+def test_what_stops_it_halfway_says_how_far_it_got(letters, connection, queue):
+    bury(connection, queue, 1_500)
+
+    def progress(done: int, total: int) -> None:
+        delete(Topics(connection), queue.name)
+
+    with pytest.raises(Unfinished, match="after 1000 dead letters") as raised:
+        letters.redrive(progress=progress)
+    assert raised.value.done == 1_000
+    assert len(letters.list(1_000)) == 500
