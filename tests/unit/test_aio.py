@@ -1,0 +1,336 @@
+import asyncio
+import contextlib
+import contextvars
+import os
+import signal
+import threading
+import time
+
+import pytest
+from fake_queue import FakeQueue
+
+from kmqpy.aio import AsyncQueue, AsyncWorker
+from kmqpy.errors import Closed, ConfigError, NotSupported
+from kmqpy.worker import Backoff, Reject
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr("kmqpy.worker._RECEIVE_WAIT_S", 0.02)
+
+
+async def until(condition, timeout=5.0):
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class TestQueue:
+    def test_send_receive_ack(self):
+        async def main():
+            async with AsyncQueue(FakeQueue()) as queue:
+                assert await queue.send("a") == "m1"
+                assert await queue.send_many(["b", "c"]) == ["m2", "m3"]
+                messages = await queue.receive()
+                assert [message.body for message in messages] == [b"a", b"b", b"c"]
+                await queue.ack(messages[0])
+                await queue.extend(messages[1], lease=5)
+                await queue.nack(messages[1], delay=3, reason="why")
+                await queue.dead_letter(messages[2], reason="bad")
+                assert await queue.call(queue.queue.in_flight) == 0
+                return [op for op, _, _ in queue.queue.calls]
+
+        assert asyncio.run(main()) == ["ack", "extend", "nack", "dead_letter"]
+
+    def test_the_event_loop_goes_on_while_receive_waits(self):
+        async def main():
+            turns = 0
+            async with AsyncQueue(FakeQueue()) as queue:
+                waiting = asyncio.ensure_future(queue.receive(wait=0.2))
+                while not waiting.done():
+                    await asyncio.sleep(0.01)
+                    turns += 1
+                assert waiting.result() == []
+            return turns
+
+        assert asyncio.run(main()) > 5
+
+    def test_a_cancelled_receive_gives_back_what_arrives_later(self):
+        async def main():
+            fake = FakeQueue()
+            async with AsyncQueue(fake) as queue:
+                waiting = asyncio.ensure_future(queue.receive(wait=30))
+                await asyncio.sleep(0.05)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                fake.put("late")
+                await until(lambda: fake.calls)
+            return fake
+
+        fake = asyncio.run(main())
+        assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+        assert fake.taken == {}
+
+    def test_cancellation_at_any_moment_loses_nothing(self):
+        """Every message is either returned or given back, wherever the cancellation falls."""
+
+        async def main():
+            fake = FakeQueue()
+            returned = []
+            async with AsyncQueue(fake) as queue:
+                for turn in range(100):
+                    waiting = asyncio.ensure_future(queue.receive(wait=0.05))
+                    await asyncio.sleep(0)
+                    fake.put("x")
+                    for _ in range(turn % 8):
+                        await asyncio.sleep(0)
+                    if turn % 3 == 0:
+                        await asyncio.sleep(0.001)
+                    waiting.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        returned += await waiting
+            return fake, [message.receipt for message in returned]
+
+        fake, returned = asyncio.run(main())
+        # The fake refuses a second end of the same message, so nothing was given back twice.
+        assert set(fake.taken) == set(returned)
+        assert all(arguments["count"] is False for arguments in fake.arguments("nack"))
+        assert len(returned) + len(fake.of("nack")) + len(fake.ready) == 100
+
+    def test_a_receive_that_times_out_loses_nothing(self):
+        async def main():
+            fake = FakeQueue()
+            async with AsyncQueue(fake) as queue:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(queue.receive(wait=30), 0.05)
+                fake.put("x")
+                await until(lambda: fake.calls)
+                return fake.of("nack")
+
+        assert asyncio.run(main()) == ["r1"]
+
+    def test_async_for_until_closed_gives_back_what_was_taken_ahead(self):
+        async def main():
+            fake = FakeQueue("a", "b", "c")
+            bodies = []
+            queue = AsyncQueue(fake)
+            async for message in queue:
+                bodies.append(message.body)
+                await queue.ack(message)
+                if len(bodies) == 2:
+                    await queue.close()
+            return fake, bodies
+
+        fake, bodies = asyncio.run(main())
+        assert bodies == [b"a", b"b"]
+        assert fake.of("ack") == ["r1", "r2"]
+        assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+        assert fake.closed
+
+    def test_async_for_hands_out_nothing_stale(self, monkeypatch):
+        async def main():
+            fake = FakeQueue("a", "b")
+            take = fake.receive
+            monkeypatch.setattr(
+                fake, "receive", lambda most, *, wait, lease: take(most, wait=wait, lease=lease or 0.1)
+            )
+            bodies = []
+            async with AsyncQueue(fake) as queue:
+                async for message in queue:
+                    bodies.append(message.body)
+                    await asyncio.sleep(0.15)
+                    if not fake.ready and len(bodies) == 1:
+                        fake.put("c")
+                    else:
+                        break
+            return bodies
+
+        assert asyncio.run(main()) == [b"a", b"c"]
+
+    def test_after_close_everything_raises_closed(self):
+        async def main():
+            queue = AsyncQueue(FakeQueue())
+            await queue.close()
+            await queue.close()
+            for operation in (queue.send("x"), queue.receive(), queue.ack("r1")):
+                with pytest.raises(Closed):
+                    await operation
+
+        asyncio.run(main())
+
+    def test_errors_of_the_queue_come_through(self):
+        async def main():
+            async with AsyncQueue(FakeQueue()) as queue:
+                with pytest.raises(NotSupported):
+                    await queue.call(queue.queue.purge)
+
+        asyncio.run(main())
+
+
+class TestWorker:
+    def test_handlers_run_together_on_the_callers_loop(self):
+        async def main():
+            fake = FakeQueue(*["x"] * 8)
+            together = asyncio.Barrier(8)
+            loops = set()
+
+            async def handler(message):
+                loops.add(asyncio.get_running_loop())
+                await together.wait()
+
+            worker = AsyncWorker(fake, handler, concurrency=8)
+            running = asyncio.ensure_future(worker.run())
+            await until(lambda: len(fake.of("ack")) == 8)
+            worker.stop()
+            await running
+            return loops == {asyncio.get_running_loop()}
+
+        assert asyncio.run(main())
+
+    def test_outcomes_are_those_of_worker(self):
+        async def main():
+            fake = FakeQueue("ok", "reject", "fail", "exit", "cancelled")
+
+            async def handler(message):
+                await asyncio.sleep(0)
+                match message.body:
+                    case b"reject":
+                        raise Reject("no")
+                    case b"fail":
+                        raise ValueError("oops")
+                    case b"exit":
+                        raise SystemExit(3)
+                    case b"cancelled":
+                        raise asyncio.CancelledError
+
+            worker = AsyncWorker(fake, handler, concurrency=1, backoff=Backoff(1, jitter=0))
+            running = asyncio.ensure_future(worker.run())
+            await until(lambda: len(fake.calls) == 5)
+            worker.stop()
+            await running
+            return fake
+
+        fake = asyncio.run(main())
+        assert fake.of("ack") == ["r1"]
+        assert fake.of("dead_letter") == ["r2"]
+        assert fake.of("nack") == ["r3", "r4", "r5"]
+        reasons = [arguments["reason"] for arguments in fake.arguments("nack")]
+        assert reasons == ["ValueError: oops", "SystemExit: 3", "CancelledError"]
+
+    def test_cancelling_run_drains(self):
+        async def main():
+            fake = FakeQueue("x")
+            begun = asyncio.Event()
+
+            async def handler(message):
+                begun.set()
+                await asyncio.sleep(0.1)
+
+            running = asyncio.ensure_future(AsyncWorker(fake, handler).run())
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            return fake.of("ack")
+
+        assert asyncio.run(main()) == ["r1"]
+
+    def test_a_handler_that_outlasts_the_drain_is_cancelled_and_gives_back(self):
+        async def main():
+            fake = FakeQueue("x")
+            begun, cancelled = asyncio.Event(), asyncio.Event()
+
+            async def handler(message):
+                begun.set()
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    cancelled.set()
+                    raise
+
+            worker = AsyncWorker(fake, handler, drain_timeout=0.05)
+            running = asyncio.ensure_future(worker.run())
+            await begun.wait()
+            worker.stop()
+            await running
+            await asyncio.wait_for(cancelled.wait(), 5)
+            return fake
+
+        fake = asyncio.run(main())
+        assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+
+    def test_run_raises_what_ended_the_worker(self):
+        async def main():
+            fake = FakeQueue()
+
+            def broken():
+                raise ConfigError("lease: too long")
+
+            fake.before_receive = broken
+
+            async def handler(message):
+                """Nothing."""
+
+            with pytest.raises(ConfigError, match="too long"):
+                await AsyncWorker(fake, handler).run()
+
+        asyncio.run(main())
+
+    def test_a_signal_drains(self):
+        before = signal.getsignal(signal.SIGTERM)
+
+        async def main():
+            fake = FakeQueue("x")
+
+            async def handler(message):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0.1)
+
+            await AsyncWorker(fake, handler).run()
+            return fake.of("ack")
+
+        assert asyncio.run(main()) == ["r1"]
+        assert signal.getsignal(signal.SIGTERM) is before
+
+    def test_the_handler_sees_the_context_of_its_message(self):
+        from contextlib import contextmanager
+
+        from kmqpy.telemetry import Telemetry
+
+        current = contextvars.ContextVar("current", default="none")
+
+        class Spans(Telemetry):
+            @contextmanager
+            def processing(self, message):
+                token = current.set(message.id)
+                yield
+                current.reset(token)
+
+        async def main():
+            fake = FakeQueue("x")
+            seen = []
+
+            async def handler(message):
+                seen.append(current.get())
+                worker.stop()
+
+            worker = AsyncWorker(fake, handler, telemetry=Spans())
+            await worker.run()
+            return seen
+
+        assert asyncio.run(main()) == ["m1"]
+
+    def test_no_thread_is_left(self):
+        async def main():
+            async def handler(message):
+                worker.stop()
+
+            worker = AsyncWorker(FakeQueue("x"), handler)
+            await worker.run()
+
+        asyncio.run(main())
+        deadline = time.monotonic() + 5
+        while any(thread.name.startswith("kmq-") for thread in threading.enumerate()):
+            assert time.monotonic() < deadline, threading.enumerate()
+            time.sleep(0.01)

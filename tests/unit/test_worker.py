@@ -1,0 +1,518 @@
+import os
+import random
+import signal
+import threading
+import time
+from collections import defaultdict
+
+import pytest
+from fake_queue import FakeQueue
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmqpy.errors import Closed, ConfigError, KmqError, Unavailable
+from kmqpy.lanes import Lanes
+from kmqpy.queue import Queue
+from kmqpy.telemetry import Telemetry
+from kmqpy.worker import Backoff, Reject, Retry, Worker, described
+
+EXACT = Backoff(0.5, 2, 4, jitter=0)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr("kmqpy.worker._RECEIVE_WAIT_S", 0.02)
+
+
+class Failures(Telemetry):
+    def __init__(self):
+        self.what: list[str] = []
+
+    def failed(self, queue, what, count=1):
+        self.what.append(what)
+
+
+def test_the_fake_speaks_the_protocol():
+    queue: Queue = FakeQueue()
+    assert queue.name == "fake"
+
+
+class TestLanes:
+    @given(st.lists(st.one_of(st.none(), st.sampled_from([b"a", b"b", b"c"]))), st.randoms())
+    def test_one_of_a_key_at_a_time_in_order_and_none_is_forgotten(self, keys, chance):
+        lanes: Lanes[tuple[bytes | None, int]] = Lanes()
+        todo = list(enumerate(keys))
+        running: list[tuple[bytes | None, int]] = []
+        started: list[tuple[bytes | None, int]] = []
+        while todo or running or len(started) < len(keys):
+            if todo and chance.random() < 0.5:
+                number, key = todo.pop(0)
+                lanes.add(key, (key, number))
+            elif running and chance.random() < 0.5:
+                lanes.done(running.pop(chance.randrange(len(running)))[0])
+            elif (item := lanes.start()) is not None:
+                running.append(item)
+                started.append(item)
+            busy = [key for key, _ in running if key is not None]
+            assert len(busy) == len(set(busy))
+        assert sorted(number for _, number in started) == list(range(len(keys)))
+        for key in (b"a", b"b", b"c"):
+            order = [number for one, number in started if one == key]
+            assert order == sorted(order)
+
+    def test_an_item_of_another_key_is_not_held_up(self):
+        lanes: Lanes[int] = Lanes()
+        for key, item in ((b"a", 1), (b"a", 2), (b"b", 3)):
+            lanes.add(key, item)
+        assert (lanes.start(), lanes.start(), lanes.start()) == (1, 3, None)
+        lanes.done(b"a")
+        assert lanes.start() == 2
+
+    def test_clear_returns_what_was_not_started(self):
+        lanes: Lanes[int] = Lanes()
+        for key, item in ((b"a", 1), (b"a", 2), (b"b", 3), (b"b", 4), (None, 5)):
+            lanes.add(key, item)
+        assert lanes.start() == 1
+        assert sorted(lanes.clear()) == [2, 3, 4, 5]
+        lanes.done(b"a")
+        lanes.add(b"a", 6)
+        lanes.add(b"b", 7)
+        assert (lanes.start(), lanes.start(), lanes.start()) == (6, 7, None)
+
+
+class TestBackoff:
+    def test_it_grows_up_to_its_maximum(self):
+        assert [EXACT.delay(attempts) for attempts in (1, 2, 3, 4, 5, 10**6)] == [0.5, 1, 2, 4, 4, 4]
+
+    @given(st.integers(1, 100), st.floats(0, 1))
+    def test_jitter_stays_around_it_and_below_the_maximum(self, attempts, jitter):
+        plain = EXACT.delay(attempts)
+        delay = Backoff(0.5, 2, 4, jitter).delay(attempts)
+        assert plain * (1 - jitter) <= delay <= min(4, plain * (1 + jitter))
+
+    @pytest.mark.parametrize(
+        "bad", [{"first": -1}, {"maximum": -1}, {"factor": 0.5}, {"factor": float("nan")}, {"jitter": 2}]
+    )
+    def test_bad_numbers_are_refused_by_name(self, bad):
+        with pytest.raises(ConfigError, match=next(iter(bad))):
+            Backoff(**bad)
+
+
+class TestOutcomes:
+    def test_a_message_is_acknowledged_when_the_handler_returns(self):
+        queue = FakeQueue("a", "b", "c")
+        with Worker(queue, lambda message: None):
+            queue.wait_until_finished(3)
+        assert sorted(queue.of("ack")) == ["r1", "r2", "r3"]
+        assert queue.taken == {}
+
+    def test_an_error_gives_it_back_with_growing_delay_and_the_reason(self):
+        queue = FakeQueue()
+        for attempts in (1, 2, 3):
+            queue.put("x", attempts=attempts)
+
+        def handler(message):
+            raise ValueError("line one\n  line two")
+
+        with Worker(queue, handler, concurrency=1, backoff=EXACT):
+            queue.wait_until_finished(3)
+        assert queue.arguments("nack") == [
+            {"delay": delay, "count": True, "reason": "ValueError: line one line two"}
+            for delay in (0.5, 1, 2)
+        ]
+
+    def test_reject_makes_a_dead_letter(self):
+        queue = FakeQueue("x")
+
+        def handler(message):
+            raise Reject("no such customer")
+
+        with Worker(queue, handler):
+            queue.wait_until_finished(1)
+        assert queue.arguments("dead_letter") == [{"reason": "no such customer"}]
+
+    @pytest.mark.parametrize(
+        ("error", "expected"),
+        [
+            (Retry(), {"delay": 0.5, "count": True, "reason": None}),
+            (Retry(7, count=False), {"delay": 7, "count": False, "reason": None}),
+            (Retry(0, reason="busy"), {"delay": 0, "count": True, "reason": "busy"}),
+        ],
+    )
+    def test_retry_says_when_and_whether_it_counts(self, error, expected):
+        queue = FakeQueue("x")
+
+        def handler(message):
+            raise error
+
+        with Worker(queue, handler, backoff=EXACT):
+            queue.wait_until_finished(1)
+        assert queue.arguments("nack") == [expected]
+
+    @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
+    def test_an_error_that_would_end_the_thread_does_not_end_the_worker(self, kind):
+        queue = FakeQueue("bad", "good", "good")
+
+        def handler(message):
+            if message.body == b"bad":
+                raise kind("x")
+
+        with Worker(queue, handler, concurrency=1):
+            queue.wait_until_finished(3)
+        assert queue.of("nack") == ["r1"]
+        assert queue.of("ack") == ["r2", "r3"]
+
+    def test_an_acknowledgement_that_fails_costs_only_itself(self):
+        queue = FakeQueue("a", "b")
+        failures = Failures()
+
+        def broken():
+            queue.before_ack = lambda: None
+            raise Unavailable("away")
+
+        queue.before_ack = broken
+        with Worker(queue, lambda message: None, concurrency=1, telemetry=failures):
+            queue.wait_until_finished(1)
+        assert queue.of("ack") == ["r2"]
+        assert failures.what == ["settle"]
+
+    def test_telemetry_that_fails_costs_no_message(self):
+        class Broken(Telemetry):
+            def processing(self, message):
+                raise RuntimeError("telemetry")
+
+            def failed(self, queue, what, count=1):
+                raise RuntimeError("telemetry")
+
+        queue = FakeQueue("a")
+        with Worker(queue, lambda message: None, telemetry=Broken()):
+            queue.wait_until_finished(1)
+        assert queue.of("nack") == ["r1"]
+
+    def test_reasons_are_short_and_need_no_text(self):
+        class Silent(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+
+        assert described(Silent()) == "Silent"
+        assert described(ValueError()) == "ValueError"
+        assert described(ValueError("x" * 1000)) == "ValueError: " + "x" * 187 + "…"
+        assert described(ValueError("\ud800")) == "ValueError: ?"
+
+
+class TestTaking:
+    def test_no_more_is_taken_than_can_start_soon(self):
+        queue = FakeQueue(*["x"] * 50)
+        gate = threading.Event()
+        with Worker(queue, lambda message: gate.wait(5), concurrency=2, prefetch=3) as worker:
+            queue.wait_for(lambda: queue.in_flight() == 5)
+            time.sleep(0.1)
+            assert queue.in_flight() == 5
+            gate.set()
+            queue.wait_until_finished(50)
+        assert worker.stopping
+        assert queue.most_taken == 5
+
+    def test_nothing_is_taken_ahead_without_prefetch(self):
+        queue = FakeQueue(*["x"] * 20)
+        with Worker(queue, lambda message: None, concurrency=3, prefetch=0):
+            queue.wait_until_finished(20)
+        assert queue.most_taken <= 3
+
+    def test_handlers_run_at_the_same_time(self):
+        together = threading.Barrier(4, timeout=5)
+        queue = FakeQueue(*["x"] * 4)
+        with Worker(queue, lambda message: together.wait(), concurrency=4):
+            queue.wait_until_finished(4)
+        assert len(queue.of("ack")) == 4
+
+    def test_errors_of_receive_are_got_over(self):
+        queue = FakeQueue("x")
+        failures = Failures()
+        errors = [Unavailable("away"), RuntimeError("from the library"), KmqError("odd")]
+
+        def broken():
+            if errors:
+                raise errors.pop()
+
+        queue.before_receive = broken
+        with Worker(queue, lambda message: None, telemetry=failures):
+            queue.wait_until_finished(1)
+        assert failures.what == ["receive"] * 3
+
+    @pytest.mark.parametrize("error", [ConfigError("lease: too long"), Closed("closed")])
+    def test_run_raises_what_no_waiting_mends(self, error):
+        queue = FakeQueue("x")
+
+        def broken():
+            raise error
+
+        queue.before_receive = broken
+        worker = Worker(queue, lambda message: None)
+        with pytest.raises(type(error)):
+            worker.run()
+        assert worker.failure is error
+
+
+class TestOrdering:
+    def test_messages_of_a_key_are_handled_one_at_a_time_in_order(self):
+        queue = FakeQueue()
+        chance = random.Random(4)
+        for number in range(120):
+            queue.put(str(number), key=chance.choice("abcde"))
+        seen = defaultdict(list)
+        running = defaultdict(int)
+        overlaps = []
+        lock = threading.Lock()
+
+        def handler(message):
+            with lock:
+                running[message.key] += 1
+                overlaps.append(running[message.key] > 1)
+                seen[message.key].append(int(message.body))
+            time.sleep(0.001)
+            with lock:
+                running[message.key] -= 1
+
+        with Worker(queue, handler, concurrency=8, ordering="key"):
+            queue.wait_until_finished(120)
+        assert not any(overlaps)
+        assert all(numbers == sorted(numbers) for numbers in seen.values())
+        assert sum(map(len, seen.values())) == 120
+
+    def test_a_slow_key_does_not_hold_up_the_others(self):
+        queue = FakeQueue()
+        for number in range(10):
+            queue.put(f"slow {number}", key="slow")
+        for number in range(10):
+            queue.put(f"quick {number}", key=f"quick {number}")
+        gate = threading.Event()
+
+        def handler(message):
+            if message.key == b"slow":
+                assert gate.wait(5)
+
+        with Worker(queue, handler, concurrency=2, ordering="key"):
+            queue.wait_until_finished(10)
+            assert len(queue.of("ack")) == 10
+            gate.set()
+            queue.wait_until_finished(20)
+
+    def test_a_failed_message_lets_the_next_of_its_key_go_on(self):
+        queue = FakeQueue()
+        for body in ("bad", "good"):
+            queue.put(body, key="k")
+
+        def handler(message):
+            if message.body == b"bad":
+                raise ValueError
+
+        with Worker(queue, handler, ordering="key"):
+            queue.wait_until_finished(2)
+        assert (queue.of("nack"), queue.of("ack")) == (["r1"], ["r2"])
+
+
+class TestLeases:
+    def test_the_lease_is_extended_while_the_handler_runs_and_never_after(self):
+        queue = FakeQueue("x")
+        gate = threading.Event()
+        with Worker(queue, lambda message: gate.wait(5), lease=0.15):
+            queue.wait_for(lambda: len(queue.of("extend")) >= 3)
+            gate.set()
+            queue.wait_until_finished(1)
+            time.sleep(0.2)
+        ops = [op for op, _, _ in queue.calls]
+        assert ops == ["extend"] * (len(ops) - 1) + ["ack"]
+        assert queue.arguments("extend")[0] == {"lease": 0.15}
+
+    def test_it_is_extended_at_about_a_third(self):
+        queue = FakeQueue("x")
+        gate = threading.Event()
+        with Worker(queue, lambda message: gate.wait(5), lease=0.6):
+            time.sleep(0.5)
+            gate.set()
+            queue.wait_until_finished(1)
+        assert 1 <= len(queue.of("extend")) <= 2
+
+    def test_a_quick_handler_costs_no_extension(self):
+        queue = FakeQueue(*["x"] * 100)
+        with Worker(queue, lambda message: None, lease=5):
+            queue.wait_until_finished(100)
+        assert queue.of("extend") == []
+
+    def test_no_extension_follows_the_end_of_its_message(self):
+        """The handler ends while an extension is under way: the end waits for it."""
+        queue = FakeQueue("x")
+        extending, gate = threading.Event(), threading.Event()
+
+        def slow():
+            extending.set()
+            time.sleep(0.1)
+
+        queue.before_extend = slow
+
+        def handler(message):
+            assert extending.wait(5)
+
+        with Worker(queue, handler, lease=0.1):
+            queue.wait_until_finished(1)
+        gate.set()
+        assert [op for op, _, _ in queue.calls] == ["extend", "ack"]
+
+    def test_what_waits_is_extended_too(self):
+        queue = FakeQueue("a", "b")
+        gate = threading.Event()
+        with Worker(queue, lambda message: gate.wait(5), concurrency=1, prefetch=1, lease=0.1):
+            queue.wait_for(lambda: {"r1", "r2"} <= set(queue.of("extend")))
+            gate.set()
+            queue.wait_until_finished(2)
+
+    def test_a_message_whose_lease_was_lost_is_not_handled(self):
+        queue = FakeQueue("a", "b")
+        failures = Failures()
+        handled = []
+        gate = threading.Event()
+
+        def broken():
+            raise Unavailable("away")
+
+        queue.before_extend = broken
+
+        def handler(message):
+            handled.append(message.body)
+            gate.wait(5)
+
+        with Worker(queue, handler, concurrency=1, prefetch=1, lease=0.1, telemetry=failures):
+            queue.wait_for(lambda: queue.in_flight() == 2)
+            time.sleep(0.15)
+            gate.set()
+            queue.wait_until_finished(1)
+            time.sleep(0.05)
+        assert handled == [b"a"]
+        assert "extend" in failures.what
+        assert "stale leases" in failures.what
+        assert list(queue.taken) == ["r2"]  # left to come again when its lease ends
+
+
+class TestStopping:
+    def test_what_has_not_begun_is_given_back_at_once_and_does_not_count(self):
+        queue = FakeQueue(*["x"] * 5)
+        begun, gate = threading.Event(), threading.Event()
+
+        def handler(message):
+            begun.set()
+            assert gate.wait(5)
+
+        worker = Worker(queue, handler, concurrency=1, prefetch=4)
+        worker.start()
+        assert begun.wait(5)
+        queue.wait_for(lambda: queue.in_flight() == 5)
+        stopper = threading.Thread(target=worker.stop)
+        stopper.start()
+        queue.wait_until_finished(4)
+        assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}] * 4
+        assert queue.of("ack") == []
+        gate.set()
+        stopper.join(5)
+        assert queue.of("ack") == ["r1"]
+        assert queue.taken == {}
+
+    def test_handlers_that_do_not_end_in_time_lose_their_message_uncounted(self):
+        queue = FakeQueue("x")
+        begun, gate, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def handler(message):
+            begun.set()
+            gate.wait(5)
+            ended.set()
+
+        worker = Worker(queue, handler, drain_timeout=0.1)
+        worker.start()
+        assert begun.wait(5)
+        worker.stop()
+        assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+        gate.set()
+        assert ended.wait(5)
+        time.sleep(0.05)
+        assert queue.of("ack") == []
+
+    def test_messages_that_arrive_during_the_stop_are_given_back(self):
+        queue = FakeQueue()
+        worker = Worker(queue, lambda message: None)
+        arrived = threading.Event()
+
+        def late():
+            if not arrived.is_set():
+                arrived.set()
+                worker.stop(wait=False)
+                queue.put("x")
+
+        queue.before_receive = late
+        worker.start()
+        worker.stop()
+        assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+
+    def test_a_handler_may_stop_the_worker(self):
+        queue = FakeQueue("x", "x")
+        worker = Worker(queue, lambda message: worker.stop(), concurrency=1, prefetch=0)
+        worker.run()
+        assert queue.of("ack") == ["r1"]
+
+    def test_stop_twice_start_twice_and_stop_without_start(self):
+        queue = FakeQueue()
+        worker = Worker(queue, lambda message: None)
+        worker.start()
+        with pytest.raises(KmqError, match="before"):
+            worker.start()
+        worker.stop()
+        worker.stop()
+        Worker(queue, lambda message: None).stop()
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_run_drains_at_a_signal_and_restores_the_handlers(self, number):
+        queue = FakeQueue("x")
+        before = signal.getsignal(number)
+
+        def handler(message):
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
+
+        Worker(queue, handler).run()
+        assert queue.of("ack") == ["r1"]
+        assert signal.getsignal(number) is before
+
+    def test_run_outside_the_main_thread_leaves_signals_alone(self):
+        queue = FakeQueue("x")
+        before = signal.getsignal(signal.SIGTERM)
+        worker = Worker(queue, lambda message: None)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        queue.wait_until_finished(1)
+        assert signal.getsignal(signal.SIGTERM) is before
+        worker.stop()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"concurrency": 0}, "concurrency"),
+        ({"ordering": "fifo"}, "ordering"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"lease": 0}, "lease"),
+        ({"lease": -1}, "lease"),
+        ({"drain_timeout": "1s"}, "drain_timeout"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(bad, named):
+    with pytest.raises(ConfigError, match=named):
+        Worker(FakeQueue(), lambda message: None, **bad)
+
+
+def test_a_coroutine_function_is_sent_to_its_own_worker():
+    async def handler(message):
+        """Nothing."""
+
+    with pytest.raises(ConfigError, match="AsyncWorker"):
+        Worker(FakeQueue(), handler)
