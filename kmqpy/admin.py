@@ -70,13 +70,14 @@ class Admin:
         self,
         queue: str | QueueSettings,
         *,
-        partitions: int = 1,
+        partitions: int | None = None,
         replication: int | None = None,
         retention: Duration | None = None,
     ) -> QueueTopics:
         """Create the queue's topics, as far as they are missing, and then register it.
 
-        Does nothing where it is there with these very settings. `retention` (seconds) defaults to 14
+        Does nothing where it is there with these very settings. `partitions` defaults to those of the
+        queue topic if it exists, else to 1. `retention` (seconds) defaults to 14
         days, or more where the longest hold or delay asks for it; `replication` to 3, or fewer brokers.
 
         Raises ConfigError for bad numbers and when the queue exists with other settings, TopicError when
@@ -100,6 +101,9 @@ class Admin:
             if retention is None
             else duration_ms(retention, "retention")
         )
+        if partitions is None:
+            existing = self._topics.describe([settings.name]).get(settings.name)
+            partitions = existing.partitions if existing else 1
         found = self._topics.create(settings, partitions, replication, retention_ms)
         if self._has_registry:
             self._registry.register(settings, found.partitions)

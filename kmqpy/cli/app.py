@@ -1,0 +1,152 @@
+"""The root of `kmq`: its commands, those of other packages, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Any
+
+import click
+
+from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, state
+from kmqpy.cli.options import connection_options, given_defaults
+from kmqpy.cli.output import Partly
+from kmqpy.config import nearest
+from kmqpy.errors import KmqError, Unfinished
+
+PLUGINS = "kmqpy.commands"
+"""The entry-point group by which other packages add commands."""
+
+INTERRUPTED = 130
+
+
+class Root(click.Group):
+    """Lists commands in the order of use, and finds those of other packages without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Our own in their order, then those of plug-ins."""
+        return [*self.commands, *(name for name in sorted(_plugins()) if name not in self.commands)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of ours, or a plug-in's."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in _plugins():
+            return own
+        try:
+            found: click.Command = _plugins()[cmd_name].load()
+        except (ImportError, AttributeError) as error:
+            return _broken(cmd_name, error)
+        # Options given before its name hold for it, too.
+        ctx.default_map = {**(ctx.default_map or {}), cmd_name: given_defaults(ctx)}
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest command where there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if args and args[0] not in self.list_commands(ctx):
+                hint = nearest(args[0], self.list_commands(ctx))
+                raise click.UsageError(f"{args[0]!r} is not a command{hint}; see kmq --help", ctx) from error
+            raise
+
+
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Addresses: options, KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, or a file (--config, KMQ_CONFIG).",
+)
+@click.version_option(version("kmqpy"), prog_name="kmq", message="%(prog)s %(version)s")
+@connection_options
+def kmq() -> None:
+    """Message queues on Apache Kafka: acknowledge each message, redeliver what was not.
+
+    \b
+    Try it on this machine:
+      kmq dev up                             a Kafka and a ZooKeeper (prints their addresses)
+      kmq tracker                            what redelivers; run two or more
+      kmq queue create jobs --partitions 4
+      echo "hello" | kmq send jobs
+      kmq receive jobs --lease 30s           prints JSON with a receipt
+      kmq ack RECEIPT                        from any machine
+      kmq stats jobs
+    """
+
+
+for _command in (
+    queues.queue,
+    messages.send,
+    messages.receive,
+    receipts.ack,
+    receipts.nack,
+    receipts.extend,
+    receipts.dead_letter,
+    state.in_flight,
+    state.stats,
+    dead_letters.dlq,
+    queues.purge,
+    state.doctor,
+    dev.dev,
+    demo.demo,
+):
+    kmq.add_command(_command)
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line; returns the exit code and prints errors as one line."""
+    try:
+        result: Any = kmq.main(list(args), prog_name="kmq", standalone_mode=False)
+    except click.exceptions.Abort:  # Ctrl-C, or no answer to a question
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        return 0
+    except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            click.echo(error.format_message(), err=True)
+            return 2
+        return _failed(error.format_message(), code=1 if isinstance(error, Partly) else 2)
+    except Unfinished as error:
+        return _failed(str(error), code=1)
+    except UnicodeError as error:
+        return _failed(f"not UTF-8: {error}")
+    except KmqError as error:
+        return _failed(str(error) or type(error).__name__)
+    except OSError as error:
+        return _failed(f"{error.filename or 'system'}: {error.strerror or error}")
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+    return result if isinstance(result, int) else 0
+
+
+def _failed(text: str, code: int = 2) -> int:
+    click.echo("kmq: error: " + " ".join(text.split()), err=True)
+    return code
+
+
+def _drop_stdout() -> None:
+    """The reader of our output is gone: let nothing complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=PLUGINS)}
+
+
+def _broken(name: str, error: Exception) -> click.Command:
+    @click.command(
+        name, short_help=f"(can't be loaded: {error})", context_settings={"ignore_unknown_options": True}
+    )
+    @click.argument("rest", nargs=-1)
+    def broken(rest: tuple[str, ...]) -> None:  # noqa: ARG001
+        raise click.ClickException(f"command {name!r} can't be loaded: {error}")
+
+    return broken

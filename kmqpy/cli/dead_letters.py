@@ -1,0 +1,153 @@
+"""`kmq dlq list/peek/redrive/purge`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import click
+
+from kmqpy.cli.options import Cli, connected
+from kmqpy.cli.output import confirmed, print_json, print_table, warn, when
+from kmqpy.cli.text import content, headers_of
+
+
+@click.group()
+def dlq() -> None:
+    """Look at dead letters, send them back.
+
+    They are messages that were delivered too often, or rejected.
+
+    \b
+    Example:
+      kmq dlq list jobs
+      kmq dlq redrive jobs
+    """
+
+
+_LIMIT = click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many."
+)
+
+
+@dlq.command(name="list")
+@click.argument("queue")
+@_LIMIT
+@connected
+def list_(cli: Cli, queue: str, limit: int) -> None:
+    """List dead letters, the oldest first, with their ids.
+
+    \b
+    Example:
+      kmq dlq list jobs --limit 20
+    """
+    from kmqpy.dead_letters import DeadLetters
+
+    with DeadLetters(cli.queue(queue), cli.connection) as letters:
+        found = letters.list(limit)
+    if cli.json:
+        print_json([_object(one) for one in found])
+        return
+    print_table(
+        ["id", "key", "attempts", "dead since", "first enqueued", "origin", "reason"],
+        [
+            [
+                one.id,
+                None if one.key is None else one.key.decode(errors="replace"),
+                one.attempts,
+                when(one.dead_since_ms),
+                when(one.first_enqueued_ms),
+                f"{one.origin_topic or '?'} {one.origin_partition}-{one.origin_offset}",
+                one.reason,
+            ]
+            for one in found
+        ],
+    )
+
+
+@dlq.command()
+@click.argument("queue")
+@_LIMIT
+@connected
+def peek(cli: Cli, queue: str, limit: int) -> None:
+    """Print dead letters with body and headers, a JSON object a line; they stay where they are.
+
+    \b
+    Example:
+      kmq dlq peek jobs --limit 1
+    """
+    from kmqpy.dead_letters import DeadLetters
+
+    with DeadLetters(cli.queue(queue), cli.connection) as letters:
+        for one in letters.peek(limit):
+            print_json({**_object(one), **content("body", one.body), **headers_of(one.headers)})
+
+
+@dlq.command()
+@click.argument("queue")
+@click.argument("ids", nargs=-1)
+@click.option("--rate", type=float, help="At most so many messages a second.")
+@connected
+@click.pass_context
+def redrive(ctx: click.Context, cli: Cli, queue: str, ids: tuple[str, ...], rate: float | None) -> None:
+    """Send dead letters back to the queue, all of them or those named by id; they start anew.
+
+    Exits with 1 when some ids name no dead letter, or some are too large for the queue.
+
+    \b
+    Example:
+      kmq dlq redrive jobs --rate 100
+      kmq dlq redrive jobs 0-17 2-4
+    """
+    from kmqpy.dead_letters import DeadLetters
+
+    with DeadLetters(cli.queue(queue), cli.connection) as letters:
+        result = letters.redrive(ids or None, rate=rate, progress=_progress if sys.stderr.isatty() else None)
+    if sys.stderr.isatty():
+        click.echo(err=True)
+    if cli.json:
+        print_json({"queue": queue, **dataclasses.asdict(result)})
+    else:
+        click.echo(f"queue {queue}: {result.redriven} dead letters sent back")
+    for one in result.not_found:
+        warn(f"no dead letter {one}")
+    for one in result.refused:
+        warn(f"dead letter {one} is too large for the queue; it stays")
+    if result.not_found or result.refused:
+        ctx.exit(1)
+
+
+@dlq.command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@connected
+def purge(cli: Cli, queue: str, *, yes: bool) -> None:
+    """Throw away all dead letters of a queue.
+
+    \b
+    Example:
+      kmq dlq purge jobs --yes
+    """
+    from kmqpy.dead_letters import DeadLetters
+
+    confirmed(f"Throw away all dead letters of {queue}?", yes=yes)
+    with DeadLetters(cli.queue(queue), cli.connection) as letters:
+        count = letters.purge()
+    if cli.json:
+        print_json({"queue": queue, "purged": count})
+    else:
+        click.echo(f"queue {queue}: {count} dead letters deleted")
+
+
+def _progress(done: int, total: int) -> None:
+    click.echo(f"\r{done} of {total}", nl=False, err=True)
+
+
+def _object(one: Any) -> dict[str, Any]:
+    plain = {
+        field.name: getattr(one, field.name)
+        for field in dataclasses.fields(one)
+        if field.name not in ("key", "body", "headers")
+    }
+    return {**plain, **content("key", one.key)}

@@ -1,0 +1,66 @@
+"""`kmq dev up`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kmqpy.cli.options import Cli, connected
+from kmqpy.cli.output import print_json, warn
+
+
+@click.group()
+def dev() -> None:
+    """For a developer's desk.
+
+    \b
+    Example:
+      kmq dev up
+    """
+
+
+@dev.command()
+@click.option(
+    "--brokers", type=click.Choice(["1", "3"]), default="1", show_default=True, help="Kafka brokers."
+)
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Keep data and ports here.",
+)
+@connected
+def up(cli: Cli, brokers: str, keep: Path | None) -> None:
+    """Run a real Kafka and a ZooKeeper on this machine until Ctrl-C.
+
+    The first time it fetches them; without --keep everything is gone at the end. The lines that begin
+    with `export` set the addresses for other commands.
+
+    \b
+    Example:
+      kmq dev up --brokers 3 --keep kmq-data
+    """
+    from kmqpy.dev import Cluster
+
+    stop = threading.Event()
+
+    def on_signal(*_: Any) -> None:
+        stop.set()
+
+    warn("starting Kafka and ZooKeeper (the first time they are fetched) ...")
+    with Cluster(brokers=int(brokers), keep=keep) as cluster:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, on_signal)
+        if cli.json:
+            print_json({"bootstrap": cluster.bootstrap, "zookeeper": cluster.zookeeper})
+        else:
+            click.echo(f"Kafka:     {cluster.bootstrap}")
+            click.echo(f"ZooKeeper: {cluster.zookeeper}\n")
+            click.echo(f"export KMQ_BOOTSTRAP={cluster.bootstrap} KMQ_ZOOKEEPER={cluster.zookeeper}")
+        warn("running; Ctrl-C ends it")
+        stop.wait()
+    warn("stopped")

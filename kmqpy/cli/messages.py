@@ -1,0 +1,240 @@
+"""`kmq send` and `kmq receive`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from kmqpy.cli.options import DURATION, Cli, connected, milliseconds, pairs
+from kmqpy.cli.output import Partly, print_json, span
+from kmqpy.cli.text import as_object
+from kmqpy.client import KmqClient
+from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.errors import KmqError, MessageError
+from kmqpy.message import Message
+from kmqpy.producer import KmqProducer
+
+_CHUNK = 256 * 1024
+_BATCH = 1_000
+_SLICE_S = 0.2
+"""How long one wait for messages lasts, so that Ctrl-C is quick."""
+_MORE_S = 0.5
+"""After some messages came, how long to wait for more of them."""
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("message", nargs=-1)
+@click.option("--key", help="Messages of one key go to one partition, in order.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@click.option("--delay", type=DURATION, default="0s", help="Not to be received before.")
+@click.option("--partition", type=click.IntRange(min=0), help="Send to this partition.")
+@connected
+@click.pass_context
+def send(
+    ctx: click.Context,
+    cli: Cli,
+    queue: str,
+    message: tuple[str, ...],
+    key: str | None,
+    headers: tuple[str, ...],
+    delay: timedelta,
+    partition: int | None,
+) -> None:
+    """Send messages: arguments, or lines of standard input.
+
+    Prints their ids. Returns when Kafka has confirmed them. Lines that are too large are named, and the others sent
+    (exit code 1).
+
+    \b
+    Example:
+      kmq send jobs "resize 17" --key user-1 --header source=web --delay 5s
+      seq 1000 | kmq send jobs
+    """
+    settings = cli.queue(queue)
+    if milliseconds(delay) > settings.max_delay_ms:
+        limit = span(settings.max_delay_ms)
+        raise click.BadParameter(f"longer than the queue allows, {limit}", param_hint="--delay")
+    given: dict[str, Any] = {
+        "key": None if key is None else os.fsencode(key),
+        "headers": [(name, os.fsencode(value)) for name, value in pairs(headers, "--header")],
+        "delay": delay,
+        "partition": partition,
+    }
+    with KmqProducer(settings, cli.connection) as producer:
+        sending = _Sending(cli, producer, given)
+        if message:
+            sending.send([os.fsencode(one) for one in message])
+        else:
+            for batch in _lines():
+                sending.send(batch)
+    if sending.refused:
+        ctx.exit(1 if sending.sent else 2)
+
+
+class _Sending:
+    """Sends batches and counts."""
+
+    def __init__(self, cli: Cli, producer: KmqProducer, given: dict[str, Any]) -> None:
+        self._json = cli.json
+        self._producer = producer
+        self._given = given
+        self._number = 0
+        self.sent = 0
+        self.refused = 0
+
+    def send(self, batch: list[bytes]) -> None:
+        """Send a batch; where one of it is too large, one by one."""
+        try:
+            self._done(self._send(batch))
+        except MessageError:  # none of the batch was sent
+            for index, one in enumerate(batch):
+                try:
+                    self._done(self._send([one]))
+                except MessageError as error:
+                    self.refused += 1
+                    click.echo(f"kmq: error: message {self._number + index + 1}: {error}", err=True)
+        self._number += len(batch)
+
+    def _send(self, batch: list[bytes]) -> list[str]:
+        try:
+            return self._producer.send_many(batch, **self._given)
+        except MessageError:
+            raise
+        except KmqError as error:
+            if not self.sent:
+                raise
+            raise Partly(f"{error} ({self.sent} messages before were sent)") from error
+
+    def _done(self, ids: list[str]) -> None:
+        self.sent += len(ids)
+        for one in ids:
+            partition, _, offset = one.partition("-")
+            if self._json:
+                print_json({"id": one, "partition": int(partition), "offset": int(offset)})
+            else:
+                click.echo(one)
+
+
+def _lines() -> Iterator[list[bytes]]:
+    """The lines of standard input, as many at a time as have arrived."""
+    rest = b""
+    read: Any = sys.stdin.buffer.read1  # type: ignore[union-attr]
+    while chunk := read(_CHUNK):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for start in range(0, len(lines), _BATCH):
+            yield lines[start : start + _BATCH]
+    if rest:
+        yield [rest]
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--max", "limit", type=click.IntRange(min=1), help="So many at most [1; --follow: no limit].")
+@click.option("--wait", type=DURATION, default="5s", show_default=True, help="For the first message.")
+@click.option("--lease", type=DURATION, help="How long they are yours [the queue's: 30s].")
+@click.option("--holder", help="A name that in-flight shows beside them [kmq-HOST-PID].")
+@click.option("--ack", is_flag=True, help="Acknowledge each once it is printed.")
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
+@connected
+@click.pass_context
+def receive(
+    ctx: click.Context,
+    cli: Cli,
+    queue: str,
+    limit: int | None,
+    wait: timedelta,
+    lease: timedelta | None,
+    holder: str | None,
+    *,
+    ack: bool,
+    follow: bool,
+) -> None:
+    """Take messages and print each as a line of JSON.
+
+    They stay yours until the lease ends; then they come again, unless acknowledged by their receipts
+    (kmq ack), from any process. Prints nothing when there is none within --wait.
+
+    \b
+    Fields: receipt queue partition offset key body headers attempts enqueued_ms first_enqueued_ms
+    lease_until_ms; what is no UTF-8 text stands in key_base64, body_base64, headers_base64.
+
+    \b
+    Example:
+      kmq receive jobs --max 10 --lease 1m
+      kmq receive jobs --ack --follow | jq .body
+    """
+    settings = cli.queue(queue)
+    left = limit if limit is not None else None if follow else 1
+    until = SYSTEM_CLOCK.monotonic() + wait.total_seconds()
+    name = holder or f"kmq-{socket.gethostname()}-{os.getpid()}"
+    with (
+        KmqClient(settings, cli.connection, holder=name) as client,
+        _interruptible() as interrupted,
+    ):
+        while not interrupted and left != 0:
+            remaining = until - SYSTEM_CLOCK.monotonic()
+            batch = client.receive(
+                _BATCH if left is None else min(left, _BATCH),
+                wait=_SLICE_S if follow else max(0.0, min(remaining, _SLICE_S)),
+                lease=lease,
+            )
+            _print(client, batch, interrupted, ack=ack)
+            if batch:
+                left = None if left is None else left - len(batch)
+                until = min(until, SYSTEM_CLOCK.monotonic() + _MORE_S)
+            elif remaining <= 0 and not follow:
+                break
+        client.flush()
+    if interrupted:
+        ctx.exit(interrupted[0])
+
+
+def _print(client: KmqClient, batch: list[Message], interrupted: list[int], *, ack: bool) -> None:
+    """Print messages; what could not be printed is given back, not counted as an attempt."""
+    printed = 0
+    try:
+        for message in batch:
+            if interrupted:
+                return
+            print_json(as_object(message))  # flushes
+            printed += 1
+    finally:
+        if printed < len(batch):
+            client.nack(*batch[printed:], count=False)
+        if ack and printed:
+            client.ack(*batch[:printed])
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """The exit code as the only element once Ctrl-C or SIGTERM came.
+
+    An exception in the middle of receive() would lose the messages just taken for as long as their
+    lease. A second signal ends the process at once.
+    """
+    came: list[int] = []
+
+    def on_signal(number: int, _frame: object) -> None:
+        came.append(128 + number)
+        signal.signal(number, previous[number])
+
+    previous: dict[int, Any] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[int(number)] = signal.signal(number, on_signal)
+    except ValueError:  # not in the main thread
+        previous.clear()
+    try:
+        yield came
+    finally:
+        for caught, handler in previous.items():
+            signal.signal(caught, handler)

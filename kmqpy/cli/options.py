@@ -1,0 +1,177 @@
+"""Options that commands share: connection, output, durations.
+
+Connection and output options may stand before or after the command's name; the later wins.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import click
+
+from kmqpy.admin import Admin
+from kmqpy.config import Connection, QueueSettings, build, from_environment, parse_duration_ms, read_file
+from kmqpy.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_META = "kmqpy.given"
+_OTHER_TABLES = ("tracker", "gateway")
+"""Tables of the config file that belong to others."""
+
+
+class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`500ms`, `30s`, `5m`, `1h`, `7d` as a timedelta."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return timedelta(milliseconds=parse_duration_ms(str(value), "value"))
+        except ConfigError as error:
+            hint = "; it must not be negative" if str(value).startswith("-") else ""
+            self.fail(str(error).removeprefix("value: ") + hint, param, ctx)
+        except OverflowError:
+            self.fail(f"{value!r} is too long", param, ctx)
+
+
+DURATION = _DurationType()
+
+
+def milliseconds(value: timedelta) -> int:
+    """A duration as whole ms."""
+    return value // timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """What a command is given: where to connect, and how to print.
+
+    has_registry  whether a ZooKeeper address was given; then a queue's settings are the registered ones
+    tables        what the config file holds for other parts of kmqpy
+    """
+
+    connection: Connection
+    json: bool
+    has_registry: bool
+    tables: Mapping[str, Any]
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """A table of the config file; empty when there is none. Raises ConfigError."""
+        table = self.tables.get(name, {})
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"config file: {name} is not a table")
+        return table
+
+    def queue(self, name: str) -> QueueSettings:
+        """The settings of queue `name`: the registered ones where ZooKeeper was named, else defaults."""
+        if not self.has_registry:
+            return QueueSettings(name=name)
+        with Admin(self.connection) as admin:
+            return admin.settings(name)
+
+
+def connection_options(function: F) -> F:
+    """Add the options that say where Kafka and ZooKeeper are, and how to print."""
+    options = [
+        click.option("--bootstrap", metavar="HOSTS", help="Kafka, host:port[,host:port] (KMQ_BOOTSTRAP)."),
+        click.option("--zookeeper", metavar="HOSTS", help="ZooKeeper, the same (KMQ_ZOOKEEPER)."),
+        click.option("--root", metavar="ZNODE", help="Where kmqpy's znodes are (KMQ_ROOT) [/kmq]."),
+        click.option("--config", metavar="FILE", help="TOML file with these settings (KMQ_CONFIG)."),
+        click.option("-X", "kafka", metavar="KEY=VALUE", multiple=True, help="A librdkafka setting."),
+        click.option("-o", "--output", type=click.Choice(["text", "json"]), help="How to print [text]."),
+        click.option("-v", "--verbose", is_flag=True, default=None, help="Log to stderr."),
+    ]
+    for option in reversed(options):
+        function = _stored(option)(function)
+    return function
+
+
+def _stored(option: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        function = option(function)
+        parameter = function.__click_params__[-1]  # type: ignore[attr-defined]
+        parameter.expose_value = False
+        parameter.callback = _store
+        return function
+
+    return decorate
+
+
+def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    given = ctx.meta.setdefault(_META, {})
+    if isinstance(value, tuple):
+        given[param.name] = given.get(param.name, ()) + value
+    elif value is not None:
+        given[param.name] = value
+
+
+def given_defaults(ctx: click.Context) -> dict[str, Any]:
+    """The options given so far, by name, as defaults for another package's command."""
+    return {key: value for key, value in ctx.meta.get(_META, {}).items() if value}
+
+
+def connected(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a command take the shared options, and be called with a `Cli` as its first argument."""
+
+    @functools.wraps(function)
+    def with_cli(*args: Any, **kwargs: Any) -> Any:
+        return function(_cli(click.get_current_context()), *args, **kwargs)
+
+    return connection_options(with_cli)
+
+
+def _cli(ctx: click.Context) -> Cli:
+    given = dict(ctx.meta.get(_META, {}))
+    _log(verbose=bool(given.pop("verbose", False)))
+    as_json = given.pop("output", None) == "json"
+    config = given.pop("config", None) or os.environ.get("KMQ_CONFIG")
+    file = read_file(config) if config else {}
+    tables = {table: file.pop(table) for table in _OTHER_TABLES if table in file}
+    environment = from_environment(Connection, os.environ)
+    extra = _pairs(given.pop("kafka", ()), "-X")
+    connection = build(Connection, file, environment, given)
+    if extra:
+        connection = build(Connection, {**vars(connection), "kafka": {**connection.kafka, **dict(extra)}})
+    named = any("zookeeper" in layer for layer in (file, environment, given))
+    return Cli(connection, as_json, named and bool(connection.zookeeper), tables)
+
+
+def pairs(values: tuple[str, ...], option: str) -> list[tuple[str, str]]:
+    """`KEY=VALUE` options as pairs; raises ConfigError."""
+    return _pairs(values, option)
+
+
+def _pairs(values: tuple[str, ...], option: str) -> list[tuple[str, str]]:
+    found = []
+    for value in values:
+        key, separator, rest = value.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"{option}: {value!r}: write it as key=value")
+        found.append((key, rest))
+    return found
+
+
+class _Lines(logging.Handler):
+    """What went wrong for good, as one line on stderr; the clients' own chatter only with -v."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith(("kmqpy.librdkafka", "kmqpy.zookeeper")):
+            click.echo(f"kmq: {record.getMessage()}", err=True)
+
+
+def _log(*, verbose: bool) -> None:
+    logger = logging.getLogger("kmqpy")
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    elif not any(isinstance(handler, _Lines) for handler in logger.handlers):
+        logger.addHandler(_Lines(logging.ERROR))
+        logger.propagate = False

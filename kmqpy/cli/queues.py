@@ -1,0 +1,301 @@
+"""`kmq queue create/list/describe/alter/delete` and `kmq purge`."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from kmqpy.admin import Admin, QueueDescription
+from kmqpy.cli.options import DURATION, Cli, connected, milliseconds
+from kmqpy.cli.output import confirmed, print_json, print_table, span
+from kmqpy.config import QueueSettings, build
+from kmqpy.topics import QueueTopics
+
+
+class _LimitType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A whole number, or `none`."""
+
+    name = "n|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if str(value) == "none":
+            return "none"
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is neither a whole number nor none", param, ctx)
+        return int(value)
+
+
+_LIMITS = (
+    click.option(
+        "--max-redeliveries", type=_LimitType(), help="Redeliveries before a message is dead-lettered."
+    ),
+    click.option("--redeliver-after", type=DURATION, help="Lease of a message where receive names none."),
+    click.option("--max-delay", type=DURATION, help="Longest delay of a send."),
+    click.option("--max-hold", type=DURATION, help="Longest lease or extension."),
+    click.option("--retention", type=DURATION, help="How long Kafka keeps messages and markers."),
+)
+
+
+def _limits(function: Any) -> Any:
+    for option in reversed(_LIMITS):
+        function = option(function)
+    return function
+
+
+def _changes(max_redeliveries: int | str | None, **durations: timedelta | None) -> dict[str, int | str]:
+    """The settings that were given, by their names; durations as ms."""
+    changes: dict[str, int | str] = {
+        f"{key}_ms": milliseconds(value) for key, value in durations.items() if value is not None
+    }
+    if max_redeliveries is not None:
+        changes["max_redeliveries"] = max_redeliveries
+    return changes
+
+
+@click.group()
+def queue() -> None:
+    """Create, look at, change and delete queues.
+
+    \b
+    Example:
+      kmq queue create jobs --partitions 4
+      kmq queue list
+    """
+
+
+@queue.command()
+@click.argument("name")
+@click.option("--partitions", type=int, help="How many may work side by side [as the topic has, or 1].")
+@click.option("--replication", type=int, help="Copies of each record [3, or as many as brokers].")
+@_limits
+@click.option("--markers-topic", help="[NAME__markers]")
+@click.option("--dead-letter-topic", help="[NAME__undelivered]")
+@click.option("--consumer-group", help="[kmq-NAME]")
+@connected
+def create(
+    cli: Cli,
+    name: str,
+    partitions: int | None,
+    replication: int | None,
+    retention: timedelta | None,
+    max_redeliveries: int | str | None,
+    redeliver_after: timedelta | None,
+    max_delay: timedelta | None,
+    max_hold: timedelta | None,
+    **names: str | None,
+) -> None:
+    """Create a queue: its topics, and its entry in the registry, from which trackers serve it.
+
+    Topics that exist are kept when they fit. Doing it twice changes nothing.
+
+    \b
+    Example:
+      kmq queue create jobs --partitions 4 --max-redeliveries 5 --redeliver-after 1m
+    """
+    changes = _changes(
+        max_redeliveries, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
+    )
+    given = {key: value for key, value in names.items() if value}
+    settings = build(QueueSettings, {"name": name}, changes, given)
+    with Admin(cli.connection) as admin:
+        topics = admin.create_queue(
+            settings, partitions=partitions, replication=replication, retention=retention
+        )
+    if cli.json:
+        print_json(_created(settings, topics))
+    else:
+        click.echo(f"queue {name}: {topics.partitions} partitions, {topics.queue.replication} replicas")
+
+
+def _created(settings: QueueSettings, topics: QueueTopics) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(settings),
+        "partitions": topics.partitions,
+        "replication": topics.queue.replication,
+    }
+
+
+@queue.command(name="list")
+@connected
+def list_(cli: Cli) -> None:
+    """List the registered queues.
+
+    \b
+    Example:
+      kmq queue list -o json
+    """
+    with Admin(cli.connection) as admin:
+        found = admin.list_queues()
+    if cli.json:
+        print_json(
+            [
+                {**dataclasses.asdict(one.settings), "partitions": one.partitions, "deleting": one.deleting}
+                for one in found
+            ]
+        )
+        return
+    print_table(
+        ["queue", "partitions", "redeliver after", "max redeliveries", ""],
+        [
+            [
+                one.settings.name,
+                one.partitions,
+                span(one.settings.redeliver_after_ms),
+                "none" if one.settings.max_redeliveries is None else one.settings.max_redeliveries,
+                "deleting" if one.deleting else "",
+            ]
+            for one in found
+        ],
+    )
+
+
+@queue.command()
+@click.argument("name")
+@connected
+def describe(cli: Cli, name: str) -> None:
+    """Show a queue: settings, topics and their Kafka settings, who tracks which partition.
+
+    \b
+    Example:
+      kmq queue describe jobs
+    """
+    with Admin(cli.connection) as admin:
+        found = admin.describe_queue(name)
+    if cli.json:
+        print_json(_described(found))
+        return
+    for key, value in dataclasses.asdict(found.settings).items():
+        click.echo(f"{key:<26}{span(value) if key.endswith('_ms') else 'none' if value is None else value}")
+    click.echo(f"{'registered':<26}{'deleting' if found.deleting else 'yes' if found.registered else 'no'}\n")
+    print_table(
+        ["topic", "partitions", "replicas", "id", "settings"],
+        [
+            [
+                topic.name,
+                topic.partitions,
+                topic.replication,
+                topic.topic_id,
+                " ".join(f"{key}={value}" for key, value in _relevant(topic.config).items()),
+            ]
+            for topic in found.topics
+        ],
+    )
+    click.echo()
+    print_table(
+        ["partition", "tracker", "stored offset"],
+        [[p, found.owners.get(p), found.offsets.get(p)] for p in range(found.partitions)],
+    )
+
+
+_RELEVANT = (
+    "retention.ms",
+    "retention.bytes",
+    "cleanup.policy",
+    "message.timestamp.type",
+    "max.message.bytes",
+    "min.insync.replicas",
+    "unclean.leader.election.enable",
+)
+
+
+def _relevant(config: dict[str, str]) -> dict[str, str]:
+    return {key: config[key] for key in _RELEVANT if key in config}
+
+
+def _described(found: QueueDescription) -> dict[str, Any]:
+    return {
+        "queue": found.settings.name,
+        "registered": found.registered,
+        "deleting": found.deleting,
+        "partitions": found.partitions,
+        "settings": dataclasses.asdict(found.settings),
+        "topics": [
+            {**dataclasses.asdict(topic), "config": _relevant(topic.config)} for topic in found.topics
+        ],
+        "trackers": [
+            {"partition": p, "owner": found.owners.get(p), "stored_offset": found.offsets.get(p)}
+            for p in range(found.partitions)
+        ],
+    }
+
+
+@queue.command()
+@click.argument("name")
+@click.option("--partitions", type=int, help="Add partitions up to this number; fewer is not possible.")
+@_limits
+@connected
+def alter(
+    cli: Cli,
+    name: str,
+    partitions: int | None,
+    retention: timedelta | None,
+    max_redeliveries: int | str | None,
+    redeliver_after: timedelta | None,
+    max_delay: timedelta | None,
+    max_hold: timedelta | None,
+) -> None:
+    """Change a queue while it is used; trackers take the new settings at once.
+
+    Keys move to other partitions when some are added.
+
+    \b
+    Example:
+      kmq queue alter jobs --partitions 8 --max-redeliveries none
+    """
+    changes = _changes(
+        max_redeliveries, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
+    )
+    if not changes and partitions is None and retention is None:
+        raise click.UsageError("name what is to be changed; see kmq queue alter --help")
+    with Admin(cli.connection) as admin:
+        settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
+    if cli.json:
+        print_json(dataclasses.asdict(settings))
+    else:
+        click.echo(f"queue {name} changed")
+
+
+@queue.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--timeout", type=DURATION, default="30s", show_default=True, help="For trackers to let go.")
+@connected
+def delete(cli: Cli, name: str, timeout: timedelta, *, yes: bool) -> None:
+    """Delete a queue with all its messages and dead letters.
+
+    Trackers let go of it first. After an error a second call goes on where this one ended.
+
+    \b
+    Example:
+      kmq queue delete jobs --yes
+    """
+    confirmed(f"Delete queue {name} with all its messages and dead letters?", yes=yes)
+    with Admin(cli.connection) as admin:
+        admin.delete_queue(name, timeout=timeout)
+    if cli.json:
+        print_json({"queue": name, "deleted": True})
+    else:
+        click.echo(f"queue {name} deleted")
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@connected
+def purge(cli: Cli, queue: str, *, yes: bool) -> None:
+    """Delete every message of a queue, in flight or not. Dead letters stay (see kmq dlq purge).
+
+    \b
+    Example:
+      kmq purge jobs --yes
+    """
+    confirmed(f"Delete every message of queue {queue}?", yes=yes)
+    with Admin(cli.connection) as admin:
+        count = admin.purge(queue)
+    if cli.json:
+        print_json({"queue": queue, "purged": count})
+    else:
+        click.echo(f"queue {queue}: {count} messages deleted")

@@ -1,0 +1,153 @@
+"""`kmq ack`, `nack`, `extend`, `dead-letter`: by receipts, as arguments or on standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from datetime import timedelta
+
+import click
+
+from kmqpy.cli.options import DURATION, Cli, connected
+from kmqpy.cli.output import print_json
+from kmqpy.client import KmqClient
+from kmqpy.config import QueueSettings
+from kmqpy.errors import ConfigError, ReceiptError, TopicError
+from kmqpy.message import Receipt
+
+_FLUSH_S = 10.0
+_RECEIPTS = click.argument("receipts", nargs=-1)
+
+
+@click.command()
+@_RECEIPTS
+@connected
+@click.pass_context
+def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
+    """Acknowledge messages: they do not come again.
+
+    RECEIPTS are those that receive printed; without any, they are read from standard input, one or one
+    JSON object of receive a line. Harmless when a message was redelivered already.
+
+    \b
+    Example:
+      kmq ack 1.WyJqb2JzIiwi...
+      kmq receive jobs --max 10 | kmq ack
+    """
+    _each(ctx, cli, receipts, "acknowledged", lambda client, receipt: client.ack(receipt))
+
+
+@click.command()
+@_RECEIPTS
+@click.option("--delay", type=DURATION, default="0s", help="Deliver again after this time.")
+@click.option("--reason", help="Shown by in-flight, and in the dead letter if it comes to that.")
+@click.option("--no-count", is_flag=True, help="This delivery is not an attempt.")
+@connected
+@click.pass_context
+def nack(
+    ctx: click.Context,
+    cli: Cli,
+    receipts: tuple[str, ...],
+    delay: timedelta,
+    reason: str | None,
+    *,
+    no_count: bool,
+) -> None:
+    """Give messages back: they are delivered again.
+
+    \b
+    Example:
+      kmq nack 1.WyJqb2JzIiwi... --delay 30s --reason "no disk space"
+    """
+
+    def act(client: KmqClient, receipt: str) -> None:
+        client.nack(receipt, delay=delay, count=not no_count, reason=reason)
+
+    _each(ctx, cli, receipts, "given back", act)
+
+
+@click.command()
+@_RECEIPTS
+@click.option("--lease", type=DURATION, required=True, help="The lease ends this long from now.")
+@connected
+@click.pass_context
+def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timedelta) -> None:
+    """Keep messages for longer (or shorter) than their lease.
+
+    Does nothing to those that are acknowledged or redelivered already.
+
+    \b
+    Example:
+      kmq extend 1.WyJqb2JzIiwi... --lease 5m
+    """
+    _each(ctx, cli, receipts, "extended", lambda client, receipt: client.extend(receipt, lease=lease))
+
+
+@click.command(name="dead-letter")
+@_RECEIPTS
+@click.option("--reason", help="Stands in the dead letter.")
+@connected
+@click.pass_context
+def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason: str | None) -> None:
+    """Move messages to the dead letters.
+
+    Without another try; a tracker does it.
+
+    \b
+    Example:
+      kmq dead-letter 1.WyJqb2JzIiwi... --reason "no such user"
+    """
+    _each(ctx, cli, receipts, "rejected", lambda client, receipt: client.dead_letter(receipt, reason=reason))
+
+
+def _each(
+    ctx: click.Context,
+    cli: Cli,
+    receipts: tuple[str, ...],
+    done_word: str,
+    act: Callable[[KmqClient, str], None],
+) -> None:
+    """Do it for each receipt; those that can't be used are named, and the others done (exit code 1)."""
+    done = failed = 0
+    clients: dict[str, KmqClient] = {}
+    with ExitStack() as stack:
+        for text in receipts or _from_stdin():
+            try:
+                name = Receipt.parse(text).queue
+                if name not in clients:
+                    client = KmqClient(_settings(cli, name), cli.connection)
+                    clients[name] = stack.enter_context(client)
+                act(clients[name], text)
+                done += 1
+            except (ReceiptError, TopicError) as error:
+                failed += 1
+                click.echo(f"kmq: error: {error}", err=True)
+        for client in clients.values():
+            client.flush(_FLUSH_S)
+    if cli.json:
+        print_json({"done": done, "failed": failed})
+    elif done:
+        click.echo(f"{done} {done_word}")
+    if failed:
+        ctx.exit(1 if done else 2)
+
+
+def _settings(cli: Cli, name: str) -> QueueSettings:
+    try:
+        return cli.queue(name)
+    except ConfigError as error:
+        raise ReceiptError(f"receipt: {error}") from None
+
+
+def _from_stdin() -> Iterable[str]:
+    for line in sys.stdin:
+        text = line.strip()
+        if text.startswith("{"):
+            try:
+                yield str(json.loads(text)["receipt"])
+            except (ValueError, KeyError, TypeError):
+                yield text  # refused as a receipt, and named
+        elif text:
+            yield text

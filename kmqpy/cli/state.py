@@ -1,0 +1,144 @@
+"""`kmq in-flight`, `kmq stats`, `kmq doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from kmqpy.admin import Admin
+from kmqpy.cli.options import Cli, connected
+from kmqpy.cli.output import distance, print_json, print_table, when
+from kmqpy.doctor import Severity
+from kmqpy.stats import PartitionStats, QueueStats
+
+
+@click.command(name="in-flight")
+@click.argument("queue")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many."
+)
+@connected
+def in_flight(cli: Cli, queue: str, limit: int) -> None:
+    """List messages taken and not acknowledged.
+
+    The longest held come first. Also those not due yet (delayed), given back (released) and to be dead-lettered (dead).
+
+    \b
+    Example:
+      kmq in-flight jobs -o json
+    """
+    with Admin(cli.connection) as admin:
+        found = admin.in_flight(queue, limit)
+    if cli.json:
+        print_json([dataclasses.asdict(one) for one in found])
+        return
+    print_table(
+        ["partition", "offset", "hold", "holder", "since", "lease ends", "attempts", "reason", "receipt"],
+        [
+            [
+                one.partition,
+                one.offset,
+                one.hold,
+                one.holder,
+                distance(one.since_ms),
+                distance(one.lease_until_ms),
+                one.attempts,
+                one.reason,
+                one.receipt,
+            ]
+            for one in found
+        ],
+    )
+
+
+@click.command()
+@click.argument("queue")
+@connected
+def stats(cli: Cli, queue: str) -> None:
+    """Count what a queue holds.
+
+    \b
+    depth      waiting: neither in flight nor dead; messages that are not due yet are included
+    in flight  taken and not acknowledged
+    delayed    of the depth, those not due yet that a client has met
+    overdue    past their time; more than 0 for long means that no tracker redelivers
+    dead       dead letters that are neither redriven nor purged
+    A ~ marks a number that is an upper bound (above 10,000 only offsets are counted).
+
+    \b
+    Example:
+      kmq stats jobs
+    """
+    with Admin(cli.connection) as admin:
+        found = admin.stats(queue)
+    if cli.json:
+        print_json(dataclasses.asdict(found))
+        return
+    print_table(
+        [
+            "partition",
+            "depth",
+            "in flight",
+            "delayed",
+            "overdue",
+            "dead",
+            "oldest",
+            "tracker",
+            "stored offset",
+        ],
+        [
+            *(
+                [*_counts(str(part.partition), part), part.owner, part.stored_offset]
+                for part in found.partitions
+            ),
+            [*_counts("total", found), "", ""],
+        ],
+    )
+
+
+def _counts(name: str, part: QueueStats | PartitionStats) -> list[object]:
+    about = "" if part.exact else "~"
+    return [
+        name,
+        f"{about}{part.depth}",
+        part.in_flight,
+        part.delayed,
+        part.overdue,
+        f"{about}{part.dead_letters}",
+        when(part.oldest_ms),
+    ]
+
+
+@click.command()
+@click.argument("queue", required=False)
+@connected
+@click.pass_context
+def doctor(ctx: click.Context, cli: Cli, queue: str | None) -> None:
+    """Check queues and say what to do.
+
+    One queue or all: topics, retention, trackers, offsets, consumer groups.
+
+    Exits with 1 when there are errors.
+
+    \b
+    Example:
+      kmq doctor jobs
+    """
+    with Admin(cli.connection) as admin:
+        found = admin.doctor(queue)
+    if cli.json:
+        print_json([dataclasses.asdict(one) for one in found])
+    else:
+        for one in found:
+            click.secho(f"{one.severity:<8}", nl=False, fg=_COLOURS[one.severity])
+            click.echo(f"{one.queue}: {one.what}")
+            if one.to_do:
+                click.echo(f"{'':<8}→ {one.to_do}")
+        if not found:
+            click.echo("no queues")
+    if any(one.severity is Severity.ERROR for one in found):
+        ctx.exit(1)
+
+
+_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.OK: "green"}

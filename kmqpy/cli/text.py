@@ -1,0 +1,62 @@
+"""Messages as JSON: text where it is text, base64 where it is not."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from kmqpy.message import Headers, Message
+
+
+def as_object(message: Message) -> dict[str, Any]:
+    """What `kmq receive` prints of a message."""
+    return {
+        "receipt": message.receipt,
+        "queue": message.queue,
+        "partition": message.partition,
+        "offset": message.offset,
+        **content("key", message.key),
+        **content("body", message.body),
+        **headers_of(message.headers),
+        "attempts": message.attempts,
+        "enqueued_ms": message.enqueued_ms,
+        "first_enqueued_ms": message.first_enqueued_ms,
+        "lease_until_ms": message.lease_until_ms,
+    }
+
+
+def content(name: str, data: bytes | None) -> dict[str, str | None]:
+    """`{name: text}`, or `{name_base64: …}` when it is not UTF-8."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": _base64(data)}
+
+
+def headers_of(headers: Headers) -> dict[str, dict[str, str | None]]:
+    """`headers` by name (of a repeated one the last); those that are no printable text apart, in base64."""
+    texts: dict[str, str | None] = {}
+    binary: dict[str, str | None] = {}
+    for name, value in headers:
+        texts.pop(name, None)
+        binary.pop(name, None)
+        text = None if value is None else _printable(value)
+        if value is None or text is not None:
+            texts[name] = text
+        else:
+            binary[name] = _base64(value)
+    return {"headers": texts, **({"headers_base64": binary} if binary else {})}
+
+
+def _printable(data: bytes) -> str | None:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if all(c.isprintable() or c in "\t\r\n" for c in text) else None
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
