@@ -1,0 +1,107 @@
+import pytest
+from fake_queue import FakeQueue
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kmqpy.metrics import PrometheusTelemetry
+from kmqpy.telemetry import Combined, Telemetry
+from kmqpy.worker import Worker
+
+
+class Ticking:
+    """A clock that goes on by `step` seconds with every look at it."""
+
+    def __init__(self, step: float) -> None:
+        self.now = 0.0
+        self.step = step
+
+    def monotonic(self) -> float:
+        self.now += self.step
+        return self.now
+
+    def wall_ms(self) -> int:
+        return 0
+
+    def sleep(self, seconds: float) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+def value(registry, name, **labels):
+    return registry.get_sample_value(f"kmq_{name}", {"queue": "jobs", **labels})
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("send", "sent"),
+        ("ack", "acked"),
+        ("nack", "nacked"),
+        ("extend", "extended"),
+        ("dead-letter", "dead_lettered"),
+    ],
+)
+def test_operations_are_counted_by_queue(registry, op, name):
+    telemetry = PrometheusTelemetry(registry)
+    telemetry.finished("jobs", op, 3)
+    telemetry.finished("jobs", op)
+    telemetry.finished("other", op)
+    assert value(registry, f"client_{name}_total") == 4
+
+
+def test_received_in_flight_and_failures(registry):
+    telemetry = PrometheusTelemetry(registry)
+    queue = FakeQueue("a", "b")
+    telemetry.received("jobs", queue.receive())
+    telemetry.in_flight("jobs", 7)
+    telemetry.in_flight("jobs", 2)
+    telemetry.failed("jobs", "commit", 5)
+    assert value(registry, "client_received_total") == 2
+    assert value(registry, "client_in_flight") == 2
+    assert value(registry, "client_failures_total", what="commit") == 5
+
+
+def test_an_operation_of_a_newer_version_is_no_error(registry):
+    PrometheusTelemetry(registry).finished("jobs", "fly")
+
+
+def test_seconds_of_handlers_by_outcome(registry):
+    queue = FakeQueue("good", "bad")
+
+    def handler(message):
+        if message.body == b"bad":
+            raise ValueError
+
+    telemetry = PrometheusTelemetry(registry, Ticking(0.05))
+    with Worker(queue, handler, telemetry=telemetry, concurrency=1):
+        queue.wait_until_finished(2)
+    for outcome in ("ok", "error"):
+        labels = {"queue": "fake", "outcome": outcome}
+        assert registry.get_sample_value("kmq_worker_handler_seconds_count", labels) == 1
+        assert registry.get_sample_value("kmq_worker_handler_seconds_sum", labels) == pytest.approx(0.05)
+
+
+def test_the_page_holds_every_metric(registry):
+    PrometheusTelemetry(registry)
+    page = generate_latest(registry).decode()
+    for name in ("sent", "received", "acked", "nacked", "extended", "dead_lettered", "failures"):
+        assert f"# TYPE kmq_client_{name}_total counter" in page
+    assert "# TYPE kmq_client_in_flight gauge" in page
+    assert "# TYPE kmq_worker_handler_seconds histogram" in page
+
+
+def test_it_is_told_beside_others(registry):
+    class Headers(Telemetry):
+        def sending(self, queue, headers):
+            from contextlib import nullcontext
+
+            return nullcontext((*headers, ("x", b"1")))
+
+    both = Combined(PrometheusTelemetry(registry), Headers())
+    with both.sending("jobs", ()) as headers:
+        assert headers == (("x", b"1"),)
+    both.finished("jobs", "send")
+    assert value(registry, "client_sent_total") == 1

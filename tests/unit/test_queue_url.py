@@ -1,0 +1,129 @@
+import re
+
+import pytest
+
+from kmqpy import queue as queues
+from kmqpy.config import Connection
+from kmqpy.errors import ConfigError, NotSupported
+from kmqpy.queue import parse_url, queue_for
+from kmqpy.storages import kafka
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """What KafkaQueue would have been made with."""
+    calls = []
+
+    def note(settings, connection, **arguments):
+        calls.append((settings, connection, arguments))
+        return "the queue"
+
+    monkeypatch.setattr(kafka, "KafkaQueue", note)
+    return calls
+
+
+def test_a_kafka_url_names_brokers_and_queue(opened):
+    assert queue_for("kafka://h:9092,h2:9092?queue=q") == "the queue"
+    settings, connection, arguments = opened[0]
+    assert (settings.name, connection.bootstrap, connection.zookeeper) == ("q", "h:9092,h2:9092", "")
+    assert arguments == {"telemetry": None}
+
+
+def test_further_parameters_are_settings(opened):
+    queue_for(
+        "kafka://h:9092?queue=q&redeliver_after_ms=1m&max_redeliveries=none&max_in_flight=5&holder=me"
+        "&zookeeper=z:2181&root=/other&security.protocol=SSL&sasl.password=a%26b%3D"
+    )
+    settings, connection, arguments = opened[0]
+    assert (settings.redeliver_after_ms, settings.max_redeliveries) == (60_000, None)
+    assert connection == Connection(
+        bootstrap="h:9092",
+        zookeeper="z:2181",
+        root="/other",
+        kafka={"security.protocol": "SSL", "sasl.password": "a&b="},
+    )
+    assert arguments == {"telemetry": None, "max_in_flight": 5, "holder": "me"}
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("kafka://h:9092?queue=q&redeliver_after=5", "'redeliver_after'; did you mean redeliver_after_ms"),
+        ("kafka://h:9092?queue=q&zzz=1", "unknown setting 'zzz'"),
+        ("kafka://h:9092?queue=q&name=other", "'name'"),
+        ("kafka://h:9092?queue=q&bootstrap=x", "unknown setting 'bootstrap'"),
+        ("kafka://h:9092?queue=q&max_redeliveries=many", "max_redeliveries"),
+        ("kafka://h:9092?queue=q&max_in_flight=-1", "max_in_flight"),
+        ("kafka://h:9092?queue=q&holder=a&holder=b", "more than once"),
+        ("kafka://h:9092?queue=a/b", "topic name"),
+        ("kafka://h:9092", "names no queue"),
+        ("kafka://h:9092?queue=", "names no queue"),
+        ("kafka://h:9092?queue", "can't be read"),
+        ("kafka://h:9092/path?queue=q", "no path"),
+        ("kafka://?queue=q", "kafka://host:9092"),
+        ("kafka:q?queue=q", "kafka://host:9092"),
+        ("kafka://h:9092?queue=q#x", "#"),
+        ("h:9092/q", "names no queue"),
+        ("localhost?queue=q", "no scheme"),
+        ("", "no scheme"),
+        ("kafka://[::1?queue=q", "can't be read"),
+        (None, "not text"),
+    ],
+)
+def test_bad_urls_are_refused_in_one_line(url, told):
+    with pytest.raises(ConfigError, match=re.escape(told)) as caught:
+        queue_for(url)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://user:hunter2@h:9092?queue=q",
+        "kafka://h:9092?sasl.password=hunter2",
+        "kafka://h:9092?queue=q&sasl.password=hunter2#hunter2",
+    ],
+)
+def test_a_password_is_never_shown(url):
+    with pytest.raises(ConfigError) as caught:
+        queue_for(url)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(parse_url("kafka://h?queue=q&sasl.password=hunter2"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory:?queue=q",
+        "zookeeper://h:2181/root?queue=q",
+        "sqlite:///f.db?queue=q",
+        "postgresql://h/db?queue=q",
+        "mariadb://h/db?queue=q",
+        "redis://h/0?queue=q",
+        "http://h?queue=q",
+    ],
+)
+def test_storages_to_come_are_named(url):
+    with pytest.raises(NotSupported, match=f"{url.partition(':')[0]}: yet"):
+        queue_for(url)
+
+
+def test_an_unknown_scheme_is_told_the_nearest():
+    with pytest.raises(NotSupported, match="kafak:; did you mean kafka"):
+        queue_for("kafak://h:9092?queue=q")
+
+
+def test_a_storage_is_a_line_in_the_table(monkeypatch):
+    monkeypatch.setitem(queues._STORAGES, "sqlite", "test_queue_url:open_probe")
+    parsed, telemetry = queue_for("sqlite:///dir/f%20g.db?queue=q&x=1")
+    assert (parsed.address, parsed.path, parsed.queue, parsed.settings) == (
+        "",
+        "/dir/f g.db",
+        "q",
+        {"x": "1"},
+    )
+    assert telemetry is None
+
+
+def open_probe(url, telemetry):
+    return url, telemetry

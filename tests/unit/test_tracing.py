@@ -1,0 +1,188 @@
+import subprocess
+import sys
+
+import pytest
+from fake_queue import FakeQueue
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import messaging_attributes as names
+from opentelemetry.semconv.schemas import Schemas
+from opentelemetry.trace import SpanKind, StatusCode
+
+from kmqpy.message import last_header
+from kmqpy.tracing import SCHEMA_URL, TracingTelemetry
+from kmqpy.worker import Worker
+
+SECRET = b"the-payload"
+
+
+class Exported:
+    def __init__(self) -> None:
+        self.memory = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.memory))
+        self.telemetry = TracingTelemetry(self.provider)
+
+    def one(self, name):
+        (span,) = [span for span in self.memory.get_finished_spans() if span.name == name]
+        return span
+
+
+@pytest.fixture
+def spans():
+    exported = Exported()
+    yield exported
+    exported.provider.shutdown()
+
+
+def sent_headers(spans, headers=()):
+    with spans.telemetry.sending("jobs", headers) as sent:
+        return sent
+
+
+def test_send_injects_its_context(spans):
+    headers = sent_headers(spans, (("a", b"1"),))
+    span = spans.one("send jobs")
+    traceparent = last_header(headers, "traceparent").decode()
+    context = span.get_span_context()
+    assert traceparent.startswith(f"00-{context.trace_id:032x}-{context.span_id:016x}-")
+    assert headers[0] == ("a", b"1")
+    assert span.kind is SpanKind.PRODUCER
+    assert dict(span.attributes) == {
+        names.MESSAGING_SYSTEM: "kafka",
+        names.MESSAGING_DESTINATION_NAME: "jobs",
+        names.MESSAGING_OPERATION_NAME: "send",
+        names.MESSAGING_OPERATION_TYPE: "send",
+    }
+    assert span.instrumentation_scope.schema_url == SCHEMA_URL == Schemas.V1_44_0.value
+
+
+def test_send_is_a_child_of_the_callers_span(spans):
+    with spans.provider.get_tracer("app").start_as_current_span("request") as request:
+        sent_headers(spans)
+    assert spans.one("send jobs").parent.span_id == request.get_span_context().span_id
+
+
+def test_a_context_that_the_message_has_already_is_kept(spans):
+    headers = sent_headers(spans)
+    with spans.telemetry.sending("other", headers) as again:
+        assert again == headers
+    first, second = spans.one("send jobs"), spans.one("send other")
+    assert second.links[0].context.span_id == first.get_span_context().span_id
+
+
+def test_a_send_that_fails_says_so_without_the_text(spans):
+    with pytest.raises(ValueError, match="payload"), spans.telemetry.sending("jobs", ()):
+        raise ValueError(SECRET.decode())
+    span = spans.one("send jobs")
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes["error.type"] == "ValueError"
+    assert SECRET.decode() not in span.to_json()
+
+
+def test_receive_is_linked_to_every_send(spans):
+    queue = FakeQueue()
+    for name in ("a", "b"):
+        with spans.telemetry.sending(name, ()) as headers:
+            queue.send(SECRET, headers=headers)
+    queue.send("without a context")
+    spans.telemetry.received("jobs", queue.receive())
+    span = spans.one("receive jobs")
+    assert span.kind is SpanKind.CLIENT
+    linked = [link.context.span_id for link in span.links]
+    assert linked == [spans.one(f"send {name}").get_span_context().span_id for name in ("a", "b")]
+    assert span.attributes[names.MESSAGING_BATCH_MESSAGE_COUNT] == 3
+    assert span.attributes[names.MESSAGING_OPERATION_TYPE] == "receive"
+
+
+def test_process_is_a_child_of_the_send_and_settles_inside(spans):
+    queue = FakeQueue()
+    queue.send(SECRET, key="the-key", headers=sent_headers(spans))
+    inside = []
+
+    def handler(message):
+        inside.append(trace.get_current_span().get_span_context())
+
+    ack = queue.ack
+
+    def told(*messages, wait=False):
+        ack(*messages)
+        spans.telemetry.finished("jobs", "ack", len(messages))
+
+    queue.ack = told
+    with Worker(queue, handler, telemetry=spans.telemetry):
+        queue.wait_until_finished(1)
+    send, process, settle = (spans.one(name) for name in ("send jobs", "process fake", "ack jobs"))
+    assert process.kind is SpanKind.CONSUMER
+    assert process.parent.span_id == send.get_span_context().span_id
+    assert process.get_span_context().trace_id == send.get_span_context().trace_id
+    assert process.links[0].context.span_id == send.get_span_context().span_id
+    assert inside == [process.get_span_context()]
+    assert settle.kind is SpanKind.CLIENT
+    assert settle.parent.span_id == process.get_span_context().span_id
+    assert settle.attributes[names.MESSAGING_OPERATION_TYPE] == "settle"
+    assert dict(process.attributes) == {
+        names.MESSAGING_SYSTEM: "kafka",
+        names.MESSAGING_DESTINATION_NAME: "fake",
+        names.MESSAGING_OPERATION_NAME: "process",
+        names.MESSAGING_OPERATION_TYPE: "process",
+        names.MESSAGING_MESSAGE_ID: "m1",
+        names.MESSAGING_MESSAGE_BODY_SIZE: len(SECRET),
+        names.MESSAGING_DESTINATION_PARTITION_ID: "0",
+        names.MESSAGING_KAFKA_OFFSET: 1,
+        "kmq.attempts": 1,
+    }
+    for span in spans.memory.get_finished_spans():
+        assert SECRET.decode() not in span.to_json()
+        assert "the-key" not in span.to_json()
+
+
+def test_process_without_a_context_begins_a_trace(spans):
+    (message,) = FakeQueue("x").receive()
+    with spans.telemetry.processing(message):
+        pass
+    span = spans.one("process fake")
+    assert span.parent is None
+    assert span.links == ()
+
+
+@pytest.mark.parametrize("junk", ["", "garbage", "00-0-0-00", "\udcff"])
+def test_an_unreadable_context_is_no_error(spans, junk):
+    queue = FakeQueue()
+    queue.send("x", headers=[("traceparent", junk.encode(errors="surrogateescape"))])
+    (message,) = queue.receive()
+    with spans.telemetry.processing(message):
+        pass
+    assert spans.one("process fake").parent is None
+
+
+def test_the_error_of_a_handler_stands_in_its_span(spans):
+    queue = FakeQueue("x")
+
+    def handler(message):
+        raise ValueError(SECRET.decode())
+
+    with Worker(queue, handler, telemetry=spans.telemetry):
+        queue.wait_until_finished(1)
+    span = spans.one("process fake")
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes["error.type"] == "ValueError"
+    assert SECRET.decode() not in span.to_json()
+
+
+def test_extensions_and_sends_that_are_confirmed_make_no_span_of_their_own(spans):
+    spans.telemetry.finished("jobs", "extend")
+    spans.telemetry.finished("jobs", "send")
+    assert spans.memory.get_finished_spans() == ()
+
+
+def test_without_the_extra_the_error_says_what_to_install():
+    program = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "from kmqpy.errors import MissingExtra\n"
+        "try:\n import kmqpy.tracing\nexcept MissingExtra as error:\n print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == 'kmqpy.tracing needs an extra; run: pip install "kmqpy[otel]"'
