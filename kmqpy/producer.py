@@ -185,6 +185,8 @@ class _Reports:
             if SYSTEM_CLOCK.monotonic() > deadline:
                 raise Unavailable(f"send to {queue}: Kafka at {connection.bootstrap} does not answer")
         if self._error is not None:
+            if self._error.code() == KafkaError._UNKNOWN_PARTITION:
+                raise ConfigError(f"partition: queue {queue} has no such partition")
             raise kafka.translated(self._error, f"send to {queue}", connection)
         return [sent for sent in self._ids if sent is not None]
 
