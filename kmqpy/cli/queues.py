@@ -87,9 +87,9 @@ def create(
     max_hold: timedelta | None,
     **names: str | None,
 ) -> None:
-    """Create a queue: its topics, and its entry in the registry, from which trackers serve it.
+    """Create a queue.
 
-    Topics that exist are kept when they fit. Doing it twice changes nothing.
+    Its topics, and its entry in the registry, from which trackers serve it. Topics that exist are kept when they fit. Doing it twice changes nothing.
 
     \b
     Example:
@@ -156,7 +156,7 @@ def list_(cli: Cli) -> None:
 @click.argument("name")
 @connected
 def describe(cli: Cli, name: str) -> None:
-    """Show a queue: settings, topics and their Kafka settings, who tracks which partition.
+    """Show settings, topics and trackers of a queue.
 
     \b
     Example:
@@ -237,9 +237,9 @@ def alter(
     max_delay: timedelta | None,
     max_hold: timedelta | None,
 ) -> None:
-    """Change a queue while it is used; trackers take the new settings at once.
+    """Change a queue while it is used.
 
-    Keys move to other partitions when some are added.
+    Trackers take the new settings at once. Keys move to other partitions when some are added.
 
     \b
     Example:

@@ -22,7 +22,8 @@ from kmqpy.stats import PartitionStats, QueueStats
 def in_flight(cli: Cli, queue: str, limit: int) -> None:
     """List messages taken and not acknowledged.
 
-    The longest held come first. Also those not due yet (delayed), given back (released) and to be dead-lettered (dead).
+    The longest held come first. Also those not due yet (delayed), given back (released) and to be
+    dead-lettered (dead).
 
     \b
     Example:
