@@ -1,6 +1,9 @@
 """`python -m tracker`: the same as `kmq tracker`."""
 
-from tracker.command import tracker
+import sys
+
+from kmqpy.cli import main
 
 if __name__ == "__main__":
-    tracker()
+    sys.argv.insert(1, "tracker")
+    main()
