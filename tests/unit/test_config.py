@@ -379,6 +379,7 @@ class TestQueueSettings:
         assert settings.max_redeliveries == 3
         assert settings.redeliver_after_ms == 30_000
         assert settings.redelivery_count_header == "kmq-redelivery-count"
+        assert settings.max_delay_ms == settings.max_hold_ms == 7 * 86_400_000
 
     def test_given_names_stay(self):
         settings = QueueSettings(name="q", markers_topic="m", dead_letter_topic="d", consumer_group="g")
@@ -478,6 +479,14 @@ class TestQueueSettings:
         assert QueueSettings(name="q", max_redeliveries=None).max_redeliveries is None
         with pytest.raises(ConfigError, match=field_name):
             QueueSettings(**{"name": "q", field_name: None})
+
+    @pytest.mark.parametrize("made", [QueueSettings(name="q"), Connection()])
+    def test_frozen(self, made):
+        with pytest.raises(FrozenInstanceError):
+            made.name = made.root = "x"
+
+    def test_the_largest_is_fine(self):
+        assert QueueSettings(name="q", max_hold_ms=INT64_MAX).max_hold_ms == INT64_MAX
 
     def test_zero_is_fine(self):
         settings = QueueSettings(
