@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -96,11 +97,13 @@ class KmqProducer:
             if not isinstance(value, bytes):
                 raise ConfigError(f"body: {type(value).__name__} is neither bytes nor text")
             self._check_size(value, key_bytes, own)
-        for value in values:
-            with self._telemetry.sending(self._queue.name, own) as sent:
+        timeout_s = self._timeout_ms / 1000 + 1
+        with ExitStack() as sending:  # until they are confirmed
+            for value in values:
+                sent = sending.enter_context(self._telemetry.sending(self._queue.name, own))
                 self._check_size(value, key_bytes, sent)
                 self._produce(value, key_bytes, sent, partition, reports)
-        ids = reports.wait(self._producer, self._timeout_ms / 1000 + 1, self._connection, self._queue.name)
+            ids = reports.wait(self._producer, timeout_s, self._connection, self._queue.name)
         self._telemetry.finished(self._queue.name, "send", len(ids))
         return ids
 
@@ -142,6 +145,10 @@ class KmqProducer:
             except KafkaException as exception:
                 error = kafka.error_of(exception)
                 if error is not None and error.code() == KafkaError._UNKNOWN_PARTITION:
+                    if partition is not None and kafka.look_again(
+                        self._producer, self._queue.name, partition
+                    ):
+                        continue
                     raise ConfigError(
                         f"partition: {partition} is not a partition of {self._queue.name}"
                     ) from None
