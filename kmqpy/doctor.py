@@ -193,15 +193,7 @@ def _settings(facts: Facts) -> _Found:
             what = f"{name} allows unclean leader elections: confirmed messages can be lost"
             yield Severity.WARNING, what, f"set unclean.leader.election.enable=false on {name}"
         in_sync = _number(topic, "min.insync.replicas")
-        if topic.replication == 1:
-            what = f"{name} has one replica: it is as safe as one broker's disk"
-            more = "create the queue with --replication 3, or reassign its partitions"
-            yield (
-                Severity.WARNING,
-                what,
-                (more if facts.brokers > 1 else f"add brokers; then {more} (fine for development)"),
-            )
-        elif in_sync is not None and in_sync < 2:
+        if topic.replication > 1 and in_sync is not None and in_sync < 2:
             what = f"{name} has min.insync.replicas={in_sync}: a message can be confirmed by one broker only"
             yield Severity.WARNING, what, f"set min.insync.replicas=2 on {name}"
         if in_sync is not None and in_sync > topic.replication:
@@ -272,8 +264,8 @@ def _offsets(facts: Facts) -> _Found:
             what = f"{place}: the stored offset {stored.offset} is beyond the end {end}"
             yield Severity.WARNING, what, "a tracker reads from the beginning; see why the log was cut"
     for partition, offset in sorted(facts.committed.items()):
-        low = facts.queue_log.get(partition, (0, 0))[0]
-        if offset < low:
+        low, end = facts.queue_log.get(partition, (0, 0))
+        if offset < low < end:  # a purge leaves an empty log
             what = (
                 f"{queue.name}, partition {partition}: up to {low - offset} messages were deleted before "
                 "anybody took them"

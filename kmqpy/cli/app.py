@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
@@ -12,7 +11,7 @@ import click
 
 from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, state
 from kmqpy.cli.options import connection_options, given_defaults
-from kmqpy.cli.output import Partly
+from kmqpy.cli.output import Partly, drop_stdout
 from kmqpy.config import nearest
 from kmqpy.errors import KmqError, Unfinished
 
@@ -105,8 +104,13 @@ def run(args: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_stdout()
+        drop_stdout()
         return 0
+    except SystemExit as stopped:
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # click's answer to a broken pipe
+            drop_stdout()
+            return 0
+        return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             click.echo(error.format_message(), err=True)
@@ -123,18 +127,13 @@ def run(args: Sequence[str]) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_stdout()
+        drop_stdout()
     return result if isinstance(result, int) else 0
 
 
 def _failed(text: str, code: int = 2) -> int:
     click.echo("kmq: error: " + " ".join(text.split()), err=True)
     return code
-
-
-def _drop_stdout() -> None:
-    """The reader of our output is gone: let nothing complain at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _plugins() -> dict[str, EntryPoint]:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, milliseconds, pairs
-from kmqpy.cli.output import Partly, print_json, span
+from kmqpy.cli.output import Partly, drop_stdout, print_json, span
 from kmqpy.cli.text import as_object
 from kmqpy.client import KmqClient
 from kmqpy.clock import SYSTEM_CLOCK
@@ -116,6 +116,12 @@ class _Sending:
 
     def _done(self, ids: list[str]) -> None:
         self.sent += len(ids)
+        try:
+            self._print(ids)
+        except BrokenPipeError:  # what is still to be read is to be sent all the same
+            drop_stdout()
+
+    def _print(self, ids: list[str]) -> None:
         for one in ids:
             partition, _, offset = one.partition("-")
             if self._json:

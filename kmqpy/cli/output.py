@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,11 @@ class Partly(click.ClickException):
 def print_json(value: Any) -> None:
     """One JSON value on one line, at once."""
     click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def drop_stdout() -> None:
+    """The reader of our output is gone: print nothing more, and let nothing complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -89,7 +89,8 @@ def create(
 ) -> None:
     """Create a queue.
 
-    Its topics, and its entry in the registry, from which trackers serve it. Topics that exist are kept when they fit. Doing it twice changes nothing.
+    Its topics, and its entry in the registry, from which trackers serve it. Topics that exist are kept
+    when they fit. Doing it twice changes nothing.
 
     \b
     Example:
