@@ -174,4 +174,3 @@ def _log(*, verbose: bool) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     elif not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines(logging.ERROR))
-        logger.propagate = False

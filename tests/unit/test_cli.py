@@ -1,0 +1,299 @@
+"""The command line without servers: parsing, help, errors."""
+
+import json
+import logging
+import subprocess
+import sys
+from datetime import timedelta
+
+import click
+import pytest
+
+from kmqpy.cli import output
+from kmqpy.cli.app import kmq, run
+from kmqpy.cli.options import DURATION, Cli, connected
+from kmqpy.cli.text import as_object
+from kmqpy.errors import MissingExtra
+from kmqpy.message import Message
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    for name in ("BOOTSTRAP", "ZOOKEEPER", "ROOT", "CONFIG"):
+        monkeypatch.delenv(f"KMQ_{name}", raising=False)
+    yield
+    logging.getLogger("kmqpy").handlers.clear()
+
+
+def commands(group=kmq, path=("kmq",)):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+ALL = {" ".join(path): command for path, command in commands()}
+
+
+def given(*args):
+    """The `Cli` that a command gets for these arguments; those before `--` stand before its name."""
+    before, after = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else ((), args)
+    seen = []
+
+    @click.command()
+    @connected
+    def look(cli: Cli) -> None:
+        seen.append(cli)
+
+    kmq.add_command(look)
+    try:
+        assert run([*before, "look", *after]) == 0
+    finally:
+        del kmq.commands["look"]
+    return seen[0]
+
+
+class TestHelp:
+    def test_of_the_issue_every_command_is_there(self):
+        wanted = """queue create|queue list|queue describe|queue alter|queue delete|send|receive|ack|nack|extend|
+            dead-letter|in-flight|stats|dlq list|dlq peek|dlq redrive|dlq purge|purge|doctor|dev up|tracker"""
+        assert {f"kmq {name.strip()}" for name in wanted.split("|")} <= ALL.keys()
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_it_has_an_example_and_says_what_the_command_does(self, name, capsys):
+        assert run([*name.split()[1:], "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert "Example" in shown
+        assert f"{name} " in shown
+        assert ALL[name].get_short_help_str(200)
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_every_option_is_explained(self, name):
+        options = [one for one in ALL[name].params if isinstance(one, click.Option)]
+        assert [one.name for one in options if not one.help and name != "kmq tracker"] == []
+
+    def test_without_a_command_it_is_shown(self, capsys):
+        assert run([]) == 2
+        shown = capsys.readouterr()
+        assert "kmq queue create" in shown.err
+        assert not shown.out
+
+    def test_version(self, capsys):
+        assert run(["--version"]) == 0
+        assert capsys.readouterr().out.startswith("kmq ")
+
+
+class TestBadUse:
+    """One line on stderr, exit code 2, nothing on stdout."""
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("staz q", "did you mean stats?"),
+            ("queue", None),
+            ("queue mak q", "No such command 'mak'"),
+            ("stats", "Missing argument 'QUEUE'"),
+            ("stats q --bogus", "No such option: --bogus"),
+            ("stats q -o yaml", "'yaml' is not one of 'text', 'json'"),
+            ("receive q --lease -5s", "must not be negative"),
+            ("receive q --lease 5", "write it like 500ms, 30s"),
+            ("receive q --lease 1e3s", "is not a duration"),
+            ("receive q --lease 99999999999999h", "too long"),
+            ("receive q --max 0", "--max"),
+            ("receive q --max many", "is not a valid integer"),
+            ("send q x --partition -1", "--partition"),
+            ("send q x --header nonsense", "write it as key=value"),
+            ("send q x --delay 8d", "longer than the queue allows, 7d"),
+            ("send bad/name x", "is no topic name"),
+            ("queue create q --partitions many", "is not a valid integer"),
+            ("queue create q --max-redeliveries -1", "neither a whole number nor none"),
+            ("queue alter q", "name what is to be changed"),
+            ("stats q -X nonsense", "write it as key=value"),
+            ("queue list --zookeeper=", "no address given"),
+            ("stats q --root kmq", "must start with /"),
+            ("ack zzz", "is not a receipt"),
+            ("nack 1.zzz", "can't be decoded"),
+            ("extend 1.zzz", "Missing option '--lease'"),
+            ("extend 1.WzFd --lease 5s", "has other fields"),
+            ("dev up --brokers 2", "'2' is not one of"),
+            ("stats q --config /nonexistent.toml", "No such file"),
+        ],
+    )
+    def test_it_is_said_in_one_line(self, line, expected, capsys):
+        assert run(line.split()) == 2
+        shown = capsys.readouterr()
+        assert not shown.out
+        if expected is not None:
+            assert expected in shown.err
+            assert shown.err.startswith("kmq: error: ")
+            assert shown.err.count("\n") == 1
+
+    def test_an_unknown_setting_in_the_file_is_named(self, tmp_path, capsys):
+        file = tmp_path / "kmq.toml"
+        file.write_text('bootstap = "h:1"')
+        assert run(["stats", "q", "--config", str(file)]) == 2
+        assert "bootstap: unknown setting; did you mean bootstrap?" in capsys.readouterr().err
+
+    def test_a_wrong_type_in_the_file_is_named(self, tmp_path, capsys):
+        file = tmp_path / "kmq.toml"
+        file.write_text("bootstrap = 9092")
+        assert run(["stats", "q", "--config", str(file)]) == 2
+        assert "bootstrap: 9092 is not of type str" in capsys.readouterr().err
+
+    def test_an_unknown_kafka_setting_is_named_and_its_value_is_not(self, capsys):
+        assert run(["stats", "q", "-X", "sasl.pasword=hunter2", "--zookeeper="]) == 2
+        shown = capsys.readouterr().err
+        assert "sasl.pasword" in shown
+        assert "hunter2" not in shown
+
+    def test_no_traceback_in_a_process_of_its_own(self):
+        done = subprocess.run(
+            [sys.executable, "-c", "from kmqpy.cli import main; main()", "ack", "zzz"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr == "kmq: error: receipt: 'zzz' is not a receipt of kmqpy\n"
+
+
+class TestWithoutTheExtra:
+    @pytest.mark.parametrize("missing", ["click", "rich"])
+    def test_it_says_the_one_line_to_run(self, missing):
+        code = f"import sys; sys.modules['{missing}'] = None; from kmqpy.cli import main; main()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr == f"kmq: error: {MissingExtra('cli', 'kmq')}\n"
+        assert 'pip install "kmqpy[cli]"' in done.stderr
+
+
+class TestConnection:
+    def test_later_layers_win(self, tmp_path, monkeypatch):
+        file = tmp_path / "kmq.toml"
+        file.write_text(
+            'bootstrap = "file:1"\nzookeeper = "file:2"\nroot = "/file"\n[kafka]\na = "1"\nb = "1"\n'
+        )
+        monkeypatch.setenv("KMQ_ZOOKEEPER", "environment:2")
+        monkeypatch.setenv("KMQ_ROOT", "/environment")
+        found = given("--config", str(file), "--root", "/option", "-X", "b=2").connection
+        assert (found.bootstrap, found.zookeeper, found.root) == ("file:1", "environment:2", "/option")
+        assert found.kafka == {"a": "1", "b": "2"}
+
+    def test_options_stand_before_or_after_the_command(self):
+        found = given("--bootstrap", "before:1", "-X", "a=1", "-o", "json", "--", "-X", "b=2")
+        assert found.connection.bootstrap == "before:1"
+        assert found.connection.kafka == {"a": "1", "b": "2"}
+        assert found.json
+
+    def test_after_the_command_wins(self):
+        found = given("--bootstrap", "before:1", "-o", "json", "--", "--bootstrap", "after:1", "-o", "text")
+        assert found.connection.bootstrap == "after:1"
+        assert not found.json
+
+    def test_the_file_can_be_named_by_the_environment(self, tmp_path, monkeypatch):
+        file = tmp_path / "kmq.toml"
+        file.write_text('bootstrap = "file:1"\n[tracker]\nworkers = 3\n')
+        monkeypatch.setenv("KMQ_CONFIG", str(file))
+        assert given().connection.bootstrap == "file:1"
+
+    def test_settings_are_asked_of_a_registry_only_where_one_was_named(self):
+        assert not given().has_registry
+        assert given("--zookeeper", "h:1").has_registry
+        assert not given("--zookeeper", "").has_registry
+
+    def test_options_before_a_plug_in_reach_it(self):
+        context = click.Context(kmq, info_name="kmq")
+        with context:
+            context.meta["kmqpy.given"] = {"bootstrap": "h:1", "kafka": ("a=1",)}
+            kmq.get_command(context, "tracker")
+        assert context.default_map == {"tracker": {"bootstrap": "h:1", "kafka": ("a=1",)}}
+
+
+class TestPlugIns:
+    def test_one_that_can_not_be_loaded_breaks_only_itself(self, monkeypatch, capsys):
+        class Broken:
+            def load(self):
+                raise ImportError("no module named x")
+
+        monkeypatch.setattr("kmqpy.cli.app._plugins", lambda: {"broken": Broken()})
+        assert run(["--help"]) == 0
+        assert "broken" in capsys.readouterr().out
+        assert run(["broken", "--now"]) == 2
+        assert "command 'broken' can't be loaded: no module named x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500ms", timedelta(milliseconds=500)),
+        ("1.5s", timedelta(seconds=1.5)),
+        ("5m", timedelta(minutes=5)),
+        ("7d", timedelta(days=7)),
+        ("0s", timedelta()),
+    ],
+)
+def test_durations_have_units(text, expected):
+    assert DURATION.convert(text, None, None) == expected
+
+
+class TestOutput:
+    def message(self, **fields):
+        standard = {"queue": "q", "id": "0-1", "body": b"b", "headers": (), "attempts": 1, "enqueued_ms": 5}
+        times = {"first_enqueued_ms": 4, "lease_until_ms": 6, "receipt": "1.x", "partition": 0, "offset": 1}
+        return as_object(Message(**{**standard, **times, **fields}))
+
+    def test_a_message_has_the_fields_of_the_documentation(self):
+        assert self.message(key=b"k", headers=(("a", b"1"),)) == {
+            "receipt": "1.x",
+            "queue": "q",
+            "partition": 0,
+            "offset": 1,
+            "key": "k",
+            "body": "b",
+            "headers": {"a": "1"},
+            "attempts": 1,
+            "enqueued_ms": 5,
+            "first_enqueued_ms": 4,
+            "lease_until_ms": 6,
+        }
+
+    def test_what_is_no_text_is_base64(self):
+        found = self.message(body=b"\xff\x00", key=b"\xfe", headers=(("count", b"\x01"), ("none", None)))
+        assert found["body_base64"] == "/wA="
+        assert "body" not in found
+        assert found["key_base64"] == "/g=="
+        assert found["headers"] == {"none": None}
+        assert found["headers_base64"] == {"count": "AQ=="}
+
+    def test_of_a_repeated_header_the_last_counts(self):
+        found = self.message(headers=(("a", b"\xff"), ("a", b"2")))
+        assert found["headers"] == {"a": "2"}
+        assert "headers_base64" not in found
+
+    def test_a_line_breaks_no_json(self, capsys):
+        output.print_json(self.message(body="zwei\nZeilen ü".encode()))
+        line = capsys.readouterr().out
+        assert line.count("\n") == 1
+        assert json.loads(line)["body"] == "zwei\nZeilen ü"
+
+    def test_tables_are_not_cut_off_in_a_pipe(self, capsys):
+        output.print_table(["a", "receipt"], [[1, "x" * 500], [None, "[bold]y"]])
+        assert capsys.readouterr().out.splitlines() == [
+            "a  receipt",
+            "1  " + "x" * 500,
+            "-  [bold]y",
+        ]
+
+    @pytest.mark.parametrize(
+        ("ms", "text"),
+        [(0, "0ms"), (350, "350ms"), (1_000, "1s"), (4_250, "4.2s"), (60_000, "1m"), (86_400_000, "1d")],
+    )
+    def test_spans(self, ms, text):
+        assert output.span(ms) == text
+
+    def test_a_lease_without_end_can_be_printed(self):
+        assert output.when(2**63 - 1) == "never"
+        assert output.distance(2**63 - 1).startswith("in ")

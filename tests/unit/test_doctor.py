@@ -1,0 +1,126 @@
+"""The doctor's checks: each fault alone gives its one finding."""
+
+from dataclasses import replace
+
+import pytest
+
+from kmqpy.config import DAY_MS, QueueSettings
+from kmqpy.doctor import Facts, Severity, check, unregistered
+from kmqpy.registry import RegisteredQueue, StoredOffset, TrackerInfo
+from kmqpy.topics import TopicInfo
+
+QUEUE = QueueSettings(name="q")
+TRACKER = TrackerInfo("t1", "host", 0, None, kafka_ok=True)
+GOOD = {
+    "retention.ms": str(14 * DAY_MS),
+    "retention.bytes": "-1",
+    "cleanup.policy": "delete",
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": "1000000",
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+}
+NAMES = ("q", "q__markers", "q__undelivered", "q__undelivered__markers")
+
+
+def topic(name, *, partitions=2, replication=3, **config):
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    return TopicInfo(name, f"id of {name}", partitions, replication, {**GOOD, **settings})
+
+
+def facts(*topics, without=(), **changes):
+    found = {name: topic(name) for name in NAMES if name not in without}
+    found.update({one.name: one for one in topics})
+    healthy = Facts(
+        settings=QUEUE,
+        registered=RegisteredQueue(QUEUE, 2),
+        topics=found,
+        brokers=3,
+        trackers=(TRACKER,),
+        owners={0: "t1", 1: "t1"},
+        stored={0: StoredOffset(5, "id of q__markers", 0)},
+        markers_log={0: (5, 9), 1: (0, 0)},
+        queue_log={0: (5, 9), 1: (0, 0)},
+        committed={0: 7},
+        groups=("kmq-q",),
+    )
+    return replace(healthy, **changes)
+
+
+def test_a_healthy_queue_is_ok():
+    (found,) = check(facts())
+    assert found.severity is Severity.OK
+    assert found.queue == "q"
+
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("what", "severity", "given"),
+    [
+        ("queue topic q does not exist", ERROR, facts(without=["q"])),
+        ("markers topic q__markers does not exist", ERROR, facts(without=["q__markers"])),
+        ("dead-letter topic q__undelivered does not exist", ERROR, facts(without=["q__undelivered"])),
+        ("no redrive, no purge", ERROR, facts(without=["q__undelivered__markers"])),
+        ("not registered", ERROR, facts(registered=None, trackers=(), owners={})),
+        ("marked as deleting", WARNING, facts(registered=RegisteredQueue(QUEUE, 2, deleting=True))),
+        ("q has 2 partitions, q__markers has 1", ERROR, facts(topic("q__markers", partitions=1))),
+        ("q has 2 partitions, q__markers has 3", WARNING, facts(topic("q__markers", partitions=3))),
+        ("q__undelivered has 1", ERROR, facts(topic("q__undelivered", partitions=1))),
+        (
+            "trackers know of 1",
+            ERROR,
+            facts(registered=RegisteredQueue(QUEUE, 1)),
+        ),
+        ("can be lost", ERROR, facts(topic("q", retention_ms=str(DAY_MS)))),
+        ("too little for a longer standstill", WARNING, facts(topic("q", retention_ms=str(7 * DAY_MS + 1)))),
+        ("can come again", WARNING, facts(topic("q", retention_ms="-1"))),
+        ("can come again", WARNING, facts(topic("q__undelivered__markers", retention_ms=str(DAY_MS)))),
+        ("retention.bytes=5", WARNING, facts(topic("q__markers", retention_bytes="5"))),
+        ("q__markers is compacted", ERROR, facts(topic("q__markers", cleanup_policy="compact,delete"))),
+        ("CreateTime", WARNING, facts(topic("q__markers", message_timestamp_type="CreateTime"))),
+        ("unclean", WARNING, facts(topic("q", unclean_leader_election_enable="true"))),
+        ("one replica only", WARNING, facts(topic("q", replication=1, min_insync_replicas="1"))),
+        ("confirmed by one broker only", WARNING, facts(topic("q", min_insync_replicas="1"))),
+        ("nothing is sent", ERROR, facts(topic("q", min_insync_replicas="4"))),
+        ("large ones get stuck", ERROR, facts(topic("q", max_message_bytes="1000001"))),
+        ("no tracker runs", ERROR, facts(trackers=(), owners={})),
+        (
+            "no running tracker serves this queue",
+            ERROR,
+            facts(trackers=(replace(TRACKER, queues=frozenset({"other"})),), owners={}),
+        ),
+        ("does not reach Kafka", WARNING, facts(trackers=(replace(TRACKER, kafka_ok=False),))),
+        ("partitions without a tracker: 1", ERROR, facts(owners={0: "t1"})),
+        ("of an earlier topic", WARNING, facts(stored={0: StoredOffset(5, "other", 0)})),
+        ("below the log start 5", ERROR, facts(stored={0: StoredOffset(4, "id of q__markers", 0)})),
+        ("beyond the end 9", WARNING, facts(stored={0: StoredOffset(10, "id of q__markers", 0)})),
+        ("up to 2 messages were deleted before", WARNING, facts(committed={0: 3})),
+        ("one queue topic serves one kmq group", WARNING, facts(groups=("kmq-q", "audit"))),
+    ],
+)
+def test_each_fault_is_found_alone(what, severity, given):
+    found = check(given)
+    assert [one.severity for one in found] == [severity], found
+    assert what in found[0].what
+    assert found[0].to_do
+
+
+def test_a_purged_partition_lost_nothing():
+    assert check(facts(queue_log={0: (9, 9), 1: (0, 0)}))[0].severity is Severity.OK
+
+
+def test_errors_come_first():
+    found = check(facts(topic("q", unclean_leader_election_enable="true"), without=["q__markers"]))
+    assert [one.severity for one in found] == [ERROR, WARNING]
+
+
+def test_settings_that_kafka_does_not_tell_are_no_fault():
+    bare = {name: replace(topic(name), config={}) for name in NAMES}
+    assert check(facts(topics=bare))[0].severity is Severity.OK
+
+
+def test_queues_that_nobody_registered_are_found():
+    topics = {*NAMES, "other", "other__markers", "lonely"}
+    assert [one.queue for one in unregistered(topics, {"q"})] == ["other"]
