@@ -34,6 +34,7 @@ def commands(group=kmq, path=("kmq",)):
             yield from commands(command, (*path, name))
 
 
+PLUGINS = ("kmq tracker", "kmq demo")
 ALL = {" ".join(path): command for path, command in commands()}
 
 
@@ -57,8 +58,9 @@ def given(*args):
 
 class TestHelp:
     def test_of_the_issue_every_command_is_there(self):
-        wanted = """queue create|queue list|queue describe|queue alter|queue delete|send|receive|ack|nack|extend|
-            dead-letter|in-flight|stats|dlq list|dlq peek|dlq redrive|dlq purge|purge|doctor|dev up|tracker"""
+        wanted = """queue create|queue list|queue describe|queue alter|queue delete|send|receive|ack|nack|
+            extend|dead-letter|in-flight|stats|dlq list|dlq peek|dlq redrive|dlq purge|purge|doctor|dev up|
+            tracker"""
         assert {f"kmq {name.strip()}" for name in wanted.split("|")} <= ALL.keys()
 
     @pytest.mark.parametrize("name", ALL)
@@ -69,10 +71,10 @@ class TestHelp:
         assert f"{name} " in shown
         assert ALL[name].get_short_help_str(200)
 
-    @pytest.mark.parametrize("name", ALL)
+    @pytest.mark.parametrize("name", [name for name in ALL if name not in PLUGINS])
     def test_every_option_is_explained(self, name):
         options = [one for one in ALL[name].params if isinstance(one, click.Option)]
-        assert [one.name for one in options if not one.help and name != "kmq tracker"] == []
+        assert [one.name for one in options if not one.help] == []
 
     def test_without_a_command_it_is_shown(self, capsys):
         assert run([]) == 2
@@ -95,12 +97,12 @@ class TestBadUse:
             ("queue", None),
             ("queue mak q", "No such command 'mak'"),
             ("stats", "Missing argument 'QUEUE'"),
-            ("stats q --bogus", "No such option: --bogus"),
+            ("stats q --bogus", "No such option"),
             ("stats q -o yaml", "'yaml' is not one of 'text', 'json'"),
             ("receive q --lease -5s", "must not be negative"),
             ("receive q --lease 5", "write it like 500ms, 30s"),
             ("receive q --lease 1e3s", "is not a duration"),
-            ("receive q --lease 99999999999999h", "too long"),
+            ("receive q --lease 99999999999h", "too long"),
             ("receive q --max 0", "--max"),
             ("receive q --max many", "is not a valid integer"),
             ("send q x --partition -1", "--partition"),
