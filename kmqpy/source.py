@@ -97,7 +97,8 @@ class QueueSource:
     def poll(self, max_records: int, wait_s: float) -> list[Any]:
         """Up to `max_records` records; waits at most `wait_s` for the first.
 
-        Records that a crashed predecessor had started are left out: the tracker looks after them.
+        Records that a crashed predecessor had started are left out: the tracker looks after them. So
+        are those that were deleted since they were fetched.
         Raises TopicError when the topic is gone.
         """
         self._idle = False
@@ -109,7 +110,8 @@ class QueueSource:
         if records and max_records > len(records):
             records += self._consumer.consume(max_records - len(records), 0)
         self._last_poll = self._clock.monotonic()
-        return [record for record in records if self._is_ours(record)]
+        log_starts: dict[int, int] = {}
+        return [record for record in records if self._is_ours(record, log_starts)]
 
     def taken(self, partition: int, offset: int, markers_offset: int) -> None:
         """The start marker of `offset` stands at `markers_offset`: it may be committed."""
@@ -153,7 +155,15 @@ class QueueSource:
         self._commit(asynchronous=False)
         self._consumer.close()
 
-    def _is_ours(self, record: Any) -> bool:
+    def _was_deleted(self, partition: int, offset: int, log_starts: dict[int, int]) -> bool:
+        """Whether the log begins behind `offset` by now, after a purge for example."""
+        if partition not in log_starts:
+            place = TopicPartition(self._queue.name, partition)
+            bounds = self._consumer.get_watermark_offsets(place, cached=True)
+            log_starts[partition] = 0 if bounds is None else bounds[0]
+        return offset < log_starts[partition]
+
+    def _is_ours(self, record: Any, log_starts: dict[int, int]) -> bool:
         error: KafkaError | None = record.error()
         if error is not None:
             if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
@@ -172,7 +182,7 @@ class QueueSource:
         if not known.recovered:
             known.too_early = offset if known.too_early is None else known.too_early
             return False
-        if offset in known.started:
+        if offset in known.started or self._was_deleted(record.partition(), offset, log_starts):
             known.skipped_to = offset + 1
             if not known.pending:
                 known.next_offset = offset + 1
