@@ -171,7 +171,7 @@ class Topics:
             if topic is not None:
                 replication = min((len(p.replicas) for p in topic.partitions), default=0)
                 found[name] = TopicInfo(name, str(topic.topic_id), len(topic.partitions), replication)
-        if not with_config:
+        if not with_config or not found:
             return found
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in found]
         configs = self._admin.describe_configs(resources, request_timeout=self._timeout)
