@@ -333,11 +333,16 @@ class KmqClient:
         receipt = Receipt.parse(message)
         if receipt.queue != self._queue.name:
             raise ReceiptError(f"receipt: it is of queue {receipt.queue!r}, not of {self._queue.name!r}")
-        if receipt.topic_id != self._topic_id or receipt.partition >= self._partitions:
+        if receipt.topic_id != self._topic_id or not self._has(receipt.partition):
             raise ReceiptError(
                 f"receipt: it is of another topic named {receipt.queue!r}, which was deleted since"
             )
         return receipt.partition, receipt.offset
+
+    def _has(self, partition: int) -> bool:
+        if partition >= self._partitions:  # a queue can grow
+            self._partitions = Topics(self._connection).check(self._queue).partitions
+        return partition < self._partitions
 
     def _finish(self, finished: Sequence[Marker], op: str, *, wait: bool) -> None:
         self._write(finished, wait=wait)

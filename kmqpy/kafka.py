@@ -17,6 +17,8 @@ _log = logging.getLogger("kmqpy.librdkafka")
 REQUEST_TIMEOUT_S = 10.0
 """How long a request to Kafka may take before it counts as away."""
 
+_LOOK_TIMEOUT_S = 2.0
+
 _AWAY = {
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
@@ -57,6 +59,20 @@ def admin(connection: Connection) -> AdminClient:
     """An administration client."""
     with _settings_errors():
         return AdminClient(connection.kafka_settings({}), logger=_log)
+
+
+def look_again(producer: Producer, topic: str, partition: int, exception: KafkaException) -> bool:
+    """Whether produce() failed only because the partition is a new one; then it works now.
+
+    A producer that knows a topic looks for new partitions every five minutes only.
+    """
+    error = error_of(exception)
+    if error is None or error.code() != KafkaError._UNKNOWN_PARTITION:
+        return False
+    try:
+        return partition in producer.list_topics(topic, _LOOK_TIMEOUT_S).topics[topic].partitions
+    except KafkaException:
+        return False
 
 
 def error_of(exception: BaseException) -> KafkaError | None:

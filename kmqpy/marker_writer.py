@@ -138,6 +138,8 @@ class MarkerWriter:
                     return False
                 self._clock.sleep(0.001)
             except KafkaException as exception:
+                if kafka.look_again(self._producer, self._topic, partition, exception):
+                    continue
                 _log.warning("marker not accepted", extra={"topic": self._topic, "error": str(exception)})
                 if deadline is not None:
                     return False

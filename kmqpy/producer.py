@@ -143,12 +143,10 @@ class KmqProducer:
             except BufferError:
                 self._producer.poll(0.1)
             except KafkaException as exception:
+                if kafka.look_again(self._producer, self._queue.name, partition or 0, exception):
+                    continue
                 error = kafka.error_of(exception)
                 if error is not None and error.code() == KafkaError._UNKNOWN_PARTITION:
-                    if partition is not None and kafka.look_again(
-                        self._producer, self._queue.name, partition
-                    ):
-                        continue
                     raise ConfigError(
                         f"partition: {partition} is not a partition of {self._queue.name}"
                     ) from None

@@ -80,6 +80,7 @@ class QueueSource:
             {
                 "group.id": queue.consumer_group,
                 "partition.assignment.strategy": "cooperative-sticky",
+                "topic.metadata.refresh.interval.ms": 30_000,  # how soon new partitions are seen
                 "on_commit": self._on_commit,
                 **static,
             },

@@ -30,6 +30,9 @@ _MAX_GAP = 500
 """Offsets to read over rather than seek."""
 _MAX_FETCH_BYTES = 32_000_000
 
+_AT_ONCE = 3
+"""How often a batch is tried again at once."""
+
 _BY_MESSAGE = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
@@ -44,11 +47,13 @@ class Aborted(Exception):
     """The transaction was aborted; nothing of it happened.
 
     `by_message`: a message of the batch is what Kafka refused, not the batch as such.
+    `by_predecessor`: what an aborted one before it left behind; the same batch can work now.
     """
 
-    def __init__(self, reason: str, *, by_message: bool) -> None:
-        super().__init__(reason)
-        self.by_message = by_message
+    def __init__(self, cause: KafkaError) -> None:
+        super().__init__(cause.name())
+        self.by_message = cause.code() in _BY_MESSAGE
+        self.by_predecessor = cause.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 class Broken(Exception):
@@ -168,18 +173,20 @@ class Outcome:
 class Redeliverer:
     """The transactional producer of one partition, and what is done with it.
 
-    `transactional.id` is the partition's, so opening it fences every predecessor for good.
+    `transactional.id` is the partition's, so opening it fences every predecessor for good. `queue`
+    may be replaced when its settings change.
     """
 
     def __init__(
         self, connection: Connection, queue: QueueSettings, partition: int, settings: TrackerSettings
     ) -> None:
+        self.queue = queue
         self._connection = connection
-        self._queue = queue
         self._partition = partition
         self._settings = settings
         self._producer: Producer | None = None
         self._tries: dict[int, int] = {}
+        self._refused: set[int] = set()
 
     def open(self, timeout_s: float) -> None:
         """Fence predecessors and abort what they left open; raises Unavailable and the like."""
@@ -188,7 +195,7 @@ class Redeliverer:
         producer = kafka.producer(
             self._connection,
             {
-                "transactional.id": f"kmq-tracker-{self._queue.name}-{self._partition}",
+                "transactional.id": f"kmq-tracker-{self.queue.name}-{self._partition}",
                 "transaction.timeout.ms": timeout_ms,
                 "message.timeout.ms": timeout_ms,
                 "linger.ms": 5,
@@ -196,7 +203,7 @@ class Redeliverer:
                 "message.max.bytes": 100_000_000,
             },
         )
-        with kafka.kafka_errors(f"take over {self._queue.name}-{self._partition}", self._connection):
+        with kafka.kafka_errors(f"take over {self.queue.name}-{self._partition}", self._connection):
             producer.init_transactions(timeout_s)
         self._producer = producer
 
@@ -221,13 +228,13 @@ class Redeliverer:
         outcome = Outcome()
         by_offset = {entry.offset: entry for entry in entries}
         try:
-            fetched = reader.fetch(self._queue.name, self._partition, sorted(by_offset))
+            fetched = reader.fetch(self.queue.name, self._partition, sorted(by_offset))
         except KafkaException as exception:
             outcome.problem = f"originals can't be read: {_name(exception)}"
             outcome.failed = {offset: self._backoff(offset) for offset in by_offset}
             return outcome
         copies = [
-            copy_of(by_offset[offset], original, self._queue, self._partition)
+            copy_of(by_offset[offset], original, self.queue, self._partition)
             for offset, original in fetched.found.items()
         ]
         outcome.undecodable_counts = sum(copy.undecodable_count for copy in copies)
@@ -237,7 +244,7 @@ class Redeliverer:
         try:
             self._send_all(live, fetched.gone, outcome, may_go_on)
             if dead and not dead_letters_exist():
-                outcome.dead_letter_problem = f"topic {self._queue.dead_letter_topic} does not exist"
+                outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
             elif dead:
                 self._send_all(dead, [], outcome, may_go_on)
         except Broken as error:
@@ -249,12 +256,18 @@ class Redeliverer:
             outcome.failed[offset] = self._backoff(offset) if was_dead else 0.05
         for offset in done:
             self._tries.pop(offset, None)
+        self._refused -= done
         return outcome
 
     def _send_all(
         self, copies: list[Copy], gone: list[int], outcome: Outcome, may_go_on: Callable[[], bool]
     ) -> None:
-        pending = batches(copies, self._settings.max_batch_messages, self._settings.max_batch_bytes)
+        # Alone and last, what was refused before costs the others nothing.
+        refused = [copy for copy in copies if copy.entry.offset in self._refused]
+        good = [copy for copy in copies if copy.entry.offset not in self._refused]
+        pending = batches(good, self._settings.max_batch_messages, self._settings.max_batch_bytes)
+        pending += [[copy] for copy in refused]
+        again = 0
         if gone and not pending:
             pending = [[]]
         while pending:
@@ -264,6 +277,10 @@ class Redeliverer:
             try:
                 self._transact(batch, gone)
             except Aborted as error:
+                if error.by_predecessor and again < _AT_ONCE:
+                    again += 1
+                    pending.insert(0, batch)
+                    continue
                 if error.by_message and len(batch) > 1:
                     middle = len(batch) // 2
                     pending[:0] = [batch[:middle], batch[middle:]]
@@ -273,7 +290,9 @@ class Redeliverer:
                     outcome.failed[copy.entry.offset] = self._backoff(copy.entry.offset)
                 if not error.by_message:
                     return
+                self._refused.update(copy.entry.offset for copy in batch)
                 continue  # the offender waits by itself; nobody else is held up
+            again = 0
             outcome.gone += gone
             gone = []
             for copy in batch:
@@ -292,7 +311,7 @@ class Redeliverer:
         try:
             producer.begin_transaction()
             for copy in batch:
-                topic = self._queue.dead_letter_topic if copy.dead_letter else self._queue.name
+                topic = self.queue.dead_letter_topic if copy.dead_letter else self.queue.name
                 self._produce(producer, topic, copy.key, copy.value, list(copy.headers), report)
                 self._end(producer, copy.entry.offset, report)
             for offset in gone:
@@ -301,18 +320,20 @@ class Redeliverer:
         except KafkaException as exception:
             error = kafka.error_of(exception)
             known_to_fail = bool(errors) or _refused(error)
+            kafka.look_again(producer, self.queue.dead_letter_topic, self._partition, exception)
             if error is None or error.fatal() or not (error.txn_requires_abort() or known_to_fail):
                 raise Broken(_name(exception)) from exception
             try:
                 producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
             except KafkaException as failed:
                 raise Broken(_name(failed)) from failed
-            cause = errors[0] if errors else error
-            raise Aborted(cause.name(), by_message=cause.code() in _BY_MESSAGE) from exception
+            # What one message did also fails those after it, with errors that say less.
+            causes = [cause for cause in (error, *errors) if cause.code() in _BY_MESSAGE]
+            raise Aborted(causes[0] if causes else error) from exception
 
     def _end(self, producer: Producer, offset: int, report: Any) -> None:
         key, value, headers = markers.encode(Marker(self._partition, offset, Op.END, by_tracker=True))
-        self._produce(producer, self._queue.markers_topic, key, value, headers, report)
+        self._produce(producer, self.queue.markers_topic, key, value, headers, report)
 
     def _produce(
         self,
@@ -344,7 +365,17 @@ def send_tick(producer: Producer, topic: str, partition: int, timeout_s: float) 
         offsets.append(None if error is not None else record.offset())
 
     key, value, headers = markers.encode(markers.tick(partition))
-    producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
+
+    def send() -> None:
+        producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
+
+    try:
+        send()
+    except KafkaException as exception:
+        if not kafka.look_again(producer, topic, partition, exception):
+            what = f"markers topic {topic}, partition {partition}"
+            raise Unavailable(f"{what}: {_name(exception)}") from exception
+        send()
     deadline = SYSTEM_CLOCK.monotonic() + timeout_s
     while not offsets and SYSTEM_CLOCK.monotonic() < deadline:
         producer.poll(0.02)

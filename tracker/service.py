@@ -228,7 +228,7 @@ class Tracker:
                 self._parts[key] = OwnedPartition(key, grant.epoch, registered.settings, redeliverer)
         for part in self._parts.values():
             if part.key[0] in view.queues:
-                part.queue = view.queues[part.key[0]].settings
+                part.queue = part.redeliverer.queue = view.queues[part.key[0]].settings
 
     def _advance(self, part: OwnedPartition, now: float) -> None:
         if part.busy:
