@@ -1,5 +1,7 @@
 """Queues for tests on real servers."""
 
+import contextlib
+
 import pytest
 from support import LiveQueue
 
@@ -9,12 +11,11 @@ from kmqpy.config import Connection
 @pytest.fixture
 def make_queue(cluster, queue_name):
     """Make a queue of its own on the shared servers: `make_queue(partitions, **settings)`."""
-    import contextlib
-
     with contextlib.ExitStack() as queues:
 
-        def make(partitions: int = 1, name: str = queue_name, **settings) -> LiveQueue:
-            connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+        def make(partitions: int = 1, name: str = queue_name, kafka=None, **settings) -> LiveQueue:
+            servers = {"bootstrap": cluster.bootstrap, "zookeeper": cluster.zookeeper}
+            connection = Connection(**servers, kafka=kafka or {})
             return queues.enter_context(LiveQueue(connection, name, partitions, **settings))
 
         yield make

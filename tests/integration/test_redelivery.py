@@ -1,0 +1,368 @@
+"""When a message comes again and what as: deadlines, nacks, dead letters, delays, bad messages."""
+
+import threading
+import time
+
+import pytest
+from confluent_kafka.admin import NewTopic
+from support import LEASE_S, bodies, collect, nothing_comes, until, value
+
+from kmqpy.config import QueueSettings
+from kmqpy.errors import ConfigError, MessageError
+from kmqpy.markers import INT64_MAX, Marker, Op
+
+LEASE_MS = int(LEASE_S * 1000)
+
+
+def take(offset: int, after_ms: int = LEASE_MS, partition: int = 0) -> Marker:
+    return Marker(partition, offset, Op.TAKE, after_ms)
+
+
+def wait_for(queue, tracker, metric: str, count: int, timeout: float = 10.0) -> float:
+    return until(
+        lambda: value(tracker, queue.name, metric) >= count,
+        timeout,
+        lambda: (metric, value(tracker, queue.name, metric), tracker.problems()),
+    )
+
+
+def last_offset(queue, partition: int = 0) -> int:
+    return max(record.offset() for record in queue.records() if record.partition() == partition)
+
+
+# --- F11: which deadline holds ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", [Op.TAKE, Op.EXTEND, Op.NACK])
+@pytest.mark.parametrize(("first_ms", "then_ms"), [(300, 1_300), (60_000, 300)], ids=["later", "sooner"])
+def test_f11_the_last_marker_sets_the_deadline(queue, op, first_ms, then_ms):
+    tracker = queue.tracker()
+    queue.send("m")
+    queue.mark(take(0, first_ms))
+    queue.mark(Marker(0, 0, op, then_ms))
+    waited = wait_for(queue, tracker, "redelivered", 1)
+    assert then_ms / 1000 - 0.1 < waited < then_ms / 1000 + 0.6
+    assert queue.copies() == {"m": 2}
+
+
+def test_f11_a_client_extends_its_lease(queue):
+    queue.tracker()
+    queue.send("m")
+    client = queue.client()
+    (message,) = collect(client, 1)
+    for _ in range(6):
+        client.extend(message, lease=LEASE_S)
+        nothing_comes(client, LEASE_S / 2)
+    client.ack(message, wait=True)
+    nothing_comes(client, 2 * LEASE_S)
+    assert queue.copies() == {"m": 1}
+
+
+# --- F12, R5: timestamps that lie ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def create_time_queue(queue):
+    """A queue whose markers carry the clocks of those who write them."""
+    queue.topics.configure(queue.settings.markers_topic, {"message.timestamp.type": "CreateTime"})
+    return queue
+
+
+def test_f12_markers_of_a_slow_clock_change_nothing(create_time_queue):
+    queue = create_time_queue
+    tracker = queue.tracker()
+    queue.send(*"abcd")
+    now_ms = time.time_ns() // 1_000_000
+    queue.mark(take(0, 1_000), timestamp_ms=now_ms)
+    for offset in (1, 2, 3):
+        queue.mark(take(offset, 1_000), timestamp_ms=now_ms - offset * 60_000)
+    time.sleep(0.7)
+    assert value(tracker, queue.name, "redelivered") == 0  # R5: no lease is shorter than asked
+    wait_for(queue, tracker, "redelivered", 4, 1.5)
+    assert queue.copies() == dict.fromkeys("abcd", 2)
+
+
+def test_f12_after_a_fast_clock_ticks_catch_up(create_time_queue):
+    queue = create_time_queue
+    tracker = queue.tracker()
+    queue.send(*"ab")
+    now_ms = time.time_ns() // 1_000_000
+    queue.mark(take(0), timestamp_ms=now_ms + 1_500)
+    queue.mark(take(1), timestamp_ms=now_ms)
+    assert wait_for(queue, tracker, "redelivered", 2) > LEASE_S - 0.1
+    assert queue.copies() == {"a": 2, "b": 2}
+
+
+# --- F14: races of ack, extend, nack ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", [Op.EXTEND, Op.NACK, Op.DEAD_LETTER])
+def test_f14_after_an_ack_nothing_brings_a_message_back(queue, op):
+    tracker = queue.tracker()
+    queue.send("m", "other")
+    queue.mark(take(0))
+    queue.mark(Marker(0, 0, Op.END))
+    queue.mark(Marker(0, 0, op, 0))
+    queue.mark(take(1))
+    wait_for(queue, tracker, "redelivered", 1)
+    assert queue.copies() == {"m": 1, "other": 2}
+    assert queue.dead_letters() == []
+
+
+@pytest.mark.parametrize("op", [Op.EXTEND, Op.NACK, Op.DEAD_LETTER])
+def test_f14_after_the_redelivery_neither(queue, op):
+    tracker = queue.tracker()
+    queue.send("m", "other")
+    queue.mark(take(0))
+    wait_for(queue, tracker, "redelivered", 1)
+    queue.mark(Marker(0, 0, op, 0))
+    queue.mark(take(1))
+    wait_for(queue, tracker, "redelivered", 2)
+    assert queue.copies() == {"m": 2, "other": 2}
+    assert queue.dead_letters() == []
+
+
+def test_f14_extensions_racing_with_acks_make_no_copies(queue):
+    queue.tracker()
+    count = 200
+    queue.send(*(f"m{i}" for i in range(count)))
+    client, other = queue.client(), queue.client()
+    messages = collect(client, count, lease=1.5)
+    done = threading.Event()
+
+    def extend() -> None:
+        while not done.is_set():
+            for message in messages:
+                other.extend(message.receipt, lease=1.5)
+
+    thread = threading.Thread(target=extend)
+    thread.start()
+    for message in messages:
+        client.ack(message)
+        time.sleep(0.001)
+    client.flush()
+    done.set()
+    thread.join()
+    other.flush()
+    nothing_comes(client, 2.0)
+    assert queue.copies() == {f"m{i}": 1 for i in range(count)}
+
+
+def test_a_late_ack_is_harmless_and_counted(queue):
+    tracker = queue.tracker()
+    queue.send("m")
+    client = queue.client()
+    (first,) = collect(client, 1)
+    (second,) = collect(client, 1)
+    client.ack(first, wait=True)
+    wait_for(queue, tracker, "late_acks", 1)
+    client.ack(second, wait=True)
+    nothing_comes(client, 2 * LEASE_S)
+    assert value(tracker, queue.name, "late_acks") == 1
+    assert queue.copies() == {"m": 2}
+
+
+# --- nack, dead_letter --------------------------------------------------------------------------------
+
+
+def test_a_nacked_message_comes_again_after_its_delay(queue):
+    queue.tracker()
+    queue.send("now", "later", "uncounted")
+    client = queue.client()
+    now, later, uncounted = collect(client, 3, lease=60.0)
+    client.nack(now)
+    client.nack(later, delay=1.2)
+    client.nack(uncounted, count=False)
+    started = time.monotonic()
+    again = {message.body: message.attempts for message in collect(client, 2, ack=True)}
+    assert time.monotonic() - started < 1.0
+    assert again == {b"now": 2, b"uncounted": 1}
+    assert bodies(collect(client, 1, lease=60.0)) == ["later"]
+    assert 1.1 < time.monotonic() - started < 2.5
+
+
+def test_reasons_stand_in_the_dead_letter(make_queue):
+    queue = make_queue(max_redeliveries=0)
+    tracker = queue.tracker()
+    queue.send("nacked", "rejected", "expired", "silent")
+    client = queue.client()
+    nacked, rejected, _, silent = collect(client, 4, lease=1.0)
+    client.nack(nacked, reason="no täste")
+    client.dead_letter(rejected, reason="no form")
+    client.extend(rejected, lease=60.0)  # too late: it is decided
+    client.nack(silent, count=False)
+    wait_for(queue, tracker, "dead_lettered", 3)
+    reasons = {r.value().decode(): dict(r.headers())["kmq-dead-letter-reason"] for r in queue.dead_letters()}
+    assert reasons == {
+        "nacked": "nack: no täste".encode(),
+        "rejected": b"rejected: no form",
+        "expired": b"expired",
+    }
+    assert queue.copies()["silent"] == 2
+
+
+# --- R16: delays and extreme leases -------------------------------------------------------------------
+
+
+def test_r16_a_delayed_message_is_not_handed_out_before_its_time_and_loses_no_attempt(queue):
+    queue.tracker()
+    client = queue.client()
+    nothing_comes(client, 0.3)
+    started = time.monotonic()
+    queue.send("later", delay=1.5, headers={"mine": "x"})
+    queue.send("now")
+    assert bodies(collect(client, 1, ack=True)) == ["now"]
+    (message,) = collect(client, 1, ack=True)
+    assert 1.4 < time.monotonic() - started < 2.6
+    assert (message.body, message.attempts) == (b"later", 1)
+    assert message.header("kmq-deliver-at") is None
+    assert message.header("mine") == b"x"
+    nothing_comes(client, 2 * LEASE_S)
+
+
+def test_r16_a_delay_that_is_over_costs_no_detour(queue):
+    queue.send("later", delay=0.2)
+    time.sleep(0.3)
+    client = queue.client()
+    (message,) = collect(client, 1, ack=True)
+    assert (message.body, message.attempts) == (b"later", 1)
+    assert queue.copies() == {"later": 1}
+
+
+def test_r16_a_delay_above_the_limit_is_refused(make_queue):
+    queue = make_queue(max_delay_ms=1_000)
+    with pytest.raises(MessageError, match=r"max_delay"):
+        queue.send("m", delay=1.5)
+
+
+def test_r16_extreme_leases(queue):
+    tracker = queue.tracker()
+    queue.send("endless", "negative", "smallest")
+    queue.mark(take(0, INT64_MAX))
+    queue.mark(take(1, -5))
+    queue.mark(take(2, -(2**63)))
+    assert wait_for(queue, tracker, "redelivered", 2) < 1.5
+    assert queue.copies() == {"endless": 1, "negative": 2, "smallest": 2}
+    queue.mark(Marker(0, 0, Op.EXTEND, 200))
+    wait_for(queue, tracker, "redelivered", 3)
+
+
+# --- F10, R7: what can't be written holds up nothing else ---------------------------------------------
+
+
+def test_f10_a_missing_dead_letter_topic_holds_up_only_dead_letters(make_queue):
+    queue = make_queue(2, max_redeliveries=1)
+    dead = queue.settings.dead_letter_topic
+    queue.topics._admin.delete_topics([dead])
+    until(lambda: dead not in queue.topics.names())
+    tracker = queue.tracker()
+    for partition in (0, 1):
+        queue.send("a", "b", partition=partition)
+    poison = [("kmq-redelivery-count", b"\x01")]
+    queue.append(b"k", b"poison", poison, topic=queue.name)
+    for offset in (2, 0, 1):
+        queue.mark(take(offset))
+    wait_for(queue, tracker, "redelivered", 2)
+    until(lambda: any(dead in problem for problem in tracker.problems()))
+    assert dead not in queue.topics.names()
+    for offset in (0, 1):
+        queue.mark(take(offset, partition=1))
+    queue.send("c")
+    queue.mark(take(last_offset(queue)))
+    wait_for(queue, tracker, "redelivered", 5)
+    assert value(tracker, queue.name, "redelivery_failures") > 0
+    queue.topics._admin.create_topics([NewTopic(dead, 2, 1)])
+    wait_for(queue, tracker, "dead_lettered", 1, 20.0)
+    until(lambda: tracker.problems() == [], what=tracker.problems)
+    assert [record.value() for record in queue.dead_letters()] == [b"poison"]
+    assert queue.copies()["poison"] == 1
+
+
+def test_r7_a_message_that_became_too_large_holds_up_no_other(queue):
+    tracker = queue.tracker()
+    queue.send(*(f"before{i}" for i in range(5)), b"x" * 3_000, *(f"after{i}" for i in range(5)))
+    queue.topics.configure(queue.name, {"max.message.bytes": "3000"})
+    for offset in range(11):
+        queue.mark(take(offset))
+    wait_for(queue, tracker, "redelivered", 10)
+    until(lambda: tracker.problems() != [])
+    assert value(tracker, queue.name, "redelivery_failures") > 0
+    queue.send("later")
+    queue.mark(take(last_offset(queue)))
+    wait_for(queue, tracker, "redelivered", 11)
+    queue.topics.configure(queue.name, {"max.message.bytes": "1000000"})
+    wait_for(queue, tracker, "redelivered", 12)
+    assert set(queue.copies().values()) == {2}
+    until(lambda: tracker.problems() == [], what=tracker.problems)
+
+
+# --- R20 ----------------------------------------------------------------------------------------------
+
+
+def test_r20_foreign_kmq_headers_are_stripped(queue):
+    headers = {"kmq-redelivery-count": b"\x7f", "kmq-deliver-at": "99999999999999", "kmq-x": "y", "mine": "z"}
+    queue.send("m", headers=headers)
+    (message,) = collect(queue.client(), 1, ack=True)
+    assert (message.headers, message.attempts) == ((("mine", b"z"),), 1)
+
+
+def test_r20_an_undecodable_count_is_zero_and_counted(queue):
+    tracker = queue.tracker()
+    queue.append(None, b"m", [("kmq-redelivery-count", b"abc")], topic=queue.name)
+    client = queue.client()
+    assert [collect(client, 1)[0].attempts for _ in range(2)] == [1, 2]
+    assert value(tracker, queue.name, "undecodable_counts") == 1
+
+
+# --- queues that come, grow and go --------------------------------------------------------------------
+
+
+def test_a_queue_registered_while_the_tracker_runs_is_picked_up(make_queue):
+    queue = make_queue(register=False)
+    tracker = queue.tracker(wait=False)
+    queue.send("m")
+    queue.mark(take(0))
+    assert tracker.owned() == []
+    queue.register()
+    wait_for(queue, tracker, "redelivered", 1)
+
+
+def test_a_removed_queue_is_let_go(make_queue):
+    queue = make_queue(2)
+    tracker = queue.tracker()
+    with queue.registry() as registry:
+        started = time.monotonic()
+        registry.remove(queue.name)
+        assert time.monotonic() - started < 3.0
+    until(lambda: tracker.owned() == [])
+    assert tracker.problems() == []
+
+
+def test_settings_changed_in_the_registry_are_followed(make_queue):
+    queue = make_queue(max_redeliveries=0)
+    tracker = queue.tracker()
+    with queue.registry() as registry:
+        registry.register(QueueSettings(name=queue.name, max_redeliveries=5), 1)
+    time.sleep(1.2)
+    queue.send("m")
+    queue.mark(take(0))
+    wait_for(queue, tracker, "redelivered", 1)
+
+
+def test_r19_new_partitions_are_served_while_all_runs(make_queue):
+    # A consumer looks for new partitions every 30 s; here more often.
+    queue = make_queue(kafka={"topic.metadata.refresh.interval.ms": 500})
+    tracker, client, producer = queue.tracker(), queue.client(), queue.producer()
+    producer.send("old")
+    client.ack(*collect(client, 1))
+    queue.topics.grow(queue.settings, 3)
+    queue.register(3)
+    until(lambda: len(tracker.owned()) == 3, 10.0, tracker.problems)
+    producer.send("new", partition=2)
+    (message,) = collect(client, 1)
+    assert (message.body, message.partition, message.attempts) == (b"new", 2, 1)
+    (message,) = collect(client, 1)
+    assert (message.body, message.partition, message.attempts) == (b"new", 2, 2)
+    client.ack(message.receipt, wait=True)
+    with pytest.raises(ConfigError, match="partition: 3"):
+        producer.send("none", partition=3)
