@@ -155,15 +155,16 @@ class Admin:
         registered = self._registry.get(name)
         before = registered.settings
         settings = build(QueueSettings, dataclasses.asdict(before), changes)
-        topics = self._topics.check(before)
+        counts = [self._topics.check(before).partitions, registered.partitions]
         self._check_retention(settings, retention)
         if partitions is not None:
-            topics = self._topics.grow(before, partitions)
+            self._topics.grow(before, partitions)
+            counts.append(partitions)  # a broker may still tell the former number
         if retention is not None:
             retention_ms = str(duration_ms(retention, "retention"))
             for topic in self._topics.describe(_topic_names(settings)):
                 self._topics.configure(topic, {"retention.ms": retention_ms})
-        self._registry.register(settings, max(topics.partitions, registered.partitions))
+        self._registry.register(settings, max(counts))
         return settings
 
     def delete_queue(self, name: str, *, timeout: Duration = 30.0) -> None:
