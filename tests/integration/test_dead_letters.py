@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from support import until
 
 from kmqpy import kafka, log_reader, markers
 from kmqpy import message as m
+from kmqpy.client import KmqClient
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.dead_letters import DeadLetters, RedriveResult
@@ -381,6 +383,7 @@ def test_missing_topics_say_what_to_run(connection, queue):
 REDRIVE = """
 import os, signal, sys
 from confluent_kafka import Producer
+from support import until
 from kmqpy import kafka
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.dead_letters import DeadLetters
@@ -490,3 +493,31 @@ def test_what_stops_it_halfway_says_how_far_it_got(connection, queue):
             letters.redrive(progress=progress)
         assert raised.value.done == 1_000
         assert len(letters.list(1_000)) == 500
+
+
+def test_from_a_tracker_and_back_to_a_client(make_queue):
+    queue = make_queue(1, max_redeliveries=1)
+    queue.tracker()
+    queue.send(b"poison", headers={"trace": "t"})
+    with KmqClient(queue.settings, queue.connection) as client:
+        for attempt in (1, 2):
+            (message,) = client.receive(wait=10, lease=10)
+            assert message.attempts == attempt
+            client.nack(message, reason=f"try {attempt}")
+
+        with DeadLetters(queue.settings, queue.connection) as letters:
+            until(letters.list)
+            (letter,) = letters.peek()
+            assert (letter.body, letter.attempts, letter.reason) == (b"poison", 2, "nack: try 2")
+            # The copy that was dead-lettered, and when the first one was sent.
+            assert (letter.origin_topic, letter.origin_partition) == (queue.name, 0)
+            assert letter.origin_offset == message.offset
+            assert letter.first_enqueued_ms == message.first_enqueued_ms < letter.dead_since_ms
+            assert letters.redrive() == RedriveResult(1)
+            assert letters.list() == []
+
+        (again,) = client.receive(wait=10)
+        assert (again.body, again.attempts) == (b"poison", 1)
+        assert again.first_enqueued_ms == letter.first_enqueued_ms
+        assert again.header("trace") == b"t"
+        client.ack(again, wait=True)
