@@ -93,6 +93,7 @@ class Tracker:
         self._probing = False
         self._next_offsets = 0.0
         self._storing = False
+        self._giving_up: set[Partition] = set()
         self._offsets_turn = threading.Lock()  # Leadership's offset calls are for one thread at a time
         self._complained: dict[tuple[str, Partition], float] = {}
         self._unready: dict[str, str] = {}
@@ -223,7 +224,12 @@ class Tracker:
                 self._release(part)
         for key, grant in view.owned.items():
             registered = view.queues.get(key[0])
-            if key not in self._parts and key not in view.releasing and registered is not None:
+            if key in self._parts or key in self._giving_up:
+                continue
+            if key in view.releasing:  # asked for again before we had begun
+                assert self._leadership is not None
+                self._leadership.release(*key)
+            elif registered is not None:
                 redeliverer = Redeliverer(self._connection, registered.settings, key[1], self._settings)
                 self._parts[key] = OwnedPartition(key, grant.epoch, registered.settings, redeliverer)
         for part in self._parts.values():
@@ -481,6 +487,7 @@ class Tracker:
         assert self._leadership is not None
         leadership, stored = self._leadership, self._offset_of(part)
         self._drop(part, "released")
+        self._giving_up.add(part.key)
 
         def give_up() -> None:
             try:
@@ -490,6 +497,7 @@ class Tracker:
             except KmqError as error:
                 self._complain("offsets", part.key, "offset not stored at release", error=str(error))
             leadership.release(*part.key)
+            self._results.put(lambda: self._giving_up.discard(part.key))
 
         self._background.submit(give_up)
 
