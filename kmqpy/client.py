@@ -39,6 +39,9 @@ _MIN_LEASE_LEFT = 0.5
 
 _CLOSE_TIMEOUT_S = 10.0
 
+_MAX_REASON = 1_000
+"""Characters of a reason; it is written with the marker, and again with the dead letter."""
+
 
 class KmqClient:
     """Takes messages from one queue; any number of clients share it. Safe to use from any thread.
@@ -160,7 +163,7 @@ class KmqClient:
         """
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
         self._finish(
-            [Marker(*self._place(one), Op.NACK, delay_ms, count, reason) for one in messages],
+            [Marker(*self._place(one), Op.NACK, delay_ms, count, _cut(reason)) for one in messages],
             "nack",
             wait=wait,
         )
@@ -181,7 +184,7 @@ class KmqClient:
     def dead_letter(self, *messages: Message | str, reason: str | None = None, wait: bool = False) -> None:
         """Have messages moved to the dead-letter topic, without another try."""
         self._finish(
-            [Marker(*self._place(one), Op.DEAD_LETTER, 0, reason=reason) for one in messages],
+            [Marker(*self._place(one), Op.DEAD_LETTER, 0, reason=_cut(reason)) for one in messages],
             "dead-letter",
             wait=wait,
         )
@@ -401,3 +404,7 @@ class KmqClient:
                     _log.exception("housekeeping failed", extra={"queue": self._queue.name})
                 finally:
                     self._taking.release()
+
+
+def _cut(reason: str | None) -> str | None:
+    return None if reason is None else reason[:_MAX_REASON]

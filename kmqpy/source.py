@@ -379,4 +379,5 @@ def _started_offset(record: Any) -> int | None:
         marker = markers.decode(record.key(), record.value(), record.headers())
     except DecodeError:
         return None
-    return marker.offset if marker.op in (Op.TAKE, Op.DELAY) else None
+    is_start = marker.op in (Op.TAKE, Op.DELAY) and marker.partition == record.partition()
+    return marker.offset if is_start else None

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from kmqpy import kafka, log_reader, markers
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import DecodeError
+from kmqpy.errors import DecodeError, KmqError
 from kmqpy.inflight import Entry, Hold, InFlight
 from kmqpy.markers import Op
 from kmqpy.message import Receipt
@@ -27,6 +27,13 @@ from kmqpy.topics import QueueTopics, Topics, dead_letter_queue
 
 COUNT_LIMIT = 10_000
 """How many records of a partition are read to count them; beyond, offsets are counted."""
+
+_NOT_YET = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
+"""A group's coordinator is just moving; in a new cluster, it is made for the first group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +155,7 @@ class _Markers:
             starts[partition] = max(start, low)
             self.states[partition] = InFlight(
                 position=starts[partition],
-                missed_markers=safe is not None and safe.offset < low,
+                missed_markers=safe is not None and (safe.missed_markers or safe.offset < low),
             )
         log_reader.scan(connection, topics.markers.name, starts, self._visit)
 
@@ -266,20 +273,27 @@ def open_entries(
 
 
 def committed_offsets(
-    connection: Connection, queue: QueueSettings, partitions: int
+    connection: Connection, queue: QueueSettings, partitions: int, *, clock: Clock = SYSTEM_CLOCK
 ) -> dict[int, tuple[int, int | None]]:
     """The commits of the queue's group: the queue offset, and how far into the markers its starts go.
 
     The latter is the markers offset after the last start that the commit covers; None when another kind
     of client committed. Partitions without a commit are left out.
     """
+    wanted = [TopicPartition(queue.name, partition) for partition in range(partitions)]
+    deadline = clock.monotonic() + kafka.REQUEST_TIMEOUT_S
     consumer = kafka.consumer(connection, {"group.id": queue.consumer_group})
     try:
-        with kafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
-            places = consumer.committed(
-                [TopicPartition(queue.name, partition) for partition in range(partitions)],
-                timeout=kafka.REQUEST_TIMEOUT_S,
-            )
+        while True:
+            try:
+                with kafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
+                    places = consumer.committed(wanted, timeout=kafka.REQUEST_TIMEOUT_S)
+                break
+            except KmqError as error:
+                cause = kafka.error_of(error.__cause__) if error.__cause__ else None
+                if cause is None or cause.code() not in _NOT_YET or clock.monotonic() > deadline:
+                    raise
+                clock.sleep(0.1)
     finally:
         consumer.close()
     return {

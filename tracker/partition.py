@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from kmqpy.config import QueueSettings
 from kmqpy.inflight import Entry, InFlight
+from kmqpy.markers import INT64_MAX
 from tracker.assignment import Partition
 from tracker.redelivery import Redeliverer
 
@@ -45,6 +46,7 @@ class OwnedPartition:
         self.opens = 0
         self.caught_up_at: int | None = None
         self.stored_offset: int | None = None
+        self.missed_until_ms = INT64_MAX
         self.problem: str | None = None
         self.dead_letter_problem: str | None = None
         self._read_to = -1

@@ -391,6 +391,8 @@ class Tracker:
                 self.metrics.late_acks.labels(name).inc()
         self.metrics.markers.labels(name).inc()
         if part.read(at, now_before_ms, now):
+            # By then every message whose take was missed has been acknowledged or has had its time.
+            part.missed_until_ms = state.now_ms + max(part.queue.max_hold_ms, part.queue.max_delay_ms)
             _log.info("partition active", extra={**self._about(part), "in_flight": len(state)})
 
     def _read_failed(self, part: OwnedPartition, error: KafkaError) -> None:
@@ -540,6 +542,9 @@ class Tracker:
         if part.phase not in (Phase.ACTIVE, Phase.OPENING) or not part.reading or part.caught_up_at is None:
             return None
         state, safe = part.state, part.state.safe_offset()
+        oldest = state.oldest()
+        if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:
+            state.missed_markers = False
         if safe == part.stored_offset:
             return None
         return StoredOffset(safe, part.topic_ids[1], state.safe_now_ms(), state.missed_markers)
