@@ -383,7 +383,6 @@ def test_missing_topics_say_what_to_run(connection, queue):
 REDRIVE = """
 import os, signal, sys
 from confluent_kafka import Producer
-from support import until
 from kmqpy import kafka
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.dead_letters import DeadLetters
