@@ -1,0 +1,71 @@
+"""The same over asyncio: sending, receiving and a worker whose handler is a coroutine function.
+
+    KMQ_BOOTSTRAP=127.0.0.1:9092 KMQ_ZOOKEEPER=127.0.0.1:2181 python examples/asyncio_worker.py
+
+Makes a queue of its own and ends by itself: with 0 only if every message was handled and acknowledged.
+"""
+
+import asyncio
+import os
+import sys
+import uuid
+
+from kmqpy import Connection, Message, QueueSettings
+from kmqpy.admin import Admin
+from kmqpy.aio import AsyncQueue, AsyncWorker
+from kmqpy.storages.kafka import KafkaQueue
+from tracker.service import Tracker
+from tracker.settings import TrackerSettings
+
+connection = Connection(
+    bootstrap=os.environ.get("KMQ_BOOTSTRAP", "127.0.0.1:9092"),
+    zookeeper=os.environ.get("KMQ_ZOOKEEPER", "127.0.0.1:2181"),
+)
+settings = QueueSettings(name=f"example-asyncio-{uuid.uuid4().hex[:8]}")
+
+
+async def main() -> int:
+    # Operations run in threads; the event loop stays free. What waits for Kafka is awaited.
+    async with AsyncQueue(await asyncio.to_thread(KafkaQueue, settings, connection)) as queue:
+        await queue.send_many([f"letter {number}" for number in range(5)])
+
+        # 1. Take messages yourself, and acknowledge each one.
+        read = 0
+        async for message in queue:
+            print(f"read {message.body.decode()}")
+            await queue.ack(message)
+            read += 1
+            if read == 5:
+                break
+
+        # 2. A receive that is cancelled loses nothing: what it still takes is given back.
+        receiving = asyncio.create_task(queue.receive(wait=60))
+        await asyncio.sleep(0.1)
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+
+        # 3. Or let a worker do it: up to 20 handlers at a time, on this event loop.
+        await queue.send_many([f"request {number}" for number in range(100)])
+        handled = set()
+
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(0.05)  # a call to another service
+            handled.add(message.body)
+            if len(handled) == 100:
+                worker.stop()
+
+        worker = AsyncWorker(queue.queue, handle, concurrency=20)
+        async with asyncio.timeout(60):
+            await worker.run()
+
+        left = await queue.call(queue.queue.size) + await queue.call(queue.queue.in_flight)
+    print(f"read {read}, handled {len(handled)}, left {left}")
+    return 0 if (read, len(handled), left) == (5, 100, 0) else 1
+
+
+if __name__ == "__main__":
+    with Admin(connection) as admin:
+        admin.create_queue(settings, partitions=2)
+    # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
+    with Tracker(connection, TrackerSettings(queues=(settings.name,), http_port=-1)):
+        sys.exit(asyncio.run(main()))

@@ -1,0 +1,81 @@
+"""A worker: one function per message, and what becomes of the message depends on how it ends.
+
+    KMQ_BOOTSTRAP=127.0.0.1:9092 KMQ_ZOOKEEPER=127.0.0.1:2181 python examples/worker.py
+
+Makes a queue of its own, runs a tracker in this process, and ends by itself: with 0 only if every
+message ended as it should.
+"""
+
+import os
+import sys
+import threading
+import uuid
+from collections import Counter
+
+from kmqpy import Backoff, Connection, Message, QueueSettings, Reject, Retry, Worker
+from kmqpy.admin import Admin
+from kmqpy.dead_letters import DeadLetters
+from kmqpy.storages.kafka import KafkaQueue
+from tracker.service import Tracker
+from tracker.settings import TrackerSettings
+
+CUSTOMERS = ("ada", "ben", "cleo")
+DELIVERIES = 30 + 1 + 2 + 3  # what the handler below will be called for
+
+connection = Connection(
+    bootstrap=os.environ.get("KMQ_BOOTSTRAP", "127.0.0.1:9092"),
+    zookeeper=os.environ.get("KMQ_ZOOKEEPER", "127.0.0.1:2181"),
+)
+settings = QueueSettings(name=f"example-worker-{uuid.uuid4().hex[:8]}", max_redeliveries=2)
+
+calls: Counter[bytes] = Counter()
+lock = threading.Lock()
+
+
+def handle(message: Message) -> None:
+    """Called in one of several threads; while it runs, the lease of its message is extended."""
+    with lock:
+        calls[message.body] += 1
+    print(f"{message.body.decode()}, attempt {message.attempts}")
+    if message.body == b"unknown customer":
+        raise Reject("no such customer")  # to the dead letters, without another try
+    if message.body == b"till is busy" and message.attempts == 1:
+        raise Retry(0.2, reason="busy")  # again, after a delay of our choice
+    if message.body == b"broken order":
+        raise ValueError("can't be read")  # again after the worker's back-off, until it is a dead letter
+    # Returning acknowledges.
+
+
+def main() -> int:
+    with Admin(connection) as admin:
+        admin.create_queue(settings, partitions=2)
+    # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
+    tracker = Tracker(connection, TrackerSettings(queues=(settings.name,), http_port=-1))
+    with tracker, KafkaQueue(settings, connection) as queue:
+        for customer in CUSTOMERS:
+            # Messages with the same key are handled one at a time and in order.
+            queue.send_many([f"{customer} orders tea {number}" for number in range(10)], key=customer)
+        queue.send_many(["unknown customer", "till is busy", "broken order"])
+        worker = Worker(queue, handle, concurrency=4, ordering="key", backoff=Backoff(0.1, 2, 1))
+        # In a service, `worker.run()` would work until SIGTERM and then drain.
+        with worker:
+            done = ended(queue)
+        with DeadLetters(settings, connection) as letters:
+            dead = sorted(letter.reason or "" for letter in letters.list())
+    print(f"handler calls: {calls.total()}, dead letters: {dead}")
+    expected = ["nack: ValueError: can't be read", "rejected: no such customer"]
+    return 0 if done and calls.total() == DELIVERIES and dead == expected else 1
+
+
+def ended(queue: KafkaQueue, timeout: float = 60) -> bool:
+    """Wait until every message is acknowledged or a dead letter."""
+    pause = threading.Event()
+    for _ in range(int(timeout / 0.2)):
+        if calls.total() >= DELIVERIES and queue.size() == queue.in_flight() == 0:
+            return True
+        pause.wait(0.2)
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
