@@ -35,6 +35,9 @@ class Telemetry:
     def in_flight(self, queue: str, count: int) -> None:
         """How many messages this client holds."""
 
+    def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
+        """A tracker appended a copy with these headers: a redelivery or a dead letter."""
+
 
 class Combined(Telemetry):
     """Tells several."""
@@ -77,3 +80,8 @@ class Combined(Telemetry):
         """How many messages this client holds."""
         for part in self._parts:
             part.in_flight(queue, count)
+
+    def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
+        """A tracker appended a copy with these headers."""
+        for part in self._parts:
+            part.moved(queue, headers, dead_letter=dead_letter)

@@ -33,6 +33,7 @@ class TracingTelemetry(Telemetry):
     receive      kind CLIENT, linked to every message's send
     process      kind CONSUMER, child of the message's send and linked to it
     ack, nack …  kind CLIENT, child of what is current: in a handler, of the message's process span
+    redeliver, dead-letter  kind PRODUCER, by a tracker, child of the message's send
 
     The current span, if there is one when a message is processed, becomes another link. `system` is
     the value of messaging.system. Spans of receive and ack tell that it happened, not how long it took.
@@ -103,6 +104,18 @@ class TracingTelemetry(Telemetry):
             trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False),
         ):
             yield
+
+    def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
+        """A tracker appended a copy; its span is a child of the message's send."""
+        sent = _context_of(headers)
+        name = "dead-letter" if dead_letter else "redeliver"
+        self._tracer.start_span(
+            f"{name} {queue}",
+            context=sent,
+            kind=SpanKind.PRODUCER,
+            attributes=self._attributes(queue, name, "send"),
+            links=_links(sent),
+        ).end()
 
     def _attributes(self, queue: str, name: str, kind: str) -> dict[str, str | int]:
         return {

@@ -32,12 +32,11 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     texts = _field_texts(TrackerSettings)
     for field in reversed(dataclasses.fields(TrackerSettings)):
         if field.name != "queues":
-            command = click.option(
-                _flag(field.name),
-                field.name,
-                metavar="DURATION" if field.name.endswith("_ms") else "VALUE",
-                help=texts[field.name],
-            )(command)
+            kind: dict[str, Any] = {"metavar": "DURATION" if field.name.endswith("_ms") else "VALUE"}
+            if field.type == "bool":
+                kind = {"is_flag": True, "default": None}
+            option = click.option(_flag(field.name), field.name, help=texts[field.name], **kind)
+            command = option(command)
     return command
 
 

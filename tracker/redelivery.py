@@ -160,14 +160,19 @@ class Outcome:
     broken                             take over again before anything else
     """
 
-    redelivered: list[Entry] = field(default_factory=list)
-    dead_lettered: list[Entry] = field(default_factory=list)
+    redelivered: list[Copy] = field(default_factory=list)
+    dead_lettered: list[Copy] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
     failed: dict[int, float] = field(default_factory=dict)
     undecodable_counts: int = 0
     broken: bool = False
     dead_letter_problem: str | None = None
     problem: str | None = None
+
+    @property
+    def copies(self) -> list[Copy]:
+        """All that was committed."""
+        return self.redelivered + self.dead_lettered
 
 
 class Redeliverer:
@@ -250,7 +255,7 @@ class Redeliverer:
         except Broken as error:
             outcome.broken = True
             outcome.problem = str(error)
-        done = {entry.offset for entry in (*outcome.redelivered, *outcome.dead_lettered)} | {*outcome.gone}
+        done = {copy.entry.offset for copy in outcome.copies} | {*outcome.gone}
         for offset in by_offset.keys() - done - outcome.failed.keys():
             was_dead = any(copy.entry.offset == offset for copy in dead) and outcome.dead_letter_problem
             outcome.failed[offset] = self._backoff(offset) if was_dead else 0.05
@@ -296,7 +301,7 @@ class Redeliverer:
             outcome.gone += gone
             gone = []
             for copy in batch:
-                (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy.entry)
+                (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
     def _transact(self, batch: list[Copy], gone: Iterable[int]) -> None:
         producer = self._producer

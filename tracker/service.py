@@ -21,12 +21,15 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kmqpy import kafka, markers
+from kmqpy.admin import Admin
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
+from kmqpy.doctor import Severity
 from kmqpy.errors import DecodeError, KmqError, UnsupportedMarker
 from kmqpy.inflight import Entry, InFlight
 from kmqpy.markers import Op
 from kmqpy.registry import StoredOffset
+from kmqpy.telemetry import Telemetry
 from kmqpy.topics import Topics
 from tracker.assignment import Partition
 from tracker.health import HealthServer
@@ -75,6 +78,11 @@ class Tracker:
         self._settings = settings or TrackerSettings()
         self._clock = clock
         self.metrics = TrackerMetrics()
+        self._telemetry = Telemetry()
+        if self._settings.tracing:
+            from kmqpy.tracing import TracingTelemetry  # an extra
+
+            self._telemetry = TracingTelemetry()
         self._parts: dict[Partition, OwnedPartition] = {}
         self._by_topic: dict[tuple[str, int], OwnedPartition] = {}
         self._results: queues.SimpleQueue[Callable[[], None]] = queues.SimpleQueue()
@@ -94,6 +102,7 @@ class Tracker:
         self._next_offsets = 0.0
         self._storing = False
         self._giving_up: set[Partition] = set()
+        self._diagnosed: set[str] = set()
         self._offsets_turn = threading.Lock()  # Leadership's offset calls are for one thread at a time
         self._complained: dict[tuple[str, Partition], float] = {}
         self._unready: dict[str, str] = {}
@@ -333,6 +342,9 @@ class Tracker:
             self.metrics.takeovers.labels(part.key[0]).inc()
 
     def _start_reading(self, part: OwnedPartition, found: _Takeover) -> None:
+        if part.key[0] not in self._diagnosed:
+            self._diagnosed.add(part.key[0])
+            self._pool.submit(self._diagnose, part.key[0])
         part.topic_ids = found.topic_ids
         part.stored_offset = None
         state = InFlight(now_ms=found.now_ms, position=found.first, missed_markers=found.missed_markers)
@@ -340,6 +352,18 @@ class Tracker:
         topic = part.queue.markers_topic
         self._by_topic[topic, part.number] = part
         self._consumer.incremental_assign([TopicPartition(topic, part.number, found.first)])
+
+    def _diagnose(self, queue: str) -> None:
+        """Warn of what the queue's topics are not as they should be; in the pool, once a queue."""
+        try:
+            with Admin(self._connection) as admin:
+                findings = admin.doctor(queue)
+        except KmqError as error:
+            _log.warning("queue can't be checked", extra={"queue": queue, "error": str(error)})
+            return
+        for finding in findings:
+            if finding.severity is not Severity.OK:
+                _log.warning(finding.what, extra={"queue": queue, "to_do": finding.to_do})
 
     def _stop_reading(self, part: OwnedPartition) -> None:
         topic = part.queue.markers_topic
@@ -447,8 +471,10 @@ class Tracker:
         self.metrics.redelivered.labels(name).inc(len(outcome.redelivered))
         self.metrics.dead_lettered.labels(name).inc(len(outcome.dead_lettered))
         self.metrics.undecodable_counts.labels(name).inc(outcome.undecodable_counts)
-        for entry in (*outcome.redelivered, *outcome.dead_lettered):
-            self.metrics.lateness.labels(name).observe(part.lateness_s(entry, now))
+        lateness = self.metrics.lateness.labels(name)
+        for copy in outcome.copies:
+            lateness.observe(part.lateness_s(copy.entry, now))
+            self._telemetry.moved(name, copy.headers, dead_letter=copy.dead_letter)
         if outcome.gone:
             self.metrics.lost_to_retention.labels(name).inc(len(outcome.gone))
             _log.error(

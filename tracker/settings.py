@@ -29,6 +29,7 @@ class TrackerSettings:
     max_batch_bytes           bytes in one transaction
     workers                   partitions redelivered at the same time
     transaction_timeout_ms    after which Kafka aborts an open transaction; 0: as the session
+    tracing                   OpenTelemetry spans of redeliveries, to the global tracer provider
     http_host, http_port      where /metrics, /livez and /readyz are; port 0: any free one, -1: none
     """
 
@@ -41,6 +42,7 @@ class TrackerSettings:
     max_batch_bytes: int = 4_000_000
     workers: int = 8
     transaction_timeout_ms: int = 0
+    tracing: bool = False
     http_host: str = "127.0.0.1"
     http_port: int = 9404
 

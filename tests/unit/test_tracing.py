@@ -186,3 +186,13 @@ def test_without_the_extra_the_error_says_what_to_install():
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == 'kmqpy.tracing needs an extra; run: pip install "kmqpy[otel]"'
+
+
+@pytest.mark.parametrize(("dead_letter", "name"), [(False, "redeliver jobs"), (True, "dead-letter jobs")])
+def test_a_trackers_copy_is_a_child_of_the_send(spans, dead_letter, name):
+    headers = sent_headers(spans)
+    spans.telemetry.moved("jobs", headers, dead_letter=dead_letter)
+    moved = spans.one(name)
+    sent = spans.one("send jobs")
+    assert moved.parent.span_id == sent.context.span_id
+    assert moved.context.trace_id == sent.context.trace_id
