@@ -176,8 +176,13 @@ class Topics:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in found]
         configs = self._admin.describe_configs(resources, request_timeout=self._timeout)
         for resource, future in configs.items():
-            entries: dict[str, ConfigEntry] = self._result(future, f"describe {resource.name}")
+            entries: dict[str, ConfigEntry] | None = self._result(
+                future, f"describe {resource.name}", but=KafkaError.UNKNOWN_TOPIC_OR_PART
+            )
             info = found[resource.name]
+            if entries is None:  # deleted meanwhile
+                del found[info.name]
+                continue
             config = {key: entry.value for key, entry in entries.items() if entry.value is not None}
             found[info.name] = TopicInfo(info.name, info.topic_id, info.partitions, info.replication, config)
         return found
