@@ -179,6 +179,9 @@ class Admin:
         elif name not in self._topics.describe([name]):
             raise _not_found(name)
         self._topics.delete(settings)
+        deadline = self._clock.monotonic() + self._timeout_s
+        while self._topics.describe(_topic_names(settings)) and self._clock.monotonic() < deadline:
+            self._clock.sleep(0.02)  # brokers hear of it a little later
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
         """Messages taken and not ended, delayed ones included; those taken first come first."""
