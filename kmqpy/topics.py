@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
 
 from kmqpy import kafka
 from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import DAY_MS, Connection, QueueSettings
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError
 
@@ -128,6 +129,7 @@ class Topics:
         )
         for name, future in futures.items():
             self._result(future, f"create topic {name}", but=KafkaError.TOPIC_ALREADY_EXISTS)
+        self._wait_until_told(futures, 1)
         # The controller answers before the brokers know of it.
         deadline = SYSTEM_CLOCK.monotonic() + self._timeout
         while len(self.describe(list(futures))) < len(wanted) and SYSTEM_CLOCK.monotonic() < deadline:
@@ -206,7 +208,18 @@ class Topics:
                     request_timeout=self._timeout,
                 )
                 self._result(futures[name], f"add partitions to {name}")
+        self._wait_until_told(found, partitions)
         return self.check(queue)
+
+    def _wait_until_told(self, topics: Iterable[str], partitions: int) -> None:
+        """The controller decides; brokers hear of it a little later."""
+        wanted = set(topics)
+        deadline = SYSTEM_CLOCK.monotonic() + self._timeout
+        while SYSTEM_CLOCK.monotonic() < deadline:
+            known = self.describe(sorted(wanted))
+            if all(name in known and known[name].partitions >= partitions for name in wanted):
+                return
+            SYSTEM_CLOCK.sleep(0.02)
 
     def delete(self, queue: QueueSettings) -> None:
         """Delete the queue's topics, whichever exist."""
