@@ -155,7 +155,10 @@ class Admin:
         registered = self._registry.get(name)
         before = registered.settings
         settings = build(QueueSettings, dataclasses.asdict(before), changes)
-        counts = [self._topics.check(before).partitions, registered.partitions]
+        existing = self._topics.describe([name]).get(name)
+        if existing is None:
+            raise _not_found(name)
+        counts = [existing.partitions, registered.partitions]
         self._check_retention(settings, retention)
         if partitions is not None:
             self._topics.grow(before, partitions)

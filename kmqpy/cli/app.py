@@ -107,7 +107,7 @@ def run(args: Sequence[str]) -> int:
         drop_stdout()
         return 0
     except SystemExit as stopped:
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # click's answer to a broken pipe
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # click's answer to a broken pipe
             drop_stdout()
             return 0
         return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
