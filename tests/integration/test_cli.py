@@ -1,0 +1,348 @@
+"""`kmq` on a real Kafka and ZooKeeper, from create to delete; what goes wrong is one line and exit code 2."""
+
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import until
+
+from kmqpy.cli.app import run
+
+KMQ = str(Path(sys.executable).with_name("kmq"))
+NOWHERE = "127.0.0.1:1"
+
+
+class Kmq:
+    """Runs `kmq` in this process; `process` runs it in one of its own."""
+
+    def __init__(self, environment, capsys, monkeypatch):
+        self.environment = environment
+        self.capsys = capsys
+        self.monkeypatch = monkeypatch
+
+    def __call__(self, *args, stdin=None, code=0):
+        """Standard output of a command that ends with `code`."""
+        out, err = self.both(*args, stdin=stdin, code=code)
+        if code == 0:
+            assert err == ""
+        return out
+
+    def both(self, *args, stdin=None, code=0):
+        if stdin is not None:
+            data = stdin.encode() if isinstance(stdin, str) else stdin
+            self.monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        found = run([str(arg) for arg in args])
+        shown = self.capsys.readouterr()
+        assert found == code, shown
+        return shown.out, shown.err
+
+    def json(self, *args, **more):
+        return json.loads(self(*args, "-o", "json", **more))
+
+    def lines(self, *args, **more):
+        return [json.loads(line) for line in self(*args, **more).splitlines()]
+
+    def error(self, *args, stdin=None, code=2):
+        """The one line on standard error of a command that fails."""
+        out, err = self.both(*args, stdin=stdin, code=code)
+        assert not out
+        assert err.startswith("kmq: error: ")
+        assert err.count("\n") == 1, err
+        return err
+
+    def process(self, *args, **more):
+        return subprocess.Popen(
+            [KMQ, *args],
+            env={**os.environ, **self.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+            **more,
+        )
+
+
+@pytest.fixture
+def environment(cluster, queue_name):
+    return {
+        "KMQ_BOOTSTRAP": cluster.bootstrap,
+        "KMQ_ZOOKEEPER": cluster.zookeeper,
+        "KMQ_ROOT": f"/kmq-{queue_name}",
+    }
+
+
+@pytest.fixture
+def kmq(environment, capsys, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    yield Kmq(environment, capsys, monkeypatch)
+    logging.getLogger("kmqpy").handlers.clear()
+
+
+@pytest.fixture
+def name(kmq, queue_name):
+    """A queue of one partition, made by the command."""
+    kmq("queue", "create", queue_name)
+    return queue_name
+
+
+class TestFlow:
+    def test_from_create_to_delete(self, kmq, queue_name):
+        made = kmq.json("queue", "create", queue_name, "--partitions", 2, "--redeliver-after", "20s")
+        assert (made["partitions"], made["redeliver_after_ms"]) == (2, 20_000)
+        assert [one["name"] for one in kmq.json("queue", "list")] == [queue_name]
+        assert queue_name in kmq("queue", "list")
+
+        sent = kmq("send", queue_name, "--key", "k", "--header", "a=b=c", stdin="one\ntwo\n\nfour").split()
+        assert len(sent) == 4
+        taken = kmq.lines("receive", queue_name, "--max", 4, "--holder", "me")
+        assert [one["body"] for one in taken] == ["one", "two", "", "four"]
+        assert {one["key"] for one in taken} == {"k"}
+        assert taken[0]["headers"] == {"a": "b=c"}
+        assert {one["attempts"] for one in taken} == {1}
+        assert abs(taken[0]["lease_until_ms"] - taken[0]["enqueued_ms"] - 20_000) < 15_000
+
+        # By another process: by arguments, and by what receive printed on its standard input.
+        first = kmq.process("ack", taken[0]["receipt"])
+        assert first.communicate() == ("1 acknowledged\n", "")
+        assert kmq("ack", stdin=json.dumps(taken[1]) + "\n") == "1 acknowledged\n"
+        assert kmq.json("nack", taken[2]["receipt"], "--delay", "1h", "--reason", "later") == {
+            "done": 1,
+            "failed": 0,
+        }
+        kmq("extend", taken[3]["receipt"], "--lease", "2h")
+
+        listed = kmq.json("in-flight", queue_name)
+        assert [(one["hold"], one["reason"]) for one in listed] == [("released", "later"), ("held", None)]
+        assert {one["holder"] for one in listed} == {"me"}
+        assert listed[1]["receipt"] == taken[3]["receipt"]
+        assert listed[1]["lease_until_ms"] - listed[1]["since_ms"] > 7_000_000
+        assert "released" in kmq("in-flight", queue_name)
+        counts = kmq.json("stats", queue_name)
+        assert (counts["depth"], counts["in_flight"], counts["overdue"]) == (0, 2, 0)
+        assert "total" in kmq("stats", queue_name)
+
+        assert kmq("purge", queue_name).startswith(f"queue {queue_name}: 2 messages")
+        assert kmq.json("queue", "delete", queue_name) == {"queue": queue_name, "deleted": True}
+        assert kmq.json("queue", "list") == []
+        assert "no such" in kmq.error("queue", "describe", queue_name)
+
+    def test_receive_and_acknowledge_at_once(self, kmq, name):
+        kmq("send", name, "a", "b", "c")
+        assert [one["body"] for one in kmq.lines("receive", name, "--max", 2, "--ack")] == ["a", "b"]
+        counts = kmq.json("stats", name)
+        assert (counts["depth"], counts["in_flight"]) == (1, 0)
+
+    def test_nothing_to_receive_is_no_output(self, kmq, name):
+        assert kmq("receive", name, "--wait", "1s") == ""
+
+    def test_bytes_survive(self, kmq, name):
+        kmq("send", name, stdin=b"\xff\xfe\nplain\n")
+        found = kmq.lines("receive", name, "--max", 2)
+        assert found[0]["body_base64"] == "//4="
+        assert found[1]["body"] == "plain"
+
+    def test_delay_and_partition(self, kmq, queue_name):
+        kmq("queue", "create", queue_name, "--partitions", 3)
+        sent = kmq.json("send", queue_name, "x", "--delay", "1h", "--partition", 2)
+        assert sent == {"id": "2-0", "partition": 2, "offset": 0}
+        assert kmq("receive", queue_name, "--wait", "1s") == ""
+        counts = kmq.json("stats", queue_name)
+        assert (counts["depth"], counts["delayed"], counts["in_flight"]) == (1, 1, 0)
+
+    def test_kafka_alone_is_enough_for_messages(self, kmq, name):
+        kmq("send", name, "x", "--zookeeper", "")
+        (found,) = kmq.lines("receive", name, "--zookeeper", "")
+        kmq("ack", found["receipt"], "--zookeeper", "")
+        assert kmq.json("stats", name, "--zookeeper", "")["in_flight"] == 0
+
+    def test_names_of_topics_come_from_the_registry(self, kmq, queue_name):
+        kmq("queue", "create", queue_name, "--markers-topic", f"{queue_name}-m", "--max-redeliveries", "none")
+        kmq("send", queue_name, "x")
+        (found,) = kmq.lines("receive", queue_name)
+        kmq("ack", found["receipt"])
+        settings = kmq.json("queue", "describe", queue_name)["settings"]
+        assert (settings["markers_topic"], settings["max_redeliveries"]) == (f"{queue_name}-m", None)
+        assert "markers topic" in kmq.error("send", queue_name, "x", "--zookeeper", "")
+
+    def test_alter(self, kmq, name):
+        assert kmq.json("queue", "alter", name, "--max-redeliveries", "9")["max_redeliveries"] == 9
+        kmq("queue", "alter", name, "--partitions", 2)
+        assert kmq.json("queue", "describe", name)["partitions"] == 2
+        assert "fewer than the 2" in kmq.error("queue", "alter", name, "--partitions", 1)
+
+
+class TestWithTracker:
+    def test_redelivery_dead_letters_and_redrive(self, kmq, make_queue, queue_name):
+        queue = make_queue(max_redeliveries=0)  # its root is that of the fixture `environment`
+        queue.tracker()
+        kmq("send", queue_name, "poison", "bad")
+        taken = kmq.lines("receive", queue_name, "--max", 2, "--lease", "1m")
+        kmq("nack", taken[0]["receipt"])
+        kmq("dead-letter", taken[1]["receipt"], "--reason", "no such user")
+        until(lambda: len(kmq.json("dlq", "list", queue_name)) == 2)
+        listed = kmq.json("dlq", "list", queue_name)
+        assert {one["attempts"] for one in listed} == {1}
+        assert any("no such user" in one["reason"] for one in listed)
+        assert "no such user" in kmq("dlq", "list", queue_name)
+        peeked = kmq.lines("dlq", "peek", queue_name)
+        assert {one["body"] for one in peeked} == {"poison", "bad"}
+        assert kmq.json("stats", queue_name)["dead_letters"] == 2
+        out, err = kmq.both("dlq", "redrive", queue_name, listed[0]["id"], "7-7", code=1)
+        assert "1 dead letters sent back" in out
+        assert "no dead letter 7-7" in err
+        assert kmq("dlq", "purge", queue_name).startswith(f"queue {queue_name}: 1 dead letters")
+        assert kmq.json("stats", queue_name)["dead_letters"] == 0
+        (again,) = kmq.lines("receive", queue_name)
+        assert (again["body"], again["attempts"]) == (peeked[0]["body"], 1)
+        kmq("ack", again["receipt"])
+        assert kmq("doctor", queue_name).count("error") == 0
+
+
+class TestBadInput:
+    def test_kafka_away(self, kmq, name):
+        commands = (["send", name, "x"], ["stats", name], ["receive", name], ["queue", "create", name])
+        started = time.monotonic()
+        for process in [kmq.process(*command, "--bootstrap", NOWHERE) for command in commands]:
+            out, err = process.communicate()
+            assert (process.returncode, out) == (2, "")
+            assert err.startswith("kmq: error: ")
+            assert f"Kafka at {NOWHERE} does not answer" in err
+            assert err.count("\n") == 1
+        assert time.monotonic() - started < 14  # of four processes at once, on slow machines too
+
+    def test_zookeeper_away(self, kmq, name):
+        started = time.monotonic()
+        assert f"ZooKeeper at {NOWHERE}" in kmq.error("queue", "list", "--zookeeper", NOWHERE)
+        assert time.monotonic() - started < 12
+
+    def test_a_missing_queue(self, kmq, queue_name):
+        for command in ("send", "receive", "stats", "in-flight", "doctor", "purge"):
+            arguments = ["x"] if command == "send" else []
+            assert queue_name in kmq.error(command, queue_name, *arguments)
+        assert queue_name in kmq.error("queue", "delete", queue_name)
+        assert queue_name in kmq.error("queue", "alter", queue_name, "--partitions", 2)
+
+    def test_a_receipt_of_a_topic_that_was_made_anew_acknowledges_nothing(self, kmq, name):
+        kmq("send", name, "old")
+        (old,) = kmq.lines("receive", name)
+        kmq("queue", "delete", name)
+        assert "no such topic" in kmq.error("ack", old["receipt"])
+        kmq("queue", "create", name)
+        kmq("send", name, "new")
+        (new,) = kmq.lines("receive", name)
+        assert "which was deleted since" in kmq.error("ack", old["receipt"])
+        assert kmq.json("stats", name)["in_flight"] == 1
+        out, err = kmq.both("ack", "zzz", new["receipt"], old["receipt"], code=1)
+        assert out == "1 acknowledged\n"
+        assert err.count("kmq: error: ") == 2
+        assert kmq.json("stats", name)["in_flight"] == 0
+
+    def test_an_oversized_message_is_named_and_the_others_are_sent(self, kmq, name):
+        lines = b"a\n" + b"x" * 2_000_000 + b"\nb\n"
+        out, err = kmq.both("send", name, stdin=lines, code=1)
+        assert out.split() == ["0-0", "0-1"]
+        assert err.startswith("kmq: error: message 2: message of 2000000 bytes")
+        assert "message 1: message of" in kmq.error("send", name, stdin=b"x" * 2_000_000)
+        assert kmq.json("stats", name)["depth"] == 2
+
+    def test_numbers_that_do_not_fit(self, kmq, name, queue_name):
+        assert "lease: 691200000 ms is longer" in kmq.error("receive", name, "--lease", "8d")
+        assert "no such partition" in kmq.error("send", name, "x", "--partition", 9)
+        assert "partitions: 0" in kmq.error("queue", "create", f"{name}-2", "--partitions", 0)
+        assert "replication: 9" in kmq.error("queue", "create", f"{name}-2", "--replication", 9)
+        assert "retention" in kmq.error("queue", "create", f"{name}-2", "--retention", "1d")
+        assert kmq.json("queue", "list")[0]["name"] == name
+
+    def test_partition_counts_that_differ(self, kmq, make_queue):
+        from confluent_kafka.admin import NewPartitions
+
+        queue = make_queue()
+        queue.topics._admin.create_partitions([NewPartitions(queue.name, 2)])[queue.name].result()
+        until(lambda: queue.topics.describe([queue.name])[queue.name].partitions == 2)
+        assert f"kmq queue alter {queue.name} --partitions 2" in kmq.error("receive", queue.name)
+        kmq("queue", "alter", queue.name, "--partitions", 2)
+        kmq("send", queue.name, "x", "--partition", 1)
+        assert kmq.lines("receive", queue.name)[0]["partition"] == 1
+
+    def test_doctor_finds_what_is_planted(self, kmq, make_queue):
+        queue = make_queue()
+        queue.topics.configure(queue.settings.markers_topic, {"retention.ms": "1000"})
+        found = json.loads(kmq("doctor", queue.name, "-o", "json", code=1))
+        assert [one for one in found if one["severity"] == "error" and "keeps records for 1s" in one["what"]]
+        assert "no tracker runs" in kmq("doctor", code=1)
+
+
+class TestProcess:
+    """What needs a process of its own: signals, pipes."""
+
+    def follow(self, kmq, name, *more):
+        process = kmq.process("receive", name, "--follow", "--lease", "1h", *more)
+        return process, json.loads(process.stdout.readline())
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_signal_ends_receive_quietly_and_the_receipts_stay_good(self, kmq, name, number, code):
+        kmq("send", name, "a")
+        process, taken = self.follow(kmq, name)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=10)
+        assert (process.returncode, out, err) == (code, "", "")
+        assert kmq.json("stats", name)["in_flight"] == 1
+        kmq("ack", taken["receipt"])
+        assert kmq.json("stats", name)["in_flight"] == 0
+
+    def test_what_could_not_be_printed_is_given_back(self, kmq, name):
+        kmq("send", name, stdin="\n".join(f"{n} {'x' * 500}" for n in range(1_000)))
+        process = kmq.process("receive", name, "--max", "1000", "--lease", "1h", "--wait", "10s")
+        json.loads(process.stdout.readline())
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == ""
+        process.stderr.close()
+        assert process.wait(10) == 0
+        holds = [one["hold"] for one in kmq.json("in-flight", name, "--limit", 1_000)]
+        assert 0 < holds.count("held") < 1_000
+        assert holds.count("held") + holds.count("released") == len(holds)
+
+    def test_send_goes_on_when_nobody_reads_the_ids(self, kmq, name):
+        process = kmq.process("send", name)
+        process.stdout.close()
+        process.stdin.write("".join(f"{n}\n" for n in range(3_000)))
+        process.stdin.close()
+        assert process.stderr.read() == ""
+        process.stderr.close()
+        assert process.wait(10) == 0
+        assert kmq.json("stats", name)["depth"] == 3_000
+
+    def test_a_line_is_sent_when_it_comes(self, kmq, name):
+        process = kmq.process("send", name)
+        for n in range(2):
+            process.stdin.write(f"{n}\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == f"0-{n}\n"
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_dev_up_serves_until_it_is_told_to_stop(kmq, tmp_path, queue_name):
+    process = kmq.process("dev", "up", "--keep", str(tmp_path))
+    try:
+        shown = [process.stdout.readline() for _ in range(4)]
+        addresses = dict(word.split("=") for word in shown[3].split()[1:])
+        assert shown[3].startswith("export ")
+        assert shown[0].split()[1] == addresses["KMQ_BOOTSTRAP"]
+        more = ["--bootstrap", addresses["KMQ_BOOTSTRAP"], "--zookeeper", addresses["KMQ_ZOOKEEPER"]]
+        kmq("queue", "create", queue_name, *more)
+        kmq("send", queue_name, "x", *more)
+        assert kmq.lines("receive", queue_name, *more)[0]["body"] == "x"
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, _err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "")
