@@ -26,7 +26,6 @@ from confluent_kafka.admin import (
 
 from kmqpy import kafka
 from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import DAY_MS, Connection, QueueSettings
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError
 
