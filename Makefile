@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help demo test test-unit lint format bench chaos lock clean
+.PHONY: help demo test test-unit lint format bench bench-table chaos lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,8 +38,11 @@ format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: ## not yet
-	@echo "make bench: not yet; see the issue about benchmarks" >&2; exit 1
+bench: $(READY) ## measure every part beside its peers; ARGS="--quick" for less than 3 minutes
+	@$(BIN)/python -m benchmarks run $(ARGS)
+
+bench-table: $(READY) ## put the figures of benchmarks/results.json into README.md
+	@$(BIN)/python -m benchmarks table
 
 chaos: ## not yet
 	@echo "make chaos: not yet; see the issue about chaos tests" >&2; exit 1
@@ -47,7 +50,7 @@ chaos: ## not yet
 lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	@$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install --quiet uv
 	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-		--no-emit-index-url --no-emit-find-links --no-annotate --extra test --extra lint \
+		--no-emit-index-url --no-emit-find-links --no-annotate --extra bench --extra test --extra lint \
 		--custom-compile-command "make lock" pyproject.toml -o requirements.lock
 	@rm -rf $(VENV)-lock
 
