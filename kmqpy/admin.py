@@ -217,9 +217,10 @@ class Admin:
 
     def doctor(self, queue: str | QueueSettings | None = None) -> list[Finding]:
         """What is wrong with a queue, or with every one; errors first, `ok` where nothing is."""
+        registry = self._registry
         if queue is not None:
             return doctor.check(self._facts(*self._find(queue)))
-        registered = self._registry.queues()
+        registered = registry.queues()
         names = {one.settings.name for one in registered}
         found = doctor.unregistered(self._topics.names(), names)
         for one in registered:
@@ -328,7 +329,7 @@ class Admin:
             registered=known,
             topics=topics,
             brokers=self._topics.brokers(),
-            trackers=tuple(self._registry.trackers()) if self._has_registry else (),
+            trackers=tuple(self._registry.trackers()),
             owners=owners,
             stored=stored,
             markers_log=self._topics.offsets(markers.name, range(markers.partitions)) if markers else {},

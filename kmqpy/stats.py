@@ -140,7 +140,8 @@ class _Markers:
     ) -> None:
         self.states: dict[int, InFlight] = {}
         self.touched: dict[int, set[int]] = {p: set() for p in range(topics.queue.partitions)}
-        """Queue offsets with a marker among those read."""
+        """Queue offsets with a marker among those read, from the committed offset on."""
+        self._floor = {p: committed[p][0] if p in committed else 0 for p in self.touched}
         starts: dict[int, int] = {}
         bounds = log_reader.bounds(connection, topics.markers.name, self.touched)
         for partition in self.touched:
@@ -168,7 +169,7 @@ class _Markers:
             state.observe(at, now_ms)
         else:
             state.apply(marker, at, now_ms)
-            if marker.op in (Op.TAKE, Op.DELAY, Op.END):
+            if marker.op in (Op.TAKE, Op.DELAY, Op.END) and marker.offset >= self._floor[partition]:
                 self.touched[partition].add(marker.offset)
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kmqpy import logs
 from kmqpy.admin import Admin
 from kmqpy.config import Connection, QueueSettings, build, from_environment, parse_duration_ms, read_file
 from kmqpy.errors import ConfigError
@@ -165,12 +166,13 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith(("kmqpy.librdkafka", "kmqpy.zookeeper")):
-            click.echo(f"kmq: {record.getMessage()}", err=True)
+            shown = "".join(f" {key}={value}" for key, value in logs.fields(record).items())
+            click.echo(f"kmq: {record.getMessage()}{shown}", err=True)
 
 
 def _log(*, verbose: bool) -> None:
     logger = logging.getLogger("kmqpy")
     if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logs.setup()
     elif not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines(logging.ERROR))

@@ -136,6 +136,8 @@ class TestCreateAlterDelete:
             assert without.in_flight(queue_name) == []
             with pytest.raises(ConfigError, match="zookeeper: no address given"):
                 without.list_queues()
+            with pytest.raises(ConfigError, match="zookeeper: no address given"):
+                without.doctor(queue_name)
 
 
 class TestStats:
