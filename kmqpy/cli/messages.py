@@ -178,6 +178,8 @@ def receive(
       kmq receive jobs --max 10 --lease 1m
       kmq receive jobs --ack --follow | jq .body
     """
+    if lease is not None and not lease:
+        raise click.BadParameter("must be longer than 0", param_hint="--lease")
     settings = cli.queue(queue)
     left = limit if limit is not None else None if follow else 1
     until = SYSTEM_CLOCK.monotonic() + wait.total_seconds()

@@ -103,6 +103,7 @@ class TestBadUse:
             ("receive q --lease 5", "write it like 500ms, 30s"),
             ("receive q --lease 1e3s", "is not a duration"),
             ("receive q --lease 99999999999h", "too long"),
+            ("receive q --lease 0s", "must be longer than 0"),
             ("receive q --max 0", "--max"),
             ("receive q --max many", "is not a valid integer"),
             ("send q x --partition -1", "--partition"),
