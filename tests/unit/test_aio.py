@@ -72,6 +72,22 @@ class TestQueue:
         assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
         assert fake.taken == {}
 
+    def test_close_waits_for_what_a_cancelled_receive_still_takes(self):
+        async def main():
+            fake = FakeQueue()
+            queue = AsyncQueue(fake)
+            receiving = asyncio.ensure_future(queue.receive(wait=30))
+            await asyncio.sleep(0.05)
+            receiving.cancel()
+            closing = asyncio.ensure_future(queue.close())
+            await asyncio.sleep(0.05)
+            fake.put("late")
+            await closing
+            return fake
+
+        fake = asyncio.run(main())
+        assert (fake.of("nack"), fake.taken, fake.closed) == (["r1"], {}, True)
+
     def test_cancellation_at_any_moment_loses_nothing(self):
         """Every message is either returned or given back, wherever the cancellation falls."""
 

@@ -14,7 +14,7 @@ from kmqpy.errors import Closed, ConfigError, KmqError, Unavailable
 from kmqpy.lanes import Lanes
 from kmqpy.queue import Queue
 from kmqpy.telemetry import Telemetry
-from kmqpy.worker import Backoff, Reject, Retry, Worker, described
+from kmqpy.worker import Backoff, Reject, Retry, Worker, _Task, described
 
 EXACT = Backoff(0.5, 2, 4, jitter=0)
 
@@ -161,6 +161,23 @@ class TestOutcomes:
             queue.wait_until_finished(3)
         assert queue.of("nack") == ["r1"]
         assert queue.of("ack") == ["r2", "r3"]
+
+    def test_an_error_of_the_workers_own_ends_no_thread(self):
+        class Broken(Backoff):
+            def delay(self, attempts):
+                raise SystemExit
+
+        queue = FakeQueue("bad", "good")
+        failures = Failures()
+
+        def handler(message):
+            if message.body == b"bad":
+                raise ValueError
+
+        with Worker(queue, handler, concurrency=1, backoff=Broken(), telemetry=failures):
+            queue.wait_until_finished(1)
+        assert queue.of("ack") == ["r2"]
+        assert failures.what == ["worker thread"]
 
     def test_an_acknowledgement_that_fails_costs_only_itself(self):
         queue = FakeQueue("a", "b")
@@ -359,6 +376,13 @@ class TestLeases:
         gate.set()
         assert [op for op, _, _ in queue.calls] == ["extend", "ack"]
 
+    def test_a_message_that_ended_before_its_extension_began_is_left_alone(self):
+        queue = FakeQueue("x")
+        (message,) = queue.receive()
+        worker = Worker(queue, lambda message: None)
+        worker._extend(_Task(message, None, lease_ends=0, extend_at=0, finished=True))
+        assert queue.calls == []
+
     def test_what_waits_is_extended_too(self):
         queue = FakeQueue("a", "b")
         gate = threading.Event()
@@ -426,7 +450,8 @@ class TestStopping:
             gate.wait(5)
             ended.set()
 
-        worker = Worker(queue, handler, drain_timeout=0.1)
+        failures = Failures()
+        worker = Worker(queue, handler, drain_timeout=0.1, telemetry=failures)
         worker.start()
         assert begun.wait(5)
         worker.stop()
@@ -435,6 +460,7 @@ class TestStopping:
         assert ended.wait(5)
         time.sleep(0.05)
         assert queue.of("ack") == []
+        assert failures.what == []  # the late end was not even tried
 
     def test_messages_that_arrive_during_the_stop_are_given_back(self):
         queue = FakeQueue()
@@ -451,6 +477,34 @@ class TestStopping:
         worker.start()
         worker.stop()
         assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
+
+    def test_a_receive_that_hangs_holds_up_nothing_and_its_messages_are_given_back(self, monkeypatch):
+        monkeypatch.setattr("kmqpy.worker._TAKER_GRACE_S", 0.1)
+        queue = FakeQueue("a", "b")
+        gate, hangs, go_on = threading.Event(), threading.Event(), threading.Event()
+
+        def handler(message):
+            gate.wait(5)
+
+        def hanging():
+            if queue.in_flight() == 2 and not hangs.is_set():
+                hangs.set()
+                go_on.wait(5)
+                queue.put("late")
+
+        queue.before_receive = hanging
+        worker = Worker(queue, handler, concurrency=1, prefetch=2, drain_timeout=0.1)
+        worker.start()
+        assert hangs.wait(5)
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        queue.wait_until_finished(1)
+        assert queue.of("nack") == ["r2"]
+        stopping.join(5)
+        go_on.set()
+        queue.wait_until_finished(3)
+        assert queue.of("nack") == ["r2", "r1", "r3"]
+        gate.set()
 
     def test_a_handler_may_stop_the_worker(self):
         queue = FakeQueue("x", "x")
