@@ -18,7 +18,7 @@ from kmqpy.errors import Closed, ConfigError, DecodeError
 from kmqpy.inflight import Hold
 from kmqpy.message import DELIVER_AT, HeadersLike, Message, int_header
 from kmqpy.producer import KmqProducer
-from kmqpy.queue import Orphan, QueueUrl
+from kmqpy.queue import Orphan, Queue, QueueUrl
 from kmqpy.stats import InFlightMessage
 from kmqpy.telemetry import Telemetry
 
@@ -224,7 +224,7 @@ class KafkaQueue:
 _CLIENT = ("max_in_flight", "holder", "instance_id")
 
 
-def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> KafkaQueue:
+def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> Queue:
     """Open the queue of a kafka: url.
 
     Its settings are the fields of QueueSettings, `zookeeper` and `root`, `max_in_flight`, `holder` and

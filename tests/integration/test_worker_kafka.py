@@ -11,12 +11,16 @@ import time
 from collections import Counter
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 from support import until
 
 from kmqpy.aio import AsyncQueue, AsyncWorker
 from kmqpy.metrics import PrometheusTelemetry
 from kmqpy.storages.kafka import KafkaQueue
+from kmqpy.tracing import TracingTelemetry
 from kmqpy.worker import Backoff, Reject, Retry, Worker
 
 QUICK = Backoff(0.1, 2, 0.4, 0)
@@ -242,3 +246,32 @@ def test_a_cancelled_receive_loses_no_message(live, queue):
     found = asyncio.run(main())
     assert len(found) == 20
     assert {message.attempts for message in found} == {1}
+
+
+def test_one_trace_from_the_send_over_a_redelivery_to_the_acknowledgement(live):
+    memory = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    telemetry = TracingTelemetry(provider)
+
+    def handler(message):
+        if message.attempts == 1:
+            raise Retry(0)
+
+    with KafkaQueue(live.settings, live.connection, telemetry=telemetry) as queue:
+        queue.send("x")
+        with Worker(queue, handler, lease=5, telemetry=telemetry):
+            until(lambda: any(span.name.startswith("ack") for span in memory.get_finished_spans()))
+    spans = memory.get_finished_spans()
+    (sent,) = [span for span in spans if span.name == f"send {live.name}"]
+    processed = [span for span in spans if span.name == f"process {live.name}"]
+    assert [span.attributes["kmq.attempts"] for span in processed] == [1, 2]
+    assert {span.parent.span_id for span in processed} == {sent.context.span_id}
+    received = [span for span in spans if span.name == f"receive {live.name}"]
+    assert [span.links[0].context.span_id for span in received] == [sent.context.span_id] * 2
+    settled = [span for span in spans if span.name.split()[0] in ("nack", "ack")]
+    assert [(span.name.split()[0], span.parent.span_id) for span in settled] == [
+        ("nack", processed[0].context.span_id),
+        ("ack", processed[1].context.span_id),
+    ]
+    provider.shutdown()
