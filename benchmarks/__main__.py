@@ -1,0 +1,91 @@
+"""The command line of the benchmarks; see the package's docstring."""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import drain, latency, report
+from benchmarks.lab import Lab
+from benchmarks.results import Case, Row, progress, run_case, to_json
+from benchmarks.sizes import FULL, QUICK, Sizes
+from kmqpy.config import Connection
+from kmqpy.dev.cluster import Cluster
+
+HERE = Path(__file__).resolve().parent
+COMMITTED = HERE / "results.json"
+README = HERE.parent / "README.md"
+
+WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
+    "drain": drain.cases,
+    "latency": latency.cases,
+}
+
+# The embedded cluster is tuned for a quick start; this is what lets a broker run at its speed.
+BROKER_JVM = ("-Xmx1g", "-XX:TieredStopAtLevel=4")
+
+
+@click.group()
+def main() -> None:
+    """Measure kmqpy beside its peers."""
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="Smaller numbers and one turn each, less than 3 minutes.")
+@click.option("--only", default="", help=f"Some of the works, with commas: {','.join(WORKS)}.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=HERE / "results")
+def run(*, quick: bool, only: str, out: Path) -> None:
+    """Run the works, print the table, write results.json and results.png into a folder."""
+    chosen = [name.strip() for name in only.split(",") if name.strip()] or list(WORKS)
+    if unknown := set(chosen) - set(WORKS):
+        raise click.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(WORKS)}")
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    rows: list[Row] = []
+    for name in chosen:
+        # A cluster for each work: none pays for what another left behind.
+        with Cluster(jvm_options=BROKER_JVM) as cluster:
+            lab = Lab(Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper))
+            for case in WORKS[name](lab, QUICK if quick else FULL):
+                rows += run_case(case)
+                _write(out / "results.json", _meta(quick=quick, seconds=time.monotonic() - began), rows)
+    click.echo(report.table(rows))
+    report.plot(rows, out / "results.png")
+    progress(f"written: {click.format_filename(out.name)}/results.json and results.png")
+
+
+@main.command()
+def table() -> None:
+    """Put the figures of the committed results.json into README.md."""
+    text = report.markdown(json.loads(COMMITTED.read_text()))
+    README.write_text(report.between_markers(README.read_text(), text))
+
+
+def _meta(*, quick: bool, seconds: float) -> dict[str, Any]:
+    return {
+        "quick": quick,
+        "minutes": round(seconds / 60, 1),
+        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "kmqpy": version("kmqpy"),
+        "confluent-kafka": version("confluent-kafka"),
+        "kafka": "4.3.1, one broker, on the same machine",
+    }
+
+
+def _write(file: Path, meta: dict[str, Any], rows: list[Row]) -> None:
+    file.write_text(json.dumps(to_json(meta, rows), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Child processes: peers that report as JSON, trackers, and what they cost."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kmqpy.config import Connection
+from kmqpy.dev.ports import free_ports
+
+ROOT = Path(__file__).resolve().parent.parent
+_TIMEOUT_S = 600.0
+
+
+class Failed(Exception):
+    """A child did not do what it should."""
+
+
+class Child:
+    """A child process that is killed at the end of the block."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.started = time.time()
+        self._errors = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would fill up
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._errors.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """SIGTERM, and wait until it has ended."""
+        self._process.terminate()
+        self._process.communicate(timeout=timeout_s)
+
+    def line(self) -> dict[str, Any]:
+        """The next line of its stdout; raises Failed at the end."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise Failed(self._last_words())
+        return dict(json.loads(line))
+
+    def result(self, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+        """The last line of its stdout, when it has ended by itself."""
+        try:
+            output, _ = self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"not done after {timeout_s:.0f} s") from None
+        if self._process.returncode or not output.strip():
+            raise Failed(self._last_words())
+        return dict(json.loads(output.splitlines()[-1]))
+
+    def check(self) -> None:
+        """Raise Failed if it has ended."""
+        if self._process.poll() is not None:
+            raise Failed(self._last_words())
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        # librdkafka and the JVM log to stderr too; what ended the process is what Python says last.
+        ours = [line for line in lines if not line.startswith(("%", "[", "WARNING"))]
+        return (ours or lines or ["ended without a word"])[-1]
+
+
+def peer(name: str, work: str, **options: Any) -> Child:
+    """Start one of benchmarks/peers in a process of its own."""
+    return Child([sys.executable, "-m", "benchmarks.peers", name, work, json.dumps(options)])
+
+
+class TrackerProcess(Child):
+    """`python -m tracker`, as a user would run it."""
+
+    def __init__(self, connection: Connection, **flags: str) -> None:
+        (port,) = free_ports(1)
+        self._url = f"http://127.0.0.1:{port}/metrics"
+        settings = {
+            "bootstrap": connection.bootstrap,
+            "zookeeper": connection.zookeeper,
+            "root": connection.root,
+            "http-port": str(port),
+            "log-level": "ERROR",
+            **{name.replace("_", "-"): value for name, value in flags.items()},
+        }
+        options = [text for name, value in settings.items() for text in (f"--{name}", value)]
+        super().__init__([sys.executable, "-m", "tracker", *options])
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels; 0 while it does not answer."""
+        try:
+            with urllib.request.urlopen(self._url, timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return 0.0
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+    def wait_until_it_owns(self, partitions: int) -> None:
+        """Return when it redelivers for that many partitions."""
+        wait_until(
+            lambda: self.metric("kmq_owned_partitions") == partitions <= self.metric("kmq_takeovers_total"),
+            "the tracker owns its partitions",
+            30.0,
+            child=self,
+        )
+
+
+def wait_until(
+    is_so: Callable[[], bool],
+    what: str,
+    timeout_s: float,
+    *,
+    child: Child | None = None,
+    every_s: float = 0.1,
+) -> None:
+    """Poll; raises Failed when it is not so in time, or when `child` has ended."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        if child is not None:
+            child.check()
+        if time.monotonic() > deadline:
+            raise Failed(f"not after {timeout_s:.0f} s: {what}")
+        time.sleep(every_s)
+
+
+def usage(pid: int) -> Mapping[str, float]:
+    """CPU seconds so far and resident bytes of a process."""
+    stat = Path(f"/proc/{pid}/stat")
+    if stat.exists():
+        fields = stat.read_text().rpartition(")")[2].split()
+        tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        return {"cpu_s": (int(fields[11]) + int(fields[12])) / tick, "rss": float(int(fields[21]) * page)}
+    row = subprocess.run(
+        ["ps", "-o", "rss=,time=", "-p", str(pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    cpu_s = 0.0
+    for part in re.split("[:-]", row[1]):
+        cpu_s = cpu_s * 60 + float(part)
+    return {"cpu_s": cpu_s, "rss": float(row[0]) * 1024}

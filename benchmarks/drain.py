@@ -1,0 +1,73 @@
+"""(a) A preloaded backlog, taken and acknowledged by one client."""
+
+from collections.abc import Callable, Iterator
+
+from benchmarks import children
+from benchmarks.lab import Lab
+from benchmarks.peers.kmqpy_client import knows_formats
+from benchmarks.results import JVM, KMQPY, PLAIN, SHARE, Case, Figures, progress
+from benchmarks.sizes import Sizes
+from kmqpy.config import QueueSettings
+
+BATCH = 5_000
+NO_FORMATS = "this kmqpy has no markers='range'"
+
+_PEERS = {
+    PLAIN: ("consume", "", "fast"),
+    KMQPY["range"]: ("kmqpy", "range", "fast"),
+    KMQPY["jvm"]: ("kmqpy", "jvm", "medium"),
+    SHARE: ("share", "", "medium"),
+    JVM: ("jvm", "", "slow"),
+}
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """A case per size of messages, number of partitions and order of acknowledgement."""
+    backlog = max(sizes.drain_messages.values())
+    for size in sizes.drain_bytes:
+        for partitions in sizes.drain_partitions:
+            with lab.queue(partitions) as queue:
+                progress(f"drain | {backlog:,} messages of {size} bytes are sent to {partitions} partitions")
+                lab.preload(queue, partitions, backlog, size)
+                _turn(lab, queue, partitions, PLAIN, sizes, in_random_order=False)()  # the page cache
+                for in_random_order in (False, True):
+                    absent = {} if knows_formats() else {KMQPY["range"]: NO_FORMATS}
+                    yield Case(
+                        work="drain",
+                        name=f"{size:,} bytes, {partitions} partition{'s' * (partitions > 1)}, "
+                        f"acks {'at random' if in_random_order else 'in order'}",
+                        metrics={"messages_per_s": "msg/s"},
+                        peers={
+                            peer: _turn(lab, queue, partitions, peer, sizes, in_random_order=in_random_order)
+                            for peer in _PEERS
+                            if peer not in absent
+                        },
+                        repeats=sizes.repeats,
+                        absent=absent,
+                    )
+
+
+def _turn(
+    lab: Lab, queue: QueueSettings, partitions: int, peer: str, sizes: Sizes, *, in_random_order: bool
+) -> Callable[[], Figures]:
+    module, markers, speed = _PEERS[peer]
+
+    def turn() -> Figures:
+        with (
+            lab.view(queue, partitions) as view,
+            children.peer(
+                module,
+                "drain",
+                bootstrap=lab.connection.bootstrap,
+                topic=view.name,
+                group=view.consumer_group,
+                queue=view.to_json().decode(),
+                markers=markers,
+                batch=BATCH,
+                messages=sizes.drain_messages[speed],
+                random=in_random_order,
+            ) as child,
+        ):
+            return child.result()
+
+    return turn

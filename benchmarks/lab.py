@@ -1,0 +1,153 @@
+"""The topics that are measured on: made, filled and read back."""
+
+import itertools
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewTopic
+
+from benchmarks.children import Failed
+from kmqpy import kafka, log_reader, markers
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.registry import Registry
+from kmqpy.topics import Topics
+from kmqpy.zookeeper import connect
+
+HOUR_MS = 3_600_000
+_CHUNK = 20_000
+_MAX_QUEUED = 400_000
+_STAMP = struct.Struct(">qq")
+
+Record = tuple[bytes | None, bytes]
+"""Key and value."""
+
+
+class Lab:
+    """One cluster, and queues on it with names of their own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._admin = kafka.admin(connection)
+        self._numbers = itertools.count(1)
+
+    @contextmanager
+    def queue(self, partitions: int, *, register: bool = False, **settings: Any) -> Iterator[QueueSettings]:
+        """A queue that is deleted at the end; `register`: trackers serve it."""
+        queue = QueueSettings(name=f"bench-{next(self._numbers)}", **settings)
+        # Kafka's default would let the sender say when a record was appended.
+        topic = NewTopic(queue.name, partitions, 1, config={"message.timestamp.type": "LogAppendTime"})
+        for future in self._admin.create_topics([topic]).values():
+            future.result()
+        Topics(self.connection).create(queue, partitions)
+        if register:
+            with self._registry() as registry:
+                registry.register(queue, partitions)
+        try:
+            yield queue
+        finally:
+            if register:
+                with self._registry() as registry:
+                    registry.remove(queue.name)
+            self._delete(
+                name for name in self._admin.list_topics().topics if name.startswith(f"{queue.name}_")
+            )
+            self._delete([queue.name])
+
+    @contextmanager
+    def view(self, queue: QueueSettings, partitions: int) -> Iterator[QueueSettings]:
+        """The same queue topic, as if nobody had ever read it: with a new group and markers topic."""
+        name = f"{queue.name}__view-{next(self._numbers)}"
+        view = replace(queue, markers_topic=f"{name}-markers", consumer_group=name)
+        Topics(self.connection).create(view, partitions)
+        try:
+            yield view
+        finally:
+            self._delete([view.markers_topic])
+
+    def fill(self, topic: str, partition: int, records: Iterable[Record]) -> int:
+        """Append records to one partition as fast as it goes; returns how many."""
+        producer = kafka.producer(
+            self.connection,
+            {
+                "linger.ms": 20,
+                "batch.size": 500_000,
+                "queue.buffering.max.messages": 2 * _MAX_QUEUED,
+                "queue.buffering.max.kbytes": 1_000_000,
+            },
+        )
+        before, count = self.end(topic, partition), 0
+        for chunk in _batched(records):
+            count += producer.produce_batch(
+                topic, [{"key": key, "value": value} for key, value in chunk], partition
+            )
+            while len(producer) > _MAX_QUEUED:
+                producer.poll(0.05)
+        producer.flush()
+        if self.end(topic, partition) - before != count:
+            raise Failed(f"{topic}: not everything could be written")
+        return count
+
+    def preload(self, queue: QueueSettings, partitions: int, count: int, size: int) -> None:
+        """Messages of `size` bytes, as many in each partition."""
+        body = b"x" * size
+        for partition in range(partitions):
+            share = count // partitions + (partition < count % partitions)
+            self.fill(queue.name, partition, itertools.repeat((None, body), share))
+
+    def end(self, topic: str, partition: int) -> int:
+        """The offset after the last record."""
+        reader = kafka.consumer(self.connection, {})
+        try:
+            return int(reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[1])
+        finally:
+            reader.close()
+
+    def records(self, topic: str, partitions: int, first: int = 0) -> list[Any]:
+        """Every committed record from offset `first` on."""
+        found: list[Any] = []
+        log_reader.scan(self.connection, topic, dict.fromkeys(range(partitions), first), found.append)
+        return found
+
+    @contextmanager
+    def _registry(self) -> Iterator[Registry]:
+        with connect(self.connection.zookeeper) as zookeeper:
+            yield Registry(zookeeper, self.connection.root)
+
+    def _delete(self, topics: Iterable[str]) -> None:
+        names = list(topics)
+        if names:
+            for future in self._admin.delete_topics(names).values():
+                future.result()
+
+
+def starts(offsets: Iterable[int], lease_ms: int, partition: int = 0) -> Iterator[Record]:
+    """Start markers as the JVM format has them."""
+    value = markers.encode_start(lease_ms)
+    return ((markers.encode_key(partition, offset), value) for offset in offsets)
+
+
+def ends(offsets: Iterable[int], partition: int = 0) -> Iterator[Record]:
+    """End markers as the JVM format has them."""
+    value = markers.encode_end()
+    return ((markers.encode_key(partition, offset), value) for offset in offsets)
+
+
+def stamped(number: int, monotonic_ns: int, size: int = 100) -> bytes:
+    """A message body that says which one it is and when it was sent."""
+    return _STAMP.pack(number, monotonic_ns).ljust(size, b"x")
+
+
+def stamp_of(body: bytes) -> tuple[int, int]:
+    """The number and the moment in a stamped body."""
+    number, monotonic_ns = _STAMP.unpack_from(body)
+    return number, monotonic_ns
+
+
+def _batched(records: Iterable[Record]) -> Iterator[tuple[Record, ...]]:
+    iterator = iter(records)
+    while chunk := tuple(itertools.islice(iterator, _CHUNK)):
+        yield chunk

@@ -1,0 +1,53 @@
+"""Share groups of Kafka (KIP-932) through confluent-kafka's ShareConsumer, explicit acknowledgement.
+
+An acknowledgement goes to the broker with the next poll; a batch must be acknowledged before the next one
+is handed out, and the broker decides how large it is.
+"""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import ShareConsumer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+
+class ShareGroup:
+    def __init__(self, options: dict[str, Any]) -> None:
+        where = {"bootstrap.servers": options["bootstrap"]}
+        earliest = ConfigEntry(
+            "share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET
+        )
+        group = ConfigResource(ResourceType.GROUP, options["group"], incremental_configs=[earliest])
+        admin = AdminClient(where)
+        for future in admin.incremental_alter_configs([group]).values():
+            future.result()
+        self._consumer = ShareConsumer(
+            {**where, "group.id": options["group"], "share.acknowledgement.mode": "explicit"}
+        )
+        self._consumer.subscribe([options["topic"]])
+
+    def take(self) -> list[Any]:
+        batch = list(self._consumer.poll(1.0))
+        for message in batch:
+            if message.error() is not None:
+                raise RuntimeError(message.error().str())
+        return batch
+
+    def bodies(self, batch: list[Any]) -> Iterable[bytes]:
+        return [message.value() for message in batch]
+
+    def ack(self, batch: list[Any], *, shuffled: bool) -> None:
+        if shuffled:
+            random.shuffle(batch)
+        for message in batch:
+            self._consumer.acknowledge(message)
+
+    def confirm(self) -> None:
+        for place, error in self._consumer.commit_sync(60.0).items():
+            if error is not None:
+                raise RuntimeError(f"partition {place.partition}: {error}")
+
+
+def connect(options: dict[str, Any]) -> ShareGroup:
+    return ShareGroup(options)

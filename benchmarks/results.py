@@ -1,0 +1,143 @@
+"""What is measured: cases, turns, and the rows that come out. Pure but for the progress lines."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PLAIN = "plain consume"
+JVM = "JVM kmq core_2.12:0.2"
+SHARE = "share group"
+KMQPY = {"jvm": "kmqpy, JVM markers", "range": "kmqpy, range markers"}
+
+Figures = Mapping[str, float]
+"""What one turn of one peer gave, by metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One work under one condition, done by several peers in turn.
+
+    metrics  what is shown, with its unit; other figures of a turn are kept in the JSON only
+    """
+
+    work: str
+    name: str
+    metrics: Mapping[str, str]
+    peers: Mapping[str, Callable[[], Figures]]
+    repeats: int
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Peers that can't take part, and why."""
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One peer's figures of one metric of a case; `values` of its turns, in order."""
+
+    work: str
+    case: str
+    metric: str
+    unit: str
+    peer: str
+    values: list[float] = field(default_factory=list)
+    extra: dict[str, list[float]] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def median(self) -> float | None:
+        """The middle of the turns that succeeded, None without any."""
+        return statistics.median(self.values) if self.values else None
+
+
+def run_case(case: Case) -> list[Row]:
+    """All turns of a case; a peer that fails says so in its row and has no more turns."""
+    rows = {
+        (peer, metric): Row(
+            work=case.work,
+            case=case.name,
+            metric=metric,
+            unit=unit,
+            peer=peer,
+            problem=case.absent.get(peer, ""),
+        )
+        for peer in [*case.peers, *case.absent]
+        for metric, unit in case.metrics.items()
+    }
+    failed: set[str] = set()
+    for turn in range(1, case.repeats + 1):
+        for peer, measure in case.peers.items():
+            if peer in failed:
+                continue
+            own = [rows[peer, metric] for metric in case.metrics]
+            began = time.monotonic()
+            try:
+                figures = measure()
+            except Exception as error:  # one peer must not end the run
+                failed.add(peer)
+                for row in own:
+                    row.problem = _one_line(error)
+                outcome = f"failed: {_one_line(error)}"
+            else:
+                for row in own:
+                    row.values.append(figures[row.metric])
+                own[0].extra = _extended(own[0].extra, figures, but=case.metrics)
+                outcome = ", ".join(
+                    f"{shown(figures[metric])} {unit}" for metric, unit in case.metrics.items()
+                )
+            progress(
+                f"{case.work} | {case.name} | {peer} {turn}/{case.repeats}: {outcome} "
+                f"({time.monotonic() - began:.0f} s)"
+            )
+    return list(rows.values())
+
+
+def progress(text: str) -> None:
+    """Say how far it is, on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def ratio(row: Row, rows: Iterable[Row], peer: str) -> float | None:
+    """This row's median by that of `peer` in the same case and metric, None where there is none."""
+    for other in rows:
+        if (other.work, other.case, other.metric, other.peer) == (row.work, row.case, row.metric, peer):
+            if row.median is None or not other.median:
+                return None
+            return row.median / other.median
+    return None
+
+
+def to_json(meta: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """The form of results.json."""
+    return {"meta": dict(meta), "rows": [asdict(row) for row in rows]}
+
+
+def from_json(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[Row]]:
+    """The reverse of to_json."""
+    return dict(data["meta"]), [Row(**row) for row in data["rows"]]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100).__int__() - 1)]
+
+
+def shown(value: float) -> str:
+    """A figure with as many digits as mean something."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _extended(extra: dict[str, list[float]], figures: Figures, but: Iterable[str]) -> dict[str, list[float]]:
+    return {key: [*extra.get(key, []), value] for key, value in figures.items() if key not in set(but)}
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,0 +1,56 @@
+"""How much is done in a full run and in a quick one."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Numbers of messages, repeats and seconds.
+
+    The slow peers of a drain get fewer messages, so that a turn lasts seconds for each; a speed does
+    not depend on it, since the first tenth is not timed.
+    """
+
+    repeats: int
+    few_repeats: int
+    drain_bytes: tuple[int, ...]
+    drain_partitions: tuple[int, ...]
+    drain_messages: dict[str, int]
+    latency_messages: int
+    latency_warm_up_s: float
+    lateness_s: float
+    bulk_messages: int
+    in_flight: int
+    failover_in_flight: int
+    markers: int
+
+
+FULL = Sizes(
+    repeats=5,
+    few_repeats=3,
+    drain_bytes=(100, 1_000),
+    drain_partitions=(1, 4),
+    drain_messages={"fast": 1_000_000, "medium": 500_000, "slow": 200_000},
+    latency_messages=20_000,
+    latency_warm_up_s=3.0,
+    lateness_s=20.0,
+    bulk_messages=100_000,
+    in_flight=1_000_000,
+    failover_in_flight=1_000_000,
+    markers=10_000_000,
+)
+
+QUICK = Sizes(
+    repeats=1,
+    few_repeats=1,
+    drain_bytes=(100,),
+    drain_partitions=(4,),
+    drain_messages={"fast": 300_000, "medium": 100_000, "slow": 50_000},
+    latency_messages=3_000,
+    latency_warm_up_s=1.5,
+    lateness_s=4.0,
+    bulk_messages=20_000,
+    in_flight=100_000,
+    failover_in_flight=20_000,
+    markers=300_000,
+)
