@@ -7,12 +7,19 @@ leaves when its end marker is read, so whoever reads the same markers has the sa
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
 from kmqpy.markers import INT64_MAX, Marker, Op
+
+_BLOCK = 1024
+"""Messages in a block: what the bits of one run can stand for."""
+
+_MIN_RUN = 16
+"""Messages taken together that are worth a run."""
 
 _SLACK = 1024
 """Stale items that a lazily cleaned structure may hold beside as many live ones."""
@@ -60,8 +67,57 @@ class Entry(NamedTuple):
     holder: str | None = None
 
 
+class _Run:
+    """Messages of one block that were taken together: a bit for each, no object.
+
+    alive     bit i: the message at block * _BLOCK + i is in flight
+    taken_at  markers offset of the take of bit `base`; the takes of the following bits stand
+              `stride` apart, 0 where one range marker took them all
+    """
+
+    __slots__ = ("alive", "base", "block", "due_ms", "holder", "since_ms", "stride", "taken_at")
+
+    def __init__(
+        self,
+        block: int,
+        alive: int,
+        base: int,
+        taken_at: int,
+        stride: int,
+        since_ms: int,
+        due_ms: int,
+        holder: str | None,
+    ) -> None:
+        self.block = block
+        self.alive = alive
+        self.base = base
+        self.taken_at = taken_at
+        self.stride = stride
+        self.since_ms = since_ms
+        self.due_ms = due_ms
+        self.holder = holder
+
+    def entry(self, bit: int) -> Entry:
+        """The message of `bit` as an entry of its own."""
+        return Entry(
+            self.block * _BLOCK + bit,
+            self.taken_at + self.stride * (bit - self.base),
+            self.since_ms,
+            self.due_ms,
+            Hold.HELD,
+            holder=self.holder,
+        )
+
+    def first(self) -> Entry:
+        """The entry with the lowest offset; there must be one."""
+        return self.entry(_lowest_bit(self.alive))
+
+
 class InFlight:
     """The messages of one partition that were taken and not ended.
+
+    Messages that were taken together are kept as runs of bits, so that a million of them take some
+    hundred kB; what differs from its neighbours has an entry of its own.
 
     `now_ms` is the largest timestamp read so far: the partition's clock, which never goes back.
     `missed_markers`: reading began above the stored safe offset, so the take of an operation may be
@@ -76,24 +132,41 @@ class InFlight:
         self._position = position
         self._pinned: int | None = None
         self._entries: dict[int, Entry] = {}
-        # Both are cleaned lazily, and compacted when stale items outnumber live ones: amortised O(1),
-        # and memory follows what is in flight even behind one message that is held for hours.
-        self._takes: deque[tuple[int, int]] = deque()
+        self._blocks: dict[int, list[_Run]] = {}
+        self._in_runs = 0
+        # All four are cleaned lazily, and compacted when stale items outnumber live ones: amortised
+        # O(1), and memory follows what is in flight even behind one message that is held for hours.
+        self._takes: list[tuple[int, int]] = []
         self._due: list[tuple[int, int]] = []
+        self._runs: deque[_Run] = deque()
+        self._runs_due: list[tuple[int, int, _Run]] = []
+        self._runs_made = 0
+        self._live_runs = 0
         self._in_redelivery: set[int] = set()
+        # Single takes that follow each other densely become a run once there are enough of them.
+        self._streak = 0
+        self._growing: _Run | None = None
+        self._last_take: Entry | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + self._in_runs
 
     def __contains__(self, offset: int) -> bool:
-        return offset in self._entries
+        return offset in self._entries or self._run_of(offset) is not None
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
+        yield from self._entries.values()
+        for runs in self._blocks.values():
+            for run in runs:
+                for bit in _bits(run.alive):
+                    yield run.entry(bit)
 
     def get(self, offset: int) -> Entry | None:
         """The entry of a queue offset, or None when it is not in flight."""
-        return self._entries.get(offset)
+        entry = self._entries.get(offset)
+        if entry is None and (run := self._run_of(offset)) is not None:
+            entry = run.entry(offset % _BLOCK)
+        return entry
 
     def observe(self, at: int, timestamp_ms: int) -> bool:
         """Note that the record at markers offset `at` was read; False when it was read before."""
@@ -114,50 +187,23 @@ class InFlight:
         """Whether a marker was seen that only a newer version understands."""
         return self._pinned is not None
 
-    def apply(self, marker: Marker, at: int, timestamp_ms: int) -> bool:
+    def apply(self, marker: Marker, at: int, timestamp_ms: int) -> int:
         """Take in the marker read at markers offset `at`.
 
-        Returns False when it changed nothing: it was read before, or it came too late, for a
-        message that is not in flight any more or is to be dead-lettered.
+        Returns of how many messages it changed the state: 0 when it was read before, or came too
+        late, for messages that are not in flight any more or are to be dead-lettered.
         """
         if not self.observe(at, timestamp_ms):
-            return False
-        offset = marker.offset
-        entry = self._entries.get(offset)
+            return 0
         if marker.op is Op.END:
-            if entry is None:
-                return False
-            del self._entries[offset]
-            self._in_redelivery.discard(offset)
-            self._compact()
-            return True
-        if entry is not None and entry.hold is Hold.DEAD:
-            return False
-        opens = marker.op in (Op.TAKE, Op.DELAY)
-        if entry is None and not (opens or self.missed_markers):
-            return False
-        if marker.op is Op.EXTEND and entry is not None and entry.hold is not Hold.HELD:
-            return False  # nobody holds it any more, so there is no lease to extend
-        due_ms = self._deadline(marker)
-        if entry is None or opens:
-            self._entries[offset] = Entry(
-                offset,
-                at,
-                self.now_ms,
-                due_ms,
-                _HOLDS[marker.op],
-                marker.counts,
-                marker.reason,
-                marker.holder,
-            )
-            self._takes.append((at, offset))
-        else:
-            self._entries[offset] = entry._replace(
-                due_ms=due_ms, hold=_HOLDS[marker.op], counts=marker.counts, reason=marker.reason
-            )
-        heapq.heappush(self._due, (due_ms, offset))
-        self._compact()
-        return True
+            if marker.runs:
+                return sum(self._end_range(first, count) for first, count in marker.runs)
+            return self._end(marker.offset)
+        if marker.op is Op.TAKE and marker.counts and marker.reason is None:
+            if marker.runs:
+                return sum(self._take_range(first, count, marker, at) for first, count in marker.runs)
+            return self._take(marker, at)
+        return sum(self._operate_on(offset, marker, at) for offset in marker.offsets())
 
     def take_due(self, limit: int) -> list[Entry]:
         """Up to `limit` entries whose time is up, the longest overdue first.
@@ -167,12 +213,20 @@ class InFlight:
         """
         taken: list[Entry] = []
         while len(taken) < limit:
-            due_ms = self.next_due_ms()
-            if due_ms is None or due_ms > self.now_ms:
+            single, run = self._next_single(), self._next_run()
+            if single is not None and (run is None or single[0] <= run.due_ms):
+                if single[0] > self.now_ms:
+                    break
+                offset = heapq.heappop(self._due)[1]
+                self._in_redelivery.add(offset)
+                taken.append(self._entries[offset])
+            elif run is not None and run.due_ms <= self.now_ms:
+                for bit in itertools.islice(_bits(run.alive), limit - len(taken)):
+                    entry = self._single_out(run, bit)
+                    self._in_redelivery.add(entry.offset)
+                    taken.append(entry)
+            else:
                 break
-            offset = heapq.heappop(self._due)[1]
-            self._in_redelivery.add(offset)
-            taken.append(self._entries[offset])
         return taken
 
     def retry(self, offset: int, delay_ms: int) -> None:
@@ -200,18 +254,15 @@ class InFlight:
 
     def next_due_ms(self) -> int | None:
         """When the next entry is due, in the partition's time; None when nothing is waiting."""
-        while self._due:
-            due_ms, offset = self._due[0]
-            if self._is_waiting(due_ms, offset):
-                return due_ms
-            heapq.heappop(self._due)
-        return None
+        single, run = self._next_single(), self._next_run()
+        if run is None:
+            return None if single is None else single[0]
+        return run.due_ms if single is None else min(single[0], run.due_ms)
 
     def safe_offset(self) -> int:
         """The markers offset from which a successor must read to have this same state."""
-        while self._takes and not self._is_open(*self._takes[0]):
-            self._takes.popleft()
-        safe = self._takes[0][0] if self._takes else self._position
+        oldest = self.oldest()
+        safe = self._position if oldest is None else oldest.taken_at
         return safe if self._pinned is None else min(safe, self._pinned)
 
     def safe_now_ms(self) -> int:
@@ -226,8 +277,210 @@ class InFlight:
 
     def oldest(self) -> Entry | None:
         """The entry whose take is the oldest, or None."""
-        self.safe_offset()
-        return self._entries[self._takes[0][1]] if self._takes else None
+        while self._takes and not self._is_open(*self._takes[0]):
+            heapq.heappop(self._takes)
+        while self._runs and not self._runs[0].alive:
+            self._runs.popleft()
+        single = self._entries[self._takes[0][1]] if self._takes else None
+        if not self._runs:
+            return single
+        first = self._runs[0].first()
+        return first if single is None or first.taken_at < single.taken_at else single
+
+    # --- single messages --------------------------------------------------------------------------
+
+    def _take(self, marker: Marker, at: int) -> int:
+        offset = marker.offset
+        existing = self._forget(offset)
+        if existing is not None and existing.hold is Hold.DEAD:
+            self._entries[offset] = existing
+            return 0
+        entry = Entry(offset, at, self.now_ms, self._deadline(marker), Hold.HELD, holder=marker.holder)
+        last, self._last_take = self._last_take, entry
+        if last is not None and existing is None and _follows(entry, last):
+            self._streak += 1
+        else:
+            self._streak, self._growing = 1, None
+        run = self._growing
+        if run is not None and run.alive and run.block == offset // _BLOCK:
+            run.alive |= 1 << offset % _BLOCK
+            self._in_runs += 1
+            return 1
+        if run is not None:  # it is full, or all of it was ended
+            self._streak, self._growing = 1, None
+        self._add(entry)
+        if self._streak == _MIN_RUN:
+            self._gather(entry)
+            self._streak = 0
+        return 1
+
+    def _gather(self, last: Entry) -> None:
+        """Make a run of the last takes, if they are all still as they were taken."""
+        offsets = range(last.offset - _MIN_RUN + 1, last.offset + 1)
+        if offsets[0] // _BLOCK != last.offset // _BLOCK:
+            return
+        base = last.taken_at - _MIN_RUN + 1
+        for index, offset in enumerate(offsets):
+            expected = last._replace(offset=offset, taken_at=base + index)
+            if self._entries.get(offset) != expected or offset in self._in_redelivery:
+                return
+        for offset in offsets:
+            del self._entries[offset]
+        low = offsets[0] % _BLOCK
+        alive = ((1 << _MIN_RUN) - 1) << low
+        self._growing = self._add_run(last.offset // _BLOCK, alive, low, base, 1, last)
+        self._compact()
+
+    def _operate_on(self, offset: int, marker: Marker, at: int) -> int:
+        entry = self.get(offset)
+        if entry is not None and entry.hold is Hold.DEAD:
+            return 0
+        opens = marker.op in (Op.TAKE, Op.DELAY)
+        if entry is None and not (opens or self.missed_markers):
+            return 0
+        if marker.op is Op.EXTEND and entry is not None and entry.hold is not Hold.HELD:
+            return 0  # nobody holds it any more, so there is no lease to extend
+        hold, due_ms = _HOLDS[marker.op], self._deadline(marker)
+        has_own = offset in self._entries
+        self._forget(offset)
+        if entry is None or opens:
+            entry = Entry(offset, at, self.now_ms, due_ms, hold, marker.counts, marker.reason, marker.holder)
+        else:
+            entry = entry._replace(due_ms=due_ms, hold=hold, counts=marker.counts, reason=marker.reason)
+        self._add(entry, is_new=opens or not has_own)
+        return 1
+
+    def _add(self, entry: Entry, *, is_new: bool = True) -> None:
+        self._entries[entry.offset] = entry
+        if is_new:
+            heapq.heappush(self._takes, (entry.taken_at, entry.offset))
+        heapq.heappush(self._due, (entry.due_ms, entry.offset))
+        self._compact()
+
+    def _forget(self, offset: int) -> Entry | None:
+        """Take a message out of the state; it stays in redelivery if it was."""
+        entry = self._entries.pop(offset, None)
+        if entry is None and (run := self._run_of(offset)) is not None:
+            entry = run.entry(offset % _BLOCK)
+            self._clear(run, 1 << offset % _BLOCK)
+        return entry
+
+    def _end(self, offset: int) -> int:
+        if self._forget(offset) is None:
+            return 0
+        self._in_redelivery.discard(offset)
+        self._compact()
+        return 1
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    def _take_range(self, first: int, count: int, marker: Marker, at: int) -> int:
+        self._streak, self._growing, self._last_take = 0, None, None
+        like = Entry(first, at, self.now_ms, self._deadline(marker), Hold.HELD, holder=marker.holder)
+        apart: dict[int, int] = {}
+        taken = count
+        for offset in self._singles(first, count):
+            dead = self._entries[offset].hold is Hold.DEAD
+            if dead or offset in self._in_redelivery:
+                apart[offset // _BLOCK] = apart.get(offset // _BLOCK, 0) | 1 << offset % _BLOCK
+            if dead:
+                taken -= 1
+            elif offset in self._in_redelivery:
+                self._add(like._replace(offset=offset))
+            else:
+                del self._entries[offset]
+        for block, mask in _masks(first, count):
+            mask &= ~apart.get(block, 0)
+            self._end_block(block, mask)
+            if mask.bit_count() >= _MIN_RUN:
+                self._add_run(block, mask, _lowest_bit(mask), at, 0, like)
+            else:
+                for bit in _bits(mask):
+                    self._add(like._replace(offset=block * _BLOCK + bit))
+        self._compact()
+        return taken
+
+    def _end_range(self, first: int, count: int) -> int:
+        ended = 0
+        for offset in self._singles(first, count):
+            del self._entries[offset]
+            self._in_redelivery.discard(offset)
+            ended += 1
+        if self._in_runs:
+            for block, mask in _masks(first, count):
+                ended += self._end_block(block, mask)
+        self._compact()
+        return ended
+
+    def _end_block(self, block: int, mask: int) -> int:
+        ended = 0
+        for run in list(self._blocks.get(block, ())):
+            hit = run.alive & mask
+            if hit:
+                ended += hit.bit_count()
+                self._clear(run, hit)
+        return ended
+
+    def _singles(self, first: int, count: int) -> list[int]:
+        """The offsets of a range that have entries of their own."""
+        if not self._entries:
+            return []
+        if len(self._entries) < count:
+            return [offset for offset in self._entries if first <= offset < first + count]
+        return [offset for offset in range(first, first + count) if offset in self._entries]
+
+    def _run_of(self, offset: int) -> _Run | None:
+        bit = 1 << offset % _BLOCK
+        for run in self._blocks.get(offset // _BLOCK, ()):
+            if run.alive & bit:
+                return run
+        return None
+
+    def _add_run(self, block: int, alive: int, base: int, taken_at: int, stride: int, like: Entry) -> _Run:
+        run = _Run(block, alive, base, taken_at, stride, like.since_ms, like.due_ms, like.holder)
+        self._blocks.setdefault(block, []).append(run)
+        self._in_runs += alive.bit_count()
+        self._live_runs += 1
+        self._runs_made += 1
+        self._runs.append(run)
+        heapq.heappush(self._runs_due, (run.due_ms, self._runs_made, run))
+        return run
+
+    def _clear(self, run: _Run, bits: int) -> None:
+        """Take messages out of a run."""
+        run.alive &= ~bits
+        self._in_runs -= bits.bit_count()
+        if not run.alive:
+            self._live_runs -= 1
+            runs = self._blocks[run.block]
+            runs.remove(run)
+            if not runs:
+                del self._blocks[run.block]
+
+    def _single_out(self, run: _Run, bit: int) -> Entry:
+        """Give a message of a run an entry of its own, which does not wait for its time."""
+        entry = run.entry(bit)
+        self._clear(run, 1 << bit)
+        self._entries[entry.offset] = entry
+        heapq.heappush(self._takes, (entry.taken_at, entry.offset))
+        return entry
+
+    # --- the lazily cleaned structures --------------------------------------------------------------
+
+    def _next_single(self) -> tuple[int, int] | None:
+        while self._due:
+            if self._is_waiting(*self._due[0]):
+                return self._due[0]
+            heapq.heappop(self._due)
+        return None
+
+    def _next_run(self) -> _Run | None:
+        while self._runs_due:
+            run = self._runs_due[0][2]
+            if run.alive:
+                return run
+            heapq.heappop(self._runs_due)
+        return None
 
     def _deadline(self, marker: Marker) -> int:
         # now_ms is already at least this marker's timestamp, so a lease is never shorter than asked.
@@ -237,7 +490,8 @@ class InFlight:
     def _compact(self) -> None:
         bound = 2 * len(self._entries) + _SLACK
         if len(self._takes) > bound:
-            self._takes = deque(take for take in self._takes if self._is_open(*take))
+            self._takes = [take for take in self._takes if self._is_open(*take)]
+            heapq.heapify(self._takes)
         if len(self._due) > bound:
             self._due = [
                 (entry.due_ms, entry.offset)
@@ -245,6 +499,12 @@ class InFlight:
                 if entry.offset not in self._in_redelivery
             ]
             heapq.heapify(self._due)
+        bound = 2 * self._live_runs + _SLACK
+        if len(self._runs) > bound:
+            self._runs = deque(run for run in self._runs if run.alive)
+        if len(self._runs_due) > bound:
+            self._runs_due = [item for item in self._runs_due if item[2].alive]
+            heapq.heapify(self._runs_due)
 
     def _is_open(self, at: int, offset: int) -> bool:
         entry = self._entries.get(offset)
@@ -253,6 +513,39 @@ class InFlight:
     def _is_waiting(self, due_ms: int, offset: int) -> bool:
         entry = self._entries.get(offset)
         return entry is not None and entry.due_ms == due_ms and offset not in self._in_redelivery
+
+
+def _follows(entry: Entry, last: Entry) -> bool:
+    """Whether two takes could stand in one run."""
+    return (
+        entry.offset == last.offset + 1
+        and entry.taken_at == last.taken_at + 1
+        and entry.due_ms == last.due_ms
+        and entry.since_ms == last.since_ms
+        and entry.holder == last.holder
+    )
+
+
+def _masks(first: int, count: int) -> Iterator[tuple[int, int]]:
+    """The blocks of a range of offsets, each with the bits that are in the range."""
+    end = first + count
+    while first < end:
+        block, low = divmod(first, _BLOCK)
+        size = min(_BLOCK - low, end - first)
+        yield block, ((1 << size) - 1) << low
+        first += size
+
+
+def _lowest_bit(mask: int) -> int:
+    return (mask & -mask).bit_length() - 1
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """The set bits of a mask, the lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
 
 
 def replay(markers: Iterable[tuple[Marker, int, int]], *, state: InFlight | None = None) -> InFlight:

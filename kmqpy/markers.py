@@ -7,6 +7,18 @@ integers big-endian:
     start    01, int64 redeliver_after (a duration in ms)                 9 bytes
     end      00                                                           1 byte
 
+Range markers, kmqpy's own, say the same of many messages; the offset in their key is the lowest:
+
+    starts   02, int64 redeliver_after, runs
+    ends     03, runs
+    ends     04, bitmap: bit i of byte j (the lowest bit is 0) is the message 8 j + i after the lowest
+
+Runs are the count of the first run, then pairs of a gap and a count; all at least 1, as unsigned
+LEB128. A range lists exactly what was taken or acknowledged, gaps are never bridged (rule R15), and it
+means what the single markers would mean in its place. It spans at most MAX_SPAN offsets. There is one
+way to write a range: runs of maximal length, a bitmap that begins with a set bit and whose last byte is
+not 0.
+
 What that format has no room for stands in record headers, which JVM readers ignore. Where the JVM
 decoder is lax (any unknown type byte is an end marker to it, trailing bytes are ignored) this one
 raises `DecodeError`. Pure: no I/O.
@@ -14,10 +26,12 @@ raises `DecodeError`. Pure: no I/O.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from kmqpy.errors import DecodeError, UnsupportedMarker
 
@@ -35,7 +49,16 @@ _COUNT_BYTE = struct.Struct(">b")
 _COUNT_INT = struct.Struct(">i")
 _END = b"\x00"
 _START_TYPE = 0x01
-_RESERVED_TYPES = range(0x02, 0x10)
+_START_RUNS_TYPE = 0x02
+_END_RUNS_TYPE = 0x03
+_END_BITMAP_TYPE = 0x04
+_RESERVED_TYPES = range(0x05, 0x10)
+
+MAX_SPAN = 1 << 16
+"""Offsets from the lowest to the highest of a range, both included."""
+
+Runs = tuple[tuple[int, int], ...]
+"""Runs of offsets: (first, count), ascending, neither overlapping nor touching."""
 
 _OP = "kmq-op"
 _REASON = "kmq-reason"
@@ -81,6 +104,51 @@ class Marker:
     reason: str | None = None
     holder: str | None = None
     by_tracker: bool = False
+    runs: Runs = ()
+    """The messages of a range marker, `offset` being the lowest; empty: `offset` alone."""
+
+    def offsets(self) -> Iterable[int]:
+        """The queue offsets that it speaks of."""
+        if not self.runs:
+            return (self.offset,)
+        return itertools.chain.from_iterable(range(first, first + count) for first, count in self.runs)
+
+
+def runs_of(offsets: Iterable[int]) -> Runs:
+    """Ascending, distinct offsets as runs."""
+    runs: list[tuple[int, int]] = []
+    first = count = 0
+    for offset in offsets:
+        if count and offset == first + count:
+            count += 1
+            continue
+        if count:
+            runs.append((first, count))
+        first, count = offset, 1
+    if count:
+        runs.append((first, count))
+    return tuple(runs)
+
+
+def ranges(partition: int, op: Op, offsets: Iterable[int], **fields: Any) -> list[Marker]:
+    """As few range markers as can hold these ascending, distinct offsets."""
+    found: list[Marker] = []
+    current: list[tuple[int, int]] = []
+
+    def close() -> None:
+        if current:
+            found.append(Marker(partition, current[0][0], op, runs=tuple(current), **fields))
+            current.clear()
+
+    for first, count in runs_of(offsets):
+        while count:
+            if current and first - current[0][0] >= MAX_SPAN:
+                close()
+            size = min(count, MAX_SPAN - (first - current[0][0] if current else 0))
+            current.append((first, size))
+            first, count = first + size, count - size
+    close()
+    return found
 
 
 def encode_key(partition: int, offset: int) -> bytes:
@@ -109,7 +177,8 @@ def encode_end() -> bytes:
 def decode_value(value: bytes | None) -> int | None:
     """The `redeliver_after_ms` of a start marker, or None for an end marker.
 
-    Raises UnsupportedMarker for type bytes 02-0f, DecodeError for everything else that is neither.
+    Of single markers only. Raises UnsupportedMarker for type bytes 05-0f, DecodeError for
+    everything else that is neither.
     """
     if value is None or not value:
         raise DecodeError(f"marker value: {_size(value)}", value)
@@ -137,8 +206,12 @@ def encode(marker: Marker) -> tuple[bytes, bytes, Headers]:
         headers.append((_HOLDER, marker.holder.encode("utf-8", "replace")))
     if marker.by_tracker:
         headers.append((_BY, _BY_TRACKER))
-    is_end = marker.op is Op.END
-    value = encode_end() if is_end else encode_start(marker.redeliver_after_ms)
+    if marker.runs:
+        value = _encode_range(marker)
+    elif marker.op is Op.END:
+        value = encode_end()
+    else:
+        value = encode_start(marker.redeliver_after_ms)
     return encode_key(marker.partition, marker.offset), value, headers
 
 
@@ -153,15 +226,19 @@ def decode(
     itself is good.
     """
     partition, offset = decode_key(key)
-    redeliver_after_ms = decode_value(value)
+    runs: Runs = ()
+    if value and _START_RUNS_TYPE <= value[0] <= _END_BITMAP_TYPE:
+        redeliver_after_ms, runs = _decode_range(value, offset)
+    else:
+        redeliver_after_ms = decode_value(value)
     if not headers:
         if redeliver_after_ms is None:
-            return Marker(partition, offset, Op.END)
+            return Marker(partition, offset, Op.END, runs=runs)
         _check_offset(offset, key)
-        return Marker(partition, offset, Op.TAKE, redeliver_after_ms)
+        return Marker(partition, offset, Op.TAKE, redeliver_after_ms, runs=runs)
     named = {name: _as_bytes(content) for name, content in headers}
     if redeliver_after_ms is None:
-        return Marker(partition, offset, Op.END, by_tracker=named.get(_BY) == _BY_TRACKER)
+        return Marker(partition, offset, Op.END, by_tracker=named.get(_BY) == _BY_TRACKER, runs=runs)
     _check_offset(offset, key)
     return Marker(
         partition,
@@ -172,6 +249,7 @@ def decode(
         reason=_text(named.get(_REASON)),
         holder=_text(named.get(_HOLDER)),
         by_tracker=named.get(_BY) == _BY_TRACKER,
+        runs=runs,
     )
 
 
@@ -195,6 +273,94 @@ def decode_count(data: bytes | None) -> int:
     if len(data) == _COUNT_INT.size:
         return int(_COUNT_INT.unpack(data)[0])
     raise DecodeError(f"redelivery count: {_size(data)}, expected 1 or 4 bytes", data)
+
+
+def _encode_range(marker: Marker) -> bytes:
+    first, last = marker.offset, sum(marker.runs[-1]) - 1
+    runs = _encode_runs(marker.runs)
+    if marker.op is not Op.END:
+        return _START.pack(_START_RUNS_TYPE, marker.redeliver_after_ms) + runs
+    if len(runs) <= (last - first) // 8 + 1:
+        return bytes((_END_RUNS_TYPE,)) + runs
+    bitmap = 0
+    for start, count in marker.runs:
+        bitmap |= ((1 << count) - 1) << (start - first)
+    return bytes((_END_BITMAP_TYPE,)) + bitmap.to_bytes((last - first) // 8 + 1, "little")
+
+
+def _encode_runs(runs: Runs) -> bytes:
+    data = bytearray()
+    end = runs[0][0]
+    for index, (first, count) in enumerate(runs):
+        for number in (first - end, count) if index else (count,):
+            while number >= 0x80:
+                data.append(number & 0x7F | 0x80)
+                number >>= 7
+            data.append(number)
+        end = first + count
+    return bytes(data)
+
+
+def _decode_range(value: bytes, first: int) -> tuple[int | None, Runs]:
+    """redeliver_after_ms (None: ends) and the runs, of which the first begins at `first`."""
+    redeliver_after_ms: int | None = None
+    if value[0] == _END_BITMAP_TYPE:
+        runs = _decode_bitmap(value, first)
+    elif value[0] == _END_RUNS_TYPE:
+        runs = _decode_runs(value, 1, first)
+    elif len(value) > _START.size:
+        redeliver_after_ms = _START.unpack_from(value)[1]
+        runs = _decode_runs(value, _START.size, first)
+    else:
+        raise DecodeError(f"range marker: {_size(value)}, too short", value)
+    if first < 0 or sum(runs[-1]) - 1 > INT64_MAX:
+        raise DecodeError(f"range marker: from offset {first} on, beyond what there can be", value)
+    if sum(runs[-1]) - first > MAX_SPAN:
+        raise DecodeError(f"range marker: spans more than {MAX_SPAN} offsets", value)
+    return redeliver_after_ms, runs
+
+
+def _decode_runs(value: bytes, index: int, first: int) -> Runs:
+    runs: list[tuple[int, int]] = []
+    number = shift = 0
+    gap: int | None = 0  # None while a gap is to be read
+    for byte in memoryview(value)[index:]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte & 0x80:
+            if shift > 21:
+                raise DecodeError("range marker: a number that is too large", value)
+            continue
+        if number == 0 or (byte == 0 and shift > 7):
+            raise DecodeError("range marker: a run or gap of 0, or a number not in its shortest form", value)
+        if gap is None:
+            gap = number
+        else:
+            start = first if not runs else sum(runs[-1]) + gap
+            runs.append((start, number))
+            gap = None
+        number = shift = 0
+    if shift or gap is not None or not runs:
+        raise DecodeError("range marker: it ends in the middle", value)
+    return tuple(runs)
+
+
+def _decode_bitmap(value: bytes, first: int) -> Runs:
+    if len(value) - 1 > MAX_SPAN // 8:
+        raise DecodeError(f"range marker: spans more than {MAX_SPAN} offsets", value)
+    bitmap = int.from_bytes(memoryview(value)[1:], "little")
+    if len(value) < 2 or not value[-1] or not bitmap & 1:
+        raise DecodeError("range marker: a bitmap that is empty, or has zeros at an end", value)
+    runs: list[tuple[int, int]] = []
+    at = first
+    while bitmap:
+        ones = (~bitmap & (bitmap + 1)).bit_length() - 1
+        runs.append((at, ones))
+        bitmap >>= ones
+        zeros = (bitmap & -bitmap).bit_length() - 1 if bitmap else 0
+        bitmap >>= zeros
+        at += ones + zeros
+    return tuple(runs)
 
 
 def _op(data: bytes | None, value: bytes | None) -> Op:

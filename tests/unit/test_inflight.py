@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kmqpy import inflight
+from kmqpy import inflight, markers
 from kmqpy.inflight import Entry, Hold, InFlight, replay
 from kmqpy.markers import INT64_MAX, TICK_OFFSET, Marker, Op, tick
 
@@ -573,7 +573,7 @@ class Read:
 
 def naive_entry(log, offset, *, missed_markers=False):
     """The entry of one queue offset by scanning its whole history, or None."""
-    life = [read for read in log if read.marker.offset == offset]
+    life = [read for read in log if offset in read.marker.offsets()]
     while any(read.op is Op.END for read in life):
         life = life[1:]
     while life and not (missed_markers or life[0].op in OPENING):
@@ -619,13 +619,33 @@ random_markers = st.builds(
 timestamp_steps = st.integers(-40, 40)
 
 
+HIGHEST = 40
+range_markers = st.builds(
+    lambda offsets, op, after, holder: markers.ranges(
+        0, op, sorted(offsets), redeliver_after_ms=0 if op is Op.END else after, holder=holder
+    )[0],
+    st.one_of(
+        st.sets(st.integers(0, HIGHEST), min_size=1),
+        st.builds(lambda first, count: set(range(first, first + count)), OFFSETS, st.integers(1, 30)),
+    ),
+    st.sampled_from([Op.TAKE, Op.END]),
+    st.integers(0, 60),
+    st.sampled_from([None, "v"]),
+)
+
+
 class AgainstTheNaiveModel(RuleBasedStateMachine):
+    """Ranges mean what the single markers would mean in their place: that is the oracle (rule R15)."""
+
     missed_markers = False
 
     def __init__(self):
         super().__init__()
-        # So that what is cleaned lazily is compacted at every turn.
-        self.slack, inflight._SLACK = inflight._SLACK, 0
+        # So that what is cleaned lazily is compacted at every turn, and a few messages make a run.
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(inflight, "_SLACK", 0)
+        self.patch.setattr(inflight, "_BLOCK", 8)
+        self.patch.setattr(inflight, "_MIN_RUN", 2)
         self.state = InFlight(missed_markers=self.missed_markers)
         self.log = []
         self.position = self.now_ms = self.last_safe_offset = 0
@@ -634,7 +654,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         self.postponed = {}  # offset -> due_ms, until a marker says otherwise
 
     def teardown(self):
-        inflight._SLACK = self.slack
+        self.patch.undo()
 
     def entry(self, offset):
         entry = naive_entry(self.log, offset, missed_markers=self.missed_markers)
@@ -643,26 +663,45 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         return entry
 
     def entries(self):
-        return {o: entry for o in range(6) if (entry := self.entry(o)) is not None}
+        return {o: entry for o in range(HIGHEST + 40) if (entry := self.entry(o)) is not None}
 
     def waiting(self):
         return [entry for o, entry in self.entries().items() if o not in self.in_redelivery]
 
-    @rule(marker=random_markers, step=timestamp_steps, gap=st.sampled_from([0, 0, 0, 1, 3]))
+    @rule(first=OFFSETS, count=st.integers(2, 20), after=st.integers(0, 60))
+    def read_a_batch_of_takes(self, first, count, after):
+        for offset in range(first, first + count):
+            self.read_a_marker(Marker(0, offset, Op.TAKE, after), 0, 0)
+
+    @rule(
+        marker=st.one_of(random_markers, range_markers),
+        step=timestamp_steps,
+        gap=st.sampled_from([0, 0, 0, 1, 3]),
+    )
     def read_a_marker(self, marker, step, gap):
-        before = self.entry(marker.offset)
+        before = {offset: self.entry(offset) for offset in marker.offsets()}
+        dead = sum(entry is not None and entry.hold is Hold.DEAD for entry in before.values())
         timestamp = self.now_ms + step
         self.now_ms = max(self.now_ms, timestamp)
         at = self.position + gap
         self.position = at + 1
         changed = self.state.apply(marker, at, timestamp)
         self.log.append(Read(marker, at, self.now_ms))
-        if not changed:
-            assert self.state.get(marker.offset) == before
+        after = {offset: self.entry(offset) for offset in marker.offsets()}
         if marker.op is Op.END:
-            self.in_redelivery.discard(marker.offset)
-        if changed:
-            self.postponed.pop(marker.offset, None)
+            assert changed == sum(entry is not None for entry in before.values())
+        elif marker.op is Op.TAKE:
+            assert changed == len(before) - dead
+        elif not changed:
+            assert self.state.get(marker.offset) == before[marker.offset]
+        for offset in marker.offsets():
+            if marker.op is Op.END:
+                self.in_redelivery.discard(offset)
+            if changed and (before[offset] is None or before[offset].hold is not Hold.DEAD):
+                self.postponed.pop(offset, None)
+            if marker.op is Op.END:
+                self.postponed.pop(offset, None)
+                assert after[offset] is None
 
     @rule(marker=random_markers, back=st.integers(1, 5))
     def read_one_again(self, marker, back):
@@ -733,6 +772,8 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
     @invariant()
     def bounded(self):
         bound = 2 * len(self.state) + 8
+        assert len(self.state._runs) <= bound
+        assert len(self.state._runs_due) <= bound
         assert len(self.state._takes) <= bound
         assert len(self.state._due) <= bound
         assert self.state._in_redelivery <= {entry.offset for entry in self.state}
@@ -752,7 +793,9 @@ TestAgainstTheNaiveModelWithMissedMarkers.settings = TestAgainstTheNaiveModel.se
 
 UNKNOWN = "a marker of a newer version"
 histories = st.lists(
-    st.tuples(st.one_of(*[random_markers] * 12, st.just(UNKNOWN)), timestamp_steps), min_size=5, max_size=40
+    st.tuples(st.one_of(*[random_markers] * 8, *[range_markers] * 4, st.just(UNKNOWN)), timestamp_steps),
+    min_size=5,
+    max_size=40,
 )
 
 
@@ -775,6 +818,15 @@ def with_timestamps(history):
     return records
 
 
+@pytest.fixture(scope="class")
+def small_blocks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inflight, "_BLOCK", 8)
+        patch.setattr(inflight, "_MIN_RUN", 2)
+        yield
+
+
+@pytest.mark.usefixtures("small_blocks")
 class TestRestart:
     """A tracker that begins at a stored safe offset has the state of one that read everything."""
 
