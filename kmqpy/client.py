@@ -12,14 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
 from kmqpy.errors import Closed, ConfigError, DecodeError, ReceiptError, Unavailable
 from kmqpy.marker_writer import MarkerWriter, Place
-from kmqpy.markers import Marker, Op
+from kmqpy.markers import INT64_MAX, Marker, Op, ranges
 from kmqpy.message import Message, Receipt
 from kmqpy.producer import message_id
 from kmqpy.source import QueueSource
@@ -52,6 +52,10 @@ class KmqClient:
                    many
     holder         a name that stands beside the messages this client holds; for people
     instance_id    static membership in the group: a restart within the session moves no partitions
+    markers        "jvm": the format of the JVM library; "range": kmqpy's own, one marker for many
+                   messages, several times as fast. A queue that JVM trackers look after must stay
+                   with "jvm"; kmqpy's trackers read both, mixed.
+    coalesce_ms    for how long end markers are collected into ranges
 
     At-least-once: a message can come twice, when its lease ended or when a client was killed.
 
@@ -66,11 +70,17 @@ class KmqClient:
         max_in_flight: int = 10_000,
         holder: str | None = None,
         instance_id: str | None = None,
+        markers: Literal["jvm", "range"] = "jvm",
+        coalesce_ms: float = 5,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if max_in_flight < 1:
             raise ConfigError(f"max_in_flight: {max_in_flight} must be at least 1")
+        if markers not in ("jvm", "range"):
+            raise ConfigError(f"markers: {markers!r} is neither 'jvm' nor 'range'")
+        if not 0 <= coalesce_ms <= 1_000:
+            raise ConfigError(f"coalesce_ms: {coalesce_ms!r} must be from 0 to 1000")
         self._queue = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
         self._connection = connection
         self._max_in_flight = max_in_flight
@@ -81,7 +91,13 @@ class KmqClient:
         topics = Topics(connection).check(self._queue)
         self._topic_id = topics.queue.topic_id
         self._partitions = topics.markers.partitions
-        self._writer = MarkerWriter(connection, self._queue.markers_topic, clock=clock)
+        self._ranges = markers == "range"
+        self._writer = MarkerWriter(
+            connection,
+            self._queue.markers_topic,
+            coalesce_ms=coalesce_ms if self._ranges else None,
+            clock=clock,
+        )
         self._source: QueueSource | None = None
         # Where the lease of a message that we hold ends, in our monotonic time (rule R12).
         self._held: dict[Place, float] = {}
@@ -146,7 +162,10 @@ class KmqClient:
 
         Raises ReceiptError.
         """
-        self._finish([Marker(*self._place(message), Op.END) for message in messages], "ack", wait=wait)
+        places = [self._place(message) for message in messages]
+        self._check_open()
+        self._writer.end(places)
+        self._finished(places, "ack", wait=wait)
 
     def nack(
         self,
@@ -228,21 +247,16 @@ class KmqClient:
         # The lease is counted from before its start marker is written (rule R11).
         started = self._clock.monotonic()
         now_ms = self._clock.wall_ms()
-        starts = [self._start_marker(record, lease_ms, now_ms) for record in records]
+        takes, delays = self._split(records, now_ms)
+        starts = self._start_markers(takes, lease_ms)
+        starts += [Marker(*place, Op.DELAY, wait_ms, counts=False) for place, wait_ms in delays.items()]
         confirmed = self._writer.write(starts, _START_TIMEOUT_S) if starts else {}
-        taken: list[Message] = []
-        failed: set[int] = set()
-        for record, start in zip(records, starts, strict=True):
-            at = confirmed.get((start.partition, start.offset))
-            if start.partition in failed:
-                continue
-            if at is None:
-                failed.add(start.partition)
-                source.rewind(start.partition, start.offset)
-                continue
-            source.taken(start.partition, start.offset, at)
-            if start.op is Op.TAKE:
-                taken.append(self.message_of(record, now_ms + lease_ms))
+        failed = self._account(source, records, starts, confirmed)
+        taken = [
+            self.message_of(record, now_ms + lease_ms)
+            for record in takes
+            if not failed or record.offset() < failed.get(record.partition(), INT64_MAX)
+        ]
         if failed:
             self._telemetry.failed(self._queue.name, "start markers", len(starts) - len(confirmed))
             _log.warning(
@@ -271,19 +285,70 @@ class KmqClient:
         self._telemetry.received(self._queue.name, taken)
         return taken
 
-    def _start_marker(self, record: Any, lease_ms: int, now_ms: int) -> Marker:
-        partition, offset = record.partition(), record.offset()
-        wait_ms = 0
-        raw = record.headers()
-        if raw:
-            try:
-                deliver_at = m.int_header(m.headers_of(raw), m.DELIVER_AT)
-                wait_ms = 0 if deliver_at is None else deliver_at - now_ms
-            except DecodeError:
-                self._telemetry.failed(self._queue.name, "undecodable kmq-deliver-at")
-        if wait_ms > 0:
-            return Marker(partition, offset, Op.DELAY, min(wait_ms, 2**62), counts=False)
-        return Marker(partition, offset, Op.TAKE, lease_ms, holder=self._holder)
+    def _split(self, records: list[Any], now_ms: int) -> tuple[list[Any], dict[Place, int]]:
+        """Records to hand out, and the places of those not yet due with the ms until they are."""
+        takes: list[Any] = []
+        delays: dict[Place, int] = {}
+        for record in records:
+            raw = record.headers()
+            wait_ms = self._wait_ms(raw, now_ms) if raw else 0
+            if wait_ms > 0:
+                delays[record.partition(), record.offset()] = min(wait_ms, 2**62)
+            else:
+                takes.append(record)
+        return takes, delays
+
+    def _wait_ms(self, raw: Any, now_ms: int) -> int:
+        try:
+            deliver_at = m.int_header(m.headers_of(raw), m.DELIVER_AT)
+        except DecodeError:
+            self._telemetry.failed(self._queue.name, "undecodable kmq-deliver-at")
+            return 0
+        return 0 if deliver_at is None else deliver_at - now_ms
+
+    def _start_markers(self, takes: list[Any], lease_ms: int) -> list[Marker]:
+        if not self._ranges:
+            return [
+                Marker(record.partition(), record.offset(), Op.TAKE, lease_ms, holder=self._holder)
+                for record in takes
+            ]
+        offsets: dict[int, list[int]] = {}
+        for record in takes:
+            offsets.setdefault(record.partition(), []).append(record.offset())
+        return [
+            marker
+            for partition, ascending in offsets.items()
+            for marker in ranges(
+                partition, Op.TAKE, ascending, redeliver_after_ms=lease_ms, holder=self._holder
+            )
+        ]
+
+    def _account(
+        self, source: QueueSource, records: list[Any], starts: list[Marker], confirmed: dict[Place, int]
+    ) -> dict[int, int]:
+        """Let what has confirmed starts be committed, and the rest be read again (rule R18).
+
+        Returns by partition the offset from which on it will be read again.
+        """
+        failed: dict[int, int] = {}
+        last_at: dict[int, int] = {}
+        for start in starts:
+            partition = start.partition
+            at = confirmed.get((partition, start.offset))
+            if at is None:
+                failed[partition] = min(start.offset, failed.get(partition, INT64_MAX))
+            else:
+                last_at[partition] = max(at, last_at.get(partition, -1))
+        covered: dict[int, tuple[int, int]] = {}
+        for record in records:
+            partition, offset = record.partition(), record.offset()
+            if offset < failed.get(partition, INT64_MAX):
+                covered[partition] = (offset, covered.get(partition, (0, 0))[1] + 1)
+        for partition, (offset, count) in covered.items():
+            source.taken(partition, offset, last_at[partition], count)
+        for partition, offset in failed.items():
+            source.rewind(partition, offset)
+        return failed
 
     def message_of(self, record: Any, lease_until_ms: int) -> Message:
         """A record of the queue topic as a message, whoever read it."""
@@ -347,14 +412,19 @@ class KmqClient:
             self._partitions = Topics(self._connection).check(self._queue).partitions
         return partition < self._partitions
 
-    def _finish(self, finished: Sequence[Marker], op: str, *, wait: bool) -> None:
-        self._write(finished, wait=wait)
+    def _finish(self, batch: Sequence[Marker], op: str, *, wait: bool) -> None:
+        self._write(batch, wait=False)
+        self._finished([(marker.partition, marker.offset) for marker in batch], op, wait=wait)
+
+    def _finished(self, places: Sequence[Place], op: str, *, wait: bool) -> None:
+        if wait:
+            self.flush()
         with self._room:
-            for marker in finished:
-                self._held.pop((marker.partition, marker.offset), None)
+            for place in places:
+                self._held.pop(place, None)
             self._room.notify_all()
             self._telemetry.in_flight(self._queue.name, len(self._held))
-        self._telemetry.finished(self._queue.name, op, len(finished))
+        self._telemetry.finished(self._queue.name, op, len(places))
 
     def _write(self, batch: Sequence[Marker], *, wait: bool) -> None:
         self._check_open()

@@ -287,7 +287,7 @@ class DeadLetters:
             _log.debug("undecodable marker", extra={"topic": record.topic(), "offset": record.offset()})
         else:
             if marker.op is Op.END and marker.partition < len(waiting):
-                waiting[marker.partition].discard(marker.offset)
+                waiting[marker.partition].discard(*marker.offsets())
 
     def _read(self, waiting: _Waiting) -> Iterator[Any]:
         """The records that wait, in order; what was passed is taken off. One reading at a time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +15,7 @@ from kmqpy import kafka, markers
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection
 from kmqpy.errors import Unavailable
-from kmqpy.markers import Marker
+from kmqpy.markers import Marker, Op
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ Place = tuple[int, int]
 class MarkerWriter:
     """An idempotent producer for the markers topic of one queue; safe to use from any thread.
 
-    `write` waits until the markers are confirmed; `post` returns at once and the marker is sent
-    again until it is confirmed or the writer is closed. Markers of one partition are never
-    reordered. `delivery_timeout_ms` bounds one try.
+    `write` waits until the markers are confirmed; `post` and `end` return at once, and what they
+    write is sent again until it is confirmed or the writer is closed. `delivery_timeout_ms` bounds
+    one try. With `coalesce_ms`, end markers are collected for so long and written as ranges.
     """
 
     def __init__(
@@ -40,11 +40,15 @@ class MarkerWriter:
         markers_topic: str,
         *,
         delivery_timeout_ms: int = 10_000,
+        coalesce_ms: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._connection = connection
         self._topic = markers_topic
         self._delivery_timeout_ms = delivery_timeout_ms
+        self._coalesces = coalesce_ms is not None
+        self._poll_s = _POLL_S if coalesce_ms is None else max(0.001, coalesce_ms / 1000)
+        self._ended: defaultdict[int, list[int]] = defaultdict(list)
         self._clock = clock
         self._producer = self._new_producer()
         self._broken = False
@@ -79,8 +83,24 @@ class MarkerWriter:
             self._forget()
             raise Unavailable(f"markers topic {self._topic}: the writer is closed")
 
+    def end(self, places: Sequence[Place]) -> None:
+        """Write the end markers of these messages some time soon, whatever it takes."""
+        if self._coalesces:
+            with self._confirmed:
+                for partition, offset in places:
+                    self._ended[partition].append(offset)
+            return
+        with self._confirmed:
+            self._unconfirmed += len(places)
+        value = markers.encode_end()
+        for partition, offset in places:
+            if not self._produce(markers.encode_key(partition, offset), value, None, partition, self._posted):
+                self._forget()
+                raise Unavailable(f"markers topic {self._topic}: the writer is closed")
+
     def flush(self, timeout_s: float) -> int:
         """Wait until all posted markers are confirmed; returns how many were not in time."""
+        self._send_ends()
         with self._confirmed:
             self._confirmed.wait_for(lambda: self._unconfirmed == 0, timeout_s)
             return self._unconfirmed
@@ -118,7 +138,7 @@ class MarkerWriter:
         self,
         key: bytes,
         value: bytes,
-        headers: markers.Headers,
+        headers: markers.Headers | None,
         partition: int,
         report: Any,
         deadline: float | None = None,
@@ -150,7 +170,8 @@ class MarkerWriter:
 
     def _serve(self) -> None:
         while not self._closing.is_set():
-            self._producer.poll(_POLL_S)
+            self._producer.poll(self._poll_s)
+            self._send_ends()
             if self._broken:
                 self._replace_producer()
             while self._failed and self._failed[0][0] <= self._clock.monotonic():
@@ -158,6 +179,23 @@ class MarkerWriter:
                 self._produce(
                     message.key(), message.value(), message.headers() or [], message.partition(), self._posted
                 )
+
+    def _send_ends(self) -> None:
+        """Write the end markers that were collected."""
+        if not self._ended:
+            return
+        with self._confirmed:
+            ended, self._ended = self._ended, defaultdict(list)
+            batch = [
+                marker
+                for partition, offsets in ended.items()
+                for marker in markers.ranges(partition, Op.END, sorted(set(offsets)))
+            ]
+            self._unconfirmed += len(batch)
+        for marker in batch:
+            key, value, headers = markers.encode(marker)
+            if not self._produce(key, value, headers, marker.partition, self._posted):
+                self._forget()
 
     def _posted(self, error: KafkaError | None, message: Any) -> None:
         if error is None:

@@ -107,6 +107,11 @@ class Marker:
     runs: Runs = ()
     """The messages of a range marker, `offset` being the lowest; empty: `offset` alone."""
 
+    @property
+    def count(self) -> int:
+        """Of how many messages it speaks."""
+        return sum(count for _, count in self.runs) if self.runs else 1
+
     def offsets(self) -> Iterable[int]:
         """The queue offsets that it speaks of."""
         if not self.runs:

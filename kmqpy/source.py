@@ -7,6 +7,7 @@ partitions that have to wait (rule R18). Used by one thread at a time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,15 +115,18 @@ class QueueSource:
         log_starts: dict[int, int] = {}
         return [record for record in records if self._is_ours(record, log_starts)]
 
-    def taken(self, partition: int, offset: int, markers_offset: int) -> None:
-        """The start marker of `offset` stands at `markers_offset`: it may be committed."""
+    def taken(self, partition: int, offset: int, markers_offset: int, count: int = 1) -> None:
+        """`count` records up to `offset` may be committed.
+
+        Their start markers stand at `markers_offset` or before.
+        """
         known = self._partitions.get(partition)
         if known is not None:
-            known.pending -= 1
+            known.pending -= count
             known.next_offset = offset + 1 if known.pending else max(offset + 1, known.skipped_to)
             known.markers_offset = max(markers_offset + 1, known.markers_offset or 0)
             known.failures = 0
-            self._uncommitted += 1
+            self._uncommitted += count
 
     def rewind(self, partition: int, offset: int) -> None:
         """Read `partition` again from `offset`, after a back-off that grows with each failure."""
@@ -279,9 +283,8 @@ class QueueSource:
                     error = record.error()
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
                         raise KafkaException(error)
-                    offset = None if error is not None else _started_offset(record)
-                    if offset is not None and offset >= first_offset:
-                        started.add(offset)
+                    if error is None:
+                        started.update(o for o in _started_offsets(record) if o >= first_offset)
                     # The end of the log is told as an offset, and may lie behind control records.
                     position = (record.offset() or 0) + (error is None)
                 if records:
@@ -374,10 +377,10 @@ def committed_markers_offset(metadata: str | None) -> int | None:
     return None
 
 
-def _started_offset(record: Any) -> int | None:
+def _started_offsets(record: Any) -> Iterable[int]:
     try:
         marker = markers.decode(record.key(), record.value(), record.headers())
     except DecodeError:
-        return None
+        return ()
     is_start = marker.op in (Op.TAKE, Op.DELAY) and marker.partition == record.partition()
-    return marker.offset if is_start else None
+    return marker.offsets() if is_start else ()

@@ -169,8 +169,9 @@ class _Markers:
             state.observe(at, now_ms)
         else:
             state.apply(marker, at, now_ms)
-            if marker.op in (Op.TAKE, Op.DELAY, Op.END) and marker.offset >= self._floor[partition]:
-                self.touched[partition].add(marker.offset)
+            if marker.op in (Op.TAKE, Op.DELAY, Op.END):
+                floor = self._floor[partition]
+                self.touched[partition].update(offset for offset in marker.offsets() if offset >= floor)
 
 
 def queue_stats(
@@ -338,7 +339,7 @@ def _dead_letters(connection: Connection, queue: QueueSettings, topics: QueueTop
         except DecodeError:
             return
         if marker.op is Op.END:
-            ended[record.partition()].add(marker.offset)
+            ended[record.partition()].update(marker.offsets())
 
     info = Topics(connection).describe([dead.markers_topic]).get(dead.markers_topic)
     if info is not None:

@@ -410,9 +410,8 @@ class Tracker:
             self._complain("undecodable", part.key, "undecodable marker skipped", error=str(error), at=at)
         else:
             changed = state.apply(marker, at, timestamp_ms)
-            late = not changed and marker.op is Op.END and not marker.by_tracker
-            if late and part.phase is Phase.ACTIVE:
-                self.metrics.late_acks.labels(name).inc()
+            if marker.op is Op.END and not marker.by_tracker and part.phase is Phase.ACTIVE:
+                self.metrics.late_acks.labels(name).inc(marker.count - changed)
         self.metrics.markers.labels(name).inc()
         if part.read(at, now_before_ms, now):
             # By then every message whose take was missed has been acknowledged or has had its time.
