@@ -20,6 +20,7 @@ The names here are the public interface, together with the modules named in the 
 from kmqpy.client import KmqClient
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import (
+    Closed,
     ConfigError,
     DecodeError,
     KmqError,
@@ -30,6 +31,7 @@ from kmqpy.errors import (
     ReceiptError,
     TopicError,
     Unavailable,
+    Unfinished,
 )
 from kmqpy.message import Message
 from kmqpy.producer import KmqProducer
@@ -39,6 +41,7 @@ from kmqpy.worker import Backoff, Reject, Retry, Worker
 
 __all__ = [
     "Backoff",
+    "Closed",
     "ConfigError",
     "Connection",
     "DecodeError",
@@ -58,6 +61,7 @@ __all__ = [
     "Telemetry",
     "TopicError",
     "Unavailable",
+    "Unfinished",
     "Worker",
     "queue_for",
 ]

@@ -146,12 +146,19 @@ class KmqClient:
                 return []
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages one by one, for as long as the client is open."""
+        """Messages one by one, for as long as the client is open.
+
+        They are taken in batches. Those whose leases run out before it is their turn are given back,
+        which does not count as an attempt.
+        """
         while not self._closed.is_set():
-            if not self._iterating:
-                self._iterating.extend(self.receive())
-            if self._iterating:
-                yield self._iterating.popleft()
+            with self._room:
+                message = self._iterating.popleft() if self._iterating else None
+            if message is not None:
+                yield message
+            elif batch := self.receive():
+                with self._room:
+                    self._iterating.extend(batch)
 
     def ack(self, *messages: Message | str, wait: bool = False) -> None:
         """Acknowledge messages, or the messages of receipts: they do not come again.
@@ -470,10 +477,26 @@ class KmqClient:
                     assert self._source is not None
                     self._source.maintain()
                     self._source.keep_alive()
+                    self._release_stale()
                 except Exception:  # the thread must live; receive() meets the same error and raises it
                     _log.exception("housekeeping failed", extra={"queue": self._queue.name})
                 finally:
                     self._taking.release()
+
+    def _release_stale(self) -> None:
+        """Give back what waits to be iterated over and has not enough of its lease left (rule R11)."""
+        needed = self._clock.monotonic() + self._queue.redeliver_after_ms / 1000 * _MIN_LEASE_LEFT
+        with self._room:
+            places = [(message.partition, message.offset) for message in self._iterating]
+            stale = {place for place in places if self._held.get(place, 0.0) < needed}
+            if not stale:
+                return
+            kept = [one for one in self._iterating if (one.partition, one.offset) not in stale]
+            self._iterating = deque(kept)
+            for place in stale:
+                self._held.pop(place, None)
+        for place in stale:
+            self._writer.post(Marker(*place, Op.NACK, counts=False))
 
 
 def _cut(reason: str | None) -> str | None:
