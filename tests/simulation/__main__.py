@@ -1,0 +1,41 @@
+"""python -m tests.simulation --seed 7 --trace; --seeds 100000 [--from 0]."""
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from .controls import CONTROLS
+from .simulate import simulate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--seed", type=int, help="run this one")
+    parser.add_argument("--control", choices=CONTROLS, help="take out a safeguard")
+    parser.add_argument("--trace", action="store_true", help="print every step of it")
+    parser.add_argument("--seeds", type=int, default=1_000, help="how many to run")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="the first of them")
+    args = parser.parse_args()
+    control = CONTROLS.get(args.control)
+    if args.seed is not None:
+        result = simulate(args.seed, control, trace=print if args.trace else None)
+        print("\n".join(result.problems) or "no problems", dict(result.stats), result.steps, sep="\n")
+        return bool(result.problems)
+    failed = 0
+    stats: Counter[str] = Counter()
+    began = time.monotonic()
+    for seed in range(args.first, args.first + args.seeds):
+        result = simulate(seed, control)
+        stats += result.stats
+        stats["steps"] += result.steps
+        if result.problems:
+            failed += 1
+            print(f"seed {seed}: {result.problems[0]} ({len(result.problems)} problems)", flush=True)
+    took_s = time.monotonic() - began
+    print(f"{args.seeds} seeds, {failed} failed, {60 * args.seeds / took_s:.0f} seeds/min")
+    print(", ".join(f"{name} {count}" for name, count in sorted(stats.items())))
+    return bool(failed)
+
+
+sys.exit(main())

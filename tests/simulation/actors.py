@@ -1,0 +1,541 @@
+"""Who acts in a simulation: producers, clients and trackers, each as generators of single steps.
+
+Clients and trackers are kmqpy's own code (see `stepwise`); what is written here is what surrounds it:
+threads, ZooKeeper's client, users.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from kmqpy import message as m
+from kmqpy.config import QueueSettings
+from kmqpy.errors import Closed, Unavailable
+from kmqpy.registry import RegisteredQueue
+from kmqpy.telemetry import Telemetry
+from tracker.assignment import Member, plan, propose
+from tracker.leadership import Grant, LeadershipView
+from tracker.settings import TrackerSettings
+
+from .checker import History
+from .kafka import Connection, Module, TrackerModule, timed_out
+from .model import ZK_SESSION_MS, NoSession, Process, Steps, World, ZooKeeper
+from .stepwise import stepwise
+
+QUEUE = "q"
+_RECHECK_MS = 1_000
+_LEASE_OF_SESSION_MS = ZK_SESSION_MS * 2 / 3
+_TAKEOVER_DELAY_S = 1.0
+_TELEMETRY = Telemetry()
+
+
+# --- surroundings -----------------------------------------------------------------------------------
+
+
+class Topics:
+    """Topics that exist and keep their ids."""
+
+    class _Found:
+        class queue:  # noqa: N801
+            topic_id = "queue-id"
+
+        class markers:  # noqa: N801
+            topic_id = "markers-id"
+            partitions = 1_000
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def check(self, _queue: QueueSettings) -> Any:
+        return self._Found
+
+
+class TrackerTopics(Topics):
+    """The same, for code that waits for it."""
+
+    def check(self, _queue: QueueSettings) -> Steps:
+        yield from self._connection.reach()
+        return self._Found
+
+
+class NoMetrics:
+    """Metrics that nobody reads."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+
+class Pool:
+    """Threads of a tracker: each job is one step, a while later."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.process: Process | None = None
+
+    def submit(self, job: Callable[..., Any], *args: Any) -> None:
+        process = self.process
+        assert process is not None
+
+        def run() -> Steps:
+            yield process.world.latency()
+            job(*args)
+            process.world.wake(process.main)
+
+        process.spawn(run())
+
+    def shutdown(self, *, wait: bool) -> None:
+        pass
+
+
+class Leadership:
+    """tracker.leadership over the simulated ZooKeeper: the same decisions, one actor."""
+
+    def __init__(self, zookeeper: tuple[ZooKeeper, Process, QueueSettings, int], **settings: Any) -> None:
+        self._zk, self._process, queue, partitions = zookeeper
+        self._world = self._process.world
+        self._id: str = settings["tracker_id"]
+        self._keys = [(QUEUE, p) for p in range(partitions)]
+        self._queues = MappingProxyType({QUEUE: RegisteredQueue(queue, partitions)})
+        self._view = LeadershipView()
+        self._session: int | None = None
+        self._verified_until = 0.0
+        self._verify_at = 0.0
+        self._unowned_since: dict[Any, float] = {}
+        self._stand_in: frozenset[Any] = frozenset()
+        self._membership: Any = None
+        self._releases: dict[Any, int] = {}
+        self._versions: dict[Any, int] = {}
+        self._actor = self._process.spawn(self._run())
+        self._closed = False
+
+    def start(self, timeout: float) -> "Leadership":
+        self._zk.watchers.append(self._changed)
+        return self
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._zk.watchers.remove(self._changed)
+            if self._session is not None:
+                self._zk.end(self._session)
+            self._view = LeadershipView()
+
+    def snapshot(self) -> LeadershipView:
+        return self._view
+
+    def may_redeliver(self) -> bool:
+        return self._world.now < self._verified_until
+
+    def set_kafka_ok(self, ok: bool) -> None:
+        pass
+
+    def release(self, queue: str, partition: int) -> None:
+        grant = self._view.owned.get((queue, partition))
+        if grant is not None:
+            self._releases[queue, partition] = grant.epoch
+            self._publish(self._view)
+            self._world.wake(self._actor)
+
+    def verify(self, queue: str, partition: int) -> Steps:
+        yield from self._reach()
+        ours = self._is_ours((queue, partition))
+        yield self._world.latency()
+        return ours
+
+    def read_offset(self, queue: str, partition: int) -> Steps:
+        yield from self._reach()
+        stored, version = self._zk.offsets.get((queue, partition), (None, 0))
+        self._versions[queue, partition] = version
+        yield self._world.latency()
+        return stored
+
+    def write_offset(self, queue: str, partition: int, stored: Any) -> bool:
+        return bool(self.write_offsets({(queue, partition): stored}))
+
+    def write_offsets(self, offsets: Mapping[Any, Any]) -> frozenset[Any]:
+        if self._cut or self._session not in self._zk.sessions:
+            raise Unavailable("ZooKeeper")
+        done = set()
+        for key, stored in offsets.items():
+            if not self._is_ours(key):
+                continue
+            version = self._versions[key] = self._zk.offsets.get(key, (None, 0))[1]
+
+            def arrive(key: Any = key, stored: Any = stored, version: int = version) -> None:
+                if self._zk.offsets.get(key, (None, 0))[1] == version:
+                    self._zk.offsets[key] = (stored, version + 1)
+                    if self._world.tracing:
+                        self._world.trace(self._process.name, f"stored {key[1]}: {stored}")
+
+            if self._world.unlucky():  # it arrives when the partition may be another's
+                self._world.at(3000 * self._world.random(), arrive)
+            else:
+                arrive()
+                done.add(key)
+        return frozenset(done)
+
+    @property
+    def _cut(self) -> bool:
+        return self._process.zk_cut_until > self._world.now
+
+    def _reach(self) -> Steps:
+        yield self._world.latency()
+        if self._cut or self._session not in self._zk.sessions:
+            raise Unavailable("ZooKeeper")
+
+    def _is_ours(self, key: Any) -> bool:
+        return self._zk.leaders.get(key, (None, 0))[0] == self._session
+
+    def _changed(self) -> None:
+        self._world.wake(self._actor, self._world.latency())
+
+    def _run(self) -> Steps:
+        while not self._closed:
+            if self._cut:
+                # kazoo tells of a lost session only when it is connected again.
+                yield self._world.latency() * 10
+                self._verified_until = 0.0
+                yield max(0.0, self._process.zk_cut_until - self._world.now)
+                self._verify_at = 0.0
+                continue
+            try:
+                yield (yield from self._pass())
+            except NoSession:
+                self._begin_session()
+
+    def _begin_session(self) -> None:
+        self._verified_until = 0.0
+        self._session = None
+        self._releases.clear()
+        self._unowned_since.clear()
+        self._stand_in = frozenset()
+        self._publish(LeadershipView(queues=self._queues))
+
+    def _pass(self) -> Steps:
+        zk, world = self._zk, self._world
+        if self._session is None:
+            yield world.latency()
+            self._session = zk.connect(self._process)
+        session = self._session
+        if world.now >= self._verify_at:
+            started = world.now
+            yield world.latency()
+            zk.check(session)
+            self._verified_until = started + _LEASE_OF_SESSION_MS
+            self._verify_at = started + _LEASE_OF_SESSION_MS * 3 / 8
+            world.wake(self._process.main)
+        if zk.members.get(self._id) != session:
+            zk.register(session, self._id)
+        members = dict(zk.members)
+        yield world.latency()
+        zk.check(session)
+        leaders = dict(zk.leaders)
+        for key, epoch in list(self._releases.items()):
+            if leaders.get(key) == (session, epoch):
+                yield world.latency()
+                zk.give_up(session, key, epoch)
+                world.trace(self._process.name, f"released {key[1]}")
+                leaders.pop(key)
+            if self._releases.get(key) == epoch:
+                del self._releases[key]
+        held = {key: epoch for key, (owner, epoch) in leaders.items() if owner == session}
+        if members != self._membership:
+            self._membership = members
+            self._unowned_since.clear()
+            self._stand_in = frozenset()
+        now = world.now / 1000
+        self._unowned_since = {
+            key: self._unowned_since.get(key, now) for key in self._keys if key not in leaders
+        }
+        todo = plan(
+            self._id,
+            propose(self._keys, [Member(name) for name in members]),
+            held=frozenset(held),
+            deleting=(),
+            unowned_since=self._unowned_since,
+            stand_in=self._stand_in,
+            now=now,
+            takeover_delay=_TAKEOVER_DELAY_S,
+        )
+        self._stand_in = todo.stand_in
+        owned = MappingProxyType({key: Grant(epoch) for key, epoch in held.items()})
+        self._publish(LeadershipView(owned, todo.releasing, self._queues, connected=True))
+        made = False
+        for key in todo.acquire:
+            yield world.latency()
+            if zk.lead(session, key):
+                made = True
+                world.trace(self._process.name, f"leads {key[1]}")
+        due = [self._verify_at, world.now + _RECHECK_MS]
+        due += [todo.next_due * 1000] if todo.next_due is not None else []
+        return 0.0 if made else max(0.0, min(due) - world.now)
+
+    def _publish(self, view: LeadershipView) -> None:
+        owned = {key: g for key, g in view.owned.items() if self._releases.get(key) != g.epoch}
+        view = LeadershipView(
+            MappingProxyType(owned), frozenset(view.releasing & owned.keys()), view.queues, view.connected
+        )
+        if view != self._view:
+            self._view = view
+            self._world.wake(self._process.main)
+
+
+# --- kmqpy's code, step by step -----------------------------------------------------------------------
+
+
+class _GlobalClock:
+    """kmqpy.clock.SYSTEM_CLOCK where it is used by name: only differences matter."""
+
+    world: World
+
+    def monotonic(self) -> float:
+        return self.world.now / 1000
+
+
+CLOCK = _GlobalClock()
+
+_redelivery = stepwise(
+    "tracker.redelivery",
+    {"fetch", "log_start", "_read", "open", "redeliver", "_send_all", "_transact", "send_tick"},
+    kafka=Module,
+    SYSTEM_CLOCK=CLOCK,
+)
+_service = stepwise(
+    "tracker.service",
+    {"_take_over", "_redeliver"},
+    kafka=TrackerModule,
+    Topics=TrackerTopics,
+    Leadership=Leadership,
+    ThreadPoolExecutor=Pool,
+    TrackerMetrics=NoMetrics,
+    OriginalsReader=_redelivery.OriginalsReader,
+    Outcome=_redelivery.Outcome,
+    Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
+    send_tick=_redelivery.send_tick,
+)
+_source = stepwise(
+    "kmqpy.source",
+    {"poll", "keep_alive", "_prepare", "_recover", "_started_since"},
+    kafka=Module,
+)
+_client = stepwise(
+    "kmqpy.client",
+    {"_take"},
+    MarkerWriter=lambda connection, *rest, **more: connection.world.controls.marker_writer(
+        connection, *rest, **more
+    ),
+    Topics=Topics,
+)
+STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _client)]
+"""The modules that run in here, which log by these names."""
+
+Redeliverer = _redelivery.Redeliverer
+QueueSource = _source.QueueSource
+broken = _redelivery.Broken
+
+
+def aborted() -> Exception:
+    """A transaction that was aborted, for a reason that passes."""
+    error: Exception = _redelivery.Aborted(KafkaError(KafkaError._TIMED_OUT))
+    return error
+
+
+class Tracker(_service.Tracker):
+    """tracker.service.Tracker, whose threads are actors."""
+
+    def __init__(self, connection: Connection, settings: TrackerSettings) -> None:
+        super().__init__(connection, settings, connection.process)
+        self._process = connection.process
+        self._world = connection.world
+        self._broker = connection.broker
+        self._background.process = self._pool.process = connection.process
+        self._offsets_turn = contextlib.nullcontext()
+        self._next_probe = float("inf")
+        self._diagnosed.add(QUEUE)
+        self.leaving = False
+
+    def _submit(self, part: Any, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
+        part.busy = True
+
+        def run() -> Steps:
+            yield self._world.latency()
+            try:
+                result: Any = yield from job()
+            except Exception as error:  # as in the real one: handed to the loop
+                result = error
+
+            def in_loop() -> None:
+                part.busy = False
+                finished(result)
+
+            self._results.put(in_loop)
+            self._world.wake(self._process.main)
+
+        self._process.spawn(run())
+
+    def _has_dead_letters(self, queue: QueueSettings) -> bool:
+        return queue.dead_letter_topic not in self._broker.missing
+
+    def steps(self) -> Steps:
+        self._connect()
+        wake = lambda: self._world.wake(self._process.main, self._world.latency())  # noqa: E731
+        logs = [log for (topic, _), log in self._broker.logs.items() if topic == f"{QUEUE}__markers"]
+        for log in logs:
+            log.readers.append(wake)
+        try:
+            while not self.leaving:
+                self._turn()
+                yield self._idle_ms()
+            while any(part.busy for part in self._parts.values()):
+                self._read(0)
+                while not self._results.empty():
+                    self._results.get()()
+                yield 50.0
+            with contextlib.suppress(Unavailable):
+                self._drain()
+        finally:
+            for log in logs:
+                log.readers.remove(wake)
+            self._leadership.close() if self._process.alive else self._zk_gone()
+
+    def _zk_gone(self) -> None:
+        leadership = self._leadership
+        if not leadership._closed:
+            leadership._closed = True
+            leadership._zk.watchers.remove(leadership._changed)
+
+    def _idle_ms(self) -> float:
+        """How long until something is to be done that nobody wakes us for."""
+        now = self._clock.monotonic()
+        wait_s = min(0.5, max(0.0, self._next_offsets - now))
+        for part in self._parts.values():
+            wait_s = min(wait_s, part.seconds_to_tick(now, self._silence_s))
+            if part.phase is _service.Phase.OPENING and not part.busy:
+                wait_s = min(wait_s, part.retry_at - now)
+        return max(1.0, wait_s * 1000)
+
+
+def client(
+    connection: Connection, queue: QueueSettings, history: History, *, lease_ms: int, batch: int, fmt: str
+) -> Steps:
+    """A process that takes messages and does with them what users do."""
+    process, world = connection.process, connection.world
+    own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
+    own._source = world.controls.source(connection, queue, _TELEMETRY, clock=process)
+    process.client = own
+    logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
+    wake = lambda: world.wake(process.main, world.latency())  # noqa: E731
+    for log in logs:
+        log.readers.append(wake)
+
+    def use(message: Any, lease: int) -> None:
+        history.handed_out(process, message, lease)
+        process.spawn(_use(connection, own, message, lease, history), 30 * world.random())
+
+    try:
+        while not process.leaving:
+            lease = int(lease_ms * (0.5 + world.random())) if world.random() < 0.3 else lease_ms
+            messages = yield from own._take(1 + int(batch * world.random()), 0.0, lease)
+            if world.random() < 0.2:  # `for message in client`: the others wait for their turn
+                own._iterating.extend(messages[1:])
+                messages = messages[:1]
+            for message in messages:
+                use(message, lease)
+            if messages and world.faults and world.random() < 0.05:
+                for _ in range(3):  # the user's code is busy, the housekeeper goes on
+                    yield 600.0
+                    own._source.maintain()
+                    yield from own._source.keep_alive()
+                    own._release_stale()
+            while own._iterating:
+                yield 40 * world.random()
+                own._release_stale()
+                if own._iterating:
+                    use(own._iterating.popleft(), lease)
+            source = own._source
+            waiting = source._uncommitted or any(not known.recovered for known in source._partitions.values())
+            yield 20 * world.random() if messages else 100.0 if waiting else 400.0
+        for _ in range(20):
+            if own._writer.unconfirmed:
+                yield 100.0
+        own.close()
+        world.trace(process.name, "closed")
+    finally:
+        for log in logs:
+            log.readers.remove(wake)
+
+
+def _use(connection: Connection, own: Any, message: Any, lease: int, history: History) -> Steps:
+    """What a user does with one message, unless the client is closed before."""
+    with contextlib.suppress(Closed):
+        yield from _use_open(connection, own, message, lease, history)
+
+
+def _use_open(connection: Connection, own: Any, message: Any, lease: int, history: History) -> Steps:
+    world, process = connection.world, connection.process
+    if world.faults and message.body in history.poison:
+        yield 20 * world.random()
+        world.kill(process)
+        return
+    luck = world.random() if world.faults else 0.0
+    if luck < 0.45:
+        own.ack(message)
+    elif luck < 0.55:  # in time or late
+        yield lease * 1.5 * world.random()
+        own.ack(message)
+    elif luck < 0.65:
+        yield lease * world.random()
+        own.extend(message, lease=lease * (0.5 + world.random()) / 1000)
+        yield lease * 1.3 * world.random()
+        own.ack(message)
+    elif luck < 0.74:
+        yield lease * 0.5 * world.random()
+        delay = 0 if world.random() < 0.5 else world.random()
+        counts = world.random() < 0.7
+        own.nack(message, delay=delay, count=counts, reason="simulated")
+    elif luck < 0.78:
+        own.dead_letter(message, reason="simulated")
+        history.rejected.add((message.partition, message.offset))
+    elif luck < 0.88:  # F14: what comes after an ack changes nothing
+        own.ack(message)
+        yield 300 * world.random()
+        if world.random() < 0.5:
+            own.extend(message, lease=lease / 1000)
+        else:
+            own.nack(message)
+    elif luck < 0.93:  # another process has the receipt
+        yield 200 * world.random()
+        others = [other for other in world.clients if other.alive and other.client]
+        if others:
+            others[0].client.ack(message.receipt)
+    yield 0.0
+
+
+def producer(
+    connection: Connection, history: History, *, name: str, count: int, gap_ms: float, delays: bool
+) -> Steps:
+    """Sends `count` messages and records which sends were acknowledged."""
+    world, process = connection.world, connection.process
+    broker = connection.broker
+    for number in range(count):
+        body = f"{name}-{number}".encode()
+        headers: list[tuple[str, bytes | None]] = [("h", b"1")]
+        if delays and world.random() < 0.15:
+            due = process.wall_ms() + int(1500 * world.random())
+            headers.append((m.DELIVER_AT, b"%d" % due))
+        history.attempted.add(body)
+        try:
+            yield from connection.reach()
+            place = (QUEUE, int(broker.partitions * world.random()))
+            broker.logs[place].append(b"k", body, headers, process.name)
+            if world.unlucky():
+                raise timed_out()
+            history.sent.add(body)
+        except Exception:  # the outcome is unknown, and the user does not send again
+            world.trace(name, f"send of {body!r} of unknown outcome")
+        yield gap_ms * world.random()

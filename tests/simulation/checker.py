@@ -1,0 +1,264 @@
+"""What must hold of every run: judged from the logs alone, against a naive reading of the markers."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kmqpy import markers
+from kmqpy import message as m
+from kmqpy.config import QueueSettings
+from kmqpy.errors import DecodeError
+from kmqpy.markers import Marker, Op
+
+from .model import Broker, Log, Process, Record
+
+
+@dataclass
+class History:
+    """What users saw."""
+
+    attempted: set[bytes] = field(default_factory=set)
+    sent: set[bytes] = field(default_factory=set)
+    poison: set[bytes] = field(default_factory=set)
+    rejected: set[tuple[int, int]] = field(default_factory=set)
+    delivered: Counter[bytes] = field(default_factory=Counter)
+    handouts: list[tuple[str, int, int, int, bytes, int, int]] = field(default_factory=list)
+    deleted: set[bytes] = field(default_factory=set)
+    markers_deleted: bool = False
+    clock_jumped: bool = False
+    broker: Broker | None = None
+
+    def handed_out(self, process: Process, message: Any, lease_ms: int) -> None:
+        """A client gives a message to its user."""
+        self.delivered[message.body] += 1
+        assert self.broker is not None
+        self.handouts.append(
+            (
+                process.name,
+                message.partition,
+                message.offset,
+                process.recovered.get(message.partition, 0),
+                message.body,
+                lease_ms,
+                self.broker.time_ms(),
+            )
+        )
+        if process.world.tracing:
+            place = f"{message.partition}@{message.offset}"
+            process.world.trace(
+                process.name, f"hands out {place} {message.body!r}, attempt {message.attempts}"
+            )
+
+    def deletes(self, queue: Log, up_to: int) -> None:
+        """Retention removes what lies below `up_to`: the sends in it are excused."""
+        self.deleted.update(record.value() for record in queue.records[queue.start : up_to] if record.is_data)
+
+
+@dataclass
+class _Open:
+    """A message in flight, as a naive reader of the markers sees it."""
+
+    due: int
+    counts: bool
+    held: bool
+    dead: bool = False
+    lapsed: bool = False
+    # Once its time is up, a tracker may act on any of what it read since.
+    counted: set[bool] = field(default_factory=set)
+    was_dead: set[bool] = field(default_factory=set)
+
+
+class Checker:
+    """Finds what went wrong in a run; `problems` in words."""
+
+    def __init__(self, broker: Broker, history: History, queue: QueueSettings, *, strict_time: bool) -> None:
+        self.broker = broker
+        self.history = history
+        self.queue = queue
+        self.strict_time = strict_time
+        self.problems: list[str] = []
+        self.stats: Counter[str] = Counter()
+        self._acked: set[bytes] = set()
+        self._late: dict[tuple[int, int], _Open] = {}
+
+    def check(self) -> list[str]:
+        self._check_copies()
+        for partition in range(self.broker.partitions):
+            self._read_markers(partition)
+        self._check_dead_letters()
+        self._check_deliveries()
+        self._check_loss()
+        return self.problems
+
+    def _log(self, topic: str, partition: int) -> Log:
+        return self.broker.logs[topic, partition]
+
+    def _check_copies(self) -> None:
+        """Every copy that can be read ends what it replaces; others are duplicates to come."""
+        for (topic, partition), log in self.broker.logs.items():
+            if topic == self.queue.markers_topic:
+                continue
+            for record in log.records:
+                if record.is_data and record.by.startswith("tracker") and not record.has_end:
+                    self.problems.append(f"a copy without end marker: {topic} {partition}@{record.at}")
+
+    def _check_is_whole(self, original: Record, copy: Record, what: str) -> None:
+        if (copy.key(), copy.value()) != (original.key(), original.value()):
+            self.problems.append(f"F5: {what} became {copy.value()!r}")
+        if ("h", b"1") not in copy.headers():
+            self.problems.append(f"F8: the copy of {what} lost a header")
+
+    def _read_markers(self, partition: int) -> None:
+        log, queue = self._log(self.queue.markers_topic, partition), self._log(self.queue.name, partition)
+        state: dict[int, _Open] = {}
+        taken_at: dict[int, list[int]] = defaultdict(list)
+        now = 0
+        for record in log.records:
+            if not record.is_data:
+                continue
+            now = max(now, record.ms)
+            for entry in state.values():
+                if not entry.lapsed and entry.due <= now:
+                    self._lapse(entry)
+            for marker in decoded(record):
+                if marker.op is Op.END:
+                    self._read_end(partition, queue, record, marker, state)
+                elif marker.op in (Op.TAKE, Op.DELAY):
+                    taken_at[marker.offset].append(record.at)
+                    state[marker.offset] = self._opened(marker, now, state.get(marker.offset))
+                elif (entry := state.get(marker.offset)) is not None:
+                    self._changed(entry, marker, now)
+        for offset, entry in state.items():
+            if offset >= queue.start and not self.history.markers_deleted:
+                self.problems.append(f"stuck: {partition}@{offset} is in flight at the end: {entry}")
+        self._check_handouts(partition, taken_at)
+
+    def _opened(self, marker: Marker, now: int, before: _Open | None) -> _Open:
+        if before is not None and before.dead:
+            return before
+        entry = _Open(now + max(0, marker.redeliver_after_ms), marker.counts, held=marker.op is Op.TAKE)
+        if before is not None and before.lapsed:
+            entry.lapsed, entry.counted, entry.was_dead = True, before.counted, before.was_dead
+            entry.counted.add(entry.counts)
+        if entry.due <= now:
+            self._lapse(entry)
+        return entry
+
+    def _changed(self, entry: _Open, marker: Marker, now: int) -> None:
+        if entry.dead or (marker.op is Op.EXTEND and not entry.held):
+            return
+        entry.due = now + (0 if marker.op is Op.DEAD_LETTER else max(0, marker.redeliver_after_ms))
+        entry.counts = marker.counts
+        entry.dead = marker.op is Op.DEAD_LETTER
+        entry.held = marker.op is Op.EXTEND
+        if entry.lapsed or entry.due <= now:
+            self._lapse(entry)
+
+    def _lapse(self, entry: _Open) -> None:
+        entry.lapsed = True
+        entry.counted.add(entry.counts)
+        entry.was_dead.add(entry.dead)
+
+    def _read_end(
+        self,
+        partition: int,
+        queue: Log,
+        record: Record,
+        marker: Marker,
+        state: dict[int, _Open],
+    ) -> None:
+        offset = marker.offset
+        if offset < 0:
+            self.stats["ticks"] += 1
+            return
+        entry = state.pop(offset, None)
+        if not marker.by_tracker:
+            if offset < len(queue.records):
+                self._acked.add(queue.records[offset].value())
+            if entry is not None and entry.lapsed:
+                self._late[partition, offset] = entry
+            return
+        what = f"{partition}@{offset} by {record.by}"
+        copy = record.copy
+        if copy is None:
+            self._check_gone(queue, offset, what)
+            return
+        dead = copy.topic() == self.queue.dead_letter_topic
+        self.stats["dead letters" if dead else "redeliveries"] += 1
+        self._check_is_whole(queue.records[offset], copy, what)
+        if entry is None:
+            entry = self._late.pop((partition, offset), None)
+            if entry is None:
+                if not self.history.markers_deleted:
+                    self.problems.append(f"duplicate or F14: a copy of {what}, which is not in flight")
+                return
+        if self.history.markers_deleted:
+            return
+        if not entry.lapsed and self.strict_time:
+            self.problems.append(f"R5: {what} redelivered before its lease ended, due {entry.due}")
+        self._check_count(queue, offset, entry, copy, dead=dead, what=what)
+
+    def _check_count(
+        self, queue: Log, offset: int, entry: _Open, copy: Record, *, dead: bool, what: str
+    ) -> None:
+        name = self.queue.redelivery_count_header
+        before = m.redelivery_count(m.headers_of(queue.records[offset].headers()), name)
+        after = m.redelivery_count(m.headers_of(copy.headers()), name)
+        limit = self.queue.max_redeliveries
+        assert limit is not None
+        if dead:
+            over = True in entry.counted and before >= limit
+            if not over and True not in entry.was_dead and not entry.dead:
+                self.problems.append(f"dead letter below the limit and not rejected: {what}")
+            return
+        if before + 1 > limit and entry.counted == {True}:
+            self.problems.append(f"redelivered beyond the limit: {what}")
+        if after - before not in {int(counts) for counts in entry.counted} and self.strict_time:
+            self.problems.append(f"count: {before} became {after}, {entry}: {what}")
+
+    def _check_gone(self, queue: Log, offset: int, what: str) -> None:
+        self.stats["gone"] += 1
+        if offset < queue.start:
+            return
+        if offset < queue.end and queue.records[offset].is_data:
+            self.problems.append(f"R14: end marker without copy of {what}, whose original is there")
+
+    def _check_dead_letters(self) -> None:
+        for partition in range(self.broker.partitions):
+            for record in self._log(self.queue.dead_letter_topic, partition).records:
+                if record.is_data:
+                    self._acked.add(record.value())
+
+    def _check_handouts(self, partition: int, taken_at: dict[int, list[int]]) -> None:
+        """R10, F16: nothing that was seen to be started when the partition was assigned."""
+        if self.history.markers_deleted:
+            return
+        for name, number, offset, recovered, _body, _lease, _at in self.history.handouts:
+            if number == partition and any(at < recovered for at in taken_at[offset]):
+                self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
+
+    def _check_deliveries(self) -> None:
+        for body in self.history.delivered:
+            if body not in self.history.attempted:
+                self.problems.append(f"unexpected: {body!r} was delivered, never sent")
+        self.stats["delivered"] = sum(self.history.delivered.values())
+        self.stats["messages"] = len(self.history.sent)
+
+    def _check_loss(self) -> None:
+        for body in sorted(self.history.sent - self._acked - self.history.deleted):
+            if not self.history.markers_deleted:
+                seen = self.history.delivered[body]
+                self.problems.append(f"lost: {body!r} was sent and never finished, delivered {seen} times")
+
+
+def decoded(record: Record) -> list[Marker]:
+    """The single markers that a record stands for."""
+    try:
+        marker = markers.decode(record.key(), record.value(), record.headers())
+    except DecodeError:
+        return []
+    if not marker.runs:
+        return [marker]
+    return [replace(marker, offset=offset, runs=()) for offset in marker.offsets()]

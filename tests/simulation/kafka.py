@@ -1,0 +1,612 @@
+"""confluent_kafka's clients as kmqpy sees them, over the simulated broker."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from kmqpy import kafka as real
+from kmqpy import markers
+from kmqpy.markers import Marker, Op
+
+from .model import Broker, Fenced, Group, Log, Process, Record, Steps
+
+REQUEST_TIMEOUT_MS = 400.0
+_REPOST_AFTER_MS = 200.0
+
+
+def timed_out() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+class Connection:
+    """What kmqpy's parts are given instead of addresses: the process they are in."""
+
+    bootstrap = "broker"
+    root = "/kmq"
+    markers_topic = "q__markers"
+
+    def __init__(self, process: Process, broker: Broker, group: Group, zookeeper: Any) -> None:
+        self.process = process
+        self.world = process.world
+        self.broker = broker
+        self.group = group
+        self.zookeeper = zookeeper
+
+    def reach(self) -> Steps:
+        """One way to a broker; raises when it can't be reached."""
+        yield self.world.latency()
+        if self.process.kafka_cut_until > self.world.now or self.world.unlucky():
+            yield REQUEST_TIMEOUT_MS
+            raise timed_out()
+
+
+class Module:
+    """Stands where kmqpy.kafka is imported."""
+
+    REQUEST_TIMEOUT_S = real.REQUEST_TIMEOUT_S
+    kafka_errors = staticmethod(real.kafka_errors)
+    error_of = staticmethod(real.error_of)
+
+    @staticmethod
+    def look_again(*_: object) -> bool:
+        return False
+
+    @staticmethod
+    def admin(_connection: Connection) -> None:
+        return None
+
+    @staticmethod
+    def producer(connection: Connection, settings: dict[str, Any]) -> Any:
+        if "transactional.id" in settings:
+            return connection.world.controls.transactions(connection, settings["transactional.id"])
+        return PlainProducer(connection)
+
+    @staticmethod
+    def consumer(connection: Connection, settings: dict[str, Any]) -> Any:
+        if "on_commit" in settings:
+            return GroupConsumer(connection, settings["on_commit"])
+        return Reader(connection, uncommitted=settings.get("isolation.level") == "read_uncommitted")
+
+
+class TrackerModule(Module):
+    """The same where the markers consumer of a tracker is made, whose reads wait for nothing."""
+
+    @staticmethod
+    def consumer(connection: Connection, _settings: dict[str, Any]) -> "MarkersConsumer":
+        return MarkersConsumer(connection)
+
+
+class PlainProducer:
+    """Idempotent, not transactional: what it sends arrives in order, or is reported as failed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._world = connection.world
+        self._reports: deque[tuple[Callable[..., None], Any, Any]] = deque()
+        self._free_at = 0.0
+
+    def produce(
+        self,
+        topic: str,
+        value: Any,
+        key: bytes | None,
+        partition: int,
+        on_delivery: Callable[..., None] | None = None,
+        headers: Any = None,
+    ) -> None:
+        world, process = self._world, self._connection.process
+        self._free_at = max(self._free_at, world.now + world.latency())
+        log = self._connection.broker.logs[topic, partition]
+
+        def arrive() -> None:
+            error = record = None
+            if process.kafka_cut_until > world.now or world.unlucky():
+                error = KafkaError(KafkaError._MSG_TIMED_OUT)
+            if error is None or world.random() < 0.3:
+                record = log.records[log.append(key, value, headers or [], process.name)]
+            if on_delivery is not None:
+                self._reports.append((on_delivery, error, record))
+
+        world.at(self._free_at - world.now, arrive)
+
+    def poll(self, timeout_s: float) -> tuple[float, ...]:
+        while self._reports:
+            report, error, record = self._reports.popleft()
+            report(error, record)
+        return (timeout_s * 1000,)
+
+    def flush(self, _timeout_s: float = 0) -> int:
+        return 0
+
+
+class Transactions:
+    """A transactional producer."""
+
+    def __init__(self, connection: Connection, transactional_id: str) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+        self._world = connection.world
+        self._by = connection.process.name
+        self._id = transactional_id
+        self._markers = connection.markers_topic
+        self._epoch = 0
+        self._pending: list[tuple[tuple[str, int], bytes | None, Any, Any, Any]] = []
+
+    def init_transactions(self, _timeout_s: float) -> Steps:
+        yield from self._connection.reach()
+        self._epoch = self._broker.init(self._id)
+        self._world.trace(self._by, f"fenced {self._id}, epoch {self._epoch}")
+        yield self._world.latency()
+
+    def begin_transaction(self) -> tuple[()]:
+        self._pending = []
+        return ()
+
+    def produce(
+        self, topic: str, value: Any, key: bytes | None, partition: int, on_delivery: Any, headers: Any
+    ) -> None:
+        self._pending.append(((topic, partition), key, value, headers, on_delivery))
+
+    def commit_transaction(self, _timeout_s: float) -> Steps:
+        yield from self._send_pending()
+        yield self._world.latency()
+        if self._world.unlucky(2.0) or self._connection.process.kafka_cut_until > self._world.now:
+            yield from self._end_somehow()
+        self._end(commit=True)
+        yield self._world.latency()
+
+    def abort_transaction(self, _timeout_s: float) -> Steps:
+        self._pending = []
+        yield from self._connection.reach()
+        self._end(commit=False)
+        yield self._world.latency()
+
+    def purge(self) -> None:
+        self._pending = []
+
+    def _send_pending(self) -> Steps:
+        copy: Record | None = None
+        for place, key, value, headers, report in self._pending:
+            yield self._world.latency()
+            if self._world.unlucky() or place[0] in self._broker.missing:
+                error = KafkaError(KafkaError._MSG_TIMED_OUT, txn_requires_abort=True)
+                if self._world.random() < 0.5:
+                    self._send(place, key, value, headers)
+                report(error, None)
+                raise KafkaException(error)
+            record = self._send(place, key, value, headers)
+            report(None, None)
+            if record.topic() != self._markers:
+                copy = record
+            elif copy is not None:
+                record.copy, copy.has_end, copy = copy, True, None
+
+    def _end_somehow(self) -> Steps:
+        """The outcome stays unknown: done, not done, or done later."""
+        luck = self._world.random()
+        if luck < 0.3:
+            self._end(commit=True)
+        elif luck < 0.7:
+            self._world.at(3000 * self._world.random(), self._end_late)
+        self._world.trace(self._by, "commit of unknown outcome")
+        yield REQUEST_TIMEOUT_MS
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
+
+    def _end_late(self) -> None:
+        try:
+            self._broker.end_transaction(self._id, self._epoch, commit=True)
+        except Fenced:
+            return
+        self._world.trace(self._by, "a commit arrived late")
+
+    def _send(self, place: tuple[str, int], key: bytes | None, value: Any, headers: Any) -> Record:
+        try:
+            at = self._broker.send(self._id, self._epoch, self._by, place, key, value, headers)
+        except Fenced:
+            raise self._fenced() from None
+        if self._world.tracing:
+            what = shown(key, value)
+            self._world.trace(self._by, f"sent in transaction: {place[0]} {place[1]}@{at} {what}")
+        return self._broker.logs[place].records[at]
+
+    def _end(self, *, commit: bool) -> None:
+        try:
+            self._broker.end_transaction(self._id, self._epoch, commit=commit)
+        except Fenced:
+            raise self._fenced() from None
+        self._world.trace(self._by, "transaction committed" if commit else "transaction aborted")
+
+    def _fenced(self) -> KafkaException:
+        self._world.trace(self._by, "fenced off")
+        return KafkaException(KafkaError(KafkaError._FENCED, fatal=True))
+
+
+class _EndOfLog:
+    """What librdkafka gives at the end of a partition."""
+
+    def __init__(self, log: Log, position: int) -> None:
+        self._log = log
+        self._position = position
+
+    def error(self) -> KafkaError:
+        return KafkaError(KafkaError._PARTITION_EOF)
+
+    def offset(self) -> int:
+        return self._position
+
+    def partition(self) -> int:
+        return self._log.partition
+
+
+class Reader:
+    """Reads one assigned partition; joins no group."""
+
+    def __init__(self, connection: Connection, *, uncommitted: bool) -> None:
+        self._connection = connection
+        self._world = connection.world
+        self._uncommitted = uncommitted
+        self._log: Log | None = None
+        self._position = 0
+        self._told_end = -1
+
+    def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> Steps:
+        yield from self._connection.reach()
+        log = self._connection.broker.logs[place.topic, place.partition]
+        end = log.end if self._uncommitted else log.stable
+        if self._uncommitted:
+            self._connection.process.recovered[place.partition] = end
+        return log.start, end
+
+    def assign(self, places: Sequence[TopicPartition]) -> None:
+        (place,) = places
+        self._log = self._connection.broker.logs[place.topic, place.partition]
+        self._position = place.offset
+        self._told_end = -1
+
+    def seek(self, place: TopicPartition) -> None:
+        self._position = place.offset
+
+    def unassign(self) -> None:
+        self._log = None
+
+    def consume(self, limit: int, timeout_s: float) -> Steps:
+        yield self._world.latency()
+        log, world = self._log, self._world
+        assert log is not None
+        if self._connection.process.kafka_cut_until > world.now:
+            yield timeout_s * 1000
+            return []
+        if self._position < log.start:
+            raise KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET))
+        some = 1 + int(limit * world.random())
+        found, position = log.read(self._position, some, uncommitted=self._uncommitted)
+        self._position = position
+        result: list[Any] = list(found)
+        if not found:
+            if self._told_end != position:
+                self._told_end = position
+                return [_EndOfLog(log, position)]
+            yield timeout_s * 1000
+        return result
+
+    def close(self) -> None:
+        self._log = None
+
+
+class MarkersConsumer:
+    """The markers consumer of a tracker: many partitions, read without waiting."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._world = connection.world
+        self._positions: dict[tuple[str, int], int] = {}
+
+    def incremental_assign(self, places: Iterable[TopicPartition]) -> None:
+        for place in places:
+            self._positions[place.topic, place.partition] = place.offset
+
+    def incremental_unassign(self, places: Iterable[TopicPartition]) -> None:
+        for place in places:
+            self._positions.pop((place.topic, place.partition), None)
+
+    def consume(self, limit: int, _timeout_s: float) -> list[Record]:
+        world, found = self._world, []
+        if self._connection.process.kafka_cut_until > world.now:
+            return []
+        for place, position in self._positions.items():
+            log = self._connection.broker.logs[place]
+            if position >= log.stable:
+                continue
+            if position < log.start:  # auto.offset.reset earliest
+                position = log.start
+            elif world.faults and world.random() < 0.01:  # a reset, after a change of leaders
+                position = max(log.start, position - int(10 * world.random()))
+            records, self._positions[place] = log.read(position, limit - len(found))
+            found += records
+            if len(found) >= limit:
+                break
+        return found
+
+    def close(self) -> None:
+        self._positions.clear()
+
+
+class GroupConsumer:
+    """A member of the queue's consumer group."""
+
+    def __init__(self, connection: Connection, on_commit: Callable[..., None]) -> None:
+        self._connection = connection
+        self.process = connection.process
+        self._world = connection.world
+        self._group = connection.group
+        self._logs: dict[int, Log] = {}
+        self._on_commit = on_commit
+        self._positions: dict[int, int | None] = {}
+        self._paused: set[int] = set()
+        self._eager: set[int] = set()
+        self._failed_commit = False
+        self._free_at = 0.0
+        self._generation = 0
+
+    def subscribe(self, topics: Sequence[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
+        (self._topic,) = topics
+        self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
+        self._group.join(self)
+
+    def assignment(self) -> list[int]:
+        return list(self._positions)
+
+    def unsubscribe(self) -> None:
+        """Give up what one has; takes effect at once."""
+        self._give_up([p for p, owner in self._group.owner.items() if owner is self])
+
+    def wake(self) -> None:
+        self._world.wake(self.process.main, self._world.latency())
+
+    def consume(self, limit: int, _timeout_s: float) -> Steps:
+        yield self._world.latency()
+        if self.process.kafka_cut_until > self._world.now:
+            return []
+        self._rebalance()
+        if self._failed_commit:
+            self._failed_commit = False
+            self._on_commit(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), [])
+        found: list[Record] = []
+        for partition in list(self._positions):
+            # What came before the pause was noticed is delivered.
+            eager = partition in self._eager and self._world.random() < 0.5
+            if partition in self._paused and not eager:
+                continue
+            self._eager.discard(partition)
+            some = 1 + int(limit * self._world.random())
+            found += self._fetch(partition, min(some, limit - len(found)))
+        return found
+
+    def _fetch(self, partition: int, limit: int) -> list[Record]:
+        log = self._connection.broker.logs[self._topic, partition]
+        position = self._positions[partition]
+        if position is None:
+            position = self._group.committed.get(partition, (0, ""))[0]
+        found, self._positions[partition] = log.read(max(position, log.start), limit)
+        return found
+
+    def _rebalance(self) -> None:
+        group, me = self._group, self
+        mine = {p for p, owner in group.owner.items() if owner is me}
+        if me not in group.members or self._positions.keys() - mine:
+            lost = [TopicPartition(self._topic, p) for p in self._positions if p not in mine]
+            if lost:
+                self._world.trace(self.process.name, f"lost {[p.partition for p in lost]}")
+                self._on_lost(me, lost)
+        if me not in group.members:
+            self._generation += 1
+            group.join(me)
+            for other in group.members:
+                other.wake()
+        self._give_up([p for p in mine if group.target(p) is not me])
+        got = [p for p in range(group.partitions) if group.target(p) is me and p not in group.owner]
+        if got:
+            for p in got:
+                group.owner[p] = me
+            self._world.trace(self.process.name, f"got {got}")
+            self._on_assign(me, [TopicPartition(self._topic, p) for p in got])
+            self._eager.update(got)
+
+    def _give_up(self, partitions: list[int]) -> None:
+        if not partitions:
+            return
+        self._on_revoke(self, [TopicPartition(self._topic, p) for p in partitions])
+        for p in partitions:
+            del self._group.owner[p]
+        self._world.trace(self.process.name, f"gave up {partitions}")
+        for other in self._group.members:
+            other.wake()
+
+    def incremental_assign(self, places: Iterable[TopicPartition]) -> None:
+        for place in places:
+            self._positions[place.partition] = place.offset if place.offset >= 0 else None
+            self._paused.discard(place.partition)
+
+    def incremental_unassign(self, places: Iterable[TopicPartition]) -> None:
+        for place in places:
+            self._positions.pop(place.partition, None)
+
+    def pause(self, places: Iterable[TopicPartition]) -> None:
+        self._paused.update(place.partition for place in places)
+
+    def resume(self, places: Iterable[TopicPartition]) -> None:
+        self._paused.difference_update(place.partition for place in places)
+
+    def seek(self, place: TopicPartition) -> None:
+        if self._positions.get(place.partition) is None:
+            raise KafkaException(KafkaError(KafkaError._STATE))
+        self._positions[place.partition] = place.offset
+
+    def committed(self, places: Sequence[TopicPartition], timeout: float) -> Steps:
+        yield from self._connection.reach()
+        (place,) = places
+        offset, metadata = self._group.committed.get(place.partition, (-1001, ""))
+        yield self._world.latency()
+        return [TopicPartition(place.topic, place.partition, offset, metadata)]
+
+    def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        log = self._connection.broker.logs[place.topic, place.partition]
+        return log.start, log.end
+
+    def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> None:
+        world, process = self._world, self.process
+        wanted = [(place.partition, place.offset, place.metadata or "") for place in offsets]
+
+        generation = self._generation
+
+        def arrive() -> bool:
+            lost = self._generation != generation or process.kafka_cut_until > world.now or world.unlucky()
+            return not lost and self._group.commit(self, wanted)
+
+        def arrive_later() -> None:
+            if not arrive():
+                self._failed_commit = True
+
+        if asynchronous:
+            self._free_at = max(self._free_at, world.now + world.latency())
+            world.at(self._free_at - world.now, arrive_later)
+        elif not arrive():
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
+
+    def close(self) -> None:
+        self.unsubscribe()
+        self._group.leave(self)
+
+
+class MarkerWriter:
+    """kmqpy's MarkerWriter without its thread: the same promises, and the same ways to fail."""
+
+    def __init__(
+        self, connection: Connection, markers_topic: str, *, coalesce_ms: float | None = None, **_: Any
+    ) -> None:
+        self._connection = connection
+        self._world = connection.world
+        self._process = connection.process
+        self._topic = markers_topic
+        self._coalesce_ms = coalesce_ms
+        self._ended: dict[int, set[int]] = {}
+        self._epochs: dict[int, int] = {}
+        self._posts: deque[Marker] = deque()
+        self._posted = 0
+        self._poster = self._process.spawn(self._post_all(), float("inf"))
+
+    @property
+    def unconfirmed(self) -> int:
+        return self._posted + len(self._ended)
+
+    def write(self, batch: Sequence[Marker], timeout_s: float) -> Steps:
+        """The markers offsets of those that are confirmed; others may be written all the same."""
+        confirmed: dict[tuple[int, int], int] = {}
+        for marker, at in (yield from self._append(batch)):
+            if at is not None:
+                confirmed[marker.partition, marker.offset] = at
+        yield self._world.latency()
+        return confirmed
+
+    def post(self, marker: Marker) -> None:
+        self._posts.append(marker)
+        self._posted += 1
+        self._world.wake(self._poster, self._world.latency())
+
+    def end(self, places: Sequence[tuple[int, int]]) -> None:
+        if self._coalesce_ms is None:
+            for place in places:
+                self.post(Marker(*place, Op.END))
+            return
+        for partition, offset in places:
+            self._ended.setdefault(partition, set()).add(offset)
+        self._world.wake(self._poster, self._coalesce_ms)
+
+    def flush(self, _timeout_s: float) -> int:
+        return self.unconfirmed
+
+    def close(self, _timeout_s: float = 0) -> int:
+        return self.unconfirmed
+
+    def _post_all(self) -> Steps:
+        while True:
+            while self._posts or self._ended:
+                ended, self._ended = self._ended, {}
+                for partition, offsets in ended.items():
+                    found = markers.ranges(partition, Op.END, sorted(offsets))
+                    self._posts.extend(found)
+                    self._posted += len(found)
+                batch = [self._posts.popleft() for _ in range(len(self._posts))]
+                for marker, at in (yield from self._append(batch)):
+                    if at is None:
+                        self._world.at(_REPOST_AFTER_MS, lambda marker=marker: self._again(marker))
+                    else:
+                        self._posted -= 1
+            yield float("inf")
+
+    def _again(self, marker: Marker) -> None:
+        if self._process.alive:
+            self._posts.append(marker)
+            self._world.wake(self._poster)
+
+    def _append(self, batch: Sequence[Marker]) -> Steps:
+        """Append what can be; (marker, its offset, or None when it is not known to be written)."""
+        world, found = self._world, []
+        by_partition: dict[int, list[Marker]] = {}
+        for marker in batch:
+            by_partition.setdefault(marker.partition, []).append(marker)
+        for partition, group in by_partition.items():
+            if world.random() < 0.2:  # the producer made two requests of them
+                middle = len(group) // 2
+                found += yield from self._request(partition, group[:middle])
+                found += yield from self._request(partition, group[middle:])
+            else:
+                found += yield from self._request(partition, group)
+        return found
+
+    def _request(self, partition: int, group: list[Marker]) -> Steps:
+        """One request: all of it is written or nothing, and the answer can be lost."""
+        world = self._world
+        yield world.latency()
+        cut = self._process.kafka_cut_until > world.now
+        if not cut and not world.unlucky():
+            self._epochs[partition] = self._epochs.get(partition, 0) + 1
+            return [(marker, self._arrive(partition, marker)) for marker in group]
+        luck = world.random()
+        if luck < 0.3 and not cut:
+            for marker in group:
+                self._arrive(partition, marker)
+        elif luck < 0.6:
+            epoch = self._epochs.get(partition, 0)
+
+            def arrive() -> None:
+                # An idempotent producer that wrote something since has raised its epoch.
+                if self._epochs.get(partition, 0) == epoch:
+                    world.trace(self._process.name, "what was not confirmed arrives late:")
+                    for marker in group:
+                        self._arrive(partition, marker)
+
+            world.at(2000 * world.random(), arrive)
+        world.trace(self._process.name, f"not confirmed: {len(group)} markers of {partition}")
+        yield REQUEST_TIMEOUT_MS
+        return [(marker, None) for marker in group]
+
+    def _arrive(self, partition: int, marker: Marker) -> int:
+        key, value, headers = markers.encode(marker)
+        log = self._connection.broker.logs[self._topic, partition]
+        at = log.append(key, value, headers, self._process.name)
+        if self._world.tracing:
+            self._world.trace(self._process.name, f"wrote {partition}@{at} {shown(key, value, headers)}")
+        return at
+
+
+def shown(key: bytes | None, value: Any, headers: Any = None) -> str:
+    """A record for a trace."""
+    try:
+        marker = markers.decode(key, value, headers)
+    except Exception:  # a message
+        return repr(value)
+    which = marker.runs or marker.offset
+    return f"{marker.op} {which} {marker.redeliver_after_ms or ''}"

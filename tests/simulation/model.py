@@ -1,0 +1,509 @@
+"""The world of a simulation: virtual time, Kafka's logs and transactions, a consumer group, ZooKeeper.
+
+Only what kmqpy relies on, and that as Kafka and ZooKeeper do it: aborted and control records occupy
+offsets, a commit reaches each partition by itself, readers stop at the last stable offset, a session
+ends when nothing was heard for its timeout.
+"""
+
+import heapq
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+Steps = Generator[float, None, Any]
+"""What yields before and after each I/O operation: how many ms it takes."""
+
+EPOCH_MS = 1_700_000_000_000
+CONTROL = "control"
+TRANSACTION_TIMEOUT_MS = 2_000
+ZK_SESSION_MS = 2_000
+GROUP_SESSION_MS = 1_500
+
+
+class Process:
+    """One process: its actors run, stop and die together."""
+
+    def __init__(self, world: "World", name: str, *, skew_ms: float = 0.0) -> None:
+        self.world = world
+        self.name = name
+        self.skew_ms = skew_ms
+        self.alive = True
+        self.leaving = False
+        self.client: Any = None
+        self.recovered: dict[int, int] = {}
+        self.paused_until = 0.0
+        self.zk_cut_until = 0.0
+        self.kafka_cut_until = 0.0
+        self.actors: list[Actor] = []
+        self.zk_session: int | None = None
+        self.main: Actor | None = None
+
+    def spawn(self, steps: Steps, delay_ms: float = 0.0) -> "Actor":
+        actor = Actor(self, steps)
+        self.actors.append(actor)
+        self.world.schedule(actor, delay_ms)
+        return actor
+
+    def kill(self) -> None:
+        self.alive = False
+        for actor in self.actors:
+            actor.turn = -1
+            if not actor.steps.gi_running:  # the one that does this to itself ends by itself
+                actor.steps.close()
+        self.actors = []
+
+    @property
+    def silent_to_zookeeper(self) -> bool:
+        return not self.alive or max(self.paused_until, self.zk_cut_until) > self.world.now
+
+    @property
+    def silent_to_kafka(self) -> bool:
+        return not self.alive or max(self.paused_until, self.kafka_cut_until) > self.world.now
+
+    # The Clock of this process.
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + int(self.world.now + self.skew_ms)
+
+    def monotonic(self) -> float:
+        return (self.world.now + self.skew_ms) / 1000 + 1_000_000
+
+    def sleep(self, _seconds: float) -> None:
+        raise AssertionError("the simulation can't sleep inside a step")
+
+
+class Actor:
+    """One thread of a process, as a generator."""
+
+    __slots__ = ("due", "process", "steps", "turn")
+
+    def __init__(self, process: Process, steps: Steps) -> None:
+        self.process = process
+        self.steps = steps
+        self.turn = -1
+        self.due = 0.0
+
+
+class World:
+    """Virtual time in ms, and who is next. One random number generator decides everything."""
+
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.rng = Random(seed)
+        self.random = self.rng.random
+        self.now = 0.0
+        self.steps = 0
+        self.faults = True
+        self.error_rate = 0.0
+        self.slow_rate = 0.01
+        self._agenda: list[tuple[float, int, Any]] = []
+        self._turn = 0
+        self._trace = trace
+        self.tracing = trace is not None
+        # Set by the simulation, for whoever acts in it.
+        self.controls: Any = None
+        self.clients: list[Process] = []
+        self.kill: Callable[[Process], None]
+
+    def trace(self, who: str, what: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.now:9.1f} {who:<14} {what}")
+
+    def schedule(self, actor: Actor, delay_ms: float) -> None:
+        self._turn += 1
+        actor.turn = self._turn
+        actor.due = self.now + delay_ms
+        heapq.heappush(self._agenda, (actor.due, self._turn, actor))
+
+    def wake(self, actor: Actor | None, delay_ms: float = 0.0) -> None:
+        """Let a sleeping actor go on earlier."""
+        if actor is not None and actor.turn >= 0 and actor.due > self.now + delay_ms:
+            self.schedule(actor, delay_ms)
+
+    def at(self, delay_ms: float, action: Callable[[], None]) -> None:
+        """Do something later, whoever is alive then."""
+        self._turn += 1
+        heapq.heappush(self._agenda, (self.now + delay_ms, self._turn, action))
+
+    def next(self) -> Actor | None:
+        """Advance to the next event and do it; the actor that ran, if one did."""
+        while True:
+            due, turn, target = heapq.heappop(self._agenda)
+            if isinstance(target, Actor):
+                if target.turn != turn:
+                    continue
+                self.now = due
+                paused_until = target.process.paused_until
+                if paused_until > due:
+                    self.schedule(target, paused_until - due)
+                    continue
+                self.steps += 1
+                target.turn = -1
+                try:
+                    delay_ms = target.steps.send(None)
+                except StopIteration:
+                    if target in target.process.actors:
+                        target.process.actors.remove(target)
+                    return target
+                if target.turn < 0 and target.process.alive:
+                    self.schedule(target, delay_ms)
+                return target
+            self.now = due
+            target()
+            return None
+
+    def latency(self) -> float:
+        """How long one way of a request takes, in ms."""
+        luck = self.random()
+        if luck < self.slow_rate:
+            return 50 + 600 * self.random()
+        return 12 * luck * luck
+
+    def unlucky(self, rate: float = 1.0) -> bool:
+        """Whether this operation fails."""
+        return self.faults and self.random() < self.error_rate * rate
+
+
+# --- Kafka ------------------------------------------------------------------------------------------
+
+
+class Fenced(Exception):
+    """Another producer has this transactional id now, or the transaction was timed out."""
+
+
+class Record:
+    """A record of a log, with the methods of confluent_kafka.Message."""
+
+    __slots__ = ("_headers", "_key", "_log", "_value", "at", "by", "copy", "has_end", "ms", "txn")
+
+    def __init__(
+        self,
+        log: "Log",
+        at: int,
+        ms: int,
+        key: bytes | None,
+        value: Any,
+        headers: list[tuple[str, bytes | None]],
+        txn: "Txn | None",
+        by: str,
+    ) -> None:
+        self._log = log
+        self.at = at
+        self.ms = ms
+        self._key = key
+        self._value = value
+        self._headers = headers
+        self.txn = txn
+        self.by = by
+        # Of a tracker: a copy and its end marker know each other.
+        self.copy: Record | None = None
+        self.has_end = False
+
+    def error(self) -> None:
+        return None
+
+    def topic(self) -> str:
+        return self._log.topic
+
+    def partition(self) -> int:
+        return self._log.partition
+
+    def offset(self) -> int:
+        return self.at
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, self.ms
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> Any:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self._headers
+
+    @property
+    def is_data(self) -> bool:
+        """Whether this is a record that is or will be seen, in the end."""
+        return self._value is not CONTROL and (self.txn is None or self.txn.state == "committed")
+
+
+@dataclass(eq=False)
+class Txn:
+    """A transaction: state open, committed or aborted."""
+
+    transactional_id: str
+    by: str
+    state: str = "open"
+    logs: list["Log"] = field(default_factory=list)
+
+
+class Log:
+    """One partition of a topic, whole: what was deleted stays here for the checker."""
+
+    def __init__(self, broker: "Broker", topic: str, partition: int) -> None:
+        self.broker = broker
+        self.topic = topic
+        self.partition = partition
+        self.records: list[Record] = []
+        self.start = 0
+        self.open: dict[Txn, int] = {}
+        self.readers: list[Callable[[], None]] = []
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+    @property
+    def stable(self) -> int:
+        """The last stable offset."""
+        return min(self.open.values()) if self.open else len(self.records)
+
+    def append(
+        self,
+        key: bytes | None,
+        value: Any,
+        headers: list[tuple[str, bytes | None]],
+        by: str,
+        txn: Txn | None = None,
+    ) -> int:
+        at = len(self.records)
+        if txn is not None and txn not in self.open and value is not CONTROL:
+            self.open[txn] = at
+            txn.logs.append(self)
+        self.records.append(Record(self, at, self.broker.time_ms(), key, value, headers, txn, by))
+        if txn is None:
+            self._tell()
+        return at
+
+    def finish(self, txn: Txn) -> None:
+        """Write the control record that ends `txn` here; once."""
+        if txn in self.open:
+            del self.open[txn]
+            self.append(None, CONTROL, [], "broker", txn)
+            self._tell()
+
+    def read(
+        self, position: int, limit: int, *, uncommitted: bool = False, cautious: bool = True
+    ) -> tuple[list[Record], int]:
+        """Up to `limit` visible records from `position` on, and where to go on."""
+        found: list[Record] = []
+        end = len(self.records) if uncommitted or not cautious else self.stable
+        records = self.records
+        while position < end and len(found) < limit:
+            record = records[position]
+            position += 1
+            if record._value is CONTROL:
+                continue
+            if uncommitted or record.txn is None or record.txn.state == "committed":
+                found.append(record)
+        return found, position
+
+    def _tell(self) -> None:
+        for tell in self.readers:
+            tell()
+
+
+@dataclass(eq=False)
+class _Coordinator:
+    epoch: int = 0
+    txn: Txn | None = None
+    ending: Txn | None = None
+
+
+class Broker:
+    """Kafka: topics, transaction coordinators, a clock of its own."""
+
+    def __init__(self, world: World, topics: list[str], partitions: int) -> None:
+        self.world = world
+        self.skew_ms = 0.0
+        self.partitions = partitions
+        self.logs = {(topic, p): Log(self, topic, p) for topic in topics for p in range(partitions)}
+        self.missing: set[str] = set()
+        self._coordinators: dict[str, _Coordinator] = {}
+
+    def time_ms(self) -> int:
+        return EPOCH_MS + int(self.world.now + self.skew_ms)
+
+    def init(self, transactional_id: str) -> int:
+        """Fence all others of this id and abort what they left open; the new epoch."""
+        found = self._coordinators.setdefault(transactional_id, _Coordinator())
+        self._complete(found)
+        found.epoch += 1
+        self._abort(found)
+        return found.epoch
+
+    def send(
+        self,
+        transactional_id: str,
+        epoch: int,
+        by: str,
+        place: tuple[str, int],
+        key: bytes | None,
+        value: Any,
+        headers: list[tuple[str, bytes | None]],
+    ) -> int:
+        found = self._checked(transactional_id, epoch)
+        self._complete(found)
+        if found.txn is None:
+            txn = found.txn = Txn(transactional_id, by)
+            self.world.at(TRANSACTION_TIMEOUT_MS, lambda: self._expire(found, txn))
+        return self.logs[place].append(key, value, headers, by, found.txn)
+
+    def end_transaction(self, transactional_id: str, epoch: int, *, commit: bool) -> None:
+        """Decide; the partitions learn of it a little later, each by itself."""
+        found = self._checked(transactional_id, epoch)
+        txn = found.txn
+        if txn is None:
+            return
+        found.txn = None
+        txn.state = "committed" if commit else "aborted"
+        found.ending = txn
+        for log in txn.logs:
+            self.world.at(self.world.latency(), lambda log=log: log.finish(txn))
+
+    def _checked(self, transactional_id: str, epoch: int) -> _Coordinator:
+        found = self._coordinators[transactional_id]
+        if found.epoch != epoch:
+            raise Fenced
+        return found
+
+    def _complete(self, found: _Coordinator) -> None:
+        """What follows a decision waits until every partition knows it."""
+        if found.ending is not None:
+            for log in found.ending.logs:
+                log.finish(found.ending)
+            found.ending = None
+
+    def _abort(self, found: _Coordinator) -> None:
+        if found.txn is not None:
+            found.txn.state = "aborted"
+            for log in found.txn.logs:
+                log.finish(found.txn)
+            found.txn = None
+
+    def _expire(self, found: _Coordinator, txn: Txn) -> None:
+        if found.txn is txn:
+            self.world.trace("broker", f"transaction of {txn.by} timed out")
+            found.epoch += 1
+            self._abort(found)
+
+
+class Group:
+    """A consumer group: cooperative, so a partition moves only after its owner gave it up."""
+
+    def __init__(self, world: World, partitions: int) -> None:
+        self.world = world
+        self.partitions = partitions
+        self.members: list[Any] = []
+        self.owner: dict[int, Any] = {}
+        self.committed: dict[int, tuple[int, str]] = {}
+
+    def join(self, member: Any) -> None:
+        self.members.append(member)
+
+    def leave(self, member: Any) -> None:
+        if member in self.members:
+            self.members.remove(member)
+        self.owner = {p: owner for p, owner in self.owner.items() if owner is not member}
+        for other in self.members:
+            other.wake()
+
+    def target(self, partition: int) -> Any:
+        """Who is to have the partition."""
+        return self.members[partition % len(self.members)]
+
+    def silent(self, member: Any) -> None:
+        """Nothing is heard of `member` from now on; expel it when that lasts."""
+
+        def look() -> None:
+            if member in self.members and member.process.silent_to_kafka:
+                self.world.trace("group", f"{member.process.name} expelled")
+                self.leave(member)
+
+        self.world.at(GROUP_SESSION_MS, look)
+
+    def commit(self, member: Any, offsets: list[tuple[int, int, str]]) -> bool:
+        """Store (partition, offset, metadata); whether the member may."""
+        if any(self.owner.get(partition) is not member for partition, _, _ in offsets):
+            return False
+        for partition, offset, metadata in offsets:
+            self.committed[partition] = (offset, metadata)
+            if self.world.tracing:
+                self.world.trace(member.process.name, f"committed {partition}@{offset} {metadata}")
+        return True
+
+
+# --- ZooKeeper --------------------------------------------------------------------------------------
+
+
+class NoSession(Exception):
+    """The session is over."""
+
+
+class ZooKeeper:
+    """Members, leader znodes and offsets; every change wakes the watchers."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sessions: dict[int, Process] = {}
+        self.members: dict[str, int] = {}
+        self.leaders: dict[Any, tuple[int, int]] = {}
+        self.offsets: dict[Any, Any] = {}
+        self.watchers: list[Callable[[], None]] = []
+        self._zxid = 0
+
+    def connect(self, process: Process) -> int:
+        self._zxid += 1
+        self.sessions[self._zxid] = process
+        process.zk_session = self._zxid
+        return self._zxid
+
+    def silent(self, process: Process) -> None:
+        """Nothing is heard of `process` from now on; its session ends when that lasts."""
+        session = process.zk_session
+        if session is None:
+            return
+
+        def look() -> None:
+            if session in self.sessions and process.silent_to_zookeeper:
+                self.world.trace("zookeeper", f"session of {process.name} expired")
+                self.end(session)
+
+        self.world.at(ZK_SESSION_MS, look)
+
+    def end(self, session: int) -> None:
+        self.sessions.pop(session, None)
+        self.members = {name: s for name, s in self.members.items() if s != session}
+        self.leaders = {key: owner for key, owner in self.leaders.items() if owner[0] != session}
+        self.changed()
+
+    def check(self, session: int) -> None:
+        if session not in self.sessions:
+            raise NoSession
+
+    def register(self, session: int, member: str) -> None:
+        self.check(session)
+        self.members[member] = session
+        self.changed()
+
+    def lead(self, session: int, key: Any) -> bool:
+        """Make the leader znode; False when there is one."""
+        self.check(session)
+        if key in self.leaders:
+            return False
+        self._zxid += 1
+        self.leaders[key] = (session, self._zxid)
+        self.changed()
+        return True
+
+    def give_up(self, session: int, key: Any, czxid: int) -> None:
+        self.check(session)
+        if self.leaders.get(key) == (session, czxid):
+            del self.leaders[key]
+            self.changed()
+
+    def changed(self) -> None:
+        for watcher in self.watchers:
+            watcher()

@@ -1,0 +1,323 @@
+"""Runs one seed: a small cluster, faults for a while, then quiet until everything is finished."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kmqpy import inflight
+from kmqpy.config import QueueSettings
+from tracker.settings import TrackerSettings
+
+from . import actors
+from .actors import CLOCK, QUEUE, STEPWISE, QueueSource, Redeliverer, Tracker
+from .checker import Checker, History, decoded
+from .kafka import Connection, MarkerWriter, Transactions
+from .model import Actor, Broker, Group, Process, World, ZooKeeper
+
+QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_000, max_delay_ms=60_000)
+TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic, QUEUE_SETTINGS.dead_letter_topic]
+QUIET_WITHIN_MS = 120_000
+_LOOK_EVERY_MS = 500
+
+
+Trace = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What is switched off in a negative control: the checker must then find something."""
+
+    tracker: Any = Tracker
+    transactions: Any = Transactions
+    marker_writer: Any = MarkerWriter
+    redeliverer: Any = Redeliverer
+    source: Any = QueueSource
+
+
+@dataclass
+class Result:
+    """What came of a seed."""
+
+    seed: int
+    problems: list[str]
+    steps: int
+    stats: Counter[str] = field(default_factory=Counter)
+
+
+class Simulation:
+    """The cluster of one seed."""
+
+    def __init__(self, seed: int, controls: Controls | None = None, trace: Trace | None = None) -> None:
+        self.seed = seed
+        self.world = world = World(seed, trace)
+        world.controls = self.controls = controls or Controls()
+        CLOCK.world = world
+        rng = self.rng = world.rng
+        # Swarm testing: each seed has its own mix of faults, so that some are without most of them.
+        world.error_rate = rng.choice((0.0, 0.01, 0.03, 0.1))
+        world.slow_rate = rng.choice((0.0, 0.01, 0.05))
+        self.crash_rate = rng.choice((0.0, 0.001, 0.004))
+        self.other_faults = [
+            fault
+            for fault in (
+                self._pause,
+                self._cut_zookeeper,
+                self._cut_kafka,
+                self._leave,
+                self._lose_dead_letter_topic,
+                self._garbage,
+                self._jump_clock,
+                self._delete_messages,
+                self._delete_markers,
+            )
+            if rng.random() < (0.05 if fault in (self._delete_markers, self._jump_clock) else 0.4)
+        ]
+        self.fault_rate = rng.choice((0.002, 0.008))
+        self.lease_ms = rng.choice((150, 400, 1_000))
+        self.partitions = rng.choice((1, 2, 3))
+        self.broker = Broker(world, TOPICS, self.partitions)
+        self.group = Group(world, self.partitions)
+        self.zookeeper = ZooKeeper(world)
+        self.history = History(broker=self.broker)
+        self.processes: list[Process] = []
+        self.counts: Counter[str] = Counter()
+        world.clients = []
+        world.kill = self._kill
+        self._running = {"tracker": 0, "client": 0}
+
+    def run(self) -> Result:
+        """Faults first; then they stop, and everything must be finished."""
+        world, rng = self.world, self.rng
+        quiet_at = 3_000 + 6_000 * rng.random()
+        senders = self._start_producers(quiet_at)
+        for _ in range(rng.choice((1, 2, 3))):
+            self._start("tracker")
+        for _ in range(rng.choice((1, 2))):
+            self._start("client")
+        while world.now < quiet_at or any(sender.actors for sender in senders):
+            actor = world.next()
+            if actor is not None and actor.process.alive and actor.process not in senders:
+                self._maybe_fault(actor)
+        self._stop_faults()
+        look_at = world.now
+        give_up_at = world.now + QUIET_WITHIN_MS
+        while world.now < give_up_at:
+            world.next()
+            if world.now >= look_at:
+                look_at = world.now + _LOOK_EVERY_MS
+                if self._is_finished():
+                    break
+        checker = Checker(
+            self.broker, self.history, QUEUE_SETTINGS, strict_time=not self.history.clock_jumped
+        )
+        problems = checker.check()
+        for process in self.processes:
+            process.kill()
+        return Result(self.seed, problems, world.steps, checker.stats + self.counts)
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _start_producers(self, until_ms: float) -> list[Process]:
+        senders = []
+        rng = self.rng
+        self.count = rng.randint(5, 30)
+        delays = rng.random() < 0.4
+        process = Process(self.world, "producer", skew_ms=self._skew())
+        connection = Connection(process, self.broker, self.group, None)
+        for number in range(2):
+            name = f"m{number}"
+            if rng.random() < 0.2:
+                self.history.poison.add(f"{name}-0".encode())
+            process.spawn(
+                actors.producer(
+                    connection,
+                    self.history,
+                    name=name,
+                    count=self.count // 2 + 1,
+                    gap_ms=1.6 * until_ms / self.count,
+                    delays=delays,
+                )
+            )
+        senders.append(process)
+        self.processes.append(process)
+        return senders
+
+    def _skew(self) -> float:
+        return self.rng.choice((0.0, 0.0, 60_000 * (self.rng.random() - 0.5)))
+
+    def _start(self, kind: str) -> None:
+        self._running[kind] += 1
+        process = Process(self.world, f"{kind}-{self._running[kind]}", skew_ms=self._skew())
+        self.processes.append(process)
+        self.world.trace(process.name, "starts")
+        rng = self.rng
+        if kind == "client":
+            connection = Connection(process, self.broker, self.group, None)
+            self.world.clients.append(process)
+            steps = actors.client(
+                connection,
+                QUEUE_SETTINGS,
+                self.history,
+                lease_ms=self.lease_ms,
+                batch=rng.choice((1, 5, 20)),
+                fmt=rng.choice(("jvm", "range")),
+            )
+        else:
+            zookeeper = (self.zookeeper, process, QUEUE_SETTINGS, self.partitions)
+            connection = Connection(process, self.broker, self.group, zookeeper)
+            settings = TrackerSettings(
+                tracker_id=process.name,
+                offset_interval_ms=rng.choice((100, 500, 2_000)),
+                max_batch_messages=rng.choice((1, 3, 10)),
+                http_port=-1,
+            )
+            tracker = self.controls.tracker(connection, settings)
+            process.tracker = tracker
+            steps = tracker.steps()
+        process.main = process.spawn(steps)
+
+    def _kill(self, process: Process) -> None:
+        if not process.alive:
+            return
+        self.counts["kills"] += 1
+        self.world.trace(process.name, "killed")
+        process.kill()
+        self._went_silent(process)
+        self._restart_later(process)
+
+    def _restart_later(self, process: Process) -> None:
+        kind = process.name.split("-")[0]
+        self.world.at(2_000 * self.rng.random(), lambda: self._start(kind))
+
+    def _went_silent(self, process: Process) -> None:
+        self.zookeeper.silent(process)
+        for member in list(self.group.members):
+            if member.process is process:
+                self.group.silent(member)
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def _maybe_fault(self, actor: Actor) -> None:
+        """Between any two I/O operations of a process."""
+        luck = self.world.random()
+        if luck < self.crash_rate:
+            self._kill(actor.process)
+        elif luck < self.crash_rate + self.fault_rate and self.other_faults:
+            self.rng.choice(self.other_faults)(actor.process)
+
+    def _pause(self, process: Process) -> None:
+        """SIGSTOP, in half of the cases beyond the session."""
+        duration_ms = self.rng.choice((500, 4_000)) * (0.5 + self.world.random())
+        process.paused_until = self.world.now + duration_ms
+        self.counts["pauses"] += 1
+        self.world.trace(process.name, f"paused for {duration_ms:.0f} ms")
+        self._went_silent(process)
+
+    def _cut_zookeeper(self, process: Process) -> None:
+        process.zk_cut_until = self.world.now + 5_000 * self.world.random()
+        self.counts["cuts"] += 1
+        self.world.trace(process.name, "cut off from ZooKeeper")
+        self._went_silent(process)
+
+    def _cut_kafka(self, process: Process) -> None:
+        process.kafka_cut_until = self.world.now + 3_000 * self.world.random()
+        self.counts["cuts"] += 1
+        self.world.trace(process.name, "cut off from Kafka")
+        self._went_silent(process)
+
+    def _leave(self, process: Process) -> None:
+        """SIGTERM."""
+        if process.leaving or process.main is None:
+            return
+        process.leaving = True
+        tracker = getattr(process, "tracker", None)
+        if tracker is not None:
+            tracker.leaving = True
+        self.counts["stops"] += 1
+        self.world.trace(process.name, "is to stop")
+        self._restart_later(process)
+
+    def _lose_dead_letter_topic(self, _process: Process) -> None:
+        topic = QUEUE_SETTINGS.dead_letter_topic
+        self.broker.missing.add(topic)
+        self.world.at(2_000 * self.world.random(), lambda: self.broker.missing.discard(topic))
+
+    def _garbage(self, _process: Process) -> None:
+        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, int(self.partitions * self.world.random())]
+        key = bytes(12)
+        log.append(
+            *self.rng.choice(((b"?", b"?"), (None, b"\x00"), (key, None), (key, b"9"))), [], "somebody"
+        )
+
+    def _jump_clock(self, _process: Process) -> None:
+        """The partition leader is another broker, whose clock is not the same."""
+        self.history.clock_jumped = True
+        self.broker.skew_ms = 1_000 * (self.world.random() - 0.5)
+
+    def _delete_messages(self, _process: Process) -> None:
+        log = self.broker.logs[QUEUE, int(self.partitions * self.world.random())]
+        if self.world.random() < 0.1 and log.stable > log.start:
+            up_to = log.start + 1 + int(3 * self.world.random())
+            up_to = min(up_to, log.stable)
+            self.history.deletes(log, up_to)
+            log.start = up_to
+            self.counts["deletions"] += 1
+            self.world.trace("broker", f"queue {log.partition} begins at {up_to}")
+
+    def _delete_markers(self, _process: Process) -> None:
+        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, int(self.partitions * self.world.random())]
+        self.history.markers_deleted = True
+        log.start = max(log.start, int(log.stable * self.world.random()))
+        self.counts["deletions"] += 1
+        self.world.trace("broker", f"markers {log.partition} begin at {log.start}")
+
+    def _stop_faults(self) -> None:
+        world = self.world
+        world.trace("simulation", "faults stop")
+        world.faults = False
+        world.slow_rate = 0.0
+        self.broker.missing.clear()
+        for process in self.processes:
+            if process.alive:
+                process.paused_until = process.zk_cut_until = process.kafka_cut_until = 0.0
+                world.wake(process.main)
+                for actor in process.actors:
+                    world.wake(actor, 100.0)
+
+    def _is_finished(self) -> bool:
+        """Whether every message is acknowledged, dead-lettered or deleted, by a naive look."""
+        for partition in range(self.partitions):
+            queue = self.broker.logs[QUEUE, partition]
+            if queue.open:
+                return False
+            ended = self._ended(partition)
+            if any(r.is_data and r.at >= queue.start and r.at not in ended for r in queue.records):
+                return False
+        return True
+
+    def _ended(self, partition: int) -> set[int]:
+        open_now: dict[int, bool] = {}
+        for record in self.broker.logs[QUEUE_SETTINGS.markers_topic, partition].records:
+            if record.is_data:
+                for marker in decoded(record):
+                    if marker.op in ("take", "delay"):
+                        open_now[marker.offset] = True
+                    elif marker.op == "end":
+                        open_now[marker.offset] = False
+        return {offset for offset, is_open in open_now.items() if not is_open}
+
+
+def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = None) -> Result:
+    """Run one seed."""
+    loggers = [logging.getLogger(name) for name in STEPWISE]
+    for logger in loggers:
+        logger.disabled = True
+    # Runs of messages that are taken together, in sizes that small runs of the simulation reach.
+    sizes = inflight._BLOCK, inflight._MIN_RUN
+    inflight._BLOCK, inflight._MIN_RUN = ((1024, 16), (8, 3), (4, 2))[seed % 3]
+    try:
+        return Simulation(seed, controls, trace).run()
+    finally:
+        inflight._BLOCK, inflight._MIN_RUN = sizes

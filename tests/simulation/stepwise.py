@@ -1,0 +1,86 @@
+"""kmqpy's own code as generators: its source, in which every call that waits is a point to stop at.
+
+`stepwise("tracker.redelivery", {...})` executes the module's source once more after it has made
+generators of the named functions; inside these, a call of a named function or of an I/O operation
+becomes `(yield from call)`. So the simulation runs the real flow of clients and trackers, line by
+line, and can stop, kill or overtake it at each I/O operation. What does the I/O is given by the
+simulation, as other values of the module's global names.
+"""
+
+import ast
+import importlib
+import inspect
+import sys
+import types
+from typing import Any
+
+IO = {
+    "begin_transaction",
+    "commit_transaction",
+    "abort_transaction",
+    "init_transactions",
+    "committed",
+    "consume",
+    "get_watermark_offsets",
+    "check",
+    "fetch",
+    "log_start",
+    "open",
+    "poll",
+    "read_offset",
+    "redeliver",
+    "send_tick",
+    "verify",
+    "write",
+}
+
+
+def stepwise(module: str, functions: set[str], **names: Any) -> types.ModuleType:
+    """A copy of `module` whose `functions` are generators and whose global `names` are replaced."""
+    original = importlib.import_module(module)
+    tree = ast.parse(inspect.getsource(original))
+    rewriter = _Rewriter(functions)
+    tree = ast.fix_missing_locations(rewriter.visit(tree))
+    if missing := functions - rewriter.found:
+        raise AssertionError(f"{module} has no {', '.join(sorted(missing))} any more: adapt the simulation")
+    copy = types.ModuleType(f"{__name__}.{module}")
+    copy.__file__ = original.__file__
+    sys.modules[copy.__name__] = copy
+    exec(compile(tree, f"{original.__file__} (stepwise)", "exec"), copy.__dict__)
+    for name in names:
+        if name not in copy.__dict__:
+            raise AssertionError(f"{module} has no {name} any more: adapt the simulation")
+    copy.__dict__.update(names)
+    return copy
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, functions: set[str]) -> None:
+        self.functions = functions
+        self.found: set[str] = set()
+        self._inside = False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self._inside:  # a callback: called, not waited for
+            return node
+        if node.name not in self.functions:
+            return self.generic_visit(node)
+        self.found.add(node.name)
+        self._inside = True
+        self.generic_visit(node)
+        self._inside = False
+        # A generator even where nothing in it waits.
+        never = ast.parse("if False: yield").body
+        doc = 1 if ast.get_docstring(node) is not None else 0
+        node.body[doc:doc] = never
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not self._inside:
+            return node
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return ast.YieldFrom(node) if called in self.functions | IO else node

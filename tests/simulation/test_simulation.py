@@ -1,0 +1,55 @@
+"""Clients, trackers and faults in a simulated world: a slice of seeds, and controls that must be caught.
+
+A seed that fails is printed and replays: python -m tests.simulation --seed N --trace
+"""
+
+import os
+import time
+
+import pytest
+
+from .controls import CONTROLS
+from .simulate import simulate
+
+SECONDS = float(os.environ.get("KMQ_SIMULATION_SECONDS", "40"))
+REGRESSIONS: dict[int, str] = {}
+"""Seeds that failed once, and what it was."""
+
+CONTROL_SEEDS = 2_000
+
+
+def test_same_seed_same_run():
+    runs = []
+    for _ in range(2):
+        lines: list[str] = []
+        result = simulate(11, trace=lines.append)
+        runs.append((lines, result.steps, result.stats))
+    assert runs[0] == runs[1]
+    assert len(runs[0][0]) > 100
+
+
+def test_nothing_is_lost_and_nothing_made_twice(capsys):
+    until = time.monotonic() + SECONDS
+    seed, failed = 0, {}
+    while time.monotonic() < until:
+        result = simulate(seed)
+        if result.problems:
+            failed[seed] = result.problems
+        seed += 1
+    with capsys.disabled():
+        print(f"\nsimulation: {seed} seeds in {SECONDS:.0f} s")
+    assert not failed
+    assert seed > 100
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS, ids=lambda seed: f"{seed}")
+def test_what_failed_once(seed):
+    assert simulate(seed).problems == []
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_the_checker_catches(control):
+    for seed in range(CONTROL_SEEDS):
+        if simulate(seed, CONTROLS[control]).problems:
+            return
+    pytest.fail(f"not caught in {CONTROL_SEEDS} seeds")
