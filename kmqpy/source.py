@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 
 from kmqpy import kafka, markers
 from kmqpy.clock import SYSTEM_CLOCK, Clock
@@ -27,6 +27,7 @@ COMMIT_EVERY_MESSAGES = 10_000
 _IDLE_AFTER_S = 1.0
 _RECOVERY_TIMEOUT_S = 10.0
 _MAX_BACKOFF_S = 10.0
+_LEAVE_TIMEOUT_S = 5.0
 _METADATA = "kmq1:"
 """The commit's metadata: `kmq1:` + the markers offset after the last start that it covers."""
 
@@ -75,12 +76,16 @@ class QueueSource:
         self._last_poll = clock.monotonic()
         self._idle = False
         self._stash: list[Any] = []
+        self._static = instance_id is not None
+        self._closing = False
+        self._revoked = False  # and what follows from it is not assigned yet
         static = {"group.instance.id": instance_id} if instance_id else {}
         self._consumer: Consumer = kafka.consumer(
             connection,
             {
                 "group.id": queue.consumer_group,
                 "partition.assignment.strategy": "cooperative-sticky",
+                "heartbeat.interval.ms": 1_000,  # how soon a rebalance is heard of
                 "topic.metadata.refresh.interval.ms": 30_000,  # how soon new partitions are seen
                 "on_commit": self._on_commit,
                 **static,
@@ -156,9 +161,32 @@ class QueueSource:
             self._stash = self._consumer.consume(1, 0)
 
     def close(self) -> None:
-        """Commit and leave the group."""
+        """Commit and leave the group; a static member keeps its partitions for a while."""
         self._commit(asynchronous=False)
+        self._closing = True
+        # librdkafka hangs for ever, and Python with it, when it is closed in the middle of a rebalance
+        # (its issue 4884): first wait for the end of that, or leave the group before.
+        deadline = self._clock.monotonic() + _LEAVE_TIMEOUT_S
+        if not self._static or not self._is_stable(deadline):
+            self._consumer.unsubscribe()
+            while self._consumer.assignment() and self._clock.monotonic() < deadline:
+                self._consumer.consume(1, 0.02)
         self._consumer.close()
+
+    def _is_stable(self, deadline: float) -> bool:
+        """Wait until no rebalance is going on; False when it lasts, or nobody can say."""
+        group = self._queue.consumer_group
+        admin = kafka.admin(self._connection)
+        while (left := deadline - self._clock.monotonic()) > 0:
+            try:
+                asked = admin.describe_consumer_groups([group], request_timeout=left)[group]
+                stable = asked.result(left + 1).state is ConsumerGroupState.STABLE
+            except (KafkaException, TimeoutError):
+                return False
+            self._consumer.consume(1, 0.05)  # runs the callbacks that are due
+            if stable and not self._revoked:
+                return True
+        return False
 
     def _was_deleted(self, partition: int, offset: int, log_starts: dict[int, int]) -> bool:
         """Whether the log begins behind `offset` by now, after a purge for example."""
@@ -339,8 +367,13 @@ class QueueSource:
             extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},
         )
 
+    @staticmethod
+    def _numbers(places: list[TopicPartition]) -> set[int]:
+        return {place.partition for place in places}
+
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         consumer.incremental_assign(places)
+        self._revoked = False
         for place in places:
             self._partitions[place.partition] = _Partition()
             self._paused.discard(place.partition)
@@ -351,18 +384,21 @@ class QueueSource:
         )
 
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        gone = [
-            (p.partition, self._partitions[p.partition]) for p in places if p.partition in self._partitions
-        ]
-        self._commit_these(
-            [(p, known) for p, known in gone if known.next_offset is not None], asynchronous=False
-        )
+        if not self._closing:
+            gone = [(p, self._partitions[p]) for p in self._numbers(places) & self._partitions.keys()]
+            self._commit_these(
+                [(p, known) for p, known in gone if known.next_offset is not None], asynchronous=False
+            )
         self._on_lost(consumer, places)
 
     def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        for place in places:
-            self._partitions.pop(place.partition, None)
-            self._paused.discard(place.partition)
+        gone = self._numbers(places)
+        for partition in gone:
+            self._partitions.pop(partition, None)
+        self._paused -= gone
+        # When one of them comes back, others have gone on with it.
+        self._stash = [record for record in self._stash if record.partition() not in gone]
+        self._revoked = True
         consumer.incremental_unassign(places)
         _log.info(
             "partitions given up",
