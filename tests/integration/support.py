@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 
-from kmqpy import log_reader, markers
+from kmqpy import kafka, log_reader, markers
 from kmqpy.client import KmqClient
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.dev.ports import free_ports
@@ -129,6 +130,22 @@ class LiveQueue:
         """How often each body stands in the queue topic."""
         return Counter(record.value().decode() for record in self.records())
 
+    def committed(self, partition: int = 0) -> int:
+        """The group's offset; below 0 while there is none."""
+        place = TopicPartition(self.name, partition)
+        reader = kafka.consumer(self.connection, {"group.id": self.settings.consumer_group})
+        try:
+            return reader.committed([place], timeout=10)[0].offset
+        finally:
+            reader.close()
+
+    def started(self, partition: int = 0) -> set[int]:
+        """The offsets that have a start marker."""
+        keys = [
+            r.key() for r in self.records(self.settings.markers_topic) if (r.value() or b"")[:1] == b"\x01"
+        ]
+        return {offset for number, offset in map(markers.decode_key, keys) if number == partition}
+
     def dead_letters(self) -> list[Any]:
         return self.records(self.settings.dead_letter_topic)
 
@@ -203,6 +220,27 @@ def collect(
             client.ack(*got)
         found += got
     return found
+
+
+class Collector(threading.Thread):
+    """Takes and acknowledges in a thread of its own, until stop()."""
+
+    def __init__(self, client: KmqClient) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.messages: list[Message] = []
+        self._stopping = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            got = self.client.receive(20, wait=0.1)
+            self.client.ack(*got)
+            self.messages += got
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
 
 
 def nothing_comes(client: KmqClient, for_s: float) -> None:
@@ -310,7 +348,8 @@ class Taker(Process):
 
     def __init__(self, queue: LiveQueue, arguments: Iterable[str]) -> None:
         connection = queue.connection
-        command = [sys.executable, str(TAKER), connection.bootstrap, queue.settings.to_json().decode()]
+        where = json.dumps({"bootstrap": connection.bootstrap, "kafka": dict(connection.kafka)})
+        command = [sys.executable, str(TAKER), where, queue.settings.to_json().decode()]
         super().__init__([*command, *arguments], stdout=subprocess.PIPE)
         self.taken: list[dict[str, Any]] = []
 

@@ -1,10 +1,12 @@
 """A client in a process of its own: takes messages and prints each as a line of JSON.
 
-    taker.py <bootstrap> <queue settings> [--ack] [--crash] [--count N] [--receipts …]
+    taker.py <connection> <queue settings> [--ack] [--crash] [--batch N] …
 
 --ack       acknowledge them
 --crash     die at the first message, as a handler does that takes its process with it
 --batch N   how many to take at once
+--lease S   for how long
+--instance  static membership
 --receipts  acknowledge these instead, and end
 """
 
@@ -19,16 +21,18 @@ from kmqpy.config import Connection, QueueSettings
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("bootstrap")
+    parser.add_argument("connection")
     parser.add_argument("queue")
     parser.add_argument("--ack", action="store_true")
     parser.add_argument("--crash", action="store_true")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--lease", type=float)
+    parser.add_argument("--instance")
     parser.add_argument("--receipts", nargs="*")
     options = parser.parse_args()
     settings = QueueSettings.from_json(options.queue.encode())
-    with KmqClient(settings, Connection(bootstrap=options.bootstrap)) as client:
+    connection = Connection(**json.loads(options.connection))
+    with KmqClient(settings, connection, instance_id=options.instance) as client:
         if options.receipts is not None:
             client.ack(*options.receipts, wait=True)
             return

@@ -1,0 +1,300 @@
+"""What a client takes, hands out, gives back and never loses. Names begin with the case of the failure
+list (F…) or the rule (R…) that they hold."""
+
+import time
+
+import pytest
+from confluent_kafka import TopicPartition
+from support import LEASE_S, Collector, bodies, collect, nothing_comes, total_queue, until, value
+
+from kmqpy import kafka
+from kmqpy.errors import Closed, ReceiptError, Unavailable
+from kmqpy.marker_writer import MarkerWriter
+from kmqpy.markers import Marker, Op
+
+UNWRITABLE = {"max.message.bytes": "10"}  # no marker is that small
+WRITABLE = {"max.message.bytes": "1000000"}
+
+
+# --- F1, R11, R18: start markers --------------------------------------------------------------------------
+
+
+def test_f1_without_start_markers_nothing_is_handed_out_or_committed_or_lost(queue):
+    sent = [f"m{i}" for i in range(300)]
+    queue.send(*sent)
+    queue.topics.configure(queue.settings.markers_topic, UNWRITABLE)
+    client = queue.client()
+    nothing_comes(client, 4.0)
+    assert queue.committed() < 0
+    assert queue.records(queue.settings.markers_topic) == []
+    queue.topics.configure(queue.settings.markers_topic, WRITABLE)
+    found = collect(client, 300, 20.0, ack=True, lease=30.0)
+    verdict = total_queue(sent, bodies(found))
+    assert (verdict.lost, verdict.unexpected, verdict.duplicates) == (set(), set(), {})
+    client.flush()
+    queue.tracker()
+    nothing_comes(client, 1.0)
+    assert queue.copies() == dict.fromkeys(sent, 1)
+
+
+def test_r11_a_lease_that_its_start_marker_used_up_is_not_handed_out(queue, monkeypatch):
+    queue.tracker()
+    queue.send("m")
+    client = queue.client()
+    write, slow = MarkerWriter.write, [0.3]
+
+    def late(writer, batch, timeout_s):
+        found = write(writer, batch, timeout_s)
+        time.sleep(slow.pop() if slow else 0)
+        return found
+
+    monkeypatch.setattr(MarkerWriter, "write", late)
+    (message,) = collect(client, 1, lease=0.5, ack=True)
+    assert not slow
+    # Given back without count: it comes as a copy, and as its first attempt.
+    assert (message.offset, message.attempts) == (1, 1)
+    nothing_comes(client, 0.7)
+
+
+def test_r18_unconfirmed_ends_are_sent_again(queue):
+    topic = queue.settings.markers_topic
+    with MarkerWriter(queue.connection, topic) as writer:
+        writer.post(Marker(0, 1, Op.END))
+        assert writer.flush(5.0) == 0
+        queue.topics.configure(topic, UNWRITABLE)
+        time.sleep(0.2)
+        for offset in (2, 3, 4):
+            writer.post(Marker(0, offset, Op.END))
+        assert writer.flush(1.5) == 3  # by now each was refused several times
+        queue.topics.configure(topic, WRITABLE)
+        assert writer.flush(10.0) == 0
+    assert {record.key()[-1] for record in queue.records(topic)} == {1, 2, 3, 4}
+
+
+# --- F15, F16, R10: consumers that are killed ---------------------------------------------------------------
+
+
+def test_f16_what_a_killed_consumer_had_started_is_not_handed_out_before_its_lease_ends(queue):
+    sent = [f"m{i}" for i in range(200)]
+    queue.send(*sent)
+    taker = queue.taker_process("--batch=10", "--lease=6", "--instance=one")
+    taker.read(30)
+    taker.kill()
+    taker.read(200)  # what it had printed before
+    started = queue.started()
+    taken = {one["body"] for one in taker.taken}
+    assert taken <= {f"m{offset}" for offset in started}
+    assert queue.committed() < len(started) or len(started) == 200
+    # The same member comes back: no session has to end first.
+    client = queue.client(instance_id="one")
+    rest = collect(client, 200 - len(started), ack=True, lease=60.0)
+    nothing_comes(client, 0.5)
+    verdict = total_queue({f"m{i}" for i in range(200) if i not in started}, bodies(rest))
+    assert (verdict.lost, verdict.unexpected, verdict.duplicates) == (set(), set(), {})
+    assert {message.attempts for message in rest} <= {1}
+    client.flush()
+    queue.tracker()
+    again = collect(client, len(started), ack=True, lease=60.0)
+    assert {message.attempts for message in again} == {2}
+    assert sorted(bodies(again) + bodies(rest)) == sorted(sent)
+
+
+def test_f15_a_message_that_kills_its_consumer_ends_as_dead_letter(make_queue):
+    queue = make_queue(max_redeliveries=2)
+    tracker = queue.tracker()
+    queue.send("poison")
+    attempts = []
+    for taker_number in (1, 2, 3):
+        taker = queue.taker_process("--crash", "--lease=0.5", "--instance=one")
+        attempts += [one["attempts"] for one in taker.read(1)]
+        assert taker.wait() == 9
+        until(lambda done=taker_number: redelivered_or_dead(queue, tracker) == done)
+    assert attempts == [1, 2, 3]
+    (dead,) = queue.dead_letters()
+    assert dict(dead.headers())["kmq-dead-letter-reason"] == b"expired"
+    assert dict(dead.headers())["kmq-dead-letter-attempts"] == b"3"
+
+
+def redelivered_or_dead(queue, tracker) -> float:
+    return value(tracker, queue.name, "redelivered") + value(tracker, queue.name, "dead_lettered")
+
+
+def test_r10_a_commit_without_metadata_is_plain_at_least_once(queue):
+    """As JVM clients commit: what follows the committed offset comes, started or not."""
+    queue.send(*(f"m{i}" for i in range(5)))
+    for offset in range(5):
+        queue.mark(Marker(0, offset, Op.TAKE, 60_000))
+    group = kafka.consumer(queue.connection, {"group.id": queue.settings.consumer_group})
+    group.commit(offsets=[TopicPartition(queue.name, 0, 2)], asynchronous=False)
+    group.close()
+    assert bodies(collect(queue.client(), 3)) == ["m2", "m3", "m4"]
+
+
+def test_r10_a_commit_says_from_where_a_successor_must_read_markers(queue):
+    queue.send(*(f"m{i}" for i in range(5)))
+    with queue.client() as first:
+        collect(first, 3, max_messages=1, lease=60.0)
+        until(lambda: queue.committed() == 3)
+        # A start that no commit covers, as of a member that died between the two.
+        queue.mark(Marker(0, 3, Op.TAKE, 60_000))
+    assert bodies(collect(queue.client(), 1)) == ["m4"]
+
+
+# --- sharing, leaving, staying ------------------------------------------------------------------------------
+
+
+def test_a_rolling_restart_makes_no_duplicates(make_queue):
+    queue = make_queue(4, redeliver_after_ms=60_000)
+    tracker = queue.tracker()
+    sent = []
+
+    def send(count: int) -> None:
+        for partition in range(4):
+            new = [f"{partition}-{len(sent) + i}" for i in range(count)]
+            queue.send(*new, partition=partition)
+            sent.extend(new)
+
+    send(100)
+    members = [Collector(queue.client()) for _ in range(2)]
+    until(lambda: len(members[0].messages) + len(members[1].messages) > 50)
+    ended = []
+    for _ in range(2):
+        send(50)
+        leaving = members.pop(0)
+        leaving.stop()
+        leaving.client.close()
+        ended.append(leaving)
+        members.append(Collector(queue.client()))
+    everyone = [*ended, *members]
+    until(lambda: sum(len(member.messages) for member in everyone) >= len(sent), 20.0)
+    time.sleep(0.5)
+    for member in members:
+        member.stop()
+        member.client.flush()
+    delivered = [message for member in everyone for message in member.messages]
+    verdict = total_queue(sent, bodies(delivered))
+    assert (verdict.lost, verdict.unexpected, verdict.duplicates) == (set(), set(), {})
+    assert value(tracker, queue.name, "redelivered") == 0
+
+
+def test_static_members_restart_without_moving_partitions(make_queue):
+    queue = make_queue(2)
+    with queue.client(instance_id="a") as one, queue.client(instance_id="b") as two:
+        queue.send("p0", partition=0)
+        queue.send("p1", partition=1)
+        until(lambda: (one.receive(wait=0.1), two.receive(wait=0.1)) and _share(one, two))
+        before = two._source.partitions
+    again = queue.client(instance_id="a")
+    still = queue.client(instance_id="b")
+    until(lambda: (again.receive(wait=0.1), still.receive(wait=0.1)) and _share(again, still))
+    assert still._source.partitions == before
+
+
+def _share(one, two) -> bool:
+    return len(one._source.partitions) == len(two._source.partitions) == 1
+
+
+@pytest.mark.slow
+def test_slow_user_code_keeps_its_partitions_and_loses_nothing(make_queue):
+    # The shortest that brokers allow by default; without a sign of life the member would be out.
+    queue = make_queue(kafka={"max.poll.interval.ms": 6_000, "session.timeout.ms": 6_000})
+    queue.send("first")
+    client, other = queue.client(), queue.client()
+    client.ack(*collect(client, 1))
+    assert other.receive(wait=0.5) == []
+    sent = [f"m{i}" for i in range(50)]
+    queue.send(*sent)
+    deadline = time.monotonic() + 7.5
+    while time.monotonic() < deadline:
+        assert other.receive(wait=0.5) == []
+    assert bodies(collect(client, 50, ack=True)) == sent
+
+
+def test_closing_an_iteration_gives_back_what_was_not_handed_out(queue):
+    queue.tracker()
+    queue.send(*(f"m{i}" for i in range(10)))
+    with queue.client() as client:
+        for message in client:
+            client.ack(message)
+            break
+    with pytest.raises(Closed):
+        client.receive()
+    successor = queue.client()
+    found = collect(successor, 9, ack=True)
+    assert sorted(bodies(found)) == [f"m{i}" for i in range(1, 10)]
+    assert {message.attempts for message in found} == {1}
+    nothing_comes(successor, 2 * LEASE_S)
+
+
+def test_r12_max_in_flight_pauses_until_there_is_room(queue):
+    queue.send(*(f"m{i}" for i in range(12)))
+    client = queue.client(max_in_flight=5)
+    first = collect(client, 5, lease=1.5)
+    assert client.in_flight == 5
+    nothing_comes(client, 0.4)
+    client.ack(first[0])
+    client.nack(first[1].receipt)
+    assert len(collect(client, 2, lease=60.0)) == 2
+    nothing_comes(client, 0.2)
+    # The leases of three end, whoever acknowledged them elsewhere.
+    assert len(collect(client, 3, 3.0, lease=60.0)) == 3
+    assert client.in_flight == 5
+
+
+# --- receipts -----------------------------------------------------------------------------------------------
+
+
+def test_receipts_are_good_in_other_clients_and_processes(queue):
+    queue.tracker()
+    queue.send("a", "b", "c", "d")
+    client, other = queue.client(), queue.client()
+    a, b, c, d = collect(client, 4, lease=2.0)
+    other.ack(a.receipt, wait=True)
+    assert queue.taker_process("--receipts", b.receipt, c.receipt).wait() == 0
+    other.nack(d.receipt, count=False)
+    (again,) = collect(client, 1)
+    assert (again.body, again.attempts) == (b"d", 1)
+    client.ack(again, wait=True)
+    nothing_comes(client, 2.2)
+    assert queue.copies() == {"a": 1, "b": 1, "c": 1, "d": 2}
+
+
+def test_r8_receipts_of_a_deleted_topic_are_refused(queue):
+    queue.send("old")
+    with queue.client() as client:
+        (old,) = collect(client, 1)
+    queue.topics.delete(queue.settings)
+    until(lambda: queue.name not in queue.topics.names())
+    queue.topics.create(queue.settings, 1)
+    queue.send("new")
+    client = queue.client()
+    (new,) = collect(client, 1)
+    assert new.receipt != old.receipt
+    for finish in (client.ack, client.nack, client.dead_letter):
+        with pytest.raises(ReceiptError, match="deleted since"):
+            finish(old.receipt)
+    queue.tracker()
+    assert bodies(collect(client, 1)) == ["new"]
+
+
+def test_an_ack_that_waits_is_written_when_it_returns(queue):
+    queue.send("m")
+    client = queue.client()
+    (message,) = collect(client, 1)
+    client.ack(message, wait=True)
+    *_, last = queue.records(queue.settings.markers_topic)
+    assert (last.key()[-1], last.value()) == (0, b"\0")
+
+
+def test_a_flush_that_fails_says_so_and_nothing_is_given_up(queue):
+    queue.send("m")
+    client = queue.client()
+    (message,) = collect(client, 1)
+    queue.topics.configure(queue.settings.markers_topic, UNWRITABLE)
+    time.sleep(0.2)
+    client.ack(message)
+    with pytest.raises(Unavailable, match="1 markers are not confirmed"):
+        client.flush(0.5)
+    queue.topics.configure(queue.settings.markers_topic, WRITABLE)
+    client.flush()
+    assert queue.records(queue.settings.markers_topic)[-1].value() == b"\0"
