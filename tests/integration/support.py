@@ -307,17 +307,18 @@ class TrackerProcess(Process):
 
     def __init__(self, queue: LiveQueue, settings: dict[str, Any]) -> None:
         (self.port,) = free_ports(1)
-        self.queue = queue
-        settings = {"session_timeout_ms": SESSION_MS, "offset_interval_ms": 200, **settings}
-        connection = queue.connection
-        where = {
-            "bootstrap": connection.bootstrap,
-            "zookeeper": connection.zookeeper,
-            "root": connection.root,
+        settings = {
+            "session-timeout": f"{SESSION_MS}ms",
+            "offset-interval": "200ms",
+            "http-port": self.port,
+            "log-level": "ERROR",
+            "bootstrap": queue.connection.bootstrap,
+            "zookeeper": queue.connection.zookeeper,
+            "root": queue.connection.root,
+            **settings,
         }
-        super().__init__(
-            [sys.executable, "-c", _TRACKER, json.dumps([where, {**settings, "http_port": self.port}])]
-        )
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        super().__init__([sys.executable, "-m", "tracker", *options])
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an answer; status 0 while it does not listen."""
@@ -340,7 +341,7 @@ class TrackerProcess(Process):
             assert self.running
             return self.value("owned_partitions") == partitions <= self.value("takeovers_total")
 
-        return until(owns, timeout, self.get("/readyz"))
+        return until(owns, timeout, lambda: self.get("/readyz"))
 
 
 class Taker(Process):
@@ -361,15 +362,3 @@ class Taker(Process):
             found.append(json.loads(line))
         self.taken += found
         return found
-
-
-_TRACKER = """
-import json, signal, sys
-from kmqpy.config import Connection
-from tracker.service import Tracker
-from tracker.settings import TrackerSettings
-where, settings = json.loads(sys.argv[1])
-tracker = Tracker(Connection(**where), TrackerSettings(**settings))
-signal.signal(signal.SIGTERM, lambda *_: tracker._stopping.set())
-tracker.run()
-"""
