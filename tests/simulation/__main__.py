@@ -19,7 +19,7 @@ def main() -> int:
     args = parser.parse_args()
     control = CONTROLS.get(args.control)
     if args.seed is not None:
-        result = simulate(args.seed, control, trace=print if args.trace else None)
+        result = simulate(args.seed, control, print if args.trace else None)
         print("\n".join(result.problems) or "no problems", dict(result.stats), result.steps, sep="\n")
         return bool(result.problems)
     failed = 0

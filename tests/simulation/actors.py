@@ -118,12 +118,17 @@ class Leadership:
         return self
 
     def close(self) -> None:
+        self.forget()
+        if self._session in self._zk.sessions:
+            self._zk.end(self._session)
+        self._session = None
+        self._view = LeadershipView()
+
+    def forget(self) -> None:
+        """Follow no more: closed, or dead."""
         if not self._closed:
             self._closed = True
             self._zk.watchers.remove(self._changed)
-            if self._session is not None:
-                self._zk.end(self._session)
-            self._view = LeadershipView()
 
     def snapshot(self) -> LeadershipView:
         return self._view
@@ -207,6 +212,8 @@ class Leadership:
                 yield (yield from self._pass())
             except NoSession:
                 self._begin_session()
+        if self._session in self._zk.sessions:
+            self._zk.end(self._session)
 
     def _begin_session(self) -> None:
         self._verified_until = 0.0
@@ -220,6 +227,8 @@ class Leadership:
         zk, world = self._zk, self._world
         if self._session is None:
             yield world.latency()
+            if self._closed:
+                return 0.0
             self._session = zk.connect(self._process)
         session = self._session
         if world.now >= self._verify_at:
@@ -313,7 +322,7 @@ _service = stepwise(
     Leadership=Leadership,
     ThreadPoolExecutor=Pool,
     TrackerMetrics=NoMetrics,
-    OriginalsReader=_redelivery.OriginalsReader,
+    OriginalsReader=lambda connection, clock: connection.world.controls.reader(connection, clock),
     Outcome=_redelivery.Outcome,
     Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
     send_tick=_redelivery.send_tick,
@@ -336,12 +345,14 @@ STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _clie
 
 Redeliverer = _redelivery.Redeliverer
 QueueSource = _source.QueueSource
+OriginalsReader = _redelivery.OriginalsReader
 broken = _redelivery.Broken
+original_of = _redelivery._original
 
 
 def aborted() -> Exception:
-    """A transaction that was aborted, for a reason that passes."""
-    error: Exception = _redelivery.Aborted(KafkaError(KafkaError._TIMED_OUT))
+    """A transaction was aborted, for a reason that is over: the same can be sent again at once."""
+    error: Exception = _redelivery.Aborted(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER))
     return error
 
 
@@ -401,13 +412,7 @@ class Tracker(_service.Tracker):
         finally:
             for log in logs:
                 log.readers.remove(wake)
-            self._leadership.close() if self._process.alive else self._zk_gone()
-
-    def _zk_gone(self) -> None:
-        leadership = self._leadership
-        if not leadership._closed:
-            leadership._closed = True
-            leadership._zk.watchers.remove(leadership._changed)
+            self._leadership.forget()
 
     def _idle_ms(self) -> float:
         """How long until something is to be done that nobody wakes us for."""

@@ -126,7 +126,8 @@ class Checker:
                 if marker.op is Op.END:
                     self._read_end(partition, queue, record, marker, state)
                 elif marker.op in (Op.TAKE, Op.DELAY):
-                    taken_at[marker.offset].append(record.at)
+                    if record.confirmed:
+                        taken_at[marker.offset].append(record.at)
                     state[marker.offset] = self._opened(marker, now, state.get(marker.offset))
                 elif (entry := state.get(marker.offset)) is not None:
                     self._changed(entry, marker, now)

@@ -6,7 +6,7 @@ from typing import Any
 from kmqpy.markers import Marker
 from kmqpy.registry import StoredOffset
 
-from .actors import QueueSource, Redeliverer, Tracker, aborted, broken
+from .actors import OriginalsReader, QueueSource, Redeliverer, Tracker, aborted, broken, original_of
 from .kafka import Connection, MarkerWriter, Transactions
 from .model import Steps
 from .simulate import Controls
@@ -60,13 +60,22 @@ class UnconfirmedStarts(MarkerWriter):
         return {(marker.partition, marker.offset): end for marker in batch}
 
 
+class IgnoredFailures(MarkerWriter):
+    """Goes on when start markers could not be written, as the JVM client does (case F1)."""
+
+    def write(self, batch: Sequence[Marker], timeout_s: float) -> Steps:
+        confirmed = yield from super().write(batch, timeout_s)
+        return {(marker.partition, marker.offset): 0 for marker in batch} | confirmed
+
+
 class RetriesFromMemory(Redeliverer):
-    """Goes on with what it knows after a commit of unknown outcome (rule R1)."""
+    """Opens a new producer after a commit of unknown outcome and sends the same again (rule R1)."""
 
     def _transact(self, batch: Any, gone: Any) -> Steps:
         try:
             yield from super()._transact(batch, gone)
         except broken as error:
+            yield from self.open(1.0)
             raise aborted() from error
 
 
@@ -78,11 +87,45 @@ class ForgetsPredecessors(QueueSource):
         return set()
 
 
+class AnyOriginal(OriginalsReader):
+    """Takes the next record for one that is gone, as the JVM tracker does (case F5)."""
+
+    def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> Steps:
+        fetched = yield from super().fetch(topic, partition, offsets)
+        log = self._consumer._connection.broker.logs[topic, partition]
+        for offset in list(fetched.gone):
+            following, _ = log.read(max(offset, log.start), 1)
+            if following:
+                fetched.gone.remove(offset)
+                fetched.found[offset] = original_of(following[0])
+        return fetched
+
+
+class Hasty(Tracker):
+    """Adds the time since the last marker by its own guess (rule R5)."""
+
+    def _take_in(self, part: Any, record: Any, now: float) -> None:
+        super()._take_in(part, record, now)
+        part.state.now_ms += 300
+
+
+class NoTicks(Tracker):
+    """Waits for markers of others to learn the time (rule R4)."""
+
+    def _advance(self, part: Any, now: float) -> None:
+        part.tick_sent(now)
+        super()._advance(part, now)
+
+
 CONTROLS = {
     "fencing off": Controls(transactions=UnfencedTransactions),
     "two sends instead of a transaction": Controls(transactions=PlainSends),
     "safe offset past the oldest start": Controls(tracker=UnsafeOffsets),
     "start markers not waited for": Controls(marker_writer=UnconfirmedStarts),
+    "failed start markers ignored": Controls(marker_writer=IgnoredFailures),
+    "any record for one that is gone": Controls(reader=AnyOriginal),
+    "a clock that runs ahead": Controls(tracker=Hasty),
+    "no ticks": Controls(tracker=NoTicks),
     "retry from memory": Controls(redeliverer=RetriesFromMemory),
     "late operations open": Controls(tracker=LateOperationsOpen),
     "predecessors forgotten": Controls(source=ForgetsPredecessors),

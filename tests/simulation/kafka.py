@@ -168,6 +168,7 @@ class Transactions:
 
     def _send_pending(self) -> Steps:
         copy: Record | None = None
+        self._world.stall(self._connection.process)
         for place, key, value, headers, report in self._pending:
             yield self._world.latency()
             if self._world.unlucky() or place[0] in self._broker.missing:
@@ -558,7 +559,7 @@ class MarkerWriter:
         for marker in batch:
             by_partition.setdefault(marker.partition, []).append(marker)
         for partition, group in by_partition.items():
-            if world.random() < 0.2:  # the producer made two requests of them
+            if len(group) > 1 and world.random() < 0.2:  # the producer made two requests of them
                 middle = len(group) // 2
                 found += yield from self._request(partition, group[:middle])
                 found += yield from self._request(partition, group[middle:])
@@ -577,7 +578,7 @@ class MarkerWriter:
         luck = world.random()
         if luck < 0.3 and not cut:
             for marker in group:
-                self._arrive(partition, marker)
+                self._arrive(partition, marker, confirmed=False)
         elif luck < 0.6:
             epoch = self._epochs.get(partition, 0)
 
@@ -586,17 +587,18 @@ class MarkerWriter:
                 if self._epochs.get(partition, 0) == epoch:
                     world.trace(self._process.name, "what was not confirmed arrives late:")
                     for marker in group:
-                        self._arrive(partition, marker)
+                        self._arrive(partition, marker, confirmed=False)
 
             world.at(2000 * world.random(), arrive)
         world.trace(self._process.name, f"not confirmed: {len(group)} markers of {partition}")
         yield REQUEST_TIMEOUT_MS
         return [(marker, None) for marker in group]
 
-    def _arrive(self, partition: int, marker: Marker) -> int:
+    def _arrive(self, partition: int, marker: Marker, *, confirmed: bool = True) -> int:
         key, value, headers = markers.encode(marker)
         log = self._connection.broker.logs[self._topic, partition]
         at = log.append(key, value, headers, self._process.name)
+        log.records[at].confirmed = confirmed
         if self._world.tracing:
             self._world.trace(self._process.name, f"wrote {partition}@{at} {shown(key, value, headers)}")
         return at

@@ -104,6 +104,7 @@ class World:
         self.controls: Any = None
         self.clients: list[Process] = []
         self.kill: Callable[[Process], None]
+        self.stall: Callable[[Process], None]
 
     def trace(self, who: str, what: str) -> None:
         if self._trace is not None:
@@ -174,7 +175,19 @@ class Fenced(Exception):
 class Record:
     """A record of a log, with the methods of confluent_kafka.Message."""
 
-    __slots__ = ("_headers", "_key", "_log", "_value", "at", "by", "copy", "has_end", "ms", "txn")
+    __slots__ = (
+        "_headers",
+        "_key",
+        "_log",
+        "_value",
+        "at",
+        "by",
+        "confirmed",
+        "copy",
+        "has_end",
+        "ms",
+        "txn",
+    )
 
     def __init__(
         self,
@@ -195,6 +208,7 @@ class Record:
         self._headers = headers
         self.txn = txn
         self.by = by
+        self.confirmed = True
         # Of a tracker: a copy and its end marker know each other.
         self.copy: Record | None = None
         self.has_end = False

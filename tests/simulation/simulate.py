@@ -11,7 +11,7 @@ from kmqpy.config import QueueSettings
 from tracker.settings import TrackerSettings
 
 from . import actors
-from .actors import CLOCK, QUEUE, STEPWISE, QueueSource, Redeliverer, Tracker
+from .actors import CLOCK, QUEUE, STEPWISE, OriginalsReader, QueueSource, Redeliverer, Tracker
 from .checker import Checker, History, decoded
 from .kafka import Connection, MarkerWriter, Transactions
 from .model import Actor, Broker, Group, Process, World, ZooKeeper
@@ -20,6 +20,9 @@ QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_00
 TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic, QUEUE_SETTINGS.dead_letter_topic]
 QUIET_WITHIN_MS = 120_000
 _LOOK_EVERY_MS = 500
+_KEY = bytes(12)
+_ODD_RECORDS = [(b"?", b"?"), (None, b"\x00"), (_KEY, None), (_KEY, b"9"), (_KEY, b"\x0f")]
+"""Undecodable markers, and one of a newer version (cases F6, R3)."""
 
 
 Trace = Callable[[str], None]
@@ -34,6 +37,7 @@ class Controls:
     marker_writer: Any = MarkerWriter
     redeliverer: Any = Redeliverer
     source: Any = QueueSource
+    reader: Any = OriginalsReader
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Simulation:
             )
             if rng.random() < (0.05 if fault in (self._delete_markers, self._jump_clock) else 0.4)
         ]
+        self.aim = rng.choice((1, 8))
         self.fault_rate = rng.choice((0.002, 0.008))
         self.lease_ms = rng.choice((150, 400, 1_000))
         self.partitions = rng.choice((1, 2, 3))
@@ -85,6 +90,8 @@ class Simulation:
         self.counts: Counter[str] = Counter()
         world.clients = []
         world.kill = self._kill
+        world.stall = self._stall
+        self.stall_rate = rng.choice((0.0, 0.0, 0.1))
         self._running = {"tracker": 0, "client": 0}
 
     def run(self) -> Result:
@@ -202,18 +209,26 @@ class Simulation:
     def _maybe_fault(self, actor: Actor) -> None:
         """Between any two I/O operations of a process."""
         luck = self.world.random()
+        if actor is not actor.process.main and hasattr(actor.process, "tracker"):
+            luck /= self.aim  # most of what can go wrong in a tracker does so while it redelivers
         if luck < self.crash_rate:
             self._kill(actor.process)
         elif luck < self.crash_rate + self.fault_rate and self.other_faults:
             self.rng.choice(self.other_faults)(actor.process)
 
-    def _pause(self, process: Process) -> None:
+    def _pause(self, process: Process, duration_ms: float | None = None) -> None:
         """SIGSTOP, in half of the cases beyond the session."""
-        duration_ms = self.rng.choice((500, 4_000)) * (0.5 + self.world.random())
+        if duration_ms is None:
+            duration_ms = self.rng.choice((500, 4_000)) * (0.5 + self.world.random())
         process.paused_until = self.world.now + duration_ms
         self.counts["pauses"] += 1
         self.world.trace(process.name, f"paused for {duration_ms:.0f} ms")
         self._went_silent(process)
+
+    def _stall(self, process: Process) -> None:
+        """A tracker stands still where it must be fenced afterwards: it has decided, nothing is sent."""
+        if self.world.faults and self.world.random() < self.stall_rate:
+            self._pause(process, 5_000)
 
     def _cut_zookeeper(self, process: Process) -> None:
         process.zk_cut_until = self.world.now + 5_000 * self.world.random()
@@ -246,10 +261,8 @@ class Simulation:
 
     def _garbage(self, _process: Process) -> None:
         log = self.broker.logs[QUEUE_SETTINGS.markers_topic, int(self.partitions * self.world.random())]
-        key = bytes(12)
-        log.append(
-            *self.rng.choice(((b"?", b"?"), (None, b"\x00"), (key, None), (key, b"9"))), [], "somebody"
-        )
+        record = self.rng.choice(_ODD_RECORDS)
+        log.append(*record, [], "somebody")
 
     def _jump_clock(self, _process: Process) -> None:
         """The partition leader is another broker, whose clock is not the same."""
