@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Literal, Self
+
+from confluent_kafka import Message as Record
 
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
 from kmqpy.errors import Closed, ConfigError, DecodeError, ReceiptError, Unavailable
-from kmqpy.marker_writer import MarkerWriter, Place
+from kmqpy.held import Held, Place
+from kmqpy.kafka_message import Batch, KafkaMessage
+from kmqpy.marker_writer import MarkerWriter
 from kmqpy.markers import INT64_MAX, Marker, Op, ranges
 from kmqpy.message import Message, Receipt
-from kmqpy.producer import message_id
 from kmqpy.source import QueueSource
 from kmqpy.telemetry import Telemetry
 from kmqpy.topics import Topics
@@ -38,6 +44,9 @@ _MIN_LEASE_LEFT = 0.5
 """A message is handed out only while this part of its lease is left (rule R11)."""
 
 _CLOSE_TIMEOUT_S = 10.0
+
+_record_of = attrgetter("_record")
+_batch_of = attrgetter("_batch")
 
 _MAX_REASON = 1_000
 """Characters of a reason; it is written with the marker, and again with the dead letter."""
@@ -99,11 +108,10 @@ class KmqClient:
             clock=clock,
         )
         self._source: QueueSource | None = None
-        # Where the lease of a message that we hold ends, in our monotonic time (rule R12).
-        self._held: dict[Place, float] = {}
+        self._held = Held()
         self._room = threading.Condition()
         self._taking = threading.RLock()
-        self._iterating: deque[Message] = deque()
+        self._iterating: deque[tuple[float, Message]] = deque()  # with the end of its lease
         self._closed = threading.Event()
         self._housekeeper: threading.Thread | None = None
 
@@ -116,7 +124,7 @@ class KmqClient:
     def in_flight(self) -> int:
         """How many messages this client holds."""
         with self._room:
-            self._forget_expired()
+            self._held.expire(self._clock.monotonic())
             return len(self._held)
 
     def receive(
@@ -153,12 +161,15 @@ class KmqClient:
         """
         while not self._closed.is_set():
             with self._room:
-                message = self._iterating.popleft() if self._iterating else None
+                message = self._iterating.popleft()[1] if self._iterating else None
             if message is not None:
                 yield message
-            elif batch := self.receive():
+                continue
+            asked = self._clock.monotonic()
+            if batch := self.receive():
+                until = asked + self._queue.redeliver_after_ms / 1000
                 with self._room:
-                    self._iterating.extend(batch)
+                    self._iterating.extend((until, one) for one in batch)
 
     def ack(self, *messages: Message | str, wait: bool = False) -> None:
         """Acknowledge messages, or the messages of receipts: they do not come again.
@@ -169,9 +180,10 @@ class KmqClient:
 
         Raises ReceiptError.
         """
-        places = [self._place(message) for message in messages]
+        places = self._places(messages)
         self._check_open()
-        self._writer.end(places)
+        for partition, offsets in places.items():
+            self._writer.end(partition, offsets)
         self._finished(places, "ack", wait=wait)
 
     def nack(
@@ -203,7 +215,7 @@ class KmqClient:
         places = [self._place(message) for message in messages]
         until = self._clock.monotonic() + lease_ms / 1000
         with self._room:
-            self._held.update((place, until) for place in places if place in self._held)
+            self._held.extend(places, until)
         self._write([Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
         self._telemetry.finished(self._queue.name, "extend", len(places))
 
@@ -231,8 +243,7 @@ class KmqClient:
         if self._housekeeper is not None:
             self._housekeeper.join()
         with self._taking:
-            for message in self._iterating:
-                self._writer.post(Marker(message.partition, message.offset, Op.NACK, counts=False))
+            self._release((one.partition, one.offset) for _, one in self._iterating)
             self._iterating.clear()
             self._writer.close(_CLOSE_TIMEOUT_S)
             if self._source is not None:
@@ -251,59 +262,63 @@ class KmqClient:
     def _take(self, max_messages: int, wait_s: float, lease_ms: int) -> list[Message]:
         source = self._open_source()
         records = source.poll(max_messages, wait_s)
+        if not records:
+            source.maintain()
+            return []
         # The lease is counted from before its start marker is written (rule R11).
         started = self._clock.monotonic()
         now_ms = self._clock.wall_ms()
-        takes, delays = self._split(records, now_ms)
-        starts = self._start_markers(takes, lease_ms)
+        offsets = _by_partition(records)
+        delays = self._delays(records, now_ms)
+        due = offsets if not delays else _without(offsets, delays)
+        starts = self._takes(due, lease_ms)
         starts += [Marker(*place, Op.DELAY, wait_ms, counts=False) for place, wait_ms in delays.items()]
-        confirmed = self._writer.write(starts, _START_TIMEOUT_S) if starts else {}
-        failed = self._account(source, records, starts, confirmed)
-        taken = [
-            self.message_of(record, now_ms + lease_ms)
-            for record in takes
-            if not failed or record.offset() < failed.get(record.partition(), INT64_MAX)
-        ]
-        if failed:
-            self._telemetry.failed(self._queue.name, "start markers", len(starts) - len(confirmed))
-            _log.warning(
-                "start markers could not be written; their messages will be read again",
-                extra={"queue": self._queue.name, "partitions": sorted(failed)},
-            )
+        failed = self._account(source, offsets, starts, self._writer.write(starts, _START_TIMEOUT_S))
+        if delays or failed:
+            records = [
+                record
+                for record in records
+                if (record.partition(), record.offset()) not in delays
+                and record.offset() < failed.get(record.partition(), INT64_MAX)
+            ]
         source.maintain()
-        return self._hand_out(taken, started, lease_ms)
+        if not records or not self._hold(_by_partition(records), started, lease_ms):
+            return []
+        batch = Batch(self._queue, self._topic_id, now_ms + lease_ms, self._telemetry)
+        messages: list[Message] = list(map(KafkaMessage, records, repeat(batch)))
+        self._telemetry.received(self._queue.name, messages)
+        return messages
 
-    def _hand_out(self, taken: list[Message], started: float, lease_ms: int) -> list[Message]:
-        if not taken:
-            return taken
+    def _hold(self, taken: dict[int, list[int]], started: float, lease_ms: int) -> bool:
+        """Count messages as held; False, and they are given back, if their leases have run down."""
         lease_s = lease_ms / 1000
         if self._clock.monotonic() - started > lease_s * (1 - _MIN_LEASE_LEFT):
+            count = sum(map(len, taken.values()))
             _log.warning(
                 "leases too short for how long their start markers took; given back",
-                extra={"queue": self._queue.name, "count": len(taken), "lease_ms": lease_ms},
+                extra={"queue": self._queue.name, "count": count, "lease_ms": lease_ms},
             )
-            self._telemetry.failed(self._queue.name, "stale leases", len(taken))
-            for one in taken:
-                self._writer.post(Marker(one.partition, one.offset, Op.NACK, counts=False))
-            return []
+            self._telemetry.failed(self._queue.name, "stale leases", count)
+            self._release((p, offset) for p, offsets in taken.items() for offset in offsets)
+            return False
         with self._room:
-            self._held.update(((one.partition, one.offset), started + lease_s) for one in taken)
+            for partition, offsets in taken.items():
+                self._held.add(partition, offsets, started + lease_s)
             self._telemetry.in_flight(self._queue.name, len(self._held))
-        self._telemetry.received(self._queue.name, taken)
-        return taken
+        return True
 
-    def _split(self, records: list[Any], now_ms: int) -> tuple[list[Any], dict[Place, int]]:
-        """Records to hand out, and the places of those not yet due with the ms until they are."""
-        takes: list[Any] = []
+    def _release(self, places: Iterable[Place]) -> None:
+        """Give back what nobody was handed; it was no attempt."""
+        for place in places:
+            self._writer.post(Marker(*place, Op.NACK, counts=False))
+
+    def _delays(self, records: list[Any], now_ms: int) -> dict[Place, int]:
+        """The places of records not yet due, with the ms until they are."""
         delays: dict[Place, int] = {}
-        for record in records:
-            raw = record.headers()
-            wait_ms = self._wait_ms(raw, now_ms) if raw else 0
-            if wait_ms > 0:
+        for record, raw in zip(records, map(Record.headers, records), strict=True):
+            if raw and (wait_ms := self._wait_ms(raw, now_ms)) > 0:
                 delays[record.partition(), record.offset()] = min(wait_ms, 2**62)
-            else:
-                takes.append(record)
-        return takes, delays
+        return delays
 
     def _wait_ms(self, raw: Any, now_ms: int) -> int:
         try:
@@ -313,25 +328,27 @@ class KmqClient:
             return 0
         return 0 if deliver_at is None else deliver_at - now_ms
 
-    def _start_markers(self, takes: list[Any], lease_ms: int) -> list[Marker]:
-        if not self._ranges:
+    def _takes(self, offsets: dict[int, list[int]], lease_ms: int) -> list[Marker]:
+        if self._ranges:
             return [
-                Marker(record.partition(), record.offset(), Op.TAKE, lease_ms, holder=self._holder)
-                for record in takes
+                marker
+                for partition, ascending in offsets.items()
+                for marker in ranges(
+                    partition, Op.TAKE, ascending, redeliver_after_ms=lease_ms, holder=self._holder
+                )
             ]
-        offsets: dict[int, list[int]] = {}
-        for record in takes:
-            offsets.setdefault(record.partition(), []).append(record.offset())
         return [
-            marker
+            Marker(partition, offset, Op.TAKE, lease_ms, holder=self._holder)
             for partition, ascending in offsets.items()
-            for marker in ranges(
-                partition, Op.TAKE, ascending, redeliver_after_ms=lease_ms, holder=self._holder
-            )
+            for offset in ascending
         ]
 
     def _account(
-        self, source: QueueSource, records: list[Any], starts: list[Marker], confirmed: dict[Place, int]
+        self,
+        source: QueueSource,
+        offsets: dict[int, list[int]],
+        starts: list[Marker],
+        confirmed: dict[Place, int],
     ) -> dict[int, int]:
         """Let what has confirmed starts be committed, and the rest be read again (rule R18).
 
@@ -344,66 +361,57 @@ class KmqClient:
             at = confirmed.get((partition, start.offset))
             if at is None:
                 failed[partition] = min(start.offset, failed.get(partition, INT64_MAX))
-            else:
-                last_at[partition] = max(at, last_at.get(partition, -1))
-        covered: dict[int, tuple[int, int]] = {}
-        for record in records:
-            partition, offset = record.partition(), record.offset()
-            if offset < failed.get(partition, INT64_MAX):
-                covered[partition] = (offset, covered.get(partition, (0, 0))[1] + 1)
-        for partition, (offset, count) in covered.items():
-            source.taken(partition, offset, last_at[partition], count)
+            elif at > last_at.get(partition, -1):
+                last_at[partition] = at
+        for partition, ascending in offsets.items():
+            count = len(ascending)
+            if partition in failed:
+                count = bisect_left(ascending, failed[partition])
+            if count:
+                source.taken(partition, ascending[count - 1], last_at[partition], count)
         for partition, offset in failed.items():
             source.rewind(partition, offset)
+        if failed:
+            self._telemetry.failed(self._queue.name, "start markers", len(starts) - len(confirmed))
+            _log.warning(
+                "start markers could not be written; their messages will be read again",
+                extra={"queue": self._queue.name, "partitions": sorted(failed)},
+            )
         return failed
 
     def message_of(self, record: Any, lease_until_ms: int) -> Message:
         """A record of the queue topic as a message, whoever read it."""
-        partition, offset = record.partition(), record.offset()
-        headers = m.headers_of(record.headers())
-        enqueued_ms = record.timestamp()[1]
-        first_enqueued_ms = None
-        count = 0
-        if headers:
-            try:
-                count = m.redelivery_count(headers, self._queue.redelivery_count_header)
-                first_enqueued_ms = m.int_header(headers, m.ORIGINAL_TIMESTAMP)
-            except DecodeError:
-                self._telemetry.failed(self._queue.name, "undecodable header")
-        return Message(
-            queue=self._queue.name,
-            id=message_id(partition, offset),
-            body=record.value() or b"",
-            headers=headers,
-            attempts=count + 1,
-            enqueued_ms=enqueued_ms,
-            first_enqueued_ms=enqueued_ms if first_enqueued_ms is None else first_enqueued_ms,
-            lease_until_ms=lease_until_ms,
-            receipt=str(Receipt(self._queue.name, self._topic_id, partition, offset)),
-            key=record.key(),
-            partition=partition,
-            offset=offset,
-        )
+        return KafkaMessage(record, Batch(self._queue, self._topic_id, lease_until_ms, self._telemetry))
 
     def _wait_for_room(self, wait_s: float) -> int:
         with self._room:
             if len(self._held) >= self._max_in_flight:
-                self._forget_expired()
+                self._held.expire(self._clock.monotonic())
             if len(self._held) >= self._max_in_flight:
                 self._room.wait(wait_s)
             return max(0, self._max_in_flight - len(self._held))
 
-    def _forget_expired(self) -> None:
-        now = self._clock.monotonic()
-        for place in [place for place, until in self._held.items() if until <= now]:
-            del self._held[place]
-
     # --- finishing --------------------------------------------------------------------------------
+
+    def _places(self, messages: Sequence[Message | str]) -> dict[int, list[int]]:
+        """The offsets of messages, by partition."""
+        if set(map(type, messages)) == {KafkaMessage}:
+            for batch in {id(batch): batch for batch in map(_batch_of, messages)}.values():
+                self._check_queue(batch.queue.name)
+            return _by_partition(list(map(_record_of, messages)))
+        places: dict[int, list[int]] = {}
+        for message in messages:
+            partition, offset = self._place(message)
+            places.setdefault(partition, []).append(offset)
+        return places
+
+    def _check_queue(self, name: str) -> None:
+        if name != self._queue.name:
+            raise ReceiptError(f"message of queue {name!r}, not of {self._queue.name!r}")
 
     def _place(self, message: Message | str) -> Place:
         if isinstance(message, Message):
-            if message.queue != self._queue.name:
-                raise ReceiptError(f"message of queue {message.queue!r}, not of {self._queue.name!r}")
+            self._check_queue(message.queue)
             return message.partition, message.offset
         receipt = Receipt.parse(message)
         if receipt.queue != self._queue.name:
@@ -421,17 +429,20 @@ class KmqClient:
 
     def _finish(self, batch: Sequence[Marker], op: str, *, wait: bool) -> None:
         self._write(batch, wait=False)
-        self._finished([(marker.partition, marker.offset) for marker in batch], op, wait=wait)
+        places: dict[int, list[int]] = {}
+        for marker in batch:
+            places.setdefault(marker.partition, []).append(marker.offset)
+        self._finished(places, op, wait=wait)
 
-    def _finished(self, places: Sequence[Place], op: str, *, wait: bool) -> None:
+    def _finished(self, places: dict[int, list[int]], op: str, *, wait: bool) -> None:
         if wait:
             self.flush()
         with self._room:
-            for place in places:
-                self._held.pop(place, None)
+            for partition, offsets in places.items():
+                self._held.discard(partition, offsets)
             self._room.notify_all()
             self._telemetry.in_flight(self._queue.name, len(self._held))
-        self._telemetry.finished(self._queue.name, op, len(places))
+        self._telemetry.finished(self._queue.name, op, sum(map(len, places.values())))
 
     def _write(self, batch: Sequence[Marker], *, wait: bool) -> None:
         self._check_open()
@@ -487,16 +498,27 @@ class KmqClient:
         """Give back what waits to be iterated over and has not enough of its lease left (rule R11)."""
         needed = self._clock.monotonic() + self._queue.redeliver_after_ms / 1000 * _MIN_LEASE_LEFT
         with self._room:
-            places = [(message.partition, message.offset) for message in self._iterating]
-            stale = {place for place in places if self._held.get(place, 0.0) < needed}
-            if not stale:
-                return
-            kept = [one for one in self._iterating if (one.partition, one.offset) not in stale]
-            self._iterating = deque(kept)
-            for place in stale:
-                self._held.pop(place, None)
-        for place in stale:
-            self._writer.post(Marker(*place, Op.NACK, counts=False))
+            kept = deque((until, one) for until, one in self._iterating if until >= needed)
+            stale = [(one.partition, one.offset) for until, one in self._iterating if until < needed]
+            self._iterating = kept
+            for partition, offset in stale:
+                self._held.discard(partition, (offset,))
+        self._release(stale)
+
+
+def _by_partition(records: list[Any]) -> dict[int, list[int]]:
+    """The offsets of Kafka records by partition, each in the order of the records."""
+    partitions, offsets = map(Record.partition, records), map(Record.offset, records)
+    found: dict[int, list[int]] = {}
+    if len(records) > 1 and len(distinct := set(map(Record.partition, records))) == 1:
+        return {distinct.pop(): list(offsets)}  # type: ignore[arg-type, dict-item]
+    for partition, offset in zip(partitions, offsets, strict=True):
+        found.setdefault(partition, []).append(offset)  # type: ignore[arg-type]
+    return found
+
+
+def _without(offsets: dict[int, list[int]], places: Collection[Place]) -> dict[int, list[int]]:
+    return {p: [o for o in ascending if (p, o) not in places] for p, ascending in offsets.items()}
 
 
 def _cut(reason: str | None) -> str | None:

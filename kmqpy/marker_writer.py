@@ -15,15 +15,13 @@ from kmqpy import kafka, markers
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection
 from kmqpy.errors import Unavailable
+from kmqpy.held import Place
 from kmqpy.markers import Marker, Op
 
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _REPOST_AFTER_S = 0.2
-
-Place = tuple[int, int]
-"""Partition and offset in the queue topic."""
 
 
 class MarkerWriter:
@@ -83,17 +81,16 @@ class MarkerWriter:
             self._forget()
             raise Unavailable(f"markers topic {self._topic}: the writer is closed")
 
-    def end(self, places: Sequence[Place]) -> None:
+    def end(self, partition: int, offsets: Sequence[int]) -> None:
         """Write the end markers of these messages some time soon, whatever it takes."""
         if self._coalesces:
             with self._confirmed:
-                for partition, offset in places:
-                    self._ended[partition].append(offset)
+                self._ended[partition].extend(offsets)
             return
         with self._confirmed:
-            self._unconfirmed += len(places)
+            self._unconfirmed += len(offsets)
         value = markers.encode_end()
-        for partition, offset in places:
+        for offset in offsets:
             if not self._produce(markers.encode_key(partition, offset), value, None, partition, self._posted):
                 self._forget()
                 raise Unavailable(f"markers topic {self._topic}: the writer is closed")

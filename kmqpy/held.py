@@ -1,0 +1,60 @@
+"""Which messages a client holds, and until when. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+Place = tuple[int, int]
+"""Partition and offset in the queue topic."""
+
+
+class Held:
+    """The places of messages that were handed out, until they are finished or their lease ends.
+
+    Times are seconds of one monotonic clock. What was taken together is kept together.
+    """
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, set[int]] = {}
+        self._leases: list[tuple[float, int, int, Sequence[int]]] = []
+        self._extended: dict[Place, float] = {}
+        self._added = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._offsets.values()))
+
+    def add(self, partition: int, offsets: Sequence[int], until: float) -> None:
+        """Ascending `offsets` are held from now on."""
+        self._offsets.setdefault(partition, set()).update(offsets)
+        if offsets[-1] - offsets[0] + 1 == len(offsets):
+            offsets = range(offsets[0], offsets[-1] + 1)  # which takes no memory to remember
+        self._push(until, partition, offsets)
+
+    def extend(self, places: Iterable[Place], until: float) -> None:
+        """The leases of those that are held end then."""
+        for partition, offset in places:
+            if offset in self._offsets.get(partition, ()):
+                self._extended[partition, offset] = until
+                self._push(until, partition, (offset,))
+
+    def discard(self, partition: int, offsets: Iterable[int]) -> None:
+        """These are held no more."""
+        held = self._offsets.get(partition)
+        if held is not None:
+            held.difference_update(offsets)
+        if self._extended:
+            for offset in offsets:
+                self._extended.pop((partition, offset), None)
+
+    def expire(self, now: float) -> None:
+        """Forget those whose leases have ended."""
+        while self._leases and self._leases[0][0] <= now:
+            _, _, partition, offsets = heapq.heappop(self._leases)
+            if self._extended:
+                offsets = [o for o in offsets if self._extended.get((partition, o), now) <= now]
+            self.discard(partition, offsets)
+
+    def _push(self, until: float, partition: int, offsets: Sequence[int]) -> None:
+        self._added += 1
+        heapq.heappush(self._leases, (until, self._added, partition, offsets))

@@ -1,0 +1,108 @@
+"""A message as it came from Kafka: a field is worked out when it is read, not before.
+
+Most consumers read a few fields of a message, and taking one must cost less than reading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kmqpy import message as m
+from kmqpy.config import QueueSettings
+from kmqpy.errors import DecodeError
+from kmqpy.message import Headers, Message, Receipt
+from kmqpy.producer import message_id
+from kmqpy.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the messages of one receive() have in common."""
+
+    queue: QueueSettings
+    topic_id: str
+    lease_until_ms: int
+    telemetry: Telemetry
+
+
+class KafkaMessage(Message):
+    """See Message."""
+
+    __slots__ = ("_batch", "_record")
+    _batch: Batch
+    _record: Any
+
+    def __init__(self, record: Any, batch: Batch) -> None:
+        _set_record(self, record)
+        _set_batch(self, batch)
+
+    def __reduce__(self) -> tuple[Callable[..., Message], tuple[dict[str, Any]]]:
+        return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)
+
+    @property
+    def queue(self) -> str:
+        return self._batch.queue.name
+
+    @property
+    def id(self) -> str:
+        return message_id(self._record.partition(), self._record.offset())
+
+    @property
+    def key(self) -> bytes | None:
+        return self._record.key()  # type: ignore[no-any-return]
+
+    @property
+    def body(self) -> bytes:
+        return self._record.value() or b""
+
+    @property
+    def partition(self) -> int:
+        return self._record.partition()  # type: ignore[no-any-return]
+
+    @property
+    def offset(self) -> int:
+        return self._record.offset()  # type: ignore[no-any-return]
+
+    @property
+    def headers(self) -> Headers:
+        return m.headers_of(self._record.headers())
+
+    @property
+    def attempts(self) -> int:
+        try:
+            return m.redelivery_count(self.headers, self._batch.queue.redelivery_count_header) + 1
+        except DecodeError:
+            self._batch.telemetry.failed(self.queue, "undecodable header")
+            return 1
+
+    @property
+    def enqueued_ms(self) -> int:
+        return self._record.timestamp()[1]  # type: ignore[no-any-return]
+
+    @property
+    def first_enqueued_ms(self) -> int:
+        try:
+            first = m.int_header(self.headers, m.ORIGINAL_TIMESTAMP)
+        except DecodeError:
+            self._batch.telemetry.failed(self.queue, "undecodable header")
+            first = None
+        return self.enqueued_ms if first is None else first
+
+    @property
+    def lease_until_ms(self) -> int:
+        return self._batch.lease_until_ms
+
+    @property
+    def receipt(self) -> str:
+        return str(Receipt(self.queue, self._batch.topic_id, self.partition, self.offset))
+
+
+# A frozen class refuses plain assignment, and object.__setattr__ takes twice as long.
+_set_record = KafkaMessage.__dict__["_record"].__set__
+_set_batch = KafkaMessage.__dict__["_batch"].__set__
+
+
+def _plain(values: dict[str, Any]) -> Message:
+    return Message(**values)
