@@ -25,8 +25,8 @@ from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
 from kmqpy.errors import Closed, ConfigError, DecodeError, ReceiptError, Unavailable
 from kmqpy.held import Held, Place
 from kmqpy.kafka_message import Batch, KafkaMessage
-from kmqpy.marker_writer import MarkerWriter
-from kmqpy.markers import INT64_MAX, Marker, Op, ranges
+from kmqpy.marker_writer import MarkerWriter, Started
+from kmqpy.markers import INT64_MAX, Marker, Op
 from kmqpy.message import Message, Receipt
 from kmqpy.source import QueueSource
 from kmqpy.telemetry import Telemetry
@@ -100,11 +100,10 @@ class KmqClient:
         topics = Topics(connection).check(self._queue)
         self._topic_id = topics.queue.topic_id
         self._partitions = topics.markers.partitions
-        self._ranges = markers == "range"
         self._writer = MarkerWriter(
             connection,
             self._queue.markers_topic,
-            coalesce_ms=coalesce_ms if self._ranges else None,
+            coalesce_ms=coalesce_ms if markers == "range" else None,
             clock=clock,
         )
         self._source: QueueSource | None = None
@@ -271,9 +270,9 @@ class KmqClient:
         offsets = _by_partition(records)
         delays = self._delays(records, now_ms)
         due = offsets if not delays else _without(offsets, delays)
-        starts = self._takes(due, lease_ms)
-        starts += [Marker(*place, Op.DELAY, wait_ms, counts=False) for place, wait_ms in delays.items()]
-        failed = self._account(source, offsets, starts, self._writer.write(starts, _START_TIMEOUT_S))
+        written = self._writer.start(due, delays, lease_ms, self._holder, _START_TIMEOUT_S)
+        self._account(source, offsets, written)
+        failed = written.failed
         if delays or failed:
             records = [
                 record
@@ -328,56 +327,22 @@ class KmqClient:
             return 0
         return 0 if deliver_at is None else deliver_at - now_ms
 
-    def _takes(self, offsets: dict[int, list[int]], lease_ms: int) -> list[Marker]:
-        if self._ranges:
-            return [
-                marker
-                for partition, ascending in offsets.items()
-                for marker in ranges(
-                    partition, Op.TAKE, ascending, redeliver_after_ms=lease_ms, holder=self._holder
-                )
-            ]
-        return [
-            Marker(partition, offset, Op.TAKE, lease_ms, holder=self._holder)
-            for partition, ascending in offsets.items()
-            for offset in ascending
-        ]
-
-    def _account(
-        self,
-        source: QueueSource,
-        offsets: dict[int, list[int]],
-        starts: list[Marker],
-        confirmed: dict[Place, int],
-    ) -> dict[int, int]:
-        """Let what has confirmed starts be committed, and the rest be read again (rule R18).
-
-        Returns by partition the offset from which on it will be read again.
-        """
-        failed: dict[int, int] = {}
-        last_at: dict[int, int] = {}
-        for start in starts:
-            partition = start.partition
-            at = confirmed.get((partition, start.offset))
-            if at is None:
-                failed[partition] = min(start.offset, failed.get(partition, INT64_MAX))
-            elif at > last_at.get(partition, -1):
-                last_at[partition] = at
+    def _account(self, source: QueueSource, offsets: dict[int, list[int]], written: Started) -> None:
+        """Let what has confirmed starts be committed, and the rest be read again (rule R18)."""
         for partition, ascending in offsets.items():
             count = len(ascending)
-            if partition in failed:
-                count = bisect_left(ascending, failed[partition])
+            if partition in written.failed:
+                count = bisect_left(ascending, written.failed[partition])
             if count:
-                source.taken(partition, ascending[count - 1], last_at[partition], count)
-        for partition, offset in failed.items():
+                source.taken(partition, ascending[count - 1], written.last_at[partition], count)
+        for partition, offset in written.failed.items():
             source.rewind(partition, offset)
-        if failed:
-            self._telemetry.failed(self._queue.name, "start markers", len(starts) - len(confirmed))
+        if written.failed:
+            self._telemetry.failed(self._queue.name, "start markers", len(written.failed))
             _log.warning(
                 "start markers could not be written; their messages will be read again",
-                extra={"queue": self._queue.name, "partitions": sorted(failed)},
+                extra={"queue": self._queue.name, "partitions": sorted(written.failed)},
             )
-        return failed
 
     def message_of(self, record: Any, lease_until_ms: int) -> Message:
         """A record of the queue topic as a message, whoever read it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,12 +25,24 @@ _POLL_S = 0.05
 _REPOST_AFTER_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What became of start markers, by partition.
+
+    last_at  the markers offset of the last one that was confirmed
+    failed   the lowest queue offset that was not, where there is one
+    """
+
+    last_at: dict[int, int]
+    failed: dict[int, int]
+
+
 class MarkerWriter:
     """An idempotent producer for the markers topic of one queue; safe to use from any thread.
 
-    `write` waits until the markers are confirmed; `post` and `end` return at once, and what they
+    `start` waits until the markers are confirmed; `post` and `end` return at once, and what they
     write is sent again until it is confirmed or the writer is closed. `delivery_timeout_ms` bounds
-    one try. With `coalesce_ms`, end markers are collected for so long and written as ranges.
+    one try. With `coalesce_ms`, takes and ends are written as ranges, ends collected for so long.
     """
 
     def __init__(
@@ -50,57 +63,79 @@ class MarkerWriter:
         self._clock = clock
         self._producer = self._new_producer()
         self._broken = False
-        self._unconfirmed = 0
+        self._posted = self._confirmed = 0
         self._failed: deque[tuple[float, Any]] = deque()
-        self._confirmed = threading.Condition()
+        self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="kmq-markers", daemon=True)
         self._thread.start()
 
-    def write(self, batch: Sequence[Marker], timeout_s: float) -> dict[Place, int]:
-        """Write `batch`; returns the markers offset of each marker confirmed within `timeout_s`.
+    def start(
+        self,
+        takes: Mapping[int, Sequence[int]],
+        delays: Mapping[Place, int],
+        lease_ms: int,
+        holder: str | None,
+        timeout_s: float,
+    ) -> Started:
+        """Write the start markers of messages taken, and of those not yet due, by their ms.
 
-        One that is not in the result may have been written all the same.
+        Waits until they are confirmed, at most `timeout_s`. One that is reported as failed may have
+        been written all the same.
         """
-        waiting = _Batch(len(batch))
+        started = _Starting()
         deadline = self._clock.monotonic() + timeout_s
-        for marker in batch:
-            key, value, headers = markers.encode(marker)
-            place = (marker.partition, marker.offset)
-            if not self._produce(key, value, headers, marker.partition, waiting.reporter(place), deadline):
-                waiting.failed()
-        waiting.done.wait(max(0.0, deadline - self._clock.monotonic()))
-        return dict(waiting.offsets)
+        headers = markers.encode(Marker(0, 0, Op.TAKE, holder=holder))[2] or None
+        value = markers.encode_start(lease_ms)
+        for partition, offsets in takes.items():
+            report = started.reporter(partition)
+            if self._coalesces:
+                fields = {"redeliver_after_ms": lease_ms, "holder": holder}
+                for marker in markers.ranges(partition, Op.TAKE, offsets, **fields):
+                    key, range_value, _ = markers.encode(marker)
+                    started.expect(partition, marker.offset)
+                    self._produce(key, range_value, headers, partition, report, deadline)
+                continue
+            for offset in offsets:
+                started.expect(partition, offset)
+                self._produce(
+                    markers.encode_key(partition, offset), value, headers, partition, report, deadline
+                )
+        for (partition, offset), wait_ms in delays.items():
+            key, delay, more = markers.encode(Marker(partition, offset, Op.DELAY, wait_ms, counts=False))
+            started.expect(partition, offset)
+            self._produce(key, delay, more, partition, started.reporter(partition), deadline)
+        return started.wait(max(0.0, deadline - self._clock.monotonic()))
 
     def post(self, marker: Marker) -> None:
         """Write `marker` some time soon, whatever it takes; blocks only while the queue is full."""
         key, value, headers = markers.encode(marker)
-        with self._confirmed:
-            self._unconfirmed += 1
-        if not self._produce(key, value, headers, marker.partition, self._posted):
+        with self._changed:
+            self._posted += 1
+        if not self._produce(key, value, headers, marker.partition, self._report):
             self._forget()
             raise Unavailable(f"markers topic {self._topic}: the writer is closed")
 
     def end(self, partition: int, offsets: Sequence[int]) -> None:
         """Write the end markers of these messages some time soon, whatever it takes."""
         if self._coalesces:
-            with self._confirmed:
+            with self._changed:
                 self._ended[partition].extend(offsets)
             return
-        with self._confirmed:
-            self._unconfirmed += len(offsets)
+        with self._changed:
+            self._posted += len(offsets)
         value = markers.encode_end()
         for offset in offsets:
-            if not self._produce(markers.encode_key(partition, offset), value, None, partition, self._posted):
+            if not self._produce(markers.encode_key(partition, offset), value, None, partition, self._report):
                 self._forget()
                 raise Unavailable(f"markers topic {self._topic}: the writer is closed")
 
     def flush(self, timeout_s: float) -> int:
         """Wait until all posted markers are confirmed; returns how many were not in time."""
         self._send_ends()
-        with self._confirmed:
-            self._confirmed.wait_for(lambda: self._unconfirmed == 0, timeout_s)
-            return self._unconfirmed
+        with self._changed:
+            self._changed.wait_for(lambda: self._confirmed >= self._posted, timeout_s)
+            return max(0, self._posted - self._confirmed)
 
     def close(self, timeout_s: float = 10.0) -> int:
         """Flush and stop; returns how many markers stay unconfirmed. Their messages come again."""
@@ -168,35 +203,38 @@ class MarkerWriter:
     def _serve(self) -> None:
         while not self._closing.is_set():
             self._producer.poll(self._poll_s)
+            if self._confirmed >= self._posted:
+                with self._changed:
+                    self._changed.notify_all()
             self._send_ends()
             if self._broken:
                 self._replace_producer()
             while self._failed and self._failed[0][0] <= self._clock.monotonic():
                 message = self._failed.popleft()[1]
                 self._produce(
-                    message.key(), message.value(), message.headers() or [], message.partition(), self._posted
+                    message.key(), message.value(), message.headers() or [], message.partition(), self._report
                 )
 
     def _send_ends(self) -> None:
         """Write the end markers that were collected."""
         if not self._ended:
             return
-        with self._confirmed:
+        with self._changed:
             ended, self._ended = self._ended, defaultdict(list)
             batch = [
                 marker
                 for partition, offsets in ended.items()
                 for marker in markers.ranges(partition, Op.END, sorted(set(offsets)))
             ]
-            self._unconfirmed += len(batch)
+            self._posted += len(batch)
         for marker in batch:
             key, value, headers = markers.encode(marker)
-            if not self._produce(key, value, headers, marker.partition, self._posted):
+            if not self._produce(key, value, headers, marker.partition, self._report):
                 self._forget()
 
-    def _posted(self, error: KafkaError | None, message: Any) -> None:
+    def _report(self, error: KafkaError | None, message: Any) -> None:
         if error is None:
-            self._forget()
+            self._confirmed += 1  # in the writer's own thread only
         elif not self._closing.is_set():
             _log.warning("marker sent again", extra={"topic": self._topic, "error": error.name()})
             self._broken = self._broken or error.fatal() or error.code() == KafkaError._FATAL
@@ -210,36 +248,50 @@ class MarkerWriter:
         broken.flush(1)  # serves the delivery reports, so that what was posted is posted again
 
     def _forget(self) -> None:
-        with self._confirmed:
-            self._unconfirmed -= 1
-            if self._unconfirmed == 0:
-                self._confirmed.notify_all()
+        """One that was counted could not be posted."""
+        with self._changed:
+            self._posted -= 1
 
 
-class _Batch:
-    """Waits for the delivery reports of some markers."""
+class _Starting:
+    """Waits for the delivery reports of start markers."""
 
-    def __init__(self, size: int) -> None:
-        self._pending = size
-        self._lock = threading.Lock()
-        self.offsets: dict[Place, int] = {}
-        self.done = threading.Event()
-        if size == 0:
-            self.done.set()
+    def __init__(self) -> None:
+        # What is expected is written by the caller's thread only, the rest by the writer's own.
+        self._expected: dict[int, list[int]] = {}
+        self._confirmed: dict[int, list[bytes]] = {}
+        self._last_at: dict[int, int] = {}
+        self._size: int | None = None
+        self._reported = 0
+        self._done = threading.Event()
 
-    def reporter(self, place: Place) -> Any:
+    def expect(self, partition: int, offset: int) -> None:
+        """There is a marker whose lowest offset this is."""
+        self._expected.setdefault(partition, []).append(offset)
+
+    def reporter(self, partition: int) -> Any:
+        """What takes the delivery reports of a partition."""
+        confirmed = self._confirmed.setdefault(partition, [])
+
         def report(error: KafkaError | None, message: Any) -> None:
             if error is None:
-                self.offsets[place] = message.offset()
-            self._finish_one()
+                confirmed.append(message.key())
+                self._last_at[partition] = message.offset()
+            self._reported += 1
+            if self._reported == self._size:
+                self._done.set()
 
         return report
 
-    def failed(self) -> None:
-        self._finish_one()
-
-    def _finish_one(self) -> None:
-        with self._lock:
-            self._pending -= 1
-            if self._pending == 0:
-                self.done.set()
+    def wait(self, timeout_s: float) -> Started:
+        """What became of them by now."""
+        self._size = sum(map(len, self._expected.values()))
+        if self._reported < self._size:
+            self._done.wait(timeout_s)
+        failed: dict[int, int] = {}
+        for partition, offsets in self._expected.items():
+            keys = list(self._confirmed[partition])
+            if len(keys) < len(offsets):
+                confirmed = {markers.decode_key(key)[1] for key in keys}
+                failed[partition] = min(offset for offset in offsets if offset not in confirmed)
+        return Started(dict(self._last_at), failed)
