@@ -6,7 +6,7 @@ Most consumers read a few fields of a message, and taking one must cost less tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Any
 
 from kmqpy import message as m
@@ -37,6 +37,9 @@ class KafkaMessage(Message):
     def __init__(self, record: Any, batch: Batch) -> None:
         _set_record(self, record)
         _set_batch(self, batch)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     def __reduce__(self) -> tuple[Callable[..., Message], tuple[dict[str, Any]]]:
         return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)

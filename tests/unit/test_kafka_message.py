@@ -1,0 +1,79 @@
+"""A message whose fields are worked out when they are read is a Message like any other."""
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
+from confluent_kafka import Message as Record
+
+from kmqpy.config import QueueSettings
+from kmqpy.kafka_message import Batch, KafkaMessage
+from kmqpy.message import Message, Receipt
+from kmqpy.telemetry import Telemetry
+
+QUEUE = QueueSettings(name="jobs")
+
+
+class Counting(Telemetry):
+    def __init__(self):
+        self.failures = []
+
+    def failed(self, queue, what, count=1):
+        self.failures.append((queue, what))
+
+
+def message(headers=None, value=b"body", telemetry=None):
+    record = Record(
+        topic="jobs",
+        partition=3,
+        offset=17,
+        key=b"k",
+        value=value,
+        headers=headers,
+        timestamp=(TIMESTAMP_LOG_APPEND_TIME, 1_000),
+    )
+    return KafkaMessage(record, Batch(QUEUE, "an-id", 5_000, telemetry or Telemetry()))
+
+
+def test_fields():
+    one = message([("kmq-redelivery-count", b"\x02"), ("kmq-original-timestamp", b"700"), ("a", b"1")])
+    assert isinstance(one, Message)
+    assert (one.queue, one.id, one.key, one.body) == ("jobs", "3-17", b"k", b"body")
+    assert (one.partition, one.offset, one.attempts) == (3, 17, 3)
+    assert (one.enqueued_ms, one.first_enqueued_ms, one.lease_until_ms) == (1_000, 700, 5_000)
+    assert one.header("a") == b"1"
+    assert Receipt.parse(one.receipt) == Receipt("jobs", "an-id", 3, 17)
+
+
+def test_a_first_delivery():
+    one = message()
+    assert (one.attempts, one.first_enqueued_ms, one.headers) == (1, 1_000, ())
+    assert message(value=None).body == b""
+
+
+@pytest.mark.parametrize(
+    ("header", "field", "value"),
+    [("kmq-redelivery-count", "attempts", 1), ("kmq-original-timestamp", "first_enqueued_ms", 1_000)],
+)
+def test_an_undecodable_header_is_counted_and_read_as_absent(header, field, value):
+    telemetry = Counting()
+    assert getattr(message([(header, b"odd")], telemetry=telemetry), field) == value
+    assert telemetry.failures == [("jobs", "undecodable header")]
+
+
+def test_it_can_be_compared_copied_and_sent_to_another_process():
+    one = message([("a", b"1")])
+    assert one == message([("a", b"1")])
+    assert hash(one) == hash(message([("a", b"1")]))
+    for other in (pickle.loads(pickle.dumps(one)), copy.copy(one)):
+        assert type(other) is Message
+        assert dataclasses.asdict(other) == dataclasses.asdict(one)
+    assert "body=b'body'" in repr(one)
+
+
+@pytest.mark.parametrize("field", ["body", "attempts", "receipt", "_record", "other"])
+def test_it_is_frozen(field):
+    with pytest.raises((dataclasses.FrozenInstanceError, AttributeError)):
+        setattr(message(), field, 1)
