@@ -7,11 +7,13 @@ partitions that have to wait (rule R18). Used by one thread at a time.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as Record
 
 from kmqpy import kafka, markers
 from kmqpy.clock import SYSTEM_CLOCK, Clock
@@ -118,7 +120,24 @@ class QueueSource:
             records += self._consumer.consume(max_records - len(records), 0)
         self._last_poll = self._clock.monotonic()
         log_starts: dict[int, int] = {}
+        if not any(map(Record.error, records)):
+            counts: Counter[Any] = Counter(map(Record.partition, records))
+            if all(self._takes_all_of(partition, log_starts) for partition in counts):
+                for partition, count in counts.items():
+                    self._partitions[partition].pending += count
+                return records
         return [record for record in records if self._is_ours(record, log_starts)]
+
+    def _takes_all_of(self, partition: int, log_starts: dict[int, int]) -> bool:
+        """Whether there is nothing to look at in single records of `partition`; the usual case."""
+        known = self._partitions.get(partition)
+        return (
+            known is not None
+            and known.recovered
+            and not known.started
+            and known.next_offset is not None
+            and not self._was_deleted(partition, known.next_offset, log_starts)
+        )
 
     def taken(self, partition: int, offset: int, markers_offset: int, count: int = 1) -> None:
         """`count` records up to `offset` may be committed.
