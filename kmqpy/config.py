@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import math
 import re
 import tomllib
@@ -163,6 +164,14 @@ class Connection:
             f"Connection(bootstrap={self.bootstrap!r}, zookeeper={self.zookeeper!r}, "
             f"root={self.root!r}, kafka={redacted(self.kafka)!r})"
         )
+
+    @classmethod
+    def from_environment(cls) -> Connection:
+        """The addresses in KMQ_BOOTSTRAP, KMQ_ZOOKEEPER and KMQ_ROOT, as `kmq dev up` prints them.
+
+        The defaults hold for those that are not set. Raises ConfigError.
+        """
+        return build(cls, from_environment(cls, os.environ))
 
     def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
         """Settings for a librdkafka client: `defaults`, under what the user gave."""

@@ -9,10 +9,33 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import Connection, KafkaSettings
 from kmqpy.errors import ConfigError, KmqError, MessageError, TopicError, Unavailable
 
 _log = logging.getLogger("kmqpy.librdkafka")
+
+_REPEAT_S = 30.0
+
+
+class _OnceInAWhile(logging.Filter):
+    """Lets each kind of librdkafka's complaints through every 30 s; it tries 20 times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to show it. The kind is the first word: FAIL, GETPID, ERROR …"""
+        kind = record.getMessage().partition(" ")[0]
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._shown.get(kind, -_REPEAT_S) < _REPEAT_S:
+            return False
+        self._shown[kind] = now
+        return True
+
+
+_log.addFilter(_OnceInAWhile())
 
 REQUEST_TIMEOUT_S = 10.0
 """How long a request to Kafka may take before it counts as away."""

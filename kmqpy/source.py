@@ -87,6 +87,7 @@ class QueueSource:
             {
                 "group.id": queue.consumer_group,
                 "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": 10_000,  # how soon others get the partitions of a killed member
                 "heartbeat.interval.ms": 1_000,  # how soon a rebalance is heard of
                 "topic.metadata.refresh.interval.ms": 30_000,  # how soon new partitions are seen
                 "on_commit": self._on_commit,

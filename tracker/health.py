@@ -61,7 +61,10 @@ class HealthServer:
         try:
             self._server = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
-            raise ConfigError(f"http_port: {port} on {host} can't be had: {error.strerror}") from None
+            raise ConfigError(
+                f"http_port: {port} on {host} can't be had: {error.strerror}; "
+                "another tracker here? Use --http-port 0 for any free one"
+            ) from None
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="kmq-http", daemon=True)
         self._thread.start()

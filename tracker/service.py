@@ -175,7 +175,7 @@ class Tracker:
         self._consumer = kafka.consumer(self._connection, {"fetch.wait.max.ms": 100})
         self._ticker = kafka.producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
         self._topics = Topics(self._connection)
-        self._leadership = Leadership(
+        leadership = self._leadership = Leadership(
             self._connection.zookeeper,
             root=self._connection.root,
             tracker_id=settings.tracker_id,
@@ -183,9 +183,22 @@ class Tracker:
             queues=frozenset(settings.queues) or None,
             session_timeout_ms=settings.session_timeout_ms,
             clock=self._clock,
-        ).start(timeout=_START_TIMEOUT_S)
+        )
+        # Both before the first partition could be ours: a tracker that can't work must take none.
         if settings.http_port >= 0:
             self._health = HealthServer(self, settings.http_host, settings.http_port)
+        try:
+            self._topics.brokers()
+        except KmqError as error:
+            _log.warning("Kafka does not answer; waiting for it", extra={"error": str(error)})
+            self._kafka_ok_at = -_WITHDRAW_AFTER_S * 2
+            leadership.set_kafka_ok(False)
+        try:
+            leadership.start(timeout=_START_TIMEOUT_S)
+        except KmqError:
+            if self._health is not None:
+                self._health.close()
+            raise
         _log.info("tracker started", extra={"tracker": settings.tracker_id, "http_port": self.http_port})
 
     def _run(self) -> None:
