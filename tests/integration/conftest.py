@@ -25,3 +25,11 @@ def make_queue(cluster, queue_name):
 def queue(make_queue):
     """A queue of one partition with leases of LEASE_S."""
     return make_queue()
+
+
+@pytest.fixture(params=["jvm", "range"])
+def either_queue(request, make_queue):
+    """The same, once for each format in which clients write markers."""
+    queue = make_queue()
+    queue.markers = request.param
+    return queue

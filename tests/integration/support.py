@@ -21,7 +21,7 @@ from kmqpy import kafka, log_reader, markers
 from kmqpy.client import KmqClient
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.dev.ports import free_ports
-from kmqpy.markers import Marker
+from kmqpy.markers import Marker, Op
 from kmqpy.message import Message
 from kmqpy.producer import KmqProducer
 from kmqpy.registry import Registry, connect
@@ -65,6 +65,7 @@ class LiveQueue:
         self.settings = QueueSettings(name=name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
         self.name = name
         self.partitions = partitions
+        self.markers = "jvm"  # the format that its clients write
         self.topics = Topics(self.connection)
         self.found: QueueTopics = self.topics.create(self.settings, partitions, replication)
         self._ends = contextlib.ExitStack()
@@ -90,6 +91,7 @@ class LiveQueue:
             yield Registry(zk, self.connection.root)
 
     def client(self, **arguments: Any) -> KmqClient:
+        arguments = {"markers": self.markers, **arguments}
         return self._ends.enter_context(KmqClient(self.settings, self.connection, **arguments))
 
     def producer(self, **arguments: Any) -> KmqProducer:
@@ -141,10 +143,10 @@ class LiveQueue:
 
     def started(self, partition: int = 0) -> set[int]:
         """The offsets that have a start marker."""
-        keys = [
-            r.key() for r in self.records(self.settings.markers_topic) if (r.value() or b"")[:1] == b"\x01"
-        ]
-        return {offset for number, offset in map(markers.decode_key, keys) if number == partition}
+        records = self.records(self.settings.markers_topic)
+        found = (markers.decode(r.key(), r.value(), r.headers()) for r in records)
+        takes = (marker for marker in found if (marker.partition, marker.op) == (partition, Op.TAKE))
+        return {offset for marker in takes for offset in marker.offsets()}
 
     def dead_letters(self) -> list[Any]:
         return self.records(self.settings.dead_letter_topic)
@@ -160,16 +162,35 @@ class LiveQueue:
         topic: str | None = None,
     ) -> int:
         """Write any record to the markers topic (or another); returns its offset."""
+        report = self._append(
+            key, value, headers, partition=partition, timestamp_ms=timestamp_ms, topic=topic
+        )
+        until(lambda: self._producer().flush(0.05) == 0)
+        return report[0]
+
+    def _producer(self) -> Producer:
         if self._raw is None:
-            settings = {"bootstrap.servers": self.connection.bootstrap, "linger.ms": 0}
-            self._raw = Producer(settings)
+            self._raw = Producer({"bootstrap.servers": self.connection.bootstrap, "linger.ms": 1})
+        return self._raw
+
+    def _append(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]],
+        *,
+        partition: int,
+        timestamp_ms: int = 0,
+        topic: str | None = None,
+    ) -> list[int]:
+        """Its result holds the offset once that is known."""
         at: list[int] = []
 
         def delivered(error: Any, record: Any) -> None:
             assert error is None, error
             at.append(record.offset())
 
-        self._raw.produce(
+        self._producer().produce(
             topic or self.settings.markers_topic,
             value,
             key,
@@ -178,13 +199,20 @@ class LiveQueue:
             timestamp=timestamp_ms,
             on_delivery=delivered,
         )
-        until(lambda: self._raw.poll(0.05) and at)
-        return at[0]
+        return at
 
     def mark(self, marker: Marker, **where: Any) -> int:
         """Write a marker to the partition of its message; returns its markers offset."""
-        key, value, headers = markers.encode(marker)
-        return self.append(key, value, headers, **{"partition": marker.partition, **where})
+        return self.mark_all([marker], **where)[0]
+
+    def mark_all(self, all_of_them: Iterable[Marker], **where: Any) -> list[int]:
+        """Write markers; returns their markers offsets, in order within a partition."""
+        reports = [
+            self._append(*markers.encode(marker), **{"partition": marker.partition, **where})
+            for marker in all_of_them
+        ]
+        until(lambda: self._producer().flush(0.05) == 0)
+        return [report[0] for report in reports]
 
 
 @contextlib.contextmanager
@@ -350,6 +378,7 @@ class Taker(Process):
     def __init__(self, queue: LiveQueue, arguments: Iterable[str]) -> None:
         connection = queue.connection
         where = json.dumps({"bootstrap": connection.bootstrap, "kafka": dict(connection.kafka)})
+        arguments = [f"--markers={queue.markers}", *arguments]
         command = [sys.executable, str(TAKER), where, queue.settings.to_json().decode()]
         super().__init__([*command, *arguments], stdout=subprocess.PIPE)
         self.taken: list[dict[str, Any]] = []

@@ -7,6 +7,7 @@
 --batch N   how many to take at once
 --lease S   for how long
 --instance  static membership
+--markers   the format to write
 --receipts  acknowledge these instead, and end
 """
 
@@ -28,11 +29,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--lease", type=float)
     parser.add_argument("--instance")
+    parser.add_argument("--markers", default="jvm")
     parser.add_argument("--receipts", nargs="*")
     options = parser.parse_args()
     settings = QueueSettings.from_json(options.queue.encode())
     connection = Connection(**json.loads(options.connection))
-    with KmqClient(settings, connection, instance_id=options.instance) as client:
+    with KmqClient(settings, connection, instance_id=options.instance, markers=options.markers) as client:
         if options.receipts is not None:
             client.ack(*options.receipts, wait=True)
             return

@@ -122,7 +122,8 @@ def test_f14_after_the_redelivery_neither(queue, op):
     assert queue.dead_letters() == []
 
 
-def test_f14_extensions_racing_with_acks_make_no_copies(queue):
+def test_f14_extensions_racing_with_acks_make_no_copies(either_queue):
+    queue = either_queue
     queue.tracker()
     count = 200
     queue.send(*(f"m{i}" for i in range(count)))

@@ -27,15 +27,15 @@ def wide(make_queue):
 
 def fill(queue, each: int, from_ms: int, to_ms: int) -> list[str]:
     """Send `each` messages to every partition and take them, for leases from `from_ms` to `to_ms`."""
-    sent = []
+    sent, takes = [], []
     for partition in range(PARTITIONS):
         new = [f"{partition}-{number}" for number in range(each)]
         queue.send(*new, partition=partition)
         sent += new
     for number in range(each):
         lease_ms = from_ms + (to_ms - from_ms) * number // each
-        for partition in range(PARTITIONS):
-            queue.mark(Marker(partition, number, Op.TAKE, lease_ms))
+        takes += [Marker(partition, number, Op.TAKE, lease_ms) for partition in range(PARTITIONS)]
+    queue.mark_all(takes)
     return sent
 
 

@@ -108,16 +108,14 @@ def test_r8_an_offset_of_another_topic_is_not_used(queue):
     queue.send("m")
     with queue.registry() as registry:
         with stopped_after(queue.tracker()) as first:
-            for _ in range(20):
-                queue.mark(end(10**6))
+            queue.mark_all([end(10**6)] * 20)
             until(lambda: stored(registry, queue) >= 20)
             queue.topics._admin.delete_topics([queue.settings.markers_topic])
             until(lambda: queue.settings.markers_topic not in queue.topics.names())
             until(lambda: any("takeover failed" in text for text in first.problems()), 15.0, first.problems)
         until(lambda: _recreated(queue))
         queue.mark(take(0))
-        for _ in range(30):
-            queue.mark(end(10**6))
+        queue.mark_all([end(10**6)] * 30)
         second = queue.tracker()
         redelivered(queue, second, 1)
 
@@ -154,8 +152,7 @@ def test_r8_an_offset_beyond_the_end_is_not_used(queue):
 
 def test_f5_a_deleted_original_is_counted_and_no_other_comes_in_its_place(queue):
     queue.send(*(f"m{i}" for i in range(20)))
-    for offset in range(0, 20, 2):
-        queue.mark(take(offset))
+    queue.mark_all(take(offset) for offset in range(0, 20, 2))
     queue.topics.delete_records(queue.name, {0: 11})
     tracker = queue.tracker()
     redelivered(queue, tracker, 4)
@@ -178,6 +175,19 @@ def test_r14_a_message_that_is_not_there_yet_holds_up_no_other(queue):
     assert value(tracker, queue.name, "lost_to_retention") == 0
     queue.mark(take(2))
     redelivered(queue, tracker, 3)
+
+
+def test_r14_an_offset_that_holds_no_message_is_gone(queue):
+    """As control records do, and compacted messages."""
+    queue.send("a")
+    queue.mark(take(0))
+    tracker = queue.tracker()
+    redelivered(queue, tracker, 1)  # to 1; at 2 stands the end of the transaction
+    queue.send("b")
+    queue.mark_all([take(2), take(3)])
+    redelivered(queue, tracker, 2)
+    assert queue.copies() == {"a": 2, "b": 2}
+    assert value(tracker, queue.name, "lost_to_retention") == 1
 
 
 # --- F6, R3: markers that can't be read -----------------------------------------------------------------
@@ -223,7 +233,7 @@ def test_f6_undecodable_markers_are_skipped_and_counted_also_after_a_restart(que
 @pytest.mark.parametrize(
     ("key", "content", "headers"),
     [
-        (KEY, b"\x02 of a newer version", ()),
+        (KEY, b"\x0f of a newer version", ()),
         (KEY, encode_start(1), [("kmq-op", b"of a newer version")]),
     ],
     ids=["type byte", "operation"],
@@ -231,8 +241,7 @@ def test_f6_undecodable_markers_are_skipped_and_counted_also_after_a_restart(que
 def test_r3_a_marker_of_a_newer_version_pins_the_safe_offset(queue, key, content, headers):
     queue.send("a", "b")
     pinned = queue.append(key, content, headers)
-    for _ in range(20):
-        queue.mark(end(10**6))
+    queue.mark_all([end(10**6)] * 20)
     queue.mark(take(1))
     with stopped_after(queue.tracker()) as tracker, queue.registry() as registry:
         redelivered(queue, tracker, 1)
