@@ -84,6 +84,17 @@ def span(ms: int) -> str:
 
 
 def confirmed(question: str, *, yes: bool) -> None:
-    """Ask before something is deleted; only where a person sits at the terminal."""
-    if not yes and sys.stdin.isatty():
-        click.confirm(question, abort=True, err=True)
+    """Ask before something is deleted, unless `yes`; nothing but y or yes on standard input will do.
+
+    Raises click's UsageError when it is refused.
+    """
+    if yes:
+        return
+    asked = sys.stdin is not None and sys.stdin.isatty()
+    if asked:
+        click.echo(f"{question} [y/N] ", nl=False, err=True)
+    answer = "" if sys.stdin is None else sys.stdin.readline()
+    if asked and not answer.endswith("\n"):
+        click.echo(err=True)
+    if answer.strip().lower() not in ("y", "yes"):
+        raise click.UsageError(f"{question} It was not confirmed; use --yes")

@@ -129,8 +129,8 @@ class TestFlow:
         assert (counts["depth"], counts["in_flight"], counts["overdue"]) == (0, 2, 0)
         assert "total" in kmq("stats", queue_name)
 
-        assert kmq("purge", queue_name).startswith(f"queue {queue_name}: 2 messages")
-        assert kmq.json("queue", "delete", queue_name) == {"queue": queue_name, "deleted": True}
+        assert kmq("purge", queue_name, stdin="y\n").startswith(f"queue {queue_name}: 2 messages")
+        assert kmq.json("queue", "delete", queue_name, "--yes") == {"queue": queue_name, "deleted": True}
         assert kmq.json("queue", "list") == []
         assert "no such" in kmq.error("queue", "describe", queue_name)
 
@@ -142,6 +142,13 @@ class TestFlow:
 
     def test_nothing_to_receive_is_no_output(self, kmq, name):
         assert kmq("receive", name, "--wait", "1s") == ""
+
+    @pytest.mark.parametrize("answer", ["n\n", "", "\n", "yep\n"])
+    def test_nothing_is_deleted_unless_it_is_confirmed(self, kmq, name, answer):
+        kmq("send", name, "x")
+        for command in (["purge"], ["queue", "delete"], ["dlq", "purge"]):
+            assert "use --yes" in kmq.error(*command, name, stdin=answer)
+        assert kmq.json("stats", name)["depth"] == 1
 
     def test_bytes_survive(self, kmq, name):
         kmq("send", name, stdin=b"\xff\xfe\nplain\n")
@@ -198,7 +205,7 @@ class TestWithTracker:
         out, err = kmq.both("dlq", "redrive", queue_name, listed[0]["id"], "7-7", code=1)
         assert "1 dead letters sent back" in out
         assert "no dead letter 7-7" in err
-        assert kmq("dlq", "purge", queue_name).startswith(f"queue {queue_name}: 1 dead letters")
+        assert kmq("dlq", "purge", queue_name, "--yes").startswith(f"queue {queue_name}: 1 dead letters")
         assert kmq.json("stats", queue_name)["dead_letters"] == 0
         (again,) = kmq.lines("receive", queue_name)
         assert (again["body"], again["attempts"]) == (peeked[0]["body"], 1)
@@ -229,15 +236,15 @@ class TestBadInput:
 
     def test_a_missing_queue(self, kmq, queue_name):
         for command in ("send", "receive", "stats", "in-flight", "doctor", "purge"):
-            arguments = ["x"] if command == "send" else []
+            arguments = {"send": ["x"], "purge": ["--yes"]}.get(command, [])
             assert queue_name in kmq.error(command, queue_name, *arguments)
-        assert queue_name in kmq.error("queue", "delete", queue_name)
+        assert queue_name in kmq.error("queue", "delete", queue_name, "--yes")
         assert queue_name in kmq.error("queue", "alter", queue_name, "--partitions", 2)
 
     def test_a_receipt_of_a_topic_that_was_made_anew_acknowledges_nothing(self, kmq, name):
         kmq("send", name, "old")
         (old,) = kmq.lines("receive", name)
-        kmq("queue", "delete", name)
+        kmq("queue", "delete", name, "--yes")
         assert "no such topic" in kmq.error("ack", old["receipt"])
         kmq("queue", "create", name)
         kmq("send", name, "new")

@@ -1,5 +1,6 @@
 """The command line without servers: parsing, help, errors."""
 
+import io
 import json
 import logging
 import subprocess
@@ -296,6 +297,31 @@ class TestOutput:
     )
     def test_spans(self, ms, text):
         assert output.span(ms) == text
+
+    @pytest.mark.parametrize("answer", ["n\n", "no\n", "", "\n", "yep\n", "y es\n"])
+    def test_what_is_not_confirmed_is_refused(self, answer, monkeypatch):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        with pytest.raises(click.UsageError, match=r"Delete it\? .* use --yes"):
+            output.confirmed("Delete it?", yes=False)
+
+    @pytest.mark.parametrize("answer", ["y\n", "YES\n", " y"])
+    def test_what_is_confirmed_is_done(self, answer, monkeypatch):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        output.confirmed("Delete it?", yes=False)
+
+    def test_nothing_is_read_where_yes_was_given(self, monkeypatch):
+        monkeypatch.setattr("sys.stdin", None)
+        output.confirmed("Delete it?", yes=True)
+        with pytest.raises(click.UsageError, match="use --yes"):
+            output.confirmed("Delete it?", yes=False)
+
+    @pytest.mark.parametrize("command", ["purge q", "queue delete q", "dlq purge q"])
+    def test_of_the_issue_a_piped_no_deletes_nothing(self, command, monkeypatch, capsys):
+        monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+        assert run([*command.split(), "--bootstrap", "127.0.0.1:1"]) == 2
+        shown = capsys.readouterr()
+        assert shown.err.startswith("kmq: error: ")
+        assert shown.err.endswith("use --yes\n")
 
     def test_a_lease_without_end_can_be_printed(self):
         assert output.when(2**63 - 1) == "never"
