@@ -84,16 +84,16 @@ def admin(connection: Connection) -> AdminClient:
         return AdminClient(connection.kafka_settings({}), logger=_log)
 
 
-def look_again(producer: Producer, topic: str, partition: int, exception: KafkaException) -> bool:
-    """Whether produce() failed only because the partition is a new one; then it works now.
+def look_again(client: Producer | Consumer, topic: str, partition: int, exception: KafkaException) -> bool:
+    """Whether a call failed only because the partition is a new one; then it works now.
 
-    A producer that knows a topic looks for new partitions every five minutes only.
+    A client that knows a topic looks for new partitions every five minutes only.
     """
     error = error_of(exception)
     if error is None or error.code() != KafkaError._UNKNOWN_PARTITION:
         return False
     try:
-        return partition in producer.list_topics(topic, _LOOK_TIMEOUT_S).topics[topic].partitions
+        return partition in client.list_topics(topic, _LOOK_TIMEOUT_S).topics[topic].partitions
     except KafkaException:
         return False
 

@@ -109,7 +109,12 @@ class OriginalsReader:
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset there is; raises KafkaException."""
         place = TopicPartition(topic, partition)
-        bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+        try:
+            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+        except KafkaException as exception:
+            if not kafka.look_again(self._consumer, topic, partition, exception):
+                raise
+            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
         if bounds is None:  # what librdkafka's binding gives for a time-out
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return int(bounds[0])
