@@ -1,6 +1,7 @@
 """What a client takes, hands out, gives back and never loses. Names begin with the case of the failure
 list (F…) or the rule (R…) that they hold."""
 
+import threading
 import time
 
 import pytest
@@ -280,13 +281,19 @@ def test_r8_receipts_of_a_deleted_topic_are_refused(queue):
     assert bodies(collect(client, 1)) == ["new"]
 
 
-def test_an_ack_that_waits_is_written_when_it_returns(queue):
+def test_an_ack_that_waits_returns_when_it_is_written(queue):
     queue.send("m")
     client = queue.client()
     (message,) = collect(client, 1)
+    topic = queue.settings.markers_topic
+    queue.topics.configure(topic, UNWRITABLE)
+    time.sleep(0.2)
+    mend = threading.Timer(1.0, queue.topics.configure, (topic, WRITABLE))
+    mend.start()
     client.ack(message, wait=True)
-    *_, last = queue.records(queue.settings.markers_topic)
+    *_, last = queue.records(topic)
     assert (last.key()[-1], last.value()) == (0, b"\0")
+    mend.join()
 
 
 def test_a_flush_that_fails_says_so_and_nothing_is_given_up(queue):

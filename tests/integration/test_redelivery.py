@@ -2,13 +2,16 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import NewTopic
 from support import LEASE_S, bodies, collect, nothing_comes, until, value
 
+from kmqpy.client import KmqClient
 from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, MessageError
+from kmqpy.marker_writer import MarkerWriter
 from kmqpy.markers import INT64_MAX, Marker, Op
 
 LEASE_MS = int(LEASE_S * 1000)
@@ -76,6 +79,7 @@ def test_f12_markers_of_a_slow_clock_change_nothing(create_time_queue):
     queue.mark(take(0, 1_000), timestamp_ms=now_ms)
     for offset in (1, 2, 3):
         queue.mark(take(offset, 1_000), timestamp_ms=now_ms - offset * 60_000)
+    queue.mark(Marker(0, 10**6, Op.END), timestamp_ms=now_ms + 10)
     time.sleep(0.7)
     assert value(tracker, queue.name, "redelivered") == 0  # R5: no lease is shorter than asked
     wait_for(queue, tracker, "redelivered", 4, 1.5)
@@ -200,6 +204,15 @@ def test_reasons_stand_in_the_dead_letter(make_queue):
         "expired": b"expired",
     }
     assert queue.copies()["silent"] == 2
+
+
+def test_a_dead_letter_stays_one_whatever_comes_after(queue):
+    queue.send("m")
+    queue.mark(take(0, 60_000))
+    for op in (Op.DEAD_LETTER, Op.EXTEND, Op.NACK, Op.TAKE):
+        queue.mark(Marker(0, 0, op, 60_000))
+    wait_for(queue, queue.tracker(), "dead_lettered", 1)
+    assert queue.copies() == {"m": 1}
 
 
 # --- R16: delays and extreme leases -------------------------------------------------------------------
@@ -350,20 +363,27 @@ def test_settings_changed_in_the_registry_are_followed(make_queue):
     wait_for(queue, tracker, "redelivered", 1)
 
 
-def test_r19_new_partitions_are_served_while_all_runs(make_queue):
+def test_r19_new_partitions_are_served_while_all_runs(queue):
+    tracker, producer = queue.tracker(), queue.producer()
     # A consumer looks for new partitions every 30 s; here more often.
-    queue = make_queue(kafka={"topic.metadata.refresh.interval.ms": 500})
-    tracker, client, producer = queue.tracker(), queue.client(), queue.producer()
-    producer.send("old")
-    client.ack(*collect(client, 1))
-    queue.topics.grow(queue.settings, 3)
-    queue.register(3)
-    until(lambda: len(tracker.owned()) == 3, 10.0, tracker.problems)
-    producer.send("new", partition=2)
-    (message,) = collect(client, 1)
-    assert (message.body, message.partition, message.attempts) == (b"new", 2, 1)
-    (message,) = collect(client, 1)
-    assert (message.body, message.partition, message.attempts) == (b"new", 2, 2)
-    client.ack(message.receipt, wait=True)
+    often = {"topic.metadata.refresh.interval.ms": 500}
+    with (
+        KmqClient(queue.settings, replace(queue.connection, kafka=often)) as client,
+        MarkerWriter(queue.connection, queue.settings.markers_topic) as writer,
+    ):
+        producer.send("old")
+        (old,) = collect(client, 1)
+        writer.post(Marker(0, old.offset, Op.END))
+        assert writer.flush(5.0) == 0
+        queue.topics.grow(queue.settings, 3)
+        queue.register(3)
+        until(lambda: len(tracker.owned()) == 3, 10.0, tracker.problems)
+        producer.send("new", partition=2)
+        (first,) = collect(client, 1)
+        (second,) = collect(client, 1)
+        client.ack(second.receipt, wait=True)
+        writer.post(Marker(1, 0, Op.END))
+        assert writer.flush(5.0) == 0
+    assert [(m.body, m.partition, m.attempts) for m in (first, second)] == [(b"new", 2, 1), (b"new", 2, 2)]
     with pytest.raises(ConfigError, match="partition: 3"):
         producer.send("none", partition=3)
