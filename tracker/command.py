@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from kmqpy import logs
 from kmqpy.cli.options import Cli, connected
-from kmqpy.config import Connection, QueueSettings, build, from_environment
-from kmqpy.errors import QueueNotFound
+from kmqpy.cli.output import span
+from kmqpy.config import Connection, QueueSettings, build, from_environment, nearest
+from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.registry import Registry
 from kmqpy.topics import Topics
 from kmqpy.zookeeper import connect
@@ -21,6 +23,12 @@ from tracker.service import Tracker
 from tracker.settings import TrackerSettings
 
 _PREFIX = "KMQ_TRACKER_"
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
+_ADDRESSES = ("tcp://", "udp://", "sctp://")
+"""Kubernetes sets such variables for a service whose name begins with kmq-tracker."""
+_SHORT = {"use_now_for_redeliver_despite_no_marker_seen_for_ms": "--tick-after"}
+_METAVARS = {"int": "N", "str": "TEXT"}
+_SHOWN_DEFAULTS = {"tracker_id": "HOST-PID-RANDOM", "transaction_timeout_ms": "0"}
 
 
 def _flag(name: str) -> str:
@@ -32,12 +40,24 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     texts = _field_texts(TrackerSettings)
     for field in reversed(dataclasses.fields(TrackerSettings)):
         if field.name != "queues":
-            kind: dict[str, Any] = {"metavar": "DURATION" if field.name.endswith("_ms") else "VALUE"}
+            text = texts[field.name]
             if field.type == "bool":
-                kind = {"is_flag": True, "default": None}
-            option = click.option(_flag(field.name), field.name, help=texts[field.name], **kind)
+                kind: dict[str, Any] = {"is_flag": True, "default": None}
+            else:
+                metavar = "DURATION" if field.name.endswith("_ms") else _METAVARS[str(field.type)]
+                kind = {"metavar": metavar}
+                text = f"{text} [{_shown_default(field)}]"
+            flags = [_SHORT[field.name]] if field.name in _SHORT else []
+            option = click.option(*flags, _flag(field.name), field.name, help=text, **kind)
             command = option(command)
     return command
+
+
+def _shown_default(field: dataclasses.Field[Any]) -> str:
+    if field.name in _SHOWN_DEFAULTS:
+        return _SHOWN_DEFAULTS[field.name]
+    default: Any = field.default
+    return span(default) if field.name.endswith("_ms") else str(default)
 
 
 def _field_texts(cls: type[Any]) -> dict[str, str]:
@@ -47,6 +67,8 @@ def _field_texts(cls: type[Any]) -> dict[str, str]:
     names = {field.name for field in dataclasses.fields(cls)}
     current: list[str] = []
     for line in lines:
+        if not line.strip():
+            current = []
         words, _, text = line.strip().partition("  ")
         found = [word.strip() for word in words.split(",") if word.strip() in names]
         if found:
@@ -58,11 +80,33 @@ def _field_texts(cls: type[Any]) -> dict[str, str]:
     return texts
 
 
-@click.command(epilog="Example:  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders")
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings in `KMQ_TRACKER_…`; raises ConfigError for a name that is none."""
+    found = from_environment(TrackerSettings, environ, _PREFIX)
+    names = [_PREFIX + field.name.upper() for field in dataclasses.fields(TrackerSettings)]
+    for name, value in environ.items():
+        of_kubernetes = _OF_KUBERNETES.search(name) or value.startswith(_ADDRESSES)
+        if name.startswith(_PREFIX) and name not in names and not of_kubernetes:
+            raise ConfigError(f"{name}: unknown setting{nearest(name, names)}")
+    return found
+
+
+@click.command(
+    short_help="Redeliver what is not acknowledged in time.",
+    epilog="Example:  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders",
+)
 @connected
 @click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")
-@click.option("--log-level", default="INFO", show_default=True)
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    metavar="[DEBUG|INFO|WARNING|ERROR]",
+    default="INFO",
+    help="What is logged, to stderr [INFO].",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", help="How it is logged [text]."
+)
 @_settings_options
 def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], **given: Any) -> None:
     """Redeliver what is not acknowledged in time; run two or more, they share the work.
@@ -75,7 +119,7 @@ def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], 
     flags = {key: value for key, value in given.items() if value is not None}
     if queues:
         flags["queues"] = queues
-    environment = from_environment(TrackerSettings, os.environ, _PREFIX)
+    environment = _from_environment(os.environ)
     settings = build(TrackerSettings, cli.table("tracker"), environment, flags)
     _register(cli.connection, settings.queues)
     service = Tracker(cli.connection, settings)

@@ -30,7 +30,8 @@ class TrackerSettings:
     workers                   partitions redelivered at the same time
     transaction_timeout_ms    after which Kafka aborts an open transaction; 0: as the session
     tracing                   OpenTelemetry spans of redeliveries, to the global tracer provider
-    http_host, http_port      where /metrics, /livez and /readyz are; port 0: any free one, -1: none
+    http_host                 the interface of /metrics, /livez and /readyz
+    http_port                 their port; 0: any free one, -1: none
     """
 
     tracker_id: str = field(default_factory=_default_id)

@@ -18,8 +18,17 @@ from kmqpy.dev.demo import Progress, Report, run
 _LINE_EVERY_S = 2.0
 
 
-@click.command(epilog="Example:  kmq demo --json > report.json")
-@click.option("--messages", default=20_000, show_default=True, type=click.IntRange(1_000, 10_000_000))
+@click.command(
+    short_help="Try it all out: consumers fail, a tracker is killed.",
+    epilog="Example:  kmq demo --json > report.json",
+)
+@click.option(
+    "--messages",
+    default=20_000,
+    type=click.IntRange(1_000, 10_000_000),
+    metavar="N",
+    help="How many are sent, 1,000 or more [20000].",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, all else on stderr.")
 def demo(messages: int, as_json: bool) -> int:
     """Send messages to failing consumers, kill a tracker, and count: nothing may be lost.

@@ -87,7 +87,9 @@ def connection_options(function: F) -> F:
         click.option("--zookeeper", metavar="HOSTS", help="ZooKeeper, the same (KMQ_ZOOKEEPER)."),
         click.option("--root", metavar="ZNODE", help="Where kmqpy's znodes are (KMQ_ROOT) [/kmq]."),
         click.option("--config", metavar="FILE", help="TOML file with these settings (KMQ_CONFIG)."),
-        click.option("-X", "kafka", metavar="KEY=VALUE", multiple=True, help="A librdkafka setting."),
+        click.option(
+            "-X", "kafka", metavar="KEY=VALUE", multiple=True, help="A setting of librdkafka; repeatable."
+        ),
         click.option("-o", "--output", type=click.Choice(["text", "json"]), help="How to print [text]."),
         click.option("-v", "--verbose", is_flag=True, default=None, help="Log to stderr."),
     ]

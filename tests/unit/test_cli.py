@@ -16,6 +16,7 @@ from kmqpy.cli.options import DURATION, Cli, connected
 from kmqpy.cli.text import as_object
 from kmqpy.errors import MissingExtra
 from kmqpy.message import Message
+from tracker.command import _from_environment
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,6 @@ def commands(group=kmq, path=("kmq",)):
             yield from commands(command, (*path, name))
 
 
-PLUGINS = ("kmq tracker", "kmq demo")
 ALL = {" ".join(path): command for path, command in commands()}
 
 
@@ -72,7 +72,7 @@ class TestHelp:
         assert f"{name} " in shown
         assert ALL[name].get_short_help_str(200)
 
-    @pytest.mark.parametrize("name", [name for name in ALL if name not in PLUGINS])
+    @pytest.mark.parametrize("name", ALL)
     def test_every_option_is_explained(self, name):
         options = [one for one in ALL[name].params if isinstance(one, click.Option)]
         assert [one.name for one in options if not one.help] == []
@@ -214,6 +214,37 @@ class TestConnection:
             context.meta["kmqpy.given"] = {"bootstrap": "h:1", "kafka": ("a=1",)}
             kmq.get_command(context, "tracker")
         assert context.default_map == {"tracker": {"bootstrap": "h:1", "kafka": ("a=1",)}}
+
+
+class TestTracker:
+    def test_of_the_issue_a_level_that_is_none_is_bad_use(self, capsys):
+        assert run(["tracker", "--log-level", "LOUD"]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("kmq: error: Invalid value for '--log-level': 'LOUD' is not one of")
+        assert shown.count("\n") == 1
+
+    def test_of_the_issue_an_unknown_variable_is_named(self, monkeypatch, capsys):
+        monkeypatch.setenv("KMQ_TRACKER_WORKRES", "3")
+        assert run(["tracker", "--log-level", "error"]) == 2
+        shown = capsys.readouterr().err
+        assert "KMQ_TRACKER_WORKRES: unknown setting; did you mean KMQ_TRACKER_WORKERS?" in shown
+
+    def test_variables_of_others_are_left_alone(self):
+        service = {
+            "KMQ_TRACKER_PORT": "tcp://10.0.0.1:9404",
+            "KMQ_TRACKER_PORT_9404_TCP_ADDR": "10.0.0.1",
+            "KMQ_TRACKER_SERVICE_HOST": "10.0.0.1",
+            "KMQ_TRACKER_B_SERVICE_PORT_HTTP": "9404",
+        }
+        others = {"KMQ_TRACKERS": "1", "KMQ_BOOTSTRAP": "h:1"}
+        assert _from_environment({**service, **others, "KMQ_TRACKER_WORKERS": "3"}) == {"workers": "3"}
+
+    def test_every_setting_is_shown_with_what_it_is_by_default(self, capsys):
+        assert run(["tracker", "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "how soon a killed tracker is replaced [6s]" in shown
+        assert "--http-port N their port; 0: any free one, -1: none [9404]" in shown
+        assert "--tick-after, --use-now-for-redeliver" in shown
 
 
 class TestPlugIns:
