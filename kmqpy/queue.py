@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kmqpy.config import Duration, nearest
 from kmqpy.errors import ConfigError, NotSupported
@@ -23,6 +23,8 @@ _STORAGES = {"kafka": "kmqpy.storages.kafka:open_queue"}
 
 _PLANNED = ("memory", "zookeeper", "sqlite", "postgresql", "mariadb", "redis", "http", "https")
 """Schemes that are kept for storages to come."""
+
+_EXAMPLE = "write it like kafka://host:9092?queue=name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +189,14 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
     Raises ConfigError for a url or setting that is wrong, NotSupported for a scheme without a
     storage, and what opening the storage raises (QueueNotFound, Unavailable, MissingExtra).
     """
-    parsed = parse_url(url)
-    target = _STORAGES.get(parsed.scheme)
+    scheme = _split(url).scheme
+    target = _STORAGES.get(scheme)
     if target is None:
-        if parsed.scheme in _PLANNED:
-            raise NotSupported(f"queue url: there is no storage for {parsed.scheme}: yet")
-        hint = nearest(parsed.scheme, [*_STORAGES, *_PLANNED])
-        raise NotSupported(f"queue url: there is no storage for {parsed.scheme}:{hint}")
+        if scheme in _PLANNED:
+            raise NotSupported(f"queue url: there is no storage for {scheme}: yet")
+        hint = nearest(scheme, [*_STORAGES, *_PLANNED]) or f"; {_EXAMPLE}"
+        raise NotSupported(f"queue url: there is no storage for {scheme}:{hint}")
+    parsed = parse_url(url)
     module, _, function = target.partition(":")
     open_queue = cast(
         "Callable[[QueueUrl, Telemetry | None], Queue]", getattr(importlib.import_module(module), function)
@@ -203,25 +206,20 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
 
 def parse_url(url: str) -> QueueUrl:
     """Take a queue url apart; raises ConfigError, which never shows the url: it may hold a password."""
-    example = "write it like kafka://host:9092?queue=name"
-    if not isinstance(url, str):
-        raise ConfigError(f"queue url: {type(url).__name__} is not text; {example}")
+    parts = _split(url)
     try:
-        parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise ConfigError(f"queue url: it can't be read; {example}") from None
-    if not parts.scheme:
-        raise ConfigError(f"queue url: it has no scheme; {example}")
+        raise ConfigError(f"queue url: it can't be read; {_EXAMPLE}") from None
     if parts.fragment:
-        raise ConfigError(f"queue url: nothing may follow a #; {example}")
+        raise ConfigError(f"queue url: nothing may follow a #; {_EXAMPLE}")
     settings = dict(pairs)
     for key in settings:
         if sum(name == key for name, _ in pairs) > 1:
             raise ConfigError(f"queue url: {key!r} is given more than once")
     name = settings.pop("queue", "")
     if not name:
-        raise ConfigError(f"queue url: it names no queue; {example}")
+        raise ConfigError(f"queue url: it names no queue; {_EXAMPLE}")
     return QueueUrl(
         scheme=parts.scheme,
         address=unquote(parts.netloc),
@@ -229,3 +227,15 @@ def parse_url(url: str) -> QueueUrl:
         queue=name,
         settings=settings,
     )
+
+
+def _split(url: str) -> SplitResult:
+    if not isinstance(url, str):
+        raise ConfigError(f"queue url: {type(url).__name__} is not text; {_EXAMPLE}")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"queue url: it can't be read; {_EXAMPLE}") from None
+    if not parts.scheme:
+        raise ConfigError(f"queue url: it has no scheme; {_EXAMPLE}")
+    return parts

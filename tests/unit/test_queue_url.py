@@ -63,7 +63,6 @@ def test_further_parameters_are_settings(opened):
         ("kafka://?queue=q", "kafka://host:9092"),
         ("kafka:q?queue=q", "kafka://host:9092"),
         ("kafka://h:9092?queue=q#x", "#"),
-        ("h:9092/q", "names no queue"),
         ("localhost?queue=q", "no scheme"),
         ("", "no scheme"),
         ("kafka://[::1?queue=q", "can't be read"),
@@ -91,9 +90,19 @@ def test_a_password_is_never_shown(url):
     assert "hunter2" not in repr(parse_url("kafka://h?queue=q&sasl.password=hunter2"))
 
 
+@pytest.mark.parametrize("url", ["sqs://foo", "sqs://foo?queue", "sqs://foo?queue=q#x", "h:9092/q"])
+def test_the_scheme_is_looked_at_first(url):
+    scheme = url.partition(":")[0]
+    told = f"there is no storage for {scheme}:; write it like kafka://host:9092?queue=name"
+    with pytest.raises(NotSupported, match=re.escape(told)):
+        queue_for(url)
+
+
 @pytest.mark.parametrize(
     "url",
     [
+        "memory:",
+        "redis://h/0",
         "memory:?queue=q",
         "zookeeper://h:2181/root?queue=q",
         "sqlite:///f.db?queue=q",
