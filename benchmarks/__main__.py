@@ -1,5 +1,6 @@
 """The command line of the benchmarks; see the package's docstring."""
 
+import itertools
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ from typing import Any
 
 import click
 
-from benchmarks import drain, latency, report
+from benchmarks import bulk, drain, failover, latency, lateness, memory, report, restart
 from benchmarks.lab import Lab
 from benchmarks.results import Case, Row, progress, run_case, to_json
 from benchmarks.sizes import FULL, QUICK, Sizes
@@ -27,6 +28,11 @@ README = HERE.parent / "README.md"
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
     "latency": latency.cases,
+    "lateness": lateness.cases,
+    "bulk": bulk.cases,
+    "memory": memory.cases,
+    "failover": failover.cases,
+    "restart": restart.cases,
 }
 
 # The embedded cluster is tuned for a quick start; this is what lets a broker run at its speed.
@@ -50,11 +56,13 @@ def run(*, quick: bool, only: str, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     rows: list[Row] = []
-    for name in chosen:
-        # A cluster for each work: none pays for what another left behind.
+    # A cluster for each work, so that none pays for what another left behind; that takes too long for --quick.
+    for works in [chosen] if quick else [[name] for name in chosen]:
         with Cluster(jvm_options=BROKER_JVM) as cluster:
             lab = Lab(Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper))
-            for case in WORKS[name](lab, QUICK if quick else FULL):
+            for case in itertools.chain.from_iterable(
+                WORKS[name](lab, QUICK if quick else FULL) for name in works
+            ):
                 rows += run_case(case)
                 _write(out / "results.json", _meta(quick=quick, seconds=time.monotonic() - began), rows)
     click.echo(report.table(rows))

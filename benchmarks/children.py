@@ -29,7 +29,7 @@ class Child:
 
     def __init__(self, command: list[str]) -> None:
         self.started = time.time()
-        self._errors = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would fill up
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # a pipe that nobody reads would fill up
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,

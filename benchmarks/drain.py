@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator
 
 from benchmarks import children
 from benchmarks.lab import Lab
-from benchmarks.peers.kmqpy_client import knows_formats
 from benchmarks.results import JVM, KMQPY, PLAIN, SHARE, Case, Figures, progress
 from benchmarks.sizes import Sizes
 from kmqpy.config import QueueSettings
 
 BATCH = 5_000
-NO_FORMATS = "this kmqpy has no markers='range'"
 
 _PEERS = {
     PLAIN: ("consume", "", "fast"),
@@ -31,7 +29,6 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
                 lab.preload(queue, partitions, backlog, size)
                 _turn(lab, queue, partitions, PLAIN, sizes, in_random_order=False)()  # the page cache
                 for in_random_order in (False, True):
-                    absent = {} if knows_formats() else {KMQPY["range"]: NO_FORMATS}
                     yield Case(
                         work="drain",
                         name=f"{size:,} bytes, {partitions} partition{'s' * (partitions > 1)}, "
@@ -40,10 +37,8 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
                         peers={
                             peer: _turn(lab, queue, partitions, peer, sizes, in_random_order=in_random_order)
                             for peer in _PEERS
-                            if peer not in absent
                         },
                         repeats=sizes.repeats,
-                        absent=absent,
                     )
 
 

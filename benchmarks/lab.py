@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from benchmarks.children import Failed
@@ -68,28 +68,35 @@ class Lab:
         finally:
             self._delete([view.markers_topic])
 
-    def fill(self, topic: str, partition: int, records: Iterable[Record]) -> int:
-        """Append records to one partition as fast as it goes; returns how many."""
-        producer = kafka.producer(
+    def producer(self) -> Producer:
+        """A fast one, that tells of what it could not send."""
+        return kafka.producer(
             self.connection,
             {
                 "linger.ms": 20,
                 "batch.size": 500_000,
                 "queue.buffering.max.messages": 2 * _MAX_QUEUED,
                 "queue.buffering.max.kbytes": 1_000_000,
+                "delivery.report.only.error": True,
             },
         )
-        before, count = self.end(topic, partition), 0
+
+    def fill(
+        self, topic: str, partition: int, records: Iterable[Record], producer: Producer | None = None
+    ) -> None:
+        """Append records to one partition as fast as it goes."""
+        producer = producer or self.producer()
+        failed: list[Any] = []
         for chunk in _batched(records):
-            count += producer.produce_batch(
-                topic, [{"key": key, "value": value} for key, value in chunk], partition
-            )
+            batch = [{"key": key, "value": value} for key, value in chunk]
+            if producer.produce_batch(
+                topic, batch, partition, on_delivery=lambda *it: failed.append(it)
+            ) < len(batch):
+                raise Failed(f"{topic}: the queue of the producer is full")
             while len(producer) > _MAX_QUEUED:
                 producer.poll(0.05)
-        producer.flush()
-        if self.end(topic, partition) - before != count:
+        if producer.flush(60) or failed:
             raise Failed(f"{topic}: not everything could be written")
-        return count
 
     def preload(self, queue: QueueSettings, partitions: int, count: int, size: int) -> None:
         """Messages of `size` bytes, as many in each partition."""

@@ -29,10 +29,12 @@ def markdown(data: Mapping[str, Any]) -> str:
     """The README's form of a results.json."""
     meta, rows = from_json(data)
     lines = [
-        f"{meta['when']}, {meta['cores']} cores for clients, trackers and broker together, "
-        f"{meta['system']}, Python {meta['python']}, "
-        f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. Median (minimum to maximum) of "
-        f"up to {max((len(row.values) for row in rows), default=0)} turns; ratios are of medians.",
+        (
+            f"{meta['when']}, {meta['cores']} cores for clients, trackers and broker together, "
+            f"{meta['system']}, Python {meta['python']}, "
+            f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. "
+            f"Median (minimum to maximum) of up to {max((len(row.values) for row in rows), default=0)} turns; ratios are of medians."
+        ),
         "",
         "| work | who | measured | ÷ plain consume | ÷ JVM kmq |",
         "|---|---|---:|---:|---:|",

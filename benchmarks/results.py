@@ -28,8 +28,6 @@ class Case:
     metrics: Mapping[str, str]
     peers: Mapping[str, Callable[[], Figures]]
     repeats: int
-    absent: Mapping[str, str] = field(default_factory=dict)
-    """Peers that can't take part, and why."""
 
 
 @dataclass(kw_only=True)
@@ -60,9 +58,8 @@ def run_case(case: Case) -> list[Row]:
             metric=metric,
             unit=unit,
             peer=peer,
-            problem=case.absent.get(peer, ""),
         )
-        for peer in [*case.peers, *case.absent]
+        for peer in case.peers
         for metric, unit in case.metrics.items()
     }
     failed: set[str] = set()

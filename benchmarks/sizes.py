@@ -13,6 +13,8 @@ class Sizes:
 
     repeats: int
     few_repeats: int
+    formats: tuple[str, ...]
+    """The marker formats of what is measured with kmqpy's tracker."""
     drain_bytes: tuple[int, ...]
     drain_partitions: tuple[int, ...]
     drain_messages: dict[str, int]
@@ -23,11 +25,16 @@ class Sizes:
     in_flight: int
     failover_in_flight: int
     markers: int
+    restart_lease_s: int
+    restart_cases: tuple[bool, ...]
+    """Whether one long lease stands before all markers."""
+    bulk_partitions: tuple[int, ...]
 
 
 FULL = Sizes(
     repeats=5,
     few_repeats=3,
+    formats=("range", "jvm"),
     drain_bytes=(100, 1_000),
     drain_partitions=(1, 4),
     drain_messages={"fast": 1_000_000, "medium": 500_000, "slow": 200_000},
@@ -38,19 +45,26 @@ FULL = Sizes(
     in_flight=1_000_000,
     failover_in_flight=1_000_000,
     markers=10_000_000,
+    restart_lease_s=15,
+    restart_cases=(False, True),
+    bulk_partitions=(1, 4),
 )
 
 QUICK = Sizes(
     repeats=1,
     few_repeats=1,
+    formats=("range",),
     drain_bytes=(100,),
     drain_partitions=(4,),
     drain_messages={"fast": 300_000, "medium": 100_000, "slow": 50_000},
-    latency_messages=3_000,
-    latency_warm_up_s=1.5,
-    lateness_s=4.0,
+    latency_messages=2_000,
+    latency_warm_up_s=1.0,
+    lateness_s=2.0,
     bulk_messages=20_000,
-    in_flight=100_000,
+    in_flight=50_000,
     failover_in_flight=20_000,
     markers=300_000,
+    restart_lease_s=3,
+    restart_cases=(False,),
+    bulk_partitions=(4,),
 )

@@ -1,6 +1,5 @@
 """KmqClient, with the marker format that the options name."""
 
-import inspect
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -10,20 +9,14 @@ from benchmarks.peers.works import shuffle_windows
 from kmqpy import Connection, KmqClient, Message, QueueSettings
 
 
-def knows_formats() -> bool:
-    """Whether this kmqpy has the setting `markers`."""
-    return "markers" in inspect.signature(KmqClient).parameters
-
-
 class Client:
     def __init__(self, options: dict[str, Any]) -> None:
-        formats = {"markers": options["markers"]} if knows_formats() else {}
         self._batch = options["batch"]
         self.client = KmqClient(
             QueueSettings.from_json(options["queue"].encode()),
             Connection(bootstrap=options["bootstrap"]),
             max_in_flight=options.get("max_in_flight", 2 * self._batch),
-            **formats,
+            markers=options["markers"],
         )
 
     def take(self) -> list[Message]:

@@ -1,0 +1,64 @@
+"""(d) Redelivery of many messages whose leases have all ended, from the first copy to the last.
+
+By the log-append times of the copies. The tracker starts when everything is due.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+from benchmarks import trackers
+from benchmarks.children import Failed
+from benchmarks.lab import Lab, starts
+from benchmarks.results import JVM, Case, Figures
+from benchmarks.sizes import Sizes
+from benchmarks.trackers import Tracker
+
+_LEASE_MS = 1
+_TIMEOUT_S = 300.0
+
+_PEERS: dict[str, Tracker] = {trackers.KMQPY: trackers.kmqpy, JVM: trackers.jvm}
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """One partition, and the same number of messages in four."""
+    for partitions in sizes.bulk_partitions:
+        yield Case(
+            work="bulk redelivery",
+            name=f"{sizes.bulk_messages:,} messages of 100 bytes, {partitions} partition{'s' * (partitions > 1)}",
+            metrics={"messages_per_s": "msg/s"},
+            peers={peer: _turn(lab, peer, partitions, sizes.bulk_messages) for peer in _PEERS},
+            repeats=sizes.few_repeats,
+        )
+
+
+def _turn(lab: Lab, peer: str, partitions: int, count: int) -> Callable[[], Figures]:
+    share = count // partitions
+
+    def turn() -> Figures:
+        with lab.queue(partitions, register=True, redeliver_after_ms=1_000) as queue:
+            lab.preload(queue, partitions, count, 100)
+            for partition in range(partitions):
+                lab.fill(queue.markers_topic, partition, starts(range(share), _LEASE_MS, partition))
+            with _PEERS[peer](lab, queue, partitions):
+                _wait_until_quiet(lab, queue.name, partitions, 2 * count)
+                times = [record.timestamp()[1] for record in lab.records(queue.name, partitions, share)]
+        if len(times) != count:
+            raise Failed(f"{len(times):,} copies of {count:,} messages")
+        seconds = max(max(times) - min(times), 1) / 1000
+        return {"messages_per_s": count / seconds, "seconds": seconds}
+
+    return turn
+
+
+def _wait_until_quiet(lab: Lab, topic: str, partitions: int, expected: int) -> None:
+    """Return when the topic has that many records and grows no more."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    before = -1
+    while True:
+        now = sum(lab.end(topic, partition) for partition in range(partitions))
+        if now == before and now >= expected:
+            return
+        if time.monotonic() > deadline:
+            raise Failed(f"after {_TIMEOUT_S:.0f} s only {now:,} of {expected:,} records")
+        before = now
+        time.sleep(1.0)

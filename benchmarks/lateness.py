@@ -1,0 +1,99 @@
+"""(c) How late a redelivery is, when every tenth message is dropped.
+
+From the end of the lease (log-append time of the start marker plus its duration) to the log-append time
+of the copy: both are the broker's.
+"""
+
+from collections.abc import Callable, Iterator
+
+from benchmarks import children, trackers
+from benchmarks.lab import Lab, stamp_of
+from benchmarks.results import JVM, Case, Figures, percentile
+from benchmarks.sizes import Sizes
+from benchmarks.trackers import Tracker
+from kmqpy import markers
+from kmqpy.config import QueueSettings
+from kmqpy.markers import Op
+
+RATE = 1_000
+PARTITIONS = 4
+LEASE_MS = 2_000
+
+_PEERS: dict[str, tuple[Tracker, str]] = {
+    trackers.KMQPY_RANGE: (trackers.kmqpy, "range"),
+    trackers.KMQPY_JVM: (trackers.kmqpy, "jvm"),
+    JVM: (trackers.jvm, ""),
+}
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """One case; the client that drops is kmqpy's in each turn."""
+    yield Case(
+        work="lateness",
+        name=f"{RATE:,} msg/s, 10 % dropped, leases of {LEASE_MS // 1000} s, lease end to the copy's append",
+        metrics={"p50_ms": "ms p50", "p99_ms": "ms p99"},
+        peers={peer: _turn(lab, peer, sizes) for peer in _PEERS if _PEERS[peer][1] in (*sizes.formats, "")},
+        repeats=sizes.few_repeats,
+    )
+
+
+def _turn(lab: Lab, peer: str, sizes: Sizes) -> Callable[[], Figures]:
+    tracker, marker_format = _PEERS[peer]
+    bootstrap = lab.connection.bootstrap
+    count = int(sizes.lateness_s * RATE)
+
+    def turn() -> Figures:
+        with (
+            lab.queue(PARTITIONS, register=True, redeliver_after_ms=LEASE_MS) as queue,
+            tracker(lab, queue, PARTITIONS),
+            children.peer(
+                "sender",
+                "send",
+                bootstrap=bootstrap,
+                topic=queue.name,
+                rate=RATE,
+                partitions=PARTITIONS,
+                count=count,
+            ),
+            children.peer(
+                "kmqpy",
+                "drop",
+                bootstrap=bootstrap,
+                queue=queue.to_json().decode(),
+                markers=marker_format or "jvm",
+                batch=100,
+                max_in_flight=count,
+                seconds=sizes.lateness_s + LEASE_MS / 1000 + 2.5,
+            ) as dropper,
+        ):
+            dropped = dropper.result()["dropped"]
+            delays = _delays(lab, queue)
+        if not delays:
+            raise children.Failed("nothing was redelivered")
+        return {
+            "p50_ms": percentile(delays, 50),
+            "p99_ms": percentile(delays, 99),
+            "max_ms": max(delays),
+            "dropped": dropped,
+            "redelivered": len(delays),
+        }
+
+    return turn
+
+
+def _delays(lab: Lab, queue: QueueSettings) -> list[float]:
+    ends: dict[tuple[int, int], int] = {}
+    for record in lab.records(queue.markers_topic, PARTITIONS):
+        marker = markers.decode(record.key(), record.value(), record.headers())
+        if marker.op is Op.TAKE:
+            for offset in marker.offsets():
+                ends[marker.partition, offset] = record.timestamp()[1] + marker.redeliver_after_ms
+    originals: dict[int, tuple[int, int]] = {}
+    delays: list[float] = []
+    for record in sorted(lab.records(queue.name, PARTITIONS), key=lambda one: one.offset()):
+        number = stamp_of(record.value())[0]
+        if number in originals:  # a copy; it stands in the same partition, behind its original
+            delays.append(record.timestamp()[1] - ends[originals[number]])
+        else:
+            originals[number] = (record.partition(), record.offset())
+    return delays

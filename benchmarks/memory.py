@@ -1,0 +1,95 @@
+"""(e) What messages in flight cost a tracker: memory and CPU.
+
+The tracker process: resident memory before a client takes the messages and after the tracker has read all
+their markers, and the CPU time between. That has the network buffers of librdkafka in it, so the pure state
+is also measured alone (peers/inflight.py): by resident memory, and by tracemalloc, which counts what Python
+asked for.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+from benchmarks import children, trackers
+from benchmarks.children import usage, wait_until
+from benchmarks.lab import Lab
+from benchmarks.results import Case, Figures
+from benchmarks.sizes import Sizes
+
+PARTITIONS = 4
+_NAMES = {"range": "range markers", "jvm": "JVM markers"}
+_IDLE_S = 3.0
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """The process with messages taken one after the other, and the state alone also with gaps."""
+    count = sizes.in_flight
+    yield Case(
+        work="tracker memory",
+        name=f"tracker process, {count:,} in flight in {PARTITIONS} partitions",
+        metrics={
+            "bytes_per_message": "bytes/msg",
+            "cpu_us_per_message": "µs CPU/msg",
+            "idle_cpu_percent": "% CPU idle",
+        },
+        peers={_NAMES[one]: _process(lab, one, count) for one in sizes.formats},
+        repeats=sizes.few_repeats,
+    )
+    for gaps in (False, True):
+        yield Case(
+            work="tracker memory",
+            name=f"state alone, {count:,} in flight, "
+            + ("a random half of what was taken" if gaps else "taken one after the other"),
+            metrics={"rss_per_message": "bytes/msg RSS", "traced_per_message": "bytes/msg traced"},
+            peers={_NAMES[one]: _state(one, count, gaps=gaps) for one in sizes.formats},
+            repeats=sizes.few_repeats,
+        )
+
+
+def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
+    def turn() -> Figures:
+        with lab.queue(PARTITIONS, register=True) as queue:
+            lab.preload(queue, PARTITIONS, count, 100)
+            with (
+                trackers.kmqpy(lab, queue, PARTITIONS) as tracker,
+                children.peer(
+                    "kmqpy",
+                    "hold",
+                    bootstrap=lab.connection.bootstrap,
+                    queue=queue.to_json().decode(),
+                    markers=marker_format,
+                    batch=5_000,
+                    messages=count,
+                ) as holder,
+            ):
+                before = usage(tracker.pid)
+                holder.result()
+                wait_until(
+                    lambda: tracker.metric("kmq_in_flight") == count,
+                    "the tracker has read all markers",
+                    300.0,
+                    child=tracker,
+                )
+                after = usage(tracker.pid)
+                time.sleep(_IDLE_S)
+                idle = usage(tracker.pid)["cpu_s"] - after["cpu_s"]
+        return {
+            "bytes_per_message": (after["rss"] - before["rss"]) / count,
+            "cpu_us_per_message": (after["cpu_s"] - before["cpu_s"]) / count * 1e6,
+            "idle_cpu_percent": idle / _IDLE_S * 100,
+            "rss": after["rss"],
+        }
+
+    return turn
+
+
+def _state(marker_format: str, count: int, *, gaps: bool) -> Callable[[], Figures]:
+    def turn() -> Figures:
+        figures: dict[str, float] = {}
+        for traced in (False, True):
+            with children.peer(
+                "inflight", "fill", markers=marker_format, messages=count, gaps=gaps, traced=traced
+            ) as child:
+                figures |= child.result()
+        return figures
+
+    return turn
