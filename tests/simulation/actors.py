@@ -52,6 +52,9 @@ class Topics:
     def check(self, _queue: QueueSettings) -> Any:
         return self._Found
 
+    def brokers(self) -> int:
+        return 3
+
 
 class TrackerTopics(Topics):
     """The same, for code that waits for it."""
@@ -297,6 +300,53 @@ class Leadership:
 # --- kmqpy's code, step by step -----------------------------------------------------------------------
 
 
+class _Event:
+    """threading.Event, for those who wait step by step."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout_s: float) -> Steps:
+        until = CLOCK.monotonic() + timeout_s
+        while not self._is_set and CLOCK.monotonic() < until:
+            yield 3.0
+
+
+class _Condition(contextlib.nullcontext[None]):
+    """threading.Condition, where there is one thread."""
+
+    def notify_all(self) -> None:
+        pass
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+        return condition()
+
+
+class _Thread:
+    """threading.Thread, where the simulation runs what it would."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def join(self) -> None:
+        pass
+
+
+class _Threading:
+    Condition = _Condition
+    Event = _Event
+    Thread = _Thread
+
+
 class _GlobalClock:
     """kmqpy.clock.SYSTEM_CLOCK where it is used by name: only differences matter."""
 
@@ -332,6 +382,12 @@ _source = stepwise(
     {"poll", "keep_alive", "_prepare", "_recover", "_started_since"},
     kafka=Module,
 )
+_writer = stepwise(
+    "kmqpy.marker_writer",
+    {"start", "wait", "_serve"},
+    kafka=Module,
+    threading=_Threading,
+)
 _client = stepwise(
     "kmqpy.client",
     {"_take"},
@@ -340,7 +396,7 @@ _client = stepwise(
     ),
     Topics=Topics,
 )
-STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _client)]
+STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _writer, _client)]
 """The modules that run in here, which log by these names."""
 
 Redeliverer = _redelivery.Redeliverer
@@ -350,10 +406,49 @@ broken = _redelivery.Broken
 original_of = _redelivery._original
 
 
+def started(partitions: Any) -> Any:
+    """What a writer says that has written all start markers."""
+    return _writer.Started(dict.fromkeys(partitions, 0), {})
+
+
 def aborted() -> Exception:
     """A transaction was aborted, for a reason that is over: the same can be sent again at once."""
     error: Exception = _redelivery.Aborted(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER))
     return error
+
+
+class MarkerWriter(_writer.MarkerWriter):
+    """kmqpy.marker_writer.MarkerWriter, whose thread is an actor that sleeps while there is nothing to do."""
+
+    def __init__(self, connection: Connection, *rest: Any, **more: Any) -> None:
+        self._world = connection.world
+        self._connection = connection
+        super().__init__(connection, *rest, **more)
+        self._actor = connection.process.spawn(self._run())
+
+    @property
+    def idle(self) -> bool:
+        return not self._ended and not self._failed and self._confirmed >= self._posted
+
+    def post(self, marker: Any) -> None:
+        super().post(marker)
+        self._wake()
+
+    def end(self, *what: Any) -> None:
+        super().end(*what)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._world.wake(self._actor, self._world.latency())
+
+    def _new_producer(self) -> Any:
+        producer = super()._new_producer()
+        producer.wake = lambda: self._world.wake(self._actor, 0.5)
+        return producer
+
+    def _run(self) -> Steps:
+        for delay_ms in self._serve():
+            yield float("inf") if self.idle else delay_ms
 
 
 class Tracker(_service.Tracker):
@@ -439,15 +534,17 @@ def client(
         log.readers.append(wake)
 
     def use(message: Any, lease: int) -> None:
-        history.handed_out(process, message, lease)
+        history.handed_out(process, message)
         process.spawn(_use(connection, own, message, lease, history), 30 * world.random())
 
     try:
         while not process.leaving:
             lease = int(lease_ms * (0.5 + world.random())) if world.random() < 0.3 else lease_ms
+            asked = process.monotonic()
             messages = yield from own._take(1 + int(batch * world.random()), 0.0, lease)
-            if world.random() < 0.2:  # `for message in client`: the others wait for their turn
-                own._iterating.extend(messages[1:])
+            if lease == lease_ms and world.random() < 0.2:  # `for message in client`: one after the other
+                until = asked + lease_ms / 1000
+                own._iterating.extend((until, message) for message in messages[1:])
                 messages = messages[:1]
             for message in messages:
                 use(message, lease)
@@ -458,15 +555,19 @@ def client(
                     yield from own._source.keep_alive()
                     own._release_stale()
             while own._iterating:
-                yield 40 * world.random()
                 own._release_stale()
+                yield 40 * world.random()
                 if own._iterating:
-                    use(own._iterating.popleft(), lease)
+                    until, message = own._iterating.popleft()
+                    if (
+                        until > process.monotonic()
+                    ):  # KmqClient.__iter__ must look, too: we may have stood still
+                        use(message, lease)
             source = own._source
             waiting = source._uncommitted or any(not known.recovered for known in source._partitions.values())
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):
-            if own._writer.unconfirmed:
+            if not own._writer.idle:
                 yield 100.0
         own.close()
         world.trace(process.name, "closed")

@@ -24,13 +24,14 @@ class History:
     poison: set[bytes] = field(default_factory=set)
     rejected: set[tuple[int, int]] = field(default_factory=set)
     delivered: Counter[bytes] = field(default_factory=Counter)
-    handouts: list[tuple[str, int, int, int, bytes, int, int]] = field(default_factory=list)
+    handouts: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    """Who was given what: name, partition, offset, the end of the markers it had read, the broker's time."""
     deleted: set[bytes] = field(default_factory=set)
     markers_deleted: bool = False
     clock_jumped: bool = False
     broker: Broker | None = None
 
-    def handed_out(self, process: Process, message: Any, lease_ms: int) -> None:
+    def handed_out(self, process: Process, message: Any) -> None:
         """A client gives a message to its user."""
         self.delivered[message.body] += 1
         assert self.broker is not None
@@ -40,8 +41,6 @@ class History:
                 message.partition,
                 message.offset,
                 process.recovered.get(message.partition, 0),
-                message.body,
-                lease_ms,
                 self.broker.time_ms(),
             )
         )
@@ -113,7 +112,7 @@ class Checker:
     def _read_markers(self, partition: int) -> None:
         log, queue = self._log(self.queue.markers_topic, partition), self._log(self.queue.name, partition)
         state: dict[int, _Open] = {}
-        taken_at: dict[int, list[int]] = defaultdict(list)
+        takes: dict[int, list[tuple[Record, int]]] = defaultdict(list)
         now = 0
         for record in log.records:
             if not record.is_data:
@@ -126,15 +125,14 @@ class Checker:
                 if marker.op is Op.END:
                     self._read_end(partition, queue, record, marker, state)
                 elif marker.op in (Op.TAKE, Op.DELAY):
-                    if record.confirmed:
-                        taken_at[marker.offset].append(record.at)
+                    takes[marker.offset].append((record, marker.redeliver_after_ms))
                     state[marker.offset] = self._opened(marker, now, state.get(marker.offset))
                 elif (entry := state.get(marker.offset)) is not None:
                     self._changed(entry, marker, now)
         for offset, entry in state.items():
             if offset >= queue.start and not self.history.markers_deleted:
                 self.problems.append(f"stuck: {partition}@{offset} is in flight at the end: {entry}")
-        self._check_handouts(partition, taken_at)
+        self._check_handouts(partition, takes)
 
     def _opened(self, marker: Marker, now: int, before: _Open | None) -> _Open:
         if before is not None and before.dead:
@@ -232,13 +230,21 @@ class Checker:
                 if record.is_data:
                     self._acked.add(record.value())
 
-    def _check_handouts(self, partition: int, taken_at: dict[int, list[int]]) -> None:
-        """R10, F16: nothing that was seen to be started when the partition was assigned."""
+    def _check_handouts(self, partition: int, takes: dict[int, list[tuple[Record, int]]]) -> None:
+        """R10, F16: nothing that was seen to be started when the partition was assigned. R11: in time.
+
+        Starts that were written but never confirmed to who wrote them count for nobody.
+        """
         if self.history.markers_deleted:
             return
-        for name, number, offset, recovered, _body, _lease, _at in self.history.handouts:
-            if number == partition and any(at < recovered for at in taken_at[offset]):
+        for name, number, offset, recovered, at_ms in self.history.handouts:
+            if number != partition:
+                continue
+            if any(record.confirmed and record.at < recovered for record, _ in takes[offset]):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
+            own = [record.ms + after for record, after in takes[offset] if record.by == name]
+            if self.strict_time and (not own or at_ms >= max(own)):
+                self.problems.append(f"R11: {name} was given {partition}@{offset} when its lease was over")
 
     def _check_deliveries(self) -> None:
         for body in self.history.delivered:
@@ -256,6 +262,13 @@ class Checker:
 
 def decoded(record: Record) -> list[Marker]:
     """The single markers that a record stands for."""
+    if record.decoded is None:
+        record.decoded = _decoded(record)
+    found: list[Marker] = record.decoded
+    return found
+
+
+def _decoded(record: Record) -> list[Marker]:
     try:
         marker = markers.decode(record.key(), record.value(), record.headers())
     except DecodeError:

@@ -3,11 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kmqpy.markers import Marker
 from kmqpy.registry import StoredOffset
 
-from .actors import OriginalsReader, QueueSource, Redeliverer, Tracker, aborted, broken, original_of
-from .kafka import Connection, MarkerWriter, Transactions
+from .actors import (
+    MarkerWriter,
+    OriginalsReader,
+    QueueSource,
+    Redeliverer,
+    Tracker,
+    aborted,
+    broken,
+    original_of,
+    started,
+)
+from .kafka import Connection, Transactions
 from .model import Steps
 from .simulate import Controls
 
@@ -53,19 +62,18 @@ class LateOperationsOpen(Tracker):
 class UnconfirmedStarts(MarkerWriter):
     """Does not wait for start markers: they are on their way when the messages are handed out."""
 
-    def write(self, batch: Sequence[Marker], timeout_s: float) -> Steps:
+    def start(self, takes: Any, delays: Any, *more: Any) -> Steps:
         yield self._world.latency()
-        end = self._connection.broker.logs[self._topic, 0].end
-        self._process.spawn(self._append(batch), 50 * self._world.random())
-        return {(marker.partition, marker.offset): end for marker in batch}
+        self._connection.process.spawn(super().start(takes, delays, *more), 50 * self._world.random())
+        return started({**takes, **{partition: None for partition, _ in delays}})
 
 
 class IgnoredFailures(MarkerWriter):
     """Goes on when start markers could not be written, as the JVM client does (case F1)."""
 
-    def write(self, batch: Sequence[Marker], timeout_s: float) -> Steps:
-        confirmed = yield from super().write(batch, timeout_s)
-        return {(marker.partition, marker.offset): 0 for marker in batch} | confirmed
+    def start(self, takes: Any, delays: Any, *more: Any) -> Steps:
+        yield from super().start(takes, delays, *more)
+        return started({**takes, **{partition: None for partition, _ in delays}})
 
 
 class RetriesFromMemory(Redeliverer):

@@ -8,12 +8,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kmqpy import kafka as real
 from kmqpy import markers
-from kmqpy.markers import Marker, Op
 
 from .model import Broker, Fenced, Group, Log, Process, Record, Steps
 
 REQUEST_TIMEOUT_MS = 400.0
-_REPOST_AFTER_MS = 200.0
 
 
 def timed_out() -> KafkaException:
@@ -78,14 +76,30 @@ class TrackerModule(Module):
         return MarkersConsumer(connection)
 
 
+class _Request:
+    """Records for one partition that arrive together or not at all."""
+
+    def __init__(self, made_at: float) -> None:
+        self.made_at = made_at
+        self.records: list[tuple[Record, Callable[..., None] | None]] = []
+        self.purged = False
+
+
 class PlainProducer:
-    """Idempotent, not transactional: what it sends arrives in order, or is reported as failed."""
+    """Idempotent, not transactional: what it sends arrives in order, or is reported as failed.
+
+    What is reported as failed may have been written, and may still be: until this producer has written
+    something else to the partition, since it has another epoch then.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._world = connection.world
         self._reports: deque[tuple[Callable[..., None], Any, Any]] = deque()
-        self._free_at = 0.0
+        self._requests: dict[tuple[str, int], list[_Request]] = {}
+        self._free_at: dict[tuple[str, int], float] = {}
+        self._written: dict[tuple[str, int], int] = {}
+        self.wake: Callable[[], None] = lambda: None
 
     def produce(
         self,
@@ -96,20 +110,16 @@ class PlainProducer:
         on_delivery: Callable[..., None] | None = None,
         headers: Any = None,
     ) -> None:
-        world, process = self._world, self._connection.process
-        self._free_at = max(self._free_at, world.now + world.latency())
-        log = self._connection.broker.logs[topic, partition]
-
-        def arrive() -> None:
-            error = record = None
-            if process.kafka_cut_until > world.now or world.unlucky():
-                error = KafkaError(KafkaError._MSG_TIMED_OUT)
-            if error is None or world.random() < 0.3:
-                record = log.records[log.append(key, value, headers or [], process.name)]
-            if on_delivery is not None:
-                self._reports.append((on_delivery, error, record))
-
-        world.at(self._free_at - world.now, arrive)
+        place = (topic, partition)
+        log = self._connection.broker.logs[place]
+        record = Record(log, -1, 0, key, value, headers or [], None, self._connection.process.name)
+        waiting = self._requests.setdefault(place, [])
+        if not waiting or waiting[-1].made_at != self._world.now or self._world.random() < 0.05:
+            waiting.append(request := _Request(self._world.now))
+            free_at = max(self._free_at.get(place, 0.0), self._world.now + self._world.latency())
+            self._free_at[place] = free_at
+            self._world.at(free_at - self._world.now, lambda: self._arrive(place, request))
+        waiting[-1].records.append((record, on_delivery))
 
     def poll(self, timeout_s: float) -> tuple[float, ...]:
         while self._reports:
@@ -117,8 +127,53 @@ class PlainProducer:
             report(error, record)
         return (timeout_s * 1000,)
 
+    def purge(self) -> None:
+        for requests in self._requests.values():
+            for request in requests:
+                request.purged = True
+                self._report(request, KafkaError(KafkaError._PURGE_INFLIGHT))
+
     def flush(self, _timeout_s: float = 0) -> int:
+        self.poll(0)
         return 0
+
+    def _arrive(self, place: tuple[str, int], request: _Request) -> None:
+        world = self._world
+        self._requests[place].remove(request)
+        cut = self._connection.process.kafka_cut_until > world.now
+        if not cut and not world.unlucky():
+            self._written[place] = self._written.get(place, 0) + 1
+            self._write(request, confirmed=not request.purged)
+            self._report(request, None)
+            return
+        luck = world.random()
+        if luck < 0.3 and not cut:
+            self._write(request, confirmed=False)
+        elif luck < 0.6:
+            written = self._written.get(place, 0)
+            world.at(2000 * world.random(), lambda: self._arrive_late(place, request, written))
+        world.trace(self._connection.process.name, f"not confirmed: {len(request.records)} of {place}")
+        fatal = world.random() < 0.1
+        code = KafkaError._FATAL if fatal else KafkaError._MSG_TIMED_OUT
+        world.at(REQUEST_TIMEOUT_MS, lambda: self._report(request, KafkaError(code, fatal=fatal)))
+
+    def _arrive_late(self, place: tuple[str, int], request: _Request, written: int) -> None:
+        if self._written.get(place, 0) == written:
+            self._world.trace(self._connection.process.name, "what was not confirmed arrives late:")
+            self._write(request, confirmed=False)
+
+    def _write(self, request: _Request, *, confirmed: bool) -> None:
+        for record, _ in request.records:
+            record.append(confirmed=confirmed)
+            if self._world.tracing:
+                what = shown(record.key(), record.value(), record.headers())
+                self._world.trace(record.by, f"wrote {record.partition()}@{record.at} {what}")
+
+    def _report(self, request: _Request, error: KafkaError | None) -> None:
+        for record, report in request.records:
+            if report is not None and not (request.purged and error is None):
+                self._reports.append((report, error, record))
+        self.wake()
 
 
 class Transactions:
@@ -361,6 +416,7 @@ class GroupConsumer:
 
     def unsubscribe(self) -> None:
         """Give up what one has; takes effect at once."""
+        self._notice_losses()
         self._give_up([p for p, owner in self._group.owner.items() if owner is self])
 
     def wake(self) -> None:
@@ -395,17 +451,13 @@ class GroupConsumer:
 
     def _rebalance(self) -> None:
         group, me = self._group, self
-        mine = {p for p, owner in group.owner.items() if owner is me}
-        if me not in group.members or self._positions.keys() - mine:
-            lost = [TopicPartition(self._topic, p) for p in self._positions if p not in mine]
-            if lost:
-                self._world.trace(self.process.name, f"lost {[p.partition for p in lost]}")
-                self._on_lost(me, lost)
+        self._notice_losses()
         if me not in group.members:
             self._generation += 1
             group.join(me)
             for other in group.members:
                 other.wake()
+        mine = [p for p, owner in group.owner.items() if owner is me]
         self._give_up([p for p in mine if group.target(p) is not me])
         got = [p for p in range(group.partitions) if group.target(p) is me and p not in group.owner]
         if got:
@@ -414,6 +466,13 @@ class GroupConsumer:
             self._world.trace(self.process.name, f"got {got}")
             self._on_assign(me, [TopicPartition(self._topic, p) for p in got])
             self._eager.update(got)
+
+    def _notice_losses(self) -> None:
+        """What was taken away while nothing was heard of us."""
+        lost = [p for p in self._positions if self._group.owner.get(p) is not self]
+        if lost:
+            self._world.trace(self.process.name, f"lost {lost}")
+            self._on_lost(self, [TopicPartition(self._topic, p) for p in lost])
 
     def _give_up(self, partitions: list[int]) -> None:
         if not partitions:
@@ -481,130 +540,7 @@ class GroupConsumer:
         self._group.leave(self)
 
 
-class MarkerWriter:
-    """kmqpy's MarkerWriter without its thread: the same promises, and the same ways to fail."""
-
-    def __init__(
-        self, connection: Connection, markers_topic: str, *, coalesce_ms: float | None = None, **_: Any
-    ) -> None:
-        self._connection = connection
-        self._world = connection.world
-        self._process = connection.process
-        self._topic = markers_topic
-        self._coalesce_ms = coalesce_ms
-        self._ended: dict[int, set[int]] = {}
-        self._epochs: dict[int, int] = {}
-        self._posts: deque[Marker] = deque()
-        self._posted = 0
-        self._poster = self._process.spawn(self._post_all(), float("inf"))
-
-    @property
-    def unconfirmed(self) -> int:
-        return self._posted + len(self._ended)
-
-    def write(self, batch: Sequence[Marker], timeout_s: float) -> Steps:
-        """The markers offsets of those that are confirmed; others may be written all the same."""
-        confirmed: dict[tuple[int, int], int] = {}
-        for marker, at in (yield from self._append(batch)):
-            if at is not None:
-                confirmed[marker.partition, marker.offset] = at
-        yield self._world.latency()
-        return confirmed
-
-    def post(self, marker: Marker) -> None:
-        self._posts.append(marker)
-        self._posted += 1
-        self._world.wake(self._poster, self._world.latency())
-
-    def end(self, places: Sequence[tuple[int, int]]) -> None:
-        if self._coalesce_ms is None:
-            for place in places:
-                self.post(Marker(*place, Op.END))
-            return
-        for partition, offset in places:
-            self._ended.setdefault(partition, set()).add(offset)
-        self._world.wake(self._poster, self._coalesce_ms)
-
-    def flush(self, _timeout_s: float) -> int:
-        return self.unconfirmed
-
-    def close(self, _timeout_s: float = 0) -> int:
-        return self.unconfirmed
-
-    def _post_all(self) -> Steps:
-        while True:
-            while self._posts or self._ended:
-                ended, self._ended = self._ended, {}
-                for partition, offsets in ended.items():
-                    found = markers.ranges(partition, Op.END, sorted(offsets))
-                    self._posts.extend(found)
-                    self._posted += len(found)
-                batch = [self._posts.popleft() for _ in range(len(self._posts))]
-                for marker, at in (yield from self._append(batch)):
-                    if at is None:
-                        self._world.at(_REPOST_AFTER_MS, lambda marker=marker: self._again(marker))
-                    else:
-                        self._posted -= 1
-            yield float("inf")
-
-    def _again(self, marker: Marker) -> None:
-        if self._process.alive:
-            self._posts.append(marker)
-            self._world.wake(self._poster)
-
-    def _append(self, batch: Sequence[Marker]) -> Steps:
-        """Append what can be; (marker, its offset, or None when it is not known to be written)."""
-        world, found = self._world, []
-        by_partition: dict[int, list[Marker]] = {}
-        for marker in batch:
-            by_partition.setdefault(marker.partition, []).append(marker)
-        for partition, group in by_partition.items():
-            if len(group) > 1 and world.random() < 0.2:  # the producer made two requests of them
-                middle = len(group) // 2
-                found += yield from self._request(partition, group[:middle])
-                found += yield from self._request(partition, group[middle:])
-            else:
-                found += yield from self._request(partition, group)
-        return found
-
-    def _request(self, partition: int, group: list[Marker]) -> Steps:
-        """One request: all of it is written or nothing, and the answer can be lost."""
-        world = self._world
-        yield world.latency()
-        cut = self._process.kafka_cut_until > world.now
-        if not cut and not world.unlucky():
-            self._epochs[partition] = self._epochs.get(partition, 0) + 1
-            return [(marker, self._arrive(partition, marker)) for marker in group]
-        luck = world.random()
-        if luck < 0.3 and not cut:
-            for marker in group:
-                self._arrive(partition, marker, confirmed=False)
-        elif luck < 0.6:
-            epoch = self._epochs.get(partition, 0)
-
-            def arrive() -> None:
-                # An idempotent producer that wrote something since has raised its epoch.
-                if self._epochs.get(partition, 0) == epoch:
-                    world.trace(self._process.name, "what was not confirmed arrives late:")
-                    for marker in group:
-                        self._arrive(partition, marker, confirmed=False)
-
-            world.at(2000 * world.random(), arrive)
-        world.trace(self._process.name, f"not confirmed: {len(group)} markers of {partition}")
-        yield REQUEST_TIMEOUT_MS
-        return [(marker, None) for marker in group]
-
-    def _arrive(self, partition: int, marker: Marker, *, confirmed: bool = True) -> int:
-        key, value, headers = markers.encode(marker)
-        log = self._connection.broker.logs[self._topic, partition]
-        at = log.append(key, value, headers, self._process.name)
-        log.records[at].confirmed = confirmed
-        if self._world.tracing:
-            self._world.trace(self._process.name, f"wrote {partition}@{at} {shown(key, value, headers)}")
-        return at
-
-
-def shown(key: bytes | None, value: Any, headers: Any = None) -> str:
+def shown(key: bytes | None, value: Any, headers: Any = ()) -> str:
     """A record for a trace."""
     try:
         marker = markers.decode(key, value, headers)

@@ -184,6 +184,7 @@ class Record:
         "by",
         "confirmed",
         "copy",
+        "decoded",
         "has_end",
         "ms",
         "txn",
@@ -209,9 +210,17 @@ class Record:
         self.txn = txn
         self.by = by
         self.confirmed = True
+        self.decoded: Any = None  # for the checker
         # Of a tracker: a copy and its end marker know each other.
         self.copy: Record | None = None
         self.has_end = False
+
+    def append(self, *, confirmed: bool) -> None:
+        """Write this record, made beforehand, to its log."""
+        self.at, self.ms = len(self._log.records), self._log.broker.time_ms()
+        self.confirmed = confirmed
+        self._log.records.append(self)
+        self._log.tell()
 
     def error(self) -> None:
         return None
@@ -288,7 +297,7 @@ class Log:
             txn.logs.append(self)
         self.records.append(Record(self, at, self.broker.time_ms(), key, value, headers, txn, by))
         if txn is None:
-            self._tell()
+            self.tell()
         return at
 
     def finish(self, txn: Txn) -> None:
@@ -296,7 +305,7 @@ class Log:
         if txn in self.open:
             del self.open[txn]
             self.append(None, CONTROL, [], "broker", txn)
-            self._tell()
+            self.tell()
 
     def read(
         self, position: int, limit: int, *, uncommitted: bool = False, cautious: bool = True
@@ -314,7 +323,7 @@ class Log:
                 found.append(record)
         return found, position
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         for tell in self.readers:
             tell()
 

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kmqpy import inflight
@@ -11,14 +11,15 @@ from kmqpy.config import QueueSettings
 from tracker.settings import TrackerSettings
 
 from . import actors
-from .actors import CLOCK, QUEUE, STEPWISE, OriginalsReader, QueueSource, Redeliverer, Tracker
+from .actors import CLOCK, QUEUE, STEPWISE, MarkerWriter, OriginalsReader, QueueSource, Redeliverer, Tracker
 from .checker import Checker, History, decoded
-from .kafka import Connection, MarkerWriter, Transactions
+from .kafka import Connection, Transactions
 from .model import Actor, Broker, Group, Process, World, ZooKeeper
 
 QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_000, max_delay_ms=60_000)
 TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic, QUEUE_SETTINGS.dead_letter_topic]
 QUIET_WITHIN_MS = 120_000
+MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
 _KEY = bytes(12)
 _ODD_RECORDS = [(b"?", b"?"), (None, b"\x00"), (_KEY, None), (_KEY, b"9"), (_KEY, b"\x0f")]
@@ -81,6 +82,7 @@ class Simulation:
         self.aim = rng.choice((1, 8))
         self.fault_rate = rng.choice((0.002, 0.008))
         self.lease_ms = rng.choice((150, 400, 1_000))
+        self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms)
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
         self.group = Group(world, self.partitions)
@@ -103,23 +105,23 @@ class Simulation:
             self._start("tracker")
         for _ in range(rng.choice((1, 2))):
             self._start("client")
-        while world.now < quiet_at or any(sender.actors for sender in senders):
+        while (world.now < quiet_at or any(one.actors for one in senders)) and world.steps < MAX_STEPS:
             actor = world.next()
             if actor is not None and actor.process.alive and actor.process not in senders:
                 self._maybe_fault(actor)
         self._stop_faults()
         look_at = world.now
         give_up_at = world.now + QUIET_WITHIN_MS
-        while world.now < give_up_at:
+        while world.now < give_up_at and world.steps < MAX_STEPS:
             world.next()
             if world.now >= look_at:
                 look_at = world.now + _LOOK_EVERY_MS
                 if self._is_finished():
                     break
-        checker = Checker(
-            self.broker, self.history, QUEUE_SETTINGS, strict_time=not self.history.clock_jumped
-        )
+        checker = Checker(self.broker, self.history, self.queue, strict_time=not self.history.clock_jumped)
         problems = checker.check()
+        if world.steps >= MAX_STEPS:
+            problems.append(f"no end after {MAX_STEPS} steps")
         for process in self.processes:
             process.kill()
         return Result(self.seed, problems, world.steps, checker.stats + self.counts)
@@ -165,14 +167,14 @@ class Simulation:
             self.world.clients.append(process)
             steps = actors.client(
                 connection,
-                QUEUE_SETTINGS,
+                self.queue,
                 self.history,
                 lease_ms=self.lease_ms,
                 batch=rng.choice((1, 5, 20)),
                 fmt=rng.choice(("jvm", "range")),
             )
         else:
-            zookeeper = (self.zookeeper, process, QUEUE_SETTINGS, self.partitions)
+            zookeeper = (self.zookeeper, process, self.queue, self.partitions)
             connection = Connection(process, self.broker, self.group, zookeeper)
             settings = TrackerSettings(
                 tracker_id=process.name,

@@ -13,7 +13,7 @@ from .simulate import simulate
 
 SECONDS = float(os.environ.get("KMQ_SIMULATION_SECONDS", "40"))
 REGRESSIONS: dict[int, str] = {}
-"""Seeds that failed once, and what it was."""
+"""Seeds that failed once, and what it was; a seed is good as long as the simulation stays as it is."""
 
 CONTROL_SEEDS = 2_000
 
@@ -31,7 +31,7 @@ def test_same_seed_same_run():
 def test_nothing_is_lost_and_nothing_made_twice(capsys):
     until = time.monotonic() + SECONDS
     seed, failed = 0, {}
-    while time.monotonic() < until:
+    while time.monotonic() < until and len(failed) < 5:
         result = simulate(seed)
         if result.problems:
             failed[seed] = result.problems
