@@ -56,7 +56,7 @@ def run(*, quick: bool, only: str, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     rows: list[Row] = []
-    # A cluster for each work, so that none pays for what another left behind; that takes too long for --quick.
+    # A cluster for each work: none pays for what another left behind. That takes too long for --quick.
     for works in [chosen] if quick else [[name] for name in chosen]:
         with Cluster(jvm_options=BROKER_JVM) as cluster:
             lab = Lab(Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper))

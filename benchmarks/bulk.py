@@ -24,7 +24,8 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     for partitions in sizes.bulk_partitions:
         yield Case(
             work="bulk redelivery",
-            name=f"{sizes.bulk_messages:,} messages of 100 bytes, {partitions} partition{'s' * (partitions > 1)}",
+            name=f"{sizes.bulk_messages:,} messages of 100 bytes, "
+            f"{partitions} partition{'s' * (partitions > 1)}",
             metrics={"messages_per_s": "msg/s"},
             peers={peer: _turn(lab, peer, partitions, sizes.bulk_messages) for peer in _PEERS},
             repeats=sizes.few_repeats,

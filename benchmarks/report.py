@@ -1,6 +1,6 @@
 """Tables and the plot of what was measured."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,13 @@ def table(rows: Sequence[Row]) -> str:
 def markdown(data: Mapping[str, Any]) -> str:
     """The README's form of a results.json."""
     meta, rows = from_json(data)
+    turns = max((len(row.values) for row in rows), default=0)
     lines = [
         (
             f"{meta['when']}, {meta['cores']} cores for clients, trackers and broker together, "
             f"{meta['system']}, Python {meta['python']}, "
             f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. "
-            f"Median (minimum to maximum) of up to {max((len(row.values) for row in rows), default=0)} turns; ratios are of medians."
+            f"Median (minimum to maximum) of up to {turns} turns; ratios are of medians."
         ),
         "",
         "| work | who | measured | ÷ plain consume | ÷ JVM kmq |",
@@ -59,7 +60,7 @@ def between_markers(text: str, new: str) -> str:
     return f"{head}{BEGIN}\n{new}\n{END}{tail}"
 
 
-def plot(rows: Iterable[Row], file: Path) -> None:
+def plot(rows: Sequence[Row], file: Path) -> None:
     """A bar chart per case and metric: medians, with lines from minimum to maximum."""
     import matplotlib as mpl
 
@@ -68,14 +69,11 @@ def plot(rows: Iterable[Row], file: Path) -> None:
 
     key = {row.peer: None for row in rows}
     colours = dict(zip(key, plt.get_cmap("tab10").colors * 3, strict=False))  # type: ignore[attr-defined]
-    measured = [row for row in rows if row.values]
-    charts = [
-        (title, list(group))
-        for title, group in groupby(
-            sorted(measured, key=lambda row: (row.work, row.case, row.unit)),
-            key=lambda row: (row.work, row.case, row.unit),
-        )
-    ]
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.values:
+            found.setdefault((row.work, row.case, row.unit), []).append(row)
+    charts = list(found.items())
     if not charts:
         return
     heights = [0.4 + 0.28 * len(group) for _, group in charts]

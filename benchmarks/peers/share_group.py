@@ -30,8 +30,8 @@ class ShareGroup:
     def take(self) -> list[Any]:
         batch = list(self._consumer.poll(1.0))
         for message in batch:
-            if message.error() is not None:
-                raise RuntimeError(message.error().str())
+            if (error := message.error()) is not None:
+                raise RuntimeError(error.str())
         return batch
 
     def bodies(self, batch: list[Any]) -> Iterable[bytes]:

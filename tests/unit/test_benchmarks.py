@@ -1,0 +1,173 @@
+"""The pure parts of the benchmarks."""
+
+import json
+
+import pytest
+
+from benchmarks import report
+from benchmarks.lab import stamp_of, stamped
+from benchmarks.peers.works import WINDOW, drain, shuffle_windows
+from benchmarks.results import JVM, PLAIN, Case, Row, from_json, percentile, ratio, run_case, shown, to_json
+
+
+def row(peer: str, *values: float, case: str = "small", metric: str = "speed", problem: str = "") -> Row:
+    return Row(
+        work="drain", case=case, metric=metric, unit="msg/s", peer=peer, values=list(values), problem=problem
+    )
+
+
+ROWS = [
+    row(PLAIN, 900, 1000, 1300),
+    row("kmqpy", 500),
+    row(JVM, 40, 60, 50),
+    row("share", problem="no broker"),
+]
+
+
+def test_ratios_are_of_medians_within_the_case_and_metric():
+    kmqpy = ROWS[1]
+    assert ratio(kmqpy, ROWS, PLAIN) == 0.5
+    assert ratio(kmqpy, ROWS, JVM) == 10
+    assert ratio(row("kmqpy", 500, case="large"), ROWS, PLAIN) is None
+    assert ratio(row("kmqpy", 500, metric="p99"), ROWS, PLAIN) is None
+
+
+def test_no_ratio_without_figures_or_to_zero():
+    assert ratio(ROWS[3], ROWS, PLAIN) is None
+    assert ratio(ROWS[1], ROWS, "share") is None
+    assert ratio(ROWS[1], [row(PLAIN, 0)], PLAIN) is None
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"), [(50, 50), (99, 99), (100, 100), (1, 1), (0.5, 1), (99.5, 100)]
+)
+def test_percentile_is_one_of_the_values(percent, expected):
+    assert percentile([float(n) for n in range(100, 0, -1)], percent) == expected
+
+
+def test_percentile_of_one_value():
+    assert percentile([7.0], 99) == 7
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.123, "0.12"), (9.87, "9.87"), (12.34, "12.3"), (1234567.8, "1,234,568"), (-0.5, "-0.50")],
+)
+def test_figures_have_the_digits_that_mean_something(value, text):
+    assert shown(value) == text
+
+
+def test_peers_take_turns_and_one_that_fails_ends_alone():
+    calls: list[str] = []
+
+    def good() -> dict[str, float]:
+        calls.append("good")
+        return {"speed": float(len(calls)), "rss": 5.0}
+
+    def bad() -> dict[str, float]:
+        calls.append("bad")
+        raise RuntimeError("no\nbroker")
+
+    case = Case(
+        work="drain", name="small", metrics={"speed": "msg/s"}, peers={"bad": bad, "good": good}, repeats=3
+    )
+    failed, done = run_case(case)
+    assert calls == ["bad", "good", "good", "good"]
+    assert (failed.values, failed.problem) == ([], "no broker")
+    assert (done.values, done.extra, done.problem) == ([2.0, 3.0, 4.0], {"rss": [5.0] * 3}, "")
+
+
+def test_peers_turns_are_interleaved():
+    calls: list[str] = []
+
+    def peer(name: str):
+        def turn() -> dict[str, float]:
+            calls.append(name)
+            return {"speed": 1.0}
+
+        return turn
+
+    run_case(Case(work="w", name="c", metrics={"speed": "x"}, peers={n: peer(n) for n in "abc"}, repeats=2))
+    assert "".join(calls) == "abcabc"
+
+
+def test_the_table_has_spread_ratios_and_problems():
+    lines = report.table(ROWS).splitlines()
+    assert lines[0] == "drain: small"
+    plain = next(line for line in lines if line.startswith(PLAIN))
+    assert plain.split()[-6:] == ["msg/s", "900", "1,000", "1,300", "1.00", "20.0"]
+    share = lines.index(next(line for line in lines if line.startswith("share")))
+    assert lines[share].split()[1:] == ["msg/s", *"-----"]
+    assert lines[share + 1].strip() == "no broker"
+
+
+def test_markdown_of_json_that_was_written_and_read():
+    meta = {
+        "when": "2026-01-02",
+        "cores": 2,
+        "system": "Linux",
+        "python": "3.11",
+        "confluent-kafka": "2",
+        "kafka": "4",
+    }
+    data = json.loads(json.dumps(to_json(meta, ROWS)))
+    assert from_json(data) == (meta, ROWS)
+    text = report.markdown(data)
+    assert "up to 3 turns" in text
+    assert f"| drain: small | {PLAIN} | 1,000 msg/s (900 to 1,300) | 1.00 | 20.0 |" in text
+    assert "|  | kmqpy | 500 msg/s | 0.50 | 10.0 |" in text
+    assert "|  | share | no figure: no broker | - | - |" in text
+
+
+def test_only_what_stands_between_the_markers_is_replaced():
+    text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
+    new = report.between_markers(text, "new")
+    assert new == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+    assert report.between_markers(new, "new") == new
+
+
+@pytest.mark.parametrize("text", ["", report.BEGIN, report.END, f"{report.END} {report.BEGIN}"])
+def test_a_readme_without_the_markers_is_refused(text):
+    with pytest.raises(ValueError, match="bench: begin"):
+        report.between_markers(text, "new")
+
+
+def test_stamped_bodies():
+    body = stamped(7, 123456789, 100)
+    assert len(body) == 100
+    assert stamp_of(body) == (7, 123456789)
+
+
+def test_windows_are_shuffled_each_by_itself():
+    batch = list(range(2 * WINDOW + 10))
+    mixed = shuffle_windows(batch)
+    assert mixed != batch
+    for first in range(0, len(batch), WINDOW):
+        assert sorted(mixed[first : first + WINDOW]) == batch[first : first + WINDOW]
+
+
+def test_a_drain_counts_what_comes_after_the_first_tenth():
+    class Peer:
+        confirmed = False
+        acknowledged = 0
+
+        def take(self) -> list[bytes]:
+            return [b"xx"] * 30
+
+        def bodies(self, batch: list[bytes]) -> list[bytes]:
+            return batch
+
+        def ack(self, batch: list[bytes], *, shuffled: bool) -> None:
+            assert shuffled
+            self.acknowledged += len(batch)
+
+        def confirm(self) -> None:
+            self.confirmed = True
+
+    peer = Peer()
+    found = drain(peer, {"messages": 200, "random": True})
+    assert peer.confirmed
+    assert peer.acknowledged == 210
+    assert found["messages"] == 180
+    assert found["body_bytes"] == 420
+    assert found["messages_per_s"] == found["messages"] / found["seconds"]
