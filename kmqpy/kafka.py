@@ -26,7 +26,7 @@ class _OnceInAWhile(logging.Filter):
         self._shown: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show it. The kind is the first word: FAIL, GETPID, ERROR …"""
+        """Whether to show it. The kind is the first word, FAIL for example."""
         kind = record.getMessage().partition(" ")[0]
         now = SYSTEM_CLOCK.monotonic()
         if now - self._shown.get(kind, -_REPEAT_S) < _REPEAT_S:
