@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import math
+import os
 import re
 import tomllib
 import types
