@@ -147,6 +147,17 @@ def test_r8_an_offset_beyond_the_end_is_not_used(queue):
     redelivered(queue, queue.tracker(), 1)
 
 
+def test_r1_nothing_is_redelivered_before_all_markers_are_read(queue):
+    """More than a tracker reads at once stands between a due message and its end."""
+    queue.send("m")
+    queue.mark_all([take(0, 0), *[end(10**6)] * 12_000, end(0)])
+    tracker = queue.tracker()
+    until(lambda: value(tracker, queue.name, "markers_read") >= 12_002)
+    time.sleep(0.3)
+    assert value(tracker, queue.name, "redelivered") == 0
+    assert queue.copies() == {"m": 1}
+
+
 # --- F5, R14: originals that are gone -------------------------------------------------------------------
 
 
