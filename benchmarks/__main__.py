@@ -7,6 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -47,22 +48,24 @@ def main() -> None:
 @main.command()
 @click.option("--quick", is_flag=True, help="Smaller numbers and one turn each, less than 3 minutes.")
 @click.option("--only", default="", help=f"Some of the works, with commas: {','.join(WORKS)}.")
+@click.option("--turns", type=click.IntRange(1), help="Turns of each peer, in place of 5 or 3 (quick: 1).")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=HERE / "results")
-def run(*, quick: bool, only: str, out: Path) -> None:
+def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
     """Run the works, print the table, write results.json and results.png into a folder."""
     chosen = [name.strip() for name in only.split(",") if name.strip()] or list(WORKS)
     if unknown := set(chosen) - set(WORKS):
         raise click.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(WORKS)}")
     out.mkdir(parents=True, exist_ok=True)
+    sizes = QUICK if quick else FULL
+    if turns is not None:
+        sizes = replace(sizes, repeats=turns, few_repeats=turns)
     began = time.monotonic()
     rows: list[Row] = []
     # A cluster for each work: none pays for what another left behind. That takes too long for --quick.
     for works in [chosen] if quick else [[name] for name in chosen]:
         with Cluster(jvm_options=BROKER_JVM) as cluster:
             lab = Lab(Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper))
-            for case in itertools.chain.from_iterable(
-                WORKS[name](lab, QUICK if quick else FULL) for name in works
-            ):
+            for case in itertools.chain.from_iterable(WORKS[name](lab, sizes) for name in works):
                 rows += run_case(case)
                 _write(out / "results.json", _meta(quick=quick, seconds=time.monotonic() - began), rows)
     click.echo(report.table(rows))
