@@ -1,6 +1,9 @@
 """Take messages in one process, acknowledge them in another: a receipt is all that it needs.
 
-python examples/acknowledge_elsewhere.py     against KMQ_BOOTSTRAP and KMQ_ZOOKEEPER
+    python examples/acknowledge_elsewhere.py
+
+Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Makes a queue of
+its own, and deletes it.
 """
 
 import os
@@ -11,39 +14,41 @@ import uuid
 from kmqpy import Connection, KmqClient, KmqProducer, QueueSettings
 from kmqpy.admin import Admin
 
-
-def connection() -> Connection:
-    return Connection(
-        bootstrap=os.environ.get("KMQ_BOOTSTRAP", "127.0.0.1:9092"),
-        zookeeper=os.environ.get("KMQ_ZOOKEEPER", "127.0.0.1:2181"),
-    )
+connection = Connection.from_environment()
 
 
 def acknowledge(queue: str) -> None:
     """The other process: reads receipts, one a line."""
     receipts = sys.stdin.read().split()
-    with KmqClient(queue, connection()) as client:
+    with KmqClient(queue, connection) as client:
         client.ack(*receipts, wait=True)
     print(f"acknowledged {len(receipts)} messages in process {os.getpid()}")
 
 
 def main() -> None:
     queue = QueueSettings(name=f"elsewhere-{uuid.uuid4().hex[:6]}")
-    with Admin(connection()) as admin:
+    with Admin(connection) as admin:
         admin.create_queue(queue, partitions=1)
-        with KmqProducer(queue, connection()) as producer:
-            producer.send_many(["one", "two", "three"])
-        with KmqClient(queue, connection()) as client:
-            messages = client.receive(10, wait=10, lease=60)
-        # The client is closed; the messages stay taken until their leases end.
-        assert len(admin.in_flight(queue)) == 3
-        subprocess.run(
-            [sys.executable, __file__, queue.name],
-            input="\n".join(message.receipt for message in messages),
-            text=True,
-            check=True,
-        )
-        assert len(admin.in_flight(queue)) == 0
+        try:
+            run(queue, admin)
+        finally:
+            admin.delete_queue(queue.name)
+
+
+def run(queue: QueueSettings, admin: Admin) -> None:
+    with KmqProducer(queue, connection) as producer:
+        producer.send_many(["one", "two", "three"])
+    with KmqClient(queue, connection) as client:
+        messages = client.receive(10, wait=10, lease=60)
+    # The client is closed; the messages stay taken until their leases end.
+    assert len(admin.in_flight(queue)) == 3
+    subprocess.run(
+        [sys.executable, __file__, queue.name],
+        input="\n".join(message.receipt for message in messages),
+        text=True,
+        check=True,
+    )
+    assert len(admin.in_flight(queue)) == 0
     print("nothing is in flight any more")
 
 

@@ -1,12 +1,13 @@
 """The same over asyncio: sending, receiving and a worker whose handler is a coroutine function.
 
-    KMQ_BOOTSTRAP=127.0.0.1:9092 KMQ_ZOOKEEPER=127.0.0.1:2181 python examples/asyncio_worker.py
+    python examples/asyncio_worker.py
 
-Makes a queue of its own and ends by itself: with 0 only if every message was handled and acknowledged.
+Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Makes a queue of
+its own, deletes it, and ends by itself: with 0 only if every message was handled and acknowledged.
 """
 
 import asyncio
-import os
+import logging
 import sys
 import uuid
 
@@ -17,10 +18,7 @@ from kmqpy.storages.kafka import KafkaQueue
 from tracker.service import Tracker
 from tracker.settings import TrackerSettings
 
-connection = Connection(
-    bootstrap=os.environ.get("KMQ_BOOTSTRAP", "127.0.0.1:9092"),
-    zookeeper=os.environ.get("KMQ_ZOOKEEPER", "127.0.0.1:2181"),
-)
+connection = Connection.from_environment()
 settings = QueueSettings(name=f"example-asyncio-{uuid.uuid4().hex[:8]}")
 
 
@@ -64,8 +62,14 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
+    # A tracker warns of a queue with one replica, which is all that a small cluster has.
+    logging.basicConfig(level=logging.ERROR)
     with Admin(connection) as admin:
         admin.create_queue(settings, partitions=2)
-    # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
-    with Tracker(connection, TrackerSettings(queues=(settings.name,), http_port=-1)):
-        sys.exit(asyncio.run(main()))
+        try:
+            # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
+            with Tracker(connection, TrackerSettings(queues=(settings.name,), http_port=-1)):
+                code = asyncio.run(main())
+        finally:
+            admin.delete_queue(settings.name)
+    sys.exit(code)

@@ -3,10 +3,12 @@
     python examples/embedded.py
 
 A client takes ten messages, acknowledges nine and forgets one; the tracker redelivers that one.
-Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER if they are set, else starts its own.
+Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER if they are set (`kmq dev up` prints that line), else
+starts its own. Deletes the queue that it makes.
 """
 
 import contextlib
+import logging
 import os
 import uuid
 
@@ -18,18 +20,19 @@ from tracker.settings import TrackerSettings
 
 
 def main() -> None:
+    # A tracker warns of a queue with one replica, which is all that a small cluster has.
+    logging.basicConfig(level=logging.ERROR)
     with contextlib.ExitStack() as stack:
         if "KMQ_BOOTSTRAP" in os.environ:
-            connection = Connection(
-                bootstrap=os.environ["KMQ_BOOTSTRAP"], zookeeper=os.environ["KMQ_ZOOKEEPER"]
-            )
+            connection = Connection.from_environment()
         else:
             cluster = stack.enter_context(Cluster())
             connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
 
         queue = QueueSettings(name=f"embedded-{uuid.uuid4().hex[:6]}", redeliver_after_ms=1_000)
-        with Admin(connection) as admin:
-            admin.create_queue(queue, partitions=2)
+        admin = stack.enter_context(Admin(connection))
+        admin.create_queue(queue, partitions=2)
+        stack.callback(admin.delete_queue, queue.name)
 
         stack.enter_context(Tracker(connection, TrackerSettings(queues=(queue.name,), http_port=-1)))
         producer = stack.enter_context(KmqProducer(queue, connection))

@@ -1,28 +1,27 @@
 """Sender, client and tracker in three processes, as they would run in production.
 
-    python examples/standalone.py            all three, against KMQ_BOOTSTRAP and KMQ_ZOOKEEPER
-    python examples/standalone.py send QUEUE
-    python examples/standalone.py receive QUEUE
+    python examples/standalone.py                   all three, with a queue that is deleted at the end
+    python examples/standalone.py send QUEUE        one of them, with a queue of yours (kmq queue create)
+    python examples/standalone.py receive QUEUE     until Ctrl-C
 
-The client's first process is killed while it holds messages; the tracker redelivers them to the next.
+Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Of all three, the
+client's first process is killed while it holds messages; the tracker redelivers them to the next.
 """
 
+import contextlib
+import logging
 import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 
 from kmqpy import Connection, KmqClient, KmqProducer, QueueSettings
 from kmqpy.admin import Admin
+from kmqpy.errors import KmqError
 
 MESSAGES = 100
-
-
-def connection() -> Connection:
-    return Connection(
-        bootstrap=os.environ.get("KMQ_BOOTSTRAP", "127.0.0.1:9092"),
-        zookeeper=os.environ.get("KMQ_ZOOKEEPER", "127.0.0.1:2181"),
-    )
+connection = Connection.from_environment()
 
 
 def settings(name: str) -> QueueSettings:
@@ -31,13 +30,14 @@ def settings(name: str) -> QueueSettings:
 
 
 def send(name: str) -> None:
-    with KmqProducer(settings(name), connection()) as producer:
+    with KmqProducer(settings(name), connection) as producer:
         producer.send_many([f"{number}" for number in range(MESSAGES)])
+    print(f"sent {MESSAGES} messages to queue {name}", flush=True)
 
 
 def receive(name: str, crash: bool) -> None:
     done: set[str] = set()
-    with KmqClient(settings(name), connection()) as client:
+    with KmqClient(settings(name), connection) as client:
         for message in client:
             if crash and len(done) == MESSAGES // 2:
                 client.flush()
@@ -51,43 +51,58 @@ def receive(name: str, crash: bool) -> None:
 
 def main() -> None:
     name = f"standalone-{uuid.uuid4().hex[:6]}"
-    with Admin(connection()) as admin:
+    with Admin(connection) as admin:
         admin.create_queue(settings(name), partitions=1)
-    where = connection()
-    tracker = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tracker", "--queue", name, "--http-port", "-1"),
-            *("--bootstrap", where.bootstrap, "--zookeeper", where.zookeeper),
-        ]
-    )
-    me = [sys.executable, __file__]
+        try:
+            with tracker(name):
+                run(name)
+        finally:
+            admin.delete_queue(name)
+
+
+@contextlib.contextmanager
+def tracker(name: str) -> Iterator[None]:
+    """A tracker in a process of its own; it finds the servers in the environment, as this one does."""
+    options = ["--queue", name, "--http-port", "-1", "--log-level", "error"]
+    process = subprocess.Popen([sys.executable, "-m", "tracker", *options])
     try:
-        subprocess.run([*me, "send", name], check=True)
-        first = subprocess.run(
-            [*me, "receive", name, "crash"], stdout=subprocess.PIPE, text=True, check=False
-        )
-        print(f"the first client was killed after {len(first.stdout.split())} messages")
-        second = subprocess.Popen([*me, "receive", name], stdout=subprocess.PIPE, text=True)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def run(name: str) -> None:
+    me = [sys.executable, __file__]
+    subprocess.run([*me, "send", name], check=True)
+    first = subprocess.run([*me, "receive", name, "crash"], stdout=subprocess.PIPE, text=True, check=False)
+    print(f"the first client was killed after {len(first.stdout.split())} messages")
+    done = set(first.stdout.split())
+    with subprocess.Popen([*me, "receive", name], stdout=subprocess.PIPE, text=True) as second:
         assert second.stdout is not None
-        done = set(first.stdout.split())
         for line in second.stdout:
             done.add(line.strip())
             if len(done) == MESSAGES:
-                with KmqProducer(settings(name), where) as producer:
+                with KmqProducer(settings(name), connection) as producer:
                     producer.send("last")
-        second.wait()
-    finally:
-        tracker.terminate()
-        tracker.wait()
     assert done >= {f"{number}" for number in range(MESSAGES)}, "a message was lost"
     print(f"all {MESSAGES} messages were processed")
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["send", queue]:
-            send(queue)
-        case ["receive", queue, *crash]:
-            receive(queue, bool(crash))
-        case _:
-            main()
+    # Leases of 1.5 s are short, and a client warns when a slow machine lets one run down.
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        match sys.argv[1:]:
+            case []:
+                main()
+            case ["send", queue]:
+                send(queue)
+            case ["receive", queue, *crash]:
+                receive(queue, bool(crash))
+            case _:
+                sys.exit(__doc__)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except KmqError as error:
+        sys.exit(f"error: {error}")

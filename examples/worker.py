@@ -1,12 +1,13 @@
 """A worker: one function per message, and what becomes of the message depends on how it ends.
 
-    KMQ_BOOTSTRAP=127.0.0.1:9092 KMQ_ZOOKEEPER=127.0.0.1:2181 python examples/worker.py
+    python examples/worker.py
 
-Makes a queue of its own, runs a tracker in this process, and ends by itself: with 0 only if every
-message ended as it should.
+Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Makes a queue of
+its own, runs a tracker in this process, deletes the queue, and ends by itself: with 0 only if every message
+ended as it should.
 """
 
-import os
+import logging
 import sys
 import threading
 import uuid
@@ -22,10 +23,7 @@ from tracker.settings import TrackerSettings
 CUSTOMERS = ("ada", "ben", "cleo")
 DELIVERIES = 30 + 1 + 2 + 3  # what the handler below will be called for
 
-connection = Connection(
-    bootstrap=os.environ.get("KMQ_BOOTSTRAP", "127.0.0.1:9092"),
-    zookeeper=os.environ.get("KMQ_ZOOKEEPER", "127.0.0.1:2181"),
-)
+connection = Connection.from_environment()
 settings = QueueSettings(name=f"example-worker-{uuid.uuid4().hex[:8]}", max_redeliveries=2)
 
 calls: Counter[bytes] = Counter()
@@ -47,8 +45,17 @@ def handle(message: Message) -> None:
 
 
 def main() -> int:
+    # A worker logs a failed handler as a warning, with a traceback. Those here are meant to fail.
+    logging.basicConfig(level=logging.ERROR)
     with Admin(connection) as admin:
         admin.create_queue(settings, partitions=2)
+        try:
+            return run()
+        finally:
+            admin.delete_queue(settings.name)
+
+
+def run() -> int:
     # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
     tracker = Tracker(connection, TrackerSettings(queues=(settings.name,), http_port=-1))
     with tracker, KafkaQueue(settings, connection) as queue:

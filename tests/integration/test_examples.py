@@ -7,12 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from kmqpy import Connection
+from kmqpy.admin import Admin
+
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(cluster, example: Path) -> None:
-    environment = {**os.environ, "KMQ_BOOTSTRAP": cluster.bootstrap, "KMQ_ZOOKEEPER": cluster.zookeeper}
+def test_example(cluster, queue_name, example: Path) -> None:
+    connection = Connection(
+        bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper, root=f"/kmq-{queue_name}"
+    )
+    environment = {
+        **os.environ,
+        "KMQ_BOOTSTRAP": connection.bootstrap,
+        "KMQ_ZOOKEEPER": connection.zookeeper,
+        "KMQ_ROOT": connection.root,
+    }
     done = subprocess.run(
         [sys.executable, str(example)],
         env=environment,
@@ -23,3 +34,6 @@ def test_example(cluster, example: Path) -> None:
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout, "it says nothing"
+    assert "Traceback" not in done.stderr
+    with Admin(connection) as admin:
+        assert admin.list_queues() == [], "it left its queue behind"
