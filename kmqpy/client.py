@@ -159,6 +159,7 @@ class KmqClient:
         which does not count as an attempt.
         """
         while not self._closed.is_set():
+            self._release_stale()
             with self._room:
                 message = self._iterating.popleft()[1] if self._iterating else None
             if message is not None:
@@ -332,6 +333,7 @@ class KmqClient:
         for partition, ascending in offsets.items():
             count = len(ascending)
             if partition in written.failed:
+                source.hold_back(partition, ascending[-1])
                 count = bisect_left(ascending, written.failed[partition])
             if count:
                 source.taken(partition, ascending[count - 1], written.last_at[partition], count)
@@ -463,6 +465,8 @@ class KmqClient:
         """Give back what waits to be iterated over and has not enough of its lease left (rule R11)."""
         needed = self._clock.monotonic() + self._queue.redeliver_after_ms / 1000 * _MIN_LEASE_LEFT
         with self._room:
+            if not self._iterating or self._iterating[0][0] >= needed:
+                return  # the first is the first to run out
             kept = deque((until, one) for until, one in self._iterating if until >= needed)
             stale = [(one.partition, one.offset) for until, one in self._iterating if until < needed]
             self._iterating = kept

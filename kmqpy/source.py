@@ -48,6 +48,8 @@ class _Partition:
     skipped_to: int = 0
     too_early: int | None = None
     """A record that came before the recovery; it must be read again."""
+    held_back: tuple[int, int] | None = None
+    """Some of a batch failed: the markers offset before it, and its highest queue offset."""
     next_offset: int | None = None
     markers_offset: int | None = None
     committed: int | None = None
@@ -152,6 +154,17 @@ class QueueSource:
             known.markers_offset = max(markers_offset + 1, known.markers_offset or 0)
             known.failures = 0
             self._uncommitted += count
+
+    def hold_back(self, partition: int, highest: int) -> None:
+        """Starts up to `highest` were written of which some failed, so what they cover comes again.
+
+        Until it has been taken, commits keep saying where to find those starts (rule R10). To be
+        called before `taken`.
+        """
+        known = self._partitions.get(partition)
+        if known is not None:
+            before, so_far = known.held_back or (known.markers_offset or 0, highest)
+            known.held_back = (before, max(highest, so_far))
 
     def rewind(self, partition: int, offset: int) -> None:
         """Read `partition` again from `offset`, after a back-off that grows with each failure."""
@@ -301,7 +314,7 @@ class QueueSource:
         # With no newer start the next commit must keep saying what this one said.
         known.markers_offset = known.recovered_from = start
         if known.too_early is not None:
-            self._seek(partition, known.too_early)
+            self._seek(partition, max(known.too_early, committed.offset))
 
     def _started_since(self, partition: int, start: int, first_offset: int) -> set[int]:
         """The queue offsets >= first_offset with a start marker at or after `start`."""
@@ -362,6 +375,10 @@ class QueueSource:
             known.started = {offset for offset in known.started if offset >= known.next_offset}
             # While some of what was recovered lies ahead, a successor must read as far back as we did.
             covered = known.recovered_from if known.started else known.markers_offset
+            if known.held_back is not None and known.next_offset > known.held_back[1]:
+                known.held_back = None
+            if known.held_back is not None:
+                covered = min(known.held_back[0], known.held_back[0] if covered is None else covered)
             metadata = "" if covered is None else f"{_METADATA}{covered}"
             offsets.append(TopicPartition(self._queue.name, partition, known.next_offset, metadata))
             known.committed = known.next_offset

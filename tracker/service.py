@@ -542,6 +542,8 @@ class Tracker:
         self._background.submit(give_up)
 
     def _drain(self) -> None:
+        assert self._leadership is not None
+        self._leadership.set_kafka_ok(False)  # so that it takes no more partitions
         deadline = self._clock.monotonic() + _STOP_TIMEOUT_S
         while any(part.busy for part in self._parts.values()) and self._clock.monotonic() < deadline:
             self._read(_BUSY_WAIT_S)
