@@ -47,7 +47,7 @@ def parse_duration_ms(text: str, name: str = "duration") -> int:
     """`500ms`, `30s`, `5m`, `1h` or `7d` as ms, rounded up; raises ConfigError naming both."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{name}: {text!r} is not a duration; write it like 500ms, 30s, 5m, 1h")
+        raise ConfigError(f"{name}: {text!r} is not a duration; write it like 500ms, 30s, 5m, 1h, 7d")
     duration = math.ceil(Decimal(match[1]) * _UNITS_MS[match[2]])
     if duration > _INT64_MAX:
         raise ConfigError(f"{name}: {text!r} is longer than 2**63 - 1 ms")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kmqpy.cli.options import Cli, connected
-from kmqpy.cli.output import confirmed, print_json, print_table, warn, when
+from kmqpy.cli.output import confirmed, many, print_json, print_table, warn, when
 from kmqpy.cli.text import content, headers_of
 
 
@@ -109,7 +109,7 @@ def redrive(ctx: click.Context, cli: Cli, queue: str, ids: tuple[str, ...], rate
     if cli.json:
         print_json({"queue": queue, **dataclasses.asdict(result)})
     else:
-        click.echo(f"queue {queue}: {result.redriven} dead letters sent back")
+        click.echo(f"queue {queue}: {many(result.redriven, 'dead letter')} sent back")
     for one in result.not_found:
         warn(f"no dead letter {one}")
     for one in result.refused:
@@ -137,7 +137,7 @@ def purge(cli: Cli, queue: str, *, yes: bool) -> None:
     if cli.json:
         print_json({"queue": queue, "purged": count})
     else:
-        click.echo(f"queue {queue}: {count} dead letters deleted")
+        click.echo(f"queue {queue}: {many(count, 'dead letter')} deleted")
 
 
 def _progress(done: int, total: int) -> None:

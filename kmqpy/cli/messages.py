@@ -14,13 +14,15 @@ from typing import Any
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, milliseconds, pairs
-from kmqpy.cli.output import Partly, drop_stdout, print_json, span
+from kmqpy.cli.output import Partly, drop_stdout, print_json, span, warn
 from kmqpy.cli.text import as_object
 from kmqpy.client import KmqClient
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.errors import KmqError, MessageError
 from kmqpy.message import Message
 from kmqpy.producer import KmqProducer
+from kmqpy.registry import Registry
+from kmqpy.zookeeper import connect
 
 _CHUNK = 256 * 1024
 _BATCH = 1_000
@@ -65,7 +67,7 @@ def send(
         raise click.BadParameter(f"longer than the queue allows, {limit}", param_hint="--delay")
     given: dict[str, Any] = {
         "key": None if key is None else os.fsencode(key),
-        "headers": [(name, os.fsencode(value)) for name, value in pairs(headers, "--header")],
+        "headers": [(name, os.fsencode(value)) for name, value in pairs(headers, "--header", "name=value")],
         "delay": delay,
         "partition": partition,
     }
@@ -167,7 +169,7 @@ def receive(
     """Take messages and print each as a line of JSON.
 
     They stay yours until the lease ends; then they come again, unless acknowledged by their receipts
-    (kmq ack), from any process. Prints nothing when there is none within --wait.
+    (kmq ack), from any process. Prints nothing on stdout when there is none within --wait.
 
     \b
     Fields: receipt queue partition offset key body headers attempts enqueued_ms first_enqueued_ms
@@ -181,6 +183,7 @@ def receive(
     if lease is not None and not lease:
         raise click.BadParameter("must be longer than 0", param_hint="--lease")
     settings = cli.queue(queue)
+    count = 0
     left = limit if limit is not None else None if follow else 1
     until = SYSTEM_CLOCK.monotonic() + wait.total_seconds()
     name = holder or f"kmq-{socket.gethostname()}-{os.getpid()}"
@@ -196,6 +199,7 @@ def receive(
                 lease=lease,
             )
             _print(client, batch, interrupted, ack=ack)
+            count += len(batch)
             if batch:
                 left = None if left is None else left - len(batch)
                 until = min(until, SYSTEM_CLOCK.monotonic() + _MORE_S)
@@ -204,6 +208,20 @@ def receive(
         client.flush()
     if interrupted:
         ctx.exit(interrupted[0])
+    if not count:
+        hint = "" if _tracked(cli) else "; no tracker runs, so nothing is redelivered: kmq tracker"
+        warn(f"no message within {span(milliseconds(wait))}{hint}")
+
+
+def _tracked(cli: Cli) -> bool:
+    """False when it is certain that no tracker runs."""
+    if not cli.has_registry:
+        return True
+    try:
+        with connect(cli.connection.zookeeper, timeout=2) as zookeeper:
+            return bool(Registry(zookeeper, cli.connection.root).trackers())
+    except KmqError:
+        return True
 
 
 def _print(client: KmqClient, batch: list[Message], interrupted: list[int], *, ack: bool) -> None:

@@ -140,7 +140,7 @@ def _cli(ctx: click.Context) -> Cli:
     file = read_file(config) if config else {}
     tables = {table: file.pop(table) for table in _OTHER_TABLES if table in file}
     environment = from_environment(Connection, os.environ)
-    extra = _pairs(given.pop("kafka", ()), "-X")
+    extra = pairs(given.pop("kafka", ()), "-X")
     connection = build(Connection, file, environment, given)
     if extra:
         connection = build(Connection, {**vars(connection), "kafka": {**connection.kafka, **dict(extra)}})
@@ -148,17 +148,13 @@ def _cli(ctx: click.Context) -> Cli:
     return Cli(connection, as_json, named and bool(connection.zookeeper), tables)
 
 
-def pairs(values: tuple[str, ...], option: str) -> list[tuple[str, str]]:
+def pairs(values: tuple[str, ...], option: str, form: str = "key=value") -> list[tuple[str, str]]:
     """`KEY=VALUE` options as pairs; raises ConfigError."""
-    return _pairs(values, option)
-
-
-def _pairs(values: tuple[str, ...], option: str) -> list[tuple[str, str]]:
     found = []
     for value in values:
         key, separator, rest = value.partition("=")
         if not separator or not key:
-            raise ConfigError(f"{option}: {value!r}: write it as key=value")
+            raise ConfigError(f"{option}: {value!r}: write it as {form}")
         found.append((key, rest))
     return found
 

@@ -83,6 +83,11 @@ def span(ms: int) -> str:
     )
 
 
+def many(count: int, thing: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{count:d} {thing}{'' if count == 1 else 's'}"
+
+
 def confirmed(question: str, *, yes: bool) -> None:
     """Ask before something is deleted, unless `yes`; nothing but y or yes on standard input will do.
 

@@ -10,7 +10,7 @@ import click
 
 from kmqpy.admin import Admin, QueueDescription
 from kmqpy.cli.options import DURATION, Cli, connected, milliseconds
-from kmqpy.cli.output import confirmed, print_json, print_table, span
+from kmqpy.cli.output import confirmed, many, print_json, print_table, span
 from kmqpy.config import QueueSettings, build
 from kmqpy.topics import QueueTopics
 
@@ -102,13 +102,21 @@ def create(
     given = {key: value for key, value in names.items() if value}
     settings = build(QueueSettings, {"name": name}, changes, given)
     with Admin(cli.connection) as admin:
+        there = " exists already" if _exists(admin, cli, name) else ""
         topics = admin.create_queue(
             settings, partitions=partitions, replication=replication, retention=retention
         )
     if cli.json:
         print_json(_created(settings, topics))
     else:
-        click.echo(f"queue {name}: {topics.partitions} partitions, {topics.queue.replication} replicas")
+        click.echo(
+            f"queue {name}{there}: {many(topics.partitions, 'partition')}, "
+            f"{many(topics.queue.replication, 'replica')}"
+        )
+
+
+def _exists(admin: Admin, cli: Cli, name: str) -> bool:
+    return cli.has_registry and any(one.settings.name == name for one in admin.list_queues())
 
 
 def _created(settings: QueueSettings, topics: QueueTopics) -> dict[str, Any]:
@@ -169,21 +177,25 @@ def describe(cli: Cli, name: str) -> None:
         print_json(_described(found))
         return
     for key, value in dataclasses.asdict(found.settings).items():
-        click.echo(f"{key:<26}{span(value) if key.endswith('_ms') else 'none' if value is None else value}")
+        shown = span(value) if key.endswith("_ms") else "none" if value is None else value
+        click.echo(f"{key.removesuffix('_ms'):<26}{shown}")
     click.echo(f"{'registered':<26}{'deleting' if found.deleting else 'yes' if found.registered else 'no'}\n")
     print_table(
-        ["topic", "partitions", "replicas", "id", "settings"],
+        ["topic", "partitions", "replicas", "id"],
         [
             [
                 topic.name,
                 topic.partitions,
                 topic.replication,
                 topic.topic_id,
-                " ".join(f"{key}={value}" for key, value in _relevant(topic.config).items()),
             ]
             for topic in found.topics
         ],
     )
+    for topic in found.topics:
+        click.echo(f"\n{topic.name}")
+        for key, value in _relevant(topic.config).items():
+            click.echo(f"  {key:<32}{value}")
     click.echo()
     print_table(
         ["partition", "tracker", "stored offset"],
@@ -299,4 +311,4 @@ def purge(cli: Cli, queue: str, *, yes: bool) -> None:
     if cli.json:
         print_json({"queue": queue, "purged": count})
     else:
-        click.echo(f"queue {queue}: {count} messages deleted")
+        click.echo(f"queue {queue}: {many(count, 'message')} deleted")

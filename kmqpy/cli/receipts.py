@@ -57,6 +57,9 @@ def nack(
 ) -> None:
     """Give messages back: they are delivered again.
 
+    RECEIPTS are those that receive printed; without any, they are read from standard input, as by kmq ack.
+    Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters.
+
     \b
     Example:
       kmq nack 1.WyJqb2JzIiwi... --delay 30s --reason "no disk space"
@@ -76,6 +79,7 @@ def nack(
 def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timedelta) -> None:
     """Keep messages for longer (or shorter) than their lease.
 
+    RECEIPTS are those that receive printed; without any, they are read from standard input, as by kmq ack.
     Does nothing to those that are acknowledged or redelivered already.
 
     \b
@@ -94,6 +98,8 @@ def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason:
     """Move messages to the dead letters.
 
     Without another try; a tracker does it.
+    RECEIPTS are those that receive printed; without any, they are read from standard input, as by kmq ack.
+    Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters.
 
     \b
     Example:
@@ -113,7 +119,7 @@ def _each(
     done = failed = 0
     clients: dict[str, KmqClient] = {}
     with ExitStack() as stack:
-        for text in receipts or _from_stdin():
+        for text in dict.fromkeys(receipts) or _from_stdin():
             try:
                 name = Receipt.parse(text).queue
                 if name not in clients:

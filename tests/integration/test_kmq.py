@@ -141,7 +141,12 @@ class TestFlow:
         assert (counts["depth"], counts["in_flight"]) == (1, 0)
 
     def test_nothing_to_receive_is_no_output(self, kmq, name):
-        assert kmq("receive", name, "--wait", "1s") == ""
+        out, err = kmq.both("receive", name, "--wait", "1s")
+        assert out == ""
+        assert err == "kmq: no message within 1s; no tracker runs, so nothing is redelivered: kmq tracker\n"
+        assert (
+            kmq.both("receive", name, "--wait", "1s", "--zookeeper", "")[1] == "kmq: no message within 1s\n"
+        )
 
     @pytest.mark.parametrize("answer", ["n\n", "", "\n", "yep\n"])
     def test_nothing_is_deleted_unless_it_is_confirmed(self, kmq, name, answer):
@@ -160,7 +165,7 @@ class TestFlow:
         kmq("queue", "create", queue_name, "--partitions", 3)
         sent = kmq.json("send", queue_name, "x", "--delay", "1h", "--partition", 2)
         assert sent == {"id": "2-0", "partition": 2, "offset": 0}
-        assert kmq("receive", queue_name, "--wait", "1s") == ""
+        assert kmq.both("receive", queue_name, "--wait", "1s")[0] == ""
         counts = kmq.json("stats", queue_name)
         assert (counts["depth"], counts["delayed"], counts["in_flight"]) == (1, 1, 0)
 
@@ -203,9 +208,11 @@ class TestWithTracker:
         assert {one["body"] for one in peeked} == {"poison", "bad"}
         assert kmq.json("stats", queue_name)["dead_letters"] == 2
         out, err = kmq.both("dlq", "redrive", queue_name, listed[0]["id"], "7-7", code=1)
-        assert "1 dead letters sent back" in out
+        assert "1 dead letter sent back" in out
         assert "no dead letter 7-7" in err
-        assert kmq("dlq", "purge", queue_name, "--yes").startswith(f"queue {queue_name}: 1 dead letters")
+        assert kmq("dlq", "purge", queue_name, "--yes").startswith(
+            f"queue {queue_name}: 1 dead letter deleted"
+        )
         assert kmq.json("stats", queue_name)["dead_letters"] == 0
         (again,) = kmq.lines("receive", queue_name)
         assert (again["body"], again["attempts"]) == (peeked[0]["body"], 1)

@@ -108,7 +108,7 @@ class TestBadUse:
             ("receive q --max 0", "--max"),
             ("receive q --max many", "is not a valid integer"),
             ("send q x --partition -1", "--partition"),
-            ("send q x --header nonsense", "write it as key=value"),
+            ("send q x --header nonsense", "write it as name=value"),
             ("send q x --delay 8d", "longer than the queue allows, 7d"),
             ("send bad/name x", "is no topic name"),
             ("queue create q --partitions many", "is not a valid integer"),
