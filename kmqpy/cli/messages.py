@@ -183,6 +183,9 @@ def receive(
     if lease is not None and not lease:
         raise click.BadParameter("must be longer than 0", param_hint="--lease")
     settings = cli.queue(queue)
+    if lease is not None and milliseconds(lease) > settings.max_hold_ms:
+        allowed = span(settings.max_hold_ms)
+        raise click.BadParameter(f"longer than the queue allows, {allowed}", param_hint="--lease")
     count = 0
     left = limit if limit is not None else None if follow else 1
     until = SYSTEM_CLOCK.monotonic() + wait.total_seconds()

@@ -18,7 +18,7 @@ import click
 from kmqpy import logs
 from kmqpy.admin import Admin
 from kmqpy.config import Connection, QueueSettings, build, from_environment, parse_duration_ms, read_file
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, Unavailable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,12 +58,14 @@ class Cli:
 
     has_registry  whether a ZooKeeper address was given; then a queue's settings are the registered ones
     tables        what the config file holds for other parts of kmqpy
+    named         the settings of the connection that an option, the environment or the file gave
     """
 
     connection: Connection
     json: bool
     has_registry: bool
     tables: Mapping[str, Any]
+    named: frozenset[str] = frozenset()
 
     def table(self, name: str) -> Mapping[str, Any]:
         """A table of the config file; empty when there is none. Raises ConfigError."""
@@ -127,9 +129,24 @@ def connected(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def with_cli(*args: Any, **kwargs: Any) -> Any:
-        return function(_cli(click.get_current_context()), *args, **kwargs)
+        cli = _cli(click.get_current_context())
+        try:
+            return function(cli, *args, **kwargs)
+        except Unavailable as error:
+            hint = _unset(cli, str(error))
+            if not hint:
+                raise
+            raise Unavailable(f"{error}{hint}") from error
 
     return connection_options(with_cli)
+
+
+def _unset(cli: Cli, error: str) -> str:
+    """A hint where a service is away whose address nobody gave."""
+    for service, name in (("Kafka", "bootstrap"), ("ZooKeeper", "zookeeper")):
+        if f"{service} at " in error and name not in cli.named:
+            return f"; KMQ_{name.upper()} is not set; kmq dev up prints it"
+    return ""
 
 
 def _cli(ctx: click.Context) -> Cli:
@@ -144,8 +161,8 @@ def _cli(ctx: click.Context) -> Cli:
     connection = build(Connection, file, environment, given)
     if extra:
         connection = build(Connection, {**vars(connection), "kafka": {**connection.kafka, **dict(extra)}})
-    named = any("zookeeper" in layer for layer in (file, environment, given))
-    return Cli(connection, as_json, named and bool(connection.zookeeper), tables)
+    named = frozenset({*file, *environment, *given})
+    return Cli(connection, as_json, "zookeeper" in named and bool(connection.zookeeper), tables, named)
 
 
 def pairs(values: tuple[str, ...], option: str, form: str = "key=value") -> list[tuple[str, str]]:

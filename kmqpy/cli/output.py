@@ -34,7 +34,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Aligned columns; nothing is cut off when stdout is no terminal. `None` prints as -."""
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=not sys.stdout.isatty())
+        table.add_column(column, overflow="fold", min_width=len(column), no_wrap=not sys.stdout.isatty())
     for row in rows:
         table.add_row(*("-" if cell is None else str(cell) for cell in row))
     console = Console(

@@ -8,7 +8,7 @@ import click
 
 from kmqpy.admin import Admin
 from kmqpy.cli.options import Cli, connected
-from kmqpy.cli.output import distance, print_json, print_table, when
+from kmqpy.cli.output import distance, print_json, print_table
 from kmqpy.doctor import Severity
 from kmqpy.stats import PartitionStats, QueueStats
 
@@ -65,6 +65,7 @@ def stats(cli: Cli, queue: str) -> None:
     delayed    of the depth, those not due yet that a client has met
     overdue    past their time; more than 0 for long means that no tracker redelivers
     dead       dead letters that are neither redriven nor purged
+    offset     what the tracker has stored: all markers before it are dealt with
     A ~ marks a number that is an upper bound (above 10,000 only offsets are counted).
 
     \b
@@ -86,7 +87,7 @@ def stats(cli: Cli, queue: str) -> None:
             "dead",
             "oldest",
             "tracker",
-            "stored offset",
+            "offset",
         ],
         [
             *(
@@ -107,7 +108,7 @@ def _counts(name: str, part: QueueStats | PartitionStats) -> list[object]:
         part.delayed,
         part.overdue,
         f"{about}{part.dead_letters}",
-        when(part.oldest_ms),
+        distance(part.oldest_ms),
     ]
 
 

@@ -14,7 +14,7 @@ from kmqpy.cli import output
 from kmqpy.cli.app import kmq, run
 from kmqpy.cli.options import DURATION, Cli, connected
 from kmqpy.cli.text import as_object
-from kmqpy.errors import MissingExtra
+from kmqpy.errors import MissingExtra, Unavailable
 from kmqpy.message import Message
 from tracker.command import _from_environment
 
@@ -214,6 +214,27 @@ class TestConnection:
             context.meta["kmqpy.given"] = {"bootstrap": "h:1", "kafka": ("a=1",)}
             kmq.get_command(context, "tracker")
         assert context.default_map == {"tracker": {"bootstrap": "h:1", "kafka": ("a=1",)}}
+
+
+class TestAway:
+    def look(self, text, *args):
+        @click.command()
+        @connected
+        def look(cli: Cli) -> None:
+            raise Unavailable(text)
+
+        kmq.add_command(look)
+        try:
+            assert run(["look", *args]) == 2
+        finally:
+            del kmq.commands["look"]
+
+    @pytest.mark.parametrize(("service", "name"), [("Kafka", "BOOTSTRAP"), ("ZooKeeper", "ZOOKEEPER")])
+    def test_an_address_that_nobody_gave_is_said(self, service, name, capsys):
+        self.look(f"{service} at 127.0.0.1:1 does not answer")
+        assert f"answer; KMQ_{name} is not set; kmq dev up prints it" in capsys.readouterr().err
+        self.look(f"{service} at h:1 does not answer", f"--{name.lower()}", "h:1")
+        assert capsys.readouterr().err == f"kmq: error: {service} at h:1 does not answer\n"
 
 
 class TestTracker:
