@@ -293,8 +293,14 @@ class TestBadInput:
     def test_doctor_finds_what_is_planted(self, kmq, make_queue):
         queue = make_queue()
         queue.topics.configure(queue.settings.markers_topic, {"retention.ms": "1000"})
-        found = json.loads(kmq("doctor", queue.name, "-o", "json", code=1))
-        assert [one for one in found if one["severity"] == "error" and "keeps records for 1s" in one["what"]]
+
+        def planted():
+            found = json.loads(kmq("doctor", queue.name, "-o", "json", code=1))
+            return [
+                one for one in found if one["severity"] == "error" and "keeps records for 1s" in one["what"]
+            ]
+
+        until(planted)  # a broker shows a new setting a moment later
         assert "no tracker runs" in kmq("doctor", code=1)
 
 
