@@ -87,7 +87,6 @@ def test_f16_what_a_killed_consumer_had_started_is_not_handed_out_before_its_lea
     started = queue.started()
     taken = {one["body"] for one in taker.taken}
     assert taken <= {f"m{offset}" for offset in started}
-    assert queue.committed() < len(started) or len(started) == 200
     # The same member comes back: no session has to end first.
     client = queue.client(instance_id="one")
     rest = collect(client, 200 - len(started), ack=True, lease=60.0)
