@@ -14,7 +14,7 @@ import click
 from kmqpy import logs
 from kmqpy.cli.options import Cli, connected
 from kmqpy.cli.output import span
-from kmqpy.config import Connection, QueueSettings, build, from_environment, nearest
+from kmqpy.config import Connection, QueueSettings, build, from_environment, nearest, parse_duration_ms
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.registry import Registry
 from kmqpy.topics import Topics
@@ -116,7 +116,11 @@ def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], 
     settings.
     """
     logs.setup(log_level, log_format)
-    flags = {key: value for key, value in given.items() if value is not None}
+    flags = {
+        key: parse_duration_ms(value, _flag(key)) if key.endswith("_ms") else value
+        for key, value in given.items()
+        if value is not None
+    }
     if queues:
         flags["queues"] = queues
     environment = _from_environment(os.environ)

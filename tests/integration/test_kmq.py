@@ -239,7 +239,7 @@ class TestBadInput:
             assert err.startswith("kmq: error: ")
             assert what in err
             assert err.count("\n") == 1
-        assert time.monotonic() - started < 14  # four processes at once, on slow machines too
+        assert time.monotonic() - started < 40  # not for ever: four processes at once, on slow machines too
 
     def test_a_missing_queue(self, kmq, queue_name):
         for command in ("send", "receive", "stats", "in-flight", "doctor", "purge"):
