@@ -146,7 +146,9 @@ class KmqClient:
             room = self._wait_for_room(max(0.0, min(left, _SLICE_S)))
             if room:
                 with self._taking:
-                    messages = self._take(min(room, max_messages), max(0.0, min(left, _SLICE_S)), lease_ms)
+                    room = self._wait_for_room(0)  # others may have taken it meanwhile
+                    wait_s = max(0.0, min(left, _SLICE_S))
+                    messages = self._take(min(room, max_messages), wait_s, lease_ms) if room else []
                 if messages:
                     return messages
             if self._clock.monotonic() >= deadline:
@@ -302,6 +304,7 @@ class KmqClient:
             self._release((p, offset) for p, offsets in taken.items() for offset in offsets)
             return False
         with self._room:
+            self._held.expire(self._clock.monotonic())
             for partition, offsets in taken.items():
                 self._held.add(partition, offsets, started + lease_s)
             self._telemetry.in_flight(self._queue.name, len(self._held))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
+_SLACK = 1024
+"""Leases of messages that are finished, beside twice as many as are held."""
+
 Place = tuple[int, int]
 """Partition and offset in the queue topic."""
 
@@ -58,3 +61,9 @@ class Held:
     def _push(self, until: float, partition: int, offsets: Sequence[int]) -> None:
         self._added += 1
         heapq.heappush(self._leases, (until, self._added, partition, offsets))
+        if len(self._leases) > 2 * len(self) + _SLACK:
+            self._leases = [lease for lease in self._leases if self._is_live(lease[2], lease[3])]
+            heapq.heapify(self._leases)
+
+    def _is_live(self, partition: int, offsets: Sequence[int]) -> bool:
+        return not self._offsets.get(partition, set()).isdisjoint(offsets)

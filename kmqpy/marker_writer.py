@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _REPOST_AFTER_S = 0.2
+_COMPLAIN_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class MarkerWriter:
         self._clock = clock
         self._producer = self._new_producer()
         self._broken = False
+        self._complained_at = -_COMPLAIN_EVERY_S
         self._posted = self._confirmed = 0
         self._failed: deque[tuple[float, Any]] = deque()
         self._changed = threading.Condition()
@@ -132,10 +134,12 @@ class MarkerWriter:
 
     def flush(self, timeout_s: float) -> int:
         """Wait until all posted markers are confirmed; returns how many were not in time."""
-        self._send_ends()
         with self._changed:
-            self._changed.wait_for(lambda: self._confirmed >= self._posted, timeout_s)
-            return max(0, self._posted - self._confirmed)
+            self._changed.wait_for(self._is_done, timeout_s)
+            return max(0, self._posted - self._confirmed) + sum(map(len, self._ended.values()))
+
+    def _is_done(self) -> bool:
+        return not self._ended and self._confirmed >= self._posted
 
     def close(self, timeout_s: float = 10.0) -> int:
         """Flush and stop; returns how many markers stay unconfirmed. Their messages come again."""
@@ -188,7 +192,10 @@ class MarkerWriter:
             except BufferError:
                 if deadline is not None and self._clock.monotonic() >= deadline:
                     return False
-                self._clock.sleep(0.001)
+                if threading.current_thread() is self._thread:
+                    self._producer.poll(0.01)  # nobody else makes room
+                else:
+                    self._clock.sleep(0.001)
             except KafkaException as exception:
                 if kafka.look_again(self._producer, self._topic, partition, exception):
                     continue
@@ -203,7 +210,7 @@ class MarkerWriter:
     def _serve(self) -> None:
         while not self._closing.is_set():
             self._producer.poll(self._poll_s)
-            if self._confirmed >= self._posted:
+            if self._is_done():
                 with self._changed:
                     self._changed.notify_all()
             self._send_ends()
@@ -236,7 +243,10 @@ class MarkerWriter:
         if error is None:
             self._confirmed += 1  # in the writer's own thread only
         elif not self._closing.is_set():
-            _log.warning("marker sent again", extra={"topic": self._topic, "error": error.name()})
+            now = self._clock.monotonic()
+            if now - self._complained_at >= _COMPLAIN_EVERY_S:
+                self._complained_at = now
+                _log.warning("markers are sent again", extra={"topic": self._topic, "error": error.name()})
             self._broken = self._broken or error.fatal() or error.code() == KafkaError._FATAL
             self._failed.append((self._clock.monotonic() + _REPOST_AFTER_S, message))
 

@@ -57,6 +57,8 @@ _RESERVED_TYPES = range(0x05, 0x10)
 MAX_SPAN = 1 << 16
 """Offsets from the lowest to the highest of a range, both included."""
 
+_BITMAP_PIECE = 32
+
 Runs = tuple[tuple[int, int], ...]
 """Runs of offsets: (first, count), ascending, neither overlapping nor touching."""
 
@@ -353,18 +355,24 @@ def _decode_runs(value: bytes, index: int, first: int) -> Runs:
 def _decode_bitmap(value: bytes, first: int) -> Runs:
     if len(value) - 1 > MAX_SPAN // 8:
         raise DecodeError(f"range marker: spans more than {MAX_SPAN} offsets", value)
-    bitmap = int.from_bytes(memoryview(value)[1:], "little")
-    if len(value) < 2 or not value[-1] or not bitmap & 1:
+    if len(value) < 2 or not value[-1] or not value[1] & 1:
         raise DecodeError("range marker: a bitmap that is empty, or has zeros at an end", value)
     runs: list[tuple[int, int]] = []
-    at = first
-    while bitmap:
-        ones = (~bitmap & (bitmap + 1)).bit_length() - 1
-        runs.append((at, ones))
-        bitmap >>= ones
-        zeros = (bitmap & -bitmap).bit_length() - 1 if bitmap else 0
-        bitmap >>= zeros
-        at += ones + zeros
+    # Piece by piece, because each step copies the number that it works on.
+    for index in range(1, len(value), _BITMAP_PIECE):
+        piece = int.from_bytes(value[index : index + _BITMAP_PIECE], "little")
+        at = first + 8 * (index - 1)
+        while piece:
+            zeros = (piece & -piece).bit_length() - 1
+            piece >>= zeros
+            ones = (~piece & (piece + 1)).bit_length() - 1
+            piece >>= ones
+            at += zeros
+            if runs and sum(runs[-1]) == at:
+                runs[-1] = (runs[-1][0], runs[-1][1] + ones)
+            else:
+                runs.append((at, ones))
+            at += ones
     return tuple(runs)
 
 

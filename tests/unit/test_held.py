@@ -65,3 +65,13 @@ def test_an_extension_outlives_the_batch():
     assert len(held) == 1
     held.expire(20.0)
     assert len(held) == 0
+
+
+def test_leases_of_what_is_finished_are_forgotten():
+    held = Held()
+    for offset in range(0, 40_000, 2):
+        held.add(0, [offset], until=1_000.0)
+        held.extend([(0, offset)], until=2_000.0)
+        held.discard(0, [offset])
+    assert len(held._leases) < 5_000
+    assert held._extended == {}

@@ -256,3 +256,76 @@ def test_what_does_not_fit_the_wire_is_refused_when_writing():
         markers.encode_start(INT64_MAX + 1)
     with pytest.raises(struct.error):
         markers.encode_key(2**31, 0)
+
+
+class TestRanges:
+    """Range markers: what is written is read again, and there is one way to write a range."""
+
+    offsets = st.one_of(
+        st.sets(st.integers(0, 300), min_size=1),
+        st.sets(st.integers(2**40, 2**40 + 70_000), min_size=1, max_size=50),
+        st.builds(
+            lambda first, count: set(range(first, first + count)), st.integers(0, 10**6), st.integers(1, 3000)
+        ),
+    )
+
+    @given(offsets, st.integers(-(2**63), 2**63 - 1), st.sampled_from([None, "me"]))
+    def test_takes_round_trip(self, offsets, after, holder):
+        found = markers.ranges(3, Op.TAKE, sorted(offsets), redeliver_after_ms=after, holder=holder)
+        for marker in found:
+            assert markers.decode(*markers.encode(marker)) == marker
+        assert [offset for marker in found for offset in marker.offsets()] == sorted(offsets)
+        assert sum(marker.count for marker in found) == len(offsets)
+
+    @given(offsets)
+    def test_ends_round_trip(self, offsets):
+        found = markers.ranges(3, Op.END, sorted(offsets))
+        for marker in found:
+            assert markers.decode(*markers.encode(marker)) == marker
+            assert sum(marker.runs[-1]) - marker.offset <= markers.MAX_SPAN
+        assert [offset for marker in found for offset in marker.offsets()] == sorted(offsets)
+
+    @given(st.sampled_from([2, 3, 4]), st.binary(max_size=60), st.integers(-2, 2**63 - 1))
+    def test_any_bytes_are_a_marker_written_the_one_way_or_an_error(self, kind, rest, first):
+        value = bytes([kind]) + rest
+        try:
+            marker = markers.decode(markers.encode_key(0, first), value)
+        except DecodeError:
+            return
+        assert marker.offset == first == marker.runs[0][0]
+        if kind == 2:
+            assert markers.encode(marker)[1] == value
+        else:  # runs or a bitmap, whichever is shorter; both mean the same
+            again = markers.decode(markers.encode_key(0, first), markers.encode(marker)[1])
+            assert again == marker
+
+    @pytest.mark.parametrize(
+        ("value", "why"),
+        [
+            ("02", "too short"),
+            ("020000000000001388", "too short"),
+            ("03", "ends in the middle"),
+            ("0300", "a run of 0"),
+            ("0381", "ends in the middle"),
+            ("038100", "not in its shortest form"),
+            ("030501", "ends in the middle"),
+            ("03050005", "a gap of 0"),
+            ("03ffffffff7f", "too large"),
+            ("03818004", "spans more"),
+            ("04", "empty"),
+            ("0400", "zeros at an end"),
+            ("0402", "zeros at an end"),
+            ("040100", "zeros at an end"),
+            ("04" + "ff" * 8193, "spans more"),
+        ],
+    )
+    def test_what_is_no_range(self, value, why):
+        with pytest.raises(DecodeError, match=r"range marker"):
+            markers.decode(KEY, bytes.fromhex(value))
+
+    def test_alternating_acks_become_a_short_bitmap_that_is_read_quickly(self):
+        (marker,) = markers.ranges(0, Op.END, range(0, markers.MAX_SPAN, 2))
+        key, value, headers = markers.encode(marker)
+        assert value[0] == 4
+        assert len(value) <= markers.MAX_SPAN // 8 + 1
+        assert markers.decode(key, value, headers) == marker
