@@ -18,6 +18,7 @@ from benchmarks.sizes import Sizes
 PARTITIONS = 4
 _NAMES = {"range": "range markers", "jvm": "JVM markers"}
 _IDLE_S = 3.0
+_MOST_TRACED = 200_000  # it makes everything slow
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
@@ -86,8 +87,9 @@ def _state(marker_format: str, count: int, *, gaps: bool) -> Callable[[], Figure
     def turn() -> Figures:
         figures: dict[str, float] = {}
         for traced in (False, True):
+            messages = min(count, _MOST_TRACED) if traced else count
             with children.peer(
-                "inflight", "fill", markers=marker_format, messages=count, gaps=gaps, traced=traced
+                "inflight", "fill", markers=marker_format, messages=messages, gaps=gaps, traced=traced
             ) as child:
                 figures |= child.result()
         return figures
