@@ -67,6 +67,26 @@ class Entry(NamedTuple):
     holder: str | None = None
 
 
+class TakenTogether(NamedTuple):
+    """Messages in flight that were taken together, as a snapshot has them.
+
+    Bit i of `bits` stands for the message at queue offset `first` + i, bit 0 is set. `taken_at` is the
+    markers offset of its take, those of the next offsets stand `stride` apart.
+    """
+
+    first: int
+    bits: int
+    taken_at: int
+    stride: int
+    since_ms: int
+    due_ms: int
+    holder: str | None
+
+
+Row = Entry | TakenTogether
+"""A row of a snapshot."""
+
+
 class _Run:
     """Messages of one block that were taken together: a bit for each, no object.
 
@@ -112,6 +132,12 @@ class _Run:
         """The entry with the lowest offset; there must be one."""
         return self.entry(_lowest_bit(self.alive))
 
+    def row(self) -> TakenTogether:
+        """The same for a snapshot; it must not be empty."""
+        offset, taken_at = self.first()[:2]
+        bits = self.alive >> offset % _BLOCK
+        return TakenTogether(offset, bits, taken_at, self.stride, self.since_ms, self.due_ms, self.holder)
+
 
 class InFlight:
     """The messages of one partition that were taken and not ended.
@@ -130,7 +156,7 @@ class InFlight:
         self.now_ms = now_ms
         self.missed_markers = missed_markers
         self._position = position
-        self._pinned: int | None = None
+        self._pinned: tuple[int, int] | None = None  # markers offset, now in ms
         self._entries: dict[int, Entry] = {}
         self._blocks: dict[int, list[_Run]] = {}
         self._in_runs = 0
@@ -143,11 +169,6 @@ class InFlight:
         self._runs_made = 0
         self._live_runs = 0
         self._in_redelivery: set[int] = set()
-        # Single takes that follow each other densely become a run once there are enough of them.
-        self._streak = 0
-        self._growing: _Run | None = None
-        self._next_offset = self._next_at = 0
-        self._last_take: Entry | None = None
 
     def __len__(self) -> int:
         return len(self._entries) + self._in_runs
@@ -181,7 +202,7 @@ class InFlight:
     def pin(self, at: int) -> None:
         """Keep the safe offset from passing a marker that only a newer version understands (R3)."""
         if self._pinned is None:
-            self._pinned = at
+            self._pinned = (at, self.now_ms)
 
     @property
     def pinned(self) -> bool:
@@ -208,6 +229,41 @@ class InFlight:
                 )
             return self._take(marker.offset, due_ms, marker.holder, at)
         return sum(self._operate_on(offset, marker, at) for offset in marker.offsets())
+
+    def apply_takes(
+        self, first: int, count: int, redeliver_after_ms: int, at: int, timestamp_ms: int
+    ) -> None:
+        """Take in plain start markers of `count` messages that follow each other.
+
+        The markers do so too, from markers offset `at` on, with the same lease and timestamp.
+        """
+        read_before = min(max(0, self._position - at), count)
+        first, at, count = first + read_before, at + read_before, count - read_before
+        if not count or not self.observe(at + count - 1, timestamp_ms):
+            return
+        due_ms = min(self.now_ms + max(0, redeliver_after_ms), INT64_MAX)
+        if count < _MIN_RUN or self._has_any(first, count):
+            for index in range(count):
+                self._take(first + index, due_ms, None, at + index)
+            return
+        like = Entry(first, at, self.now_ms, due_ms, Hold.HELD)
+        for block, mask in _masks(first, count):
+            low = _lowest_bit(mask)
+            offset = block * _BLOCK + low
+            if mask.bit_count() >= _MIN_RUN:
+                self._add_run(block, mask, low, at + offset - first, 1, like)
+            else:
+                for index in range(offset - first, offset - first + mask.bit_count()):
+                    self._add(like._replace(offset=first + index, taken_at=at + index))
+        self._compact()
+
+    def apply_ends(self, first: int, count: int, at: int, timestamp_ms: int) -> int:
+        """Take in end markers, as `apply_takes` takes in starts; returns how many changed the state."""
+        read_before = min(max(0, self._position - at), count)
+        first, at, count = first + read_before, at + read_before, count - read_before
+        if not count or not self.observe(at + count - 1, timestamp_ms):
+            return 0
+        return self._end(first) if count == 1 else self._end_range(first, count)
 
     def take_due(self, limit: int) -> list[Entry]:
         """Up to `limit` entries whose time is up, the longest overdue first.
@@ -265,19 +321,21 @@ class InFlight:
 
     def safe_offset(self) -> int:
         """The markers offset from which a successor must read to have this same state."""
-        oldest = self.oldest()
-        safe = self._position if oldest is None else oldest.taken_at
-        return safe if self._pinned is None else min(safe, self._pinned)
+        return self._safe()[0]
 
     def safe_now_ms(self) -> int:
-        """The partition's now when the oldest entry was taken.
+        """The partition's now at the safe offset.
 
         A successor that begins at the safe offset with this `now_ms` has the same deadlines too.
         With today's `now_ms` every restart would prolong the leases, and a tracker that restarts
         often enough would redeliver nothing; with none, out-of-order timestamps could shorten them.
         """
+        return self._safe()[1]
+
+    def _safe(self) -> tuple[int, int]:
         oldest = self.oldest()
-        return self.now_ms if oldest is None else oldest.since_ms
+        safe = (self._position, self.now_ms) if oldest is None else (oldest.taken_at, oldest.since_ms)
+        return safe if self._pinned is None else min(safe, self._pinned)
 
     def oldest(self) -> Entry | None:
         """The entry whose take is the oldest, or None."""
@@ -291,59 +349,63 @@ class InFlight:
         first = self._runs[0].first()
         return first if single is None or first.taken_at < single.taken_at else single
 
+    @property
+    def position(self) -> int:
+        """The markers offset that is read next."""
+        return self._position
+
+    def snapshot(self, max_rows: int) -> tuple[int, int, list[Row]]:
+        """What a successor needs to have this same state: markers offset, now in ms, rows to `restore`.
+
+        The rows are what was taken first, at most `max_rows`; the markers offset is that of the first
+        take that is not among them. Reading from there repeats markers that the rows know already,
+        and that changes nothing: the last operation on a message decides, as it did before.
+        """
+        everything: Iterable[Row] = itertools.chain(
+            self._entries.values(), (run.row() for run in self._runs if run.alive)
+        )
+        rows = heapq.nsmallest(max_rows + 1, everything, key=lambda row: row.taken_at)
+        safe = (self._position, self.now_ms)
+        if len(rows) > max_rows:
+            left_out = rows.pop()
+            safe = (left_out.taken_at, left_out.since_ms)
+        if self._pinned is not None:
+            safe = min(safe, self._pinned)
+        return *safe, rows
+
+    def restore(self, rows: Iterable[Row]) -> None:
+        """Begin with the rows of a snapshot; to be called before the first marker is read.
+
+        What was taken from this reader's position on is left out: it is read, and an operation that
+        came before its take must not find it.
+        """
+        for row in sorted(rows, key=lambda row: row.taken_at):
+            if row.taken_at >= self._position:
+                return
+            if isinstance(row, Entry):
+                self._add(row)
+                continue
+            first, bits, taken_at, stride = row.first, row.bits, row.taken_at, row.stride
+            if stride:
+                bits &= (1 << -((taken_at - self._position) // stride)) - 1
+            like = Entry(first, taken_at, row.since_ms, row.due_ms, Hold.HELD, holder=row.holder)
+            while bits:
+                low = first % _BLOCK
+                alive = (bits << low) & ((1 << _BLOCK) - 1)
+                if alive:
+                    self._add_run(first // _BLOCK, alive, low, taken_at, stride, like)
+                first, taken_at = first + _BLOCK - low, taken_at + stride * (_BLOCK - low)
+                bits >>= _BLOCK - low
+
     # --- single messages --------------------------------------------------------------------------
 
     def _take(self, offset: int, due_ms: int, holder: str | None, at: int) -> int:
-        # The hot path: the next of a batch of takes, in the same ms, of messages that follow each other.
-        run = self._growing
-        if (
-            run is not None
-            and offset == self._next_offset
-            and at == self._next_at
-            and due_ms == run.due_ms
-            and self.now_ms == run.since_ms
-            and holder == run.holder
-            and run.alive
-            and offset // _BLOCK == run.block
-            and offset not in self._entries
-            and (len(self._blocks[run.block]) == 1 or self._run_of(offset) is None)
-        ):
-            run.alive |= 1 << offset % _BLOCK
-            self._in_runs += 1
-            self._next_offset, self._next_at = offset + 1, at + 1
-            return 1
-        self._growing = None
         existing = self._forget(offset)
         if existing is not None and existing.hold is Hold.DEAD:
             self._entries[offset] = existing
             return 0
-        entry = Entry(offset, at, self.now_ms, due_ms, Hold.HELD, holder=holder)
-        last, self._last_take = self._last_take, entry
-        follows = last is not None and existing is None and _follows(entry, last)
-        self._streak = self._streak + 1 if follows else 1
-        self._add(entry)
-        if self._streak == _MIN_RUN:
-            self._gather(entry)
-            self._streak = 0
+        self._add(Entry(offset, at, self.now_ms, due_ms, Hold.HELD, holder=holder))
         return 1
-
-    def _gather(self, last: Entry) -> None:
-        """Make a run of the last takes, if they are all still as they were taken."""
-        offsets = range(last.offset - _MIN_RUN + 1, last.offset + 1)
-        if offsets[0] // _BLOCK != last.offset // _BLOCK:
-            return
-        base = last.taken_at - _MIN_RUN + 1
-        for index, offset in enumerate(offsets):
-            expected = last._replace(offset=offset, taken_at=base + index)
-            if self._entries.get(offset) != expected or offset in self._in_redelivery:
-                return
-        for offset in offsets:
-            del self._entries[offset]
-        low = offsets[0] % _BLOCK
-        alive = ((1 << _MIN_RUN) - 1) << low
-        self._growing = self._add_run(last.offset // _BLOCK, alive, low, base, 1, last)
-        self._next_offset, self._next_at = last.offset + 1, last.taken_at + 1
-        self._compact()
 
     def _operate_on(self, offset: int, marker: Marker, at: int) -> int:
         entry = self.get(offset)
@@ -394,7 +456,6 @@ class InFlight:
     # --- runs -------------------------------------------------------------------------------------
 
     def _take_range(self, first: int, count: int, due_ms: int, holder: str | None, at: int) -> int:
-        self._growing = self._last_take = None
         like = Entry(first, at, self.now_ms, due_ms, Hold.HELD, holder=holder)
         apart: dict[int, int] = {}
         taken = count
@@ -447,6 +508,11 @@ class InFlight:
         if len(self._entries) < count:
             return [offset for offset in self._entries if first <= offset < first + count]
         return [offset for offset in range(first, first + count) if offset in self._entries]
+
+    def _has_any(self, first: int, count: int) -> bool:
+        return bool(self._singles(first, count)) or any(
+            run.alive & mask for block, mask in _masks(first, count) for run in self._blocks.get(block, ())
+        )
 
     def _run_of(self, offset: int) -> _Run | None:
         bit = offset % _BLOCK
@@ -535,17 +601,6 @@ class InFlight:
         return entry is not None and entry.due_ms == due_ms and offset not in self._in_redelivery
 
 
-def _follows(entry: Entry, last: Entry) -> bool:
-    """Whether two takes could stand in one run."""
-    return (
-        entry.offset == last.offset + 1
-        and entry.taken_at == last.taken_at + 1
-        and entry.due_ms == last.due_ms
-        and entry.since_ms == last.since_ms
-        and entry.holder == last.holder
-    )
-
-
 def _masks(first: int, count: int) -> Iterator[tuple[int, int]]:
     """The blocks of a range of offsets, each with the bits that are in the range."""
     end = first + count
@@ -566,11 +621,3 @@ def _bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
-
-
-def replay(markers: Iterable[tuple[Marker, int, int]], *, state: InFlight | None = None) -> InFlight:
-    """The state after these (marker, markers offset, timestamp in ms), in log order."""
-    state = InFlight() if state is None else state
-    for marker, at, timestamp_ms in markers:
-        state.apply(marker, at, timestamp_ms)
-    return state

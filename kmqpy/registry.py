@@ -20,9 +20,11 @@ from typing import Any, TypeVar
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 
+from kmqpy import snapshot
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import QueueSettings, build
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
+from kmqpy.inflight import Row
 from kmqpy.zookeeper import connect, failure, gather, unavailable
 
 __all__ = [
@@ -83,16 +85,27 @@ class StoredOffset:
     topic_id        identity of the markers topic that the offset belongs to
     now_ms          the partition's now at that offset, ms since 1970
     missed_markers  markers below the offset were never read, so takes may be among them (rule R2)
+    in_flight       a snapshot: messages in flight that were taken before the offset; without one, the
+                    offset stands at or before the oldest take
     """
 
     offset: int
     topic_id: str
     now_ms: int
     missed_markers: bool = False
+    in_flight: tuple[Row, ...] = ()
 
     def to_json(self) -> bytes:
         """The data of the offset znode."""
-        return _dumps(asdict(self))
+        values = {
+            "offset": self.offset,
+            "topic_id": self.topic_id,
+            "now_ms": self.now_ms,
+            "missed_markers": self.missed_markers,
+        }
+        if self.in_flight:
+            values["in_flight"] = snapshot.pack(self.in_flight)
+        return _dumps(values)
 
 
 class Paths:
@@ -172,8 +185,9 @@ def decode_offset(name: str, partition: int, data: bytes) -> StoredOffset | None
             topic_id=_typed(values, "topic_id", str, what),
             now_ms=_typed(values, "now_ms", int, what),
             missed_markers=values.get("missed_markers") is True,
+            in_flight=tuple(snapshot.unpack(_typed({"in_flight": "", **values}, "in_flight", str, what))),
         )
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         log.warning(
             "stored offset can't be read, treated as absent: %s",
             error,

@@ -158,6 +158,8 @@ class _Markers:
                 position=starts[partition],
                 missed_markers=safe is not None and (safe.missed_markers or safe.offset < low),
             )
+            if safe is not None:
+                self.states[partition].restore(safe.in_flight)
         log_reader.scan(connection, topics.markers.name, starts, self._visit)
 
     def _visit(self, record: Any) -> None:

@@ -11,10 +11,10 @@ import queue as queues
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,9 +25,9 @@ from kmqpy.admin import Admin
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.doctor import Severity
-from kmqpy.errors import DecodeError, KmqError, UnsupportedMarker
-from kmqpy.inflight import Entry, InFlight
-from kmqpy.markers import Op
+from kmqpy.errors import DecodeError, KmqError
+from kmqpy.inflight import Entry, InFlight, Row
+from kmqpy.marker_log import apply_records
 from kmqpy.registry import StoredOffset
 from kmqpy.telemetry import Telemetry
 from kmqpy.topics import Topics
@@ -52,16 +52,18 @@ _STOP_TIMEOUT_S = 15.0
 _LOOP_STUCK_S = 30.0
 _READ_BATCH = 5_000
 
+_SNAPSHOT_ROWS = 4_000
+_SNAPSHOT_MAX_BYTES = 500_000
+"""Of ZooKeeper's 1 MB in a packet."""
+
 
 @dataclass(frozen=True)
 class _Takeover:
-    """What a takeover found out: where to read from and up to where."""
+    """What a takeover found out: the state to read on from, and up to where (the tick)."""
 
     topic_ids: tuple[str, str]
-    first: int
     tick: int
-    now_ms: int
-    missed_markers: bool
+    state: InFlight
 
 
 class Tracker:
@@ -318,21 +320,25 @@ class Tracker:
         with self._reader() as reader:
             low = reader.log_start(queue.markers_topic, number)
         topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
-        first, now_ms, missed = low, 0, False
+        state = InFlight(position=low)
         if stored is not None and stored.topic_id != topics.markers.topic_id:
             _log.error("markers topic was created anew; reading all of it", extra=self._about(part))
         elif stored is not None and stored.offset > tick:
             _log.error("stored offset is beyond the end; reading all markers", extra=self._about(part))
         elif stored is not None:
-            first, now_ms = max(stored.offset, low), stored.now_ms
-            missed = stored.missed_markers or stored.offset < low
+            state = InFlight(
+                now_ms=stored.now_ms,
+                position=max(stored.offset, low),
+                missed_markers=stored.missed_markers or stored.offset < low,
+            )
+            state.restore(stored.in_flight)
             if stored.offset < low:
                 self.metrics.markers_lost.labels(queue.name).inc()
                 _log.error(
                     "markers were deleted before they were read; raise the markers topic's retention",
                     extra=self._about(part),
                 )
-        return _Takeover(topic_ids, first, tick, now_ms, missed)
+        return _Takeover(topic_ids, tick, state)
 
     def _taken_over(self, part: OwnedPartition, found: _Takeover | Exception | None) -> None:
         if part.phase is Phase.DROPPED:
@@ -360,11 +366,10 @@ class Tracker:
             self._pool.submit(self._diagnose, part.key[0])
         part.topic_ids = found.topic_ids
         part.stored_offset = None
-        state = InFlight(now_ms=found.now_ms, position=found.first, missed_markers=found.missed_markers)
-        part.start_reading(state, self._clock.monotonic())
+        part.start_reading(found.state, self._clock.monotonic())
         topic = part.queue.markers_topic
         self._by_topic[topic, part.number] = part
-        self._consumer.incremental_assign([TopicPartition(topic, part.number, found.first)])
+        self._consumer.incremental_assign([TopicPartition(topic, part.number, found.state.position)])
 
     def _diagnose(self, queue: str) -> None:
         """Warn of what the queue's topics are not as they should be; in the pool, once a queue."""
@@ -392,41 +397,35 @@ class Tracker:
         if records:
             records += self._consumer.consume(_READ_BATCH - 1, 0)
         now = self._clock.monotonic()
+        batches: dict[OwnedPartition, list[Any]] = {}
         for record in records:
             part = self._by_topic.get((record.topic(), record.partition()))  # type: ignore[arg-type]
             if part is None:
                 continue
             error = record.error()
-            if error is not None:
-                self._read_failed(part, error)
+            if error is None:
+                batches.setdefault(part, []).append(record)
             else:
-                self._take_in(part, record, now)
+                self._read_failed(part, error)
+        for part, batch in batches.items():
+            if part.reading:
+                self._take_in(part, batch, now)
 
-    def _take_in(self, part: OwnedPartition, record: Any, now: float) -> None:
-        state, name, at = part.state, part.key[0], record.offset()
-        timestamp_ms = record.timestamp()[1]
-        now_before_ms = state.now_ms
-        try:
-            marker = markers.decode(record.key(), record.value(), record.headers())
-            if marker.partition != part.number:
-                raise DecodeError(
-                    f"marker of partition {marker.partition} in another's markers", record.key()
-                )
-        except UnsupportedMarker as error:
-            state.observe(at, timestamp_ms)
-            state.pin(at)
-            self.metrics.unsupported_markers.labels(name).inc()
-            self._complain("newer", part.key, "marker of a newer kmqpy", error=str(error))
-        except DecodeError as error:
-            state.observe(at, timestamp_ms)
-            self.metrics.undecodable_markers.labels(name).inc()
-            self._complain("undecodable", part.key, "undecodable marker skipped", error=str(error), at=at)
-        else:
-            changed = state.apply(marker, at, timestamp_ms)
-            if marker.op is Op.END and not marker.by_tracker and part.phase is Phase.ACTIVE:
-                self.metrics.late_acks.labels(name).inc(marker.count - changed)
-        self.metrics.markers.labels(name).inc()
-        if part.read(at, now_before_ms, now):
+    def _take_in(self, part: OwnedPartition, records: list[Any], now: float) -> None:
+        state, name, now_before_ms = part.state, part.key[0], part.state.now_ms
+        applied = apply_records(state, part.number, records)
+        self.metrics.markers.labels(name).inc(len(records))
+        if part.phase is Phase.ACTIVE:
+            self.metrics.late_acks.labels(name).inc(applied.late_acks)
+        if applied.newer:
+            self.metrics.unsupported_markers.labels(name).inc(len(applied.newer))
+            self._complain("newer", part.key, "marker of a newer kmqpy", **_first(applied.newer))
+        if applied.undecodable:
+            self.metrics.undecodable_markers.labels(name).inc(len(applied.undecodable))
+            self._complain(
+                "undecodable", part.key, "undecodable marker skipped", **_first(applied.undecodable)
+            )
+        if part.read(records[-1].offset(), now_before_ms, now):
             # By then every message whose take was missed has been acknowledged or has had its time.
             part.missed_until_ms = state.now_ms + max(part.queue.max_hold_ms, part.queue.max_delay_ms)
             _log.info("partition active", extra={**self._about(part), "in_flight": len(state)})
@@ -581,13 +580,19 @@ class Tracker:
         """What to store; None while the state is not complete."""
         if part.phase not in (Phase.ACTIVE, Phase.OPENING) or not part.reading or part.caught_up_at is None:
             return None
-        state, safe = part.state, part.state.safe_offset()
-        oldest = state.oldest()
+        state, oldest = part.state, part.state.oldest()
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:
             state.missed_markers = False
-        if safe == part.stored_offset:
+        rows: list[Row] = []
+        offset, now_ms = state.safe_offset(), state.safe_now_ms()
+        if state.position - offset > self._settings.snapshot_after_markers:
+            offset, now_ms, rows = state.snapshot(_SNAPSHOT_ROWS)
+        if offset == part.stored_offset:
             return None
-        return StoredOffset(safe, part.topic_ids[1], state.safe_now_ms(), state.missed_markers)
+        stored = StoredOffset(offset, part.topic_ids[1], now_ms, state.missed_markers, tuple(rows))
+        if rows and len(stored.to_json()) > _SNAPSHOT_MAX_BYTES:
+            return replace(stored, offset=state.safe_offset(), now_ms=state.safe_now_ms(), in_flight=())
+        return stored
 
     def _store_offsets(self, now: float) -> None:
         if now < self._next_offsets or self._storing:
@@ -679,3 +684,9 @@ class Tracker:
             return
         self._complained[kind, key] = now
         _log.warning(text, extra={"queue": key[0], "partition": key[1], **more})
+
+
+def _first(found: Sequence[tuple[int, DecodeError]]) -> dict[str, Any]:
+    """What the log says of the first of them."""
+    at, error = found[0]
+    return {"error": str(error), "at": at}

@@ -23,6 +23,8 @@ class TrackerSettings:
     queues                    the queues it serves; empty: every registered one
     session_timeout_ms        ZooKeeper session; how soon a killed tracker is replaced
     offset_interval_ms        how often safe offsets are stored
+    snapshot_after_markers    when the oldest message in flight was taken more markers ago than that, the
+                              offset is stored with a snapshot of what is in flight
     use_now_for_redeliver_despite_no_marker_seen_for_ms
                               silence after which the broker is asked for its time
     max_batch_messages        messages in one transaction
@@ -38,6 +40,7 @@ class TrackerSettings:
     queues: tuple[str, ...] = ()
     session_timeout_ms: int = 6_000
     offset_interval_ms: int = 5_000
+    snapshot_after_markers: int = 20_000
     use_now_for_redeliver_despite_no_marker_seen_for_ms: int = 50
     max_batch_messages: int = 1_000
     max_batch_bytes: int = 4_000_000
@@ -53,6 +56,7 @@ class TrackerSettings:
         for name in (
             "session_timeout_ms",
             "offset_interval_ms",
+            "snapshot_after_markers",
             "use_now_for_redeliver_despite_no_marker_seen_for_ms",
             "max_batch_messages",
             "max_batch_bytes",

@@ -180,6 +180,7 @@ class Simulation:
                 tracker_id=process.name,
                 offset_interval_ms=rng.choice((100, 500, 2_000)),
                 max_batch_messages=rng.choice((1, 3, 10)),
+                snapshot_after_markers=rng.choice((1, 5, 20_000)),
                 http_port=-1,
             )
             tracker = self.controls.tracker(connection, settings)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kmqpy import inflight, markers
-from kmqpy.inflight import Entry, Hold, InFlight, replay
+from kmqpy import inflight, markers, snapshot
+from kmqpy.inflight import Entry, Hold, InFlight
 from kmqpy.markers import INT64_MAX, TICK_OFFSET, Marker, Op, tick
 
 LEASE = 30_000
@@ -348,15 +348,6 @@ class TestReading:
         assert not state.observe(99, T0)
         assert state.observe(100, T0)
 
-    def test_replay_goes_on_with_a_state(self):
-        state = replay([(Marker(0, 7, Op.TAKE, 5), 0, T0)])
-        assert replay([(Marker(0, 8, Op.TAKE, 5), 1, T0)], state=state) is state
-        assert [entry.offset for entry in state] == [7, 8]
-
-    def test_replay_into_an_empty_state(self):
-        state = InFlight(now_ms=T0)
-        assert replay([], state=state) is state
-
 
 class TestPin:
     """R3: what only a newer version understands holds the safe offset back."""
@@ -668,10 +659,34 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
     def waiting(self):
         return [entry for o, entry in self.entries().items() if o not in self.in_redelivery]
 
-    @rule(first=OFFSETS, count=st.integers(2, 20), after=st.integers(0, 60))
-    def read_a_batch_of_takes(self, first, count, after):
-        for offset in range(first, first + count):
-            self.read_a_marker(Marker(0, offset, Op.TAKE, after), 0, 0)
+    @rule(
+        op=st.sampled_from([Op.TAKE, Op.END]),
+        first=OFFSETS,
+        count=st.integers(1, 20),
+        after=st.integers(-1, 60),
+        step=timestamp_steps,
+        read_before=st.integers(0, 3),
+    )
+    def read_a_series(self, op, first, count, after, step, read_before):
+        """Markers alike, of messages that follow each other; the first may have been read before."""
+        read_before = min(read_before, self.position, count)
+        offsets = range(first + read_before, first + count)
+        before = [entry for offset in offsets if (entry := self.entry(offset))]
+        at, timestamp = self.position - read_before, self.now_ms + step
+        if offsets:
+            self.now_ms = max(self.now_ms, timestamp)
+        for offset in offsets:
+            self.log.append(Read(Marker(0, offset, op, max(0, after)), self.position, self.now_ms))
+            self.position += 1
+        if op is Op.TAKE:
+            self.state.apply_takes(first, count, after, at, timestamp)
+        else:
+            assert self.state.apply_ends(first, count, at, timestamp) == len(before)
+            self.in_redelivery.difference_update(offsets)
+        dead = {entry.offset for entry in before if entry.hold is Hold.DEAD}
+        for offset in offsets:
+            if op is Op.END or offset not in dead:
+                self.postponed.pop(offset, None)
 
     @rule(
         marker=st.one_of(random_markers, range_markers),
@@ -864,6 +879,39 @@ class TestRestart:
                 other = first.get(entry.offset)
                 assert entry._replace(due_ms=0, since_ms=0) == other._replace(due_ms=0, since_ms=0)
                 assert entry.due_ms >= other.due_ms
+
+    @settings(deadline=None, max_examples=150)
+    @given(histories, st.booleans(), st.integers(0, 8))
+    def test_the_same_state_from_a_snapshot(self, history, missed_markers, max_rows):
+        records = with_timestamps(history)
+        first = InFlight(missed_markers=missed_markers)
+        stored = []
+        for record in records:
+            read(first, [record])
+            offset, now_ms, rows = first.snapshot(max_rows)
+            assert len(rows) <= max_rows
+            assert first.safe_offset() <= offset <= first.position
+            stored.append((offset, now_ms, snapshot.unpack(snapshot.pack(rows))))
+        for offset, now_ms, rows in stored:
+            successor = InFlight(now_ms=now_ms, position=offset, missed_markers=missed_markers)
+            successor.restore(rows)
+            read(successor, records[offset:])
+            assert {entry.offset: entry for entry in successor} == {entry.offset: entry for entry in first}
+            assert successor.safe_offset() == first.safe_offset()
+            assert successor.next_due_ms() == first.next_due_ms()
+            assert successor.pinned == first.pinned
+            # Taken up to the last message, so that the next snapshot is good as well.
+            assert successor.snapshot(100) == first.snapshot(100)
+
+    def test_a_snapshot_leaves_out_what_was_taken_last(self):
+        log = Log()
+        for offset in range(4):
+            log.take(offset, later=10)
+        log.end(1)
+        offset, now_ms, rows = log.state.snapshot(2)
+        assert (offset, now_ms) == (3, T0 + 40)
+        assert [row.offset for row in rows] == [0, 2]
+        assert log.state.snapshot(3)[0] == log.state.position == 5
 
     def test_restarts_do_not_prolong_leases(self):
         records = [(Marker(0, 7, Op.TAKE, LEASE), 0, T0)]

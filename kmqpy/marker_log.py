@@ -1,0 +1,124 @@
+"""From the records of a markers partition to its in-flight state. Pure: no I/O.
+
+The hot path of a tracker. Clients write their markers in batches, so most records say the same of the
+next message as the one before; such a series is applied at once, with nothing decoded twice.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kmqpy import markers
+from kmqpy.errors import DecodeError, UnsupportedMarker
+from kmqpy.inflight import InFlight
+from kmqpy.markers import Op
+
+_KEY = struct.Struct(">iq")
+_PLAIN_SIZES = (1, 9)
+_END = markers.encode_end()
+_END_BY_TRACKER = markers.encode(markers.tick(0))[2]
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a batch of records amounted to.
+
+    late_acks       acknowledged messages that were not in flight (any more)
+    newer           markers offsets of what only a newer kmqpy understands; the state is pinned there
+    undecodable     markers offsets of what was skipped
+    """
+
+    late_acks: int = 0
+    newer: list[tuple[int, UnsupportedMarker]] = field(default_factory=list)
+    undecodable: list[tuple[int, DecodeError]] = field(default_factory=list)
+
+
+def apply_records(state: InFlight, partition: int, records: Iterable[Any]) -> Applied:
+    """Take in `records` (confluent_kafka.Message, in log order, no errors) of one markers partition."""
+    applied = Applied()
+    # The series being collected: `count` plain markers alike, of offsets from `first` on.
+    count = first = start = stamp = 0
+    like, by = _END, None
+    for record in records:
+        key, value, headers = record.key(), record.value(), record.headers()
+        at, timestamp_ms = record.offset(), record.timestamp()[1]
+        if (
+            key is not None
+            and value is not None
+            and len(key) == _KEY.size
+            and len(value) in _PLAIN_SIZES
+            and (headers is None or (value == _END and headers == _END_BY_TRACKER))
+        ):
+            number, offset = _KEY.unpack(key)
+            if (
+                count
+                and value == like
+                and offset == first + count
+                and at == start + count
+                and timestamp_ms == stamp
+                and headers == by
+                and number == partition
+            ):
+                count += 1
+                continue
+            if number == partition and (value == _END or (offset >= 0 and value[0] == 1 and len(value) == 9)):
+                if count:
+                    _apply_series(state, applied, first, count, like, by, start, stamp)
+                first, count, like, by, start, stamp = offset, 1, value, headers, at, timestamp_ms
+                continue
+        if count:
+            _apply_series(state, applied, first, count, like, by, start, stamp)
+            count = 0
+        _apply_one(state, applied, partition, key, value, headers, at, timestamp_ms)
+    if count:
+        _apply_series(state, applied, first, count, like, by, start, stamp)
+    return applied
+
+
+def _apply_series(
+    state: InFlight,
+    applied: Applied,
+    first: int,
+    count: int,
+    like: bytes,
+    by: Any,
+    start: int,
+    stamp: int,
+) -> None:
+    after_ms = markers.decode_value(like)
+    if after_ms is not None:
+        state.apply_takes(first, count, after_ms, start, stamp)
+    else:
+        ended = state.apply_ends(first, count, start, stamp)
+        if by is None:
+            applied.late_acks += count - ended
+
+
+def _apply_one(
+    state: InFlight,
+    applied: Applied,
+    partition: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Any,
+    at: int,
+    timestamp_ms: int,
+) -> None:
+    try:
+        marker = markers.decode(key, value, headers)
+        if marker.partition != partition:
+            raise DecodeError(f"marker of partition {marker.partition} in another's markers", key)
+    except UnsupportedMarker as error:
+        state.observe(at, timestamp_ms)
+        state.pin(at)
+        applied.newer.append((at, error))
+    except DecodeError as error:
+        state.observe(at, timestamp_ms)
+        applied.undecodable.append((at, error))
+    else:
+        changed = state.apply(marker, at, timestamp_ms)
+        if marker.op is Op.END and not marker.by_tracker:
+            applied.late_acks += marker.count - changed

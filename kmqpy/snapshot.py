@@ -1,0 +1,76 @@
+"""The text form of a snapshot of the in-flight state, kept beside the safe offset. Pure: no I/O.
+
+A state is a function of the markers up to some offset, so offset and rows, written together in one
+znode, are always consistent, whoever wrote them (rule R17 without generations).
+
+Base64 of deflated JSON: a list of rows, where a list of 7 values is a `TakenTogether` (its bits in
+hexadecimal) and one of 8 is an `Entry`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from kmqpy.inflight import Entry, Hold, Row, TakenTogether
+from kmqpy.markers import INT64_MAX
+
+_MAX_JSON_BYTES = 16_000_000
+_MAX_BITS = 1 << 16
+
+
+def pack(rows: Iterable[Row]) -> str:
+    """The rows as text; empty when there are none."""
+    values: list[tuple[Any, ...]] = [
+        row._replace(bits=f"{row.bits:x}") if isinstance(row, TakenTogether) else row  # type: ignore[arg-type]
+        for row in rows
+    ]
+    if not values:
+        return ""
+    return base64.b64encode(zlib.compress(json.dumps(values).encode(), 1)).decode()
+
+
+def unpack(text: str) -> list[Row]:
+    """The rows in a text; raises ValueError."""
+    if not text:
+        return []
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(base64.b64decode(text, validate=True), _MAX_JSON_BYTES)
+        if not inflater.eof or inflater.unused_data:
+            raise ValueError("snapshot: too long, or cut short")
+        return [_row(values) for values in json.loads(data)]
+    except (zlib.error, binascii.Error, RecursionError, TypeError, IndexError) as error:
+        raise ValueError(f"snapshot: {error}") from error
+
+
+def _row(values: Any) -> Row:
+    if type(values) is not list or len(values) not in (7, 8):
+        raise ValueError("snapshot: a row must be a list of 7 or 8 values")
+    if len(values) == len(TakenTogether._fields):
+        first, bits, taken_at, stride, since_ms, due_ms, holder = values
+        _check(first, taken_at, stride, since_ms, due_ms)
+        number = int(bits, 16)
+        if not number & 1 or number < 0 or number.bit_length() > _MAX_BITS:
+            raise ValueError("snapshot: bits without the first, or too many")
+        return TakenTogether(first, number, taken_at, stride, since_ms, due_ms, _text(holder))
+    offset, taken_at, since_ms, due_ms, hold, counts, reason, holder = values
+    _check(offset, taken_at, since_ms, due_ms)
+    if type(counts) is not bool:
+        raise ValueError("snapshot: counts must be true or false")
+    return Entry(offset, taken_at, since_ms, due_ms, Hold(hold), counts, _text(reason), _text(holder))
+
+
+def _check(*numbers: Any) -> None:
+    if not all(type(number) is int and 0 <= number <= INT64_MAX for number in numbers):
+        raise ValueError("snapshot: a number out of its range")
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise ValueError("snapshot: a name or reason must be text")
