@@ -27,11 +27,13 @@ class Applied:
     """What a batch of records amounted to.
 
     late_acks       acknowledged messages that were not in flight (any more)
+    ranges          whether there were range markers
     newer           markers offsets of what only a newer kmqpy understands; the state is pinned there
     undecodable     markers offsets of what was skipped
     """
 
     late_acks: int = 0
+    ranges: bool = False
     newer: list[tuple[int, UnsupportedMarker]] = field(default_factory=list)
     undecodable: list[tuple[int, DecodeError]] = field(default_factory=list)
 
@@ -119,6 +121,7 @@ def _apply_one(
         state.observe(at, timestamp_ms)
         applied.undecodable.append((at, error))
     else:
+        applied.ranges = applied.ranges or bool(marker.runs)
         changed = state.apply(marker, at, timestamp_ms)
         if marker.op is Op.END and not marker.by_tracker:
             applied.late_acks += marker.count - changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kmqpy import message as m
 from kmqpy.config import QueueSettings
@@ -14,8 +14,7 @@ _RECORD_OVERHEAD = 64
 """Bytes of a record beside key, value and headers; generous."""
 
 
-@dataclass(frozen=True, slots=True)
-class Original:
+class Original(NamedTuple):
     """A record of the queue topic."""
 
     offset: int
@@ -25,8 +24,7 @@ class Original:
     headers: m.Headers
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """The record that replaces an original; `size` in bytes, an upper estimate."""
 
     entry: Entry
@@ -39,8 +37,10 @@ class Copy:
     @property
     def size(self) -> int:
         """Bytes on the wire, before compression."""
-        headers = sum(len(name.encode()) + len(value or b"") + 10 for name, value in self.headers)
-        return _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"") + headers
+        size = _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers:
+            size += len(name if name.isascii() else name.encode()) + len(value or b"") + 10
+        return size
 
 
 def copy_of(entry: Entry, original: Original, queue: QueueSettings, partition: int) -> Copy:
@@ -49,12 +49,13 @@ def copy_of(entry: Entry, original: Original, queue: QueueSettings, partition: i
     It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are
     kept, but for those that say what this very copy is; `kmq-deliver-at` has been honoured by now.
     """
-    undecodable_count = False
-    try:
-        count = m.redelivery_count(original.headers, queue.redelivery_count_header)
-    except DecodeError:
-        count, undecodable_count = 0, True
-    headers = m.without(original.headers, queue.redelivery_count_header, m.DELIVER_AT)
+    count, headers, undecodable_count = 0, original.headers, False
+    if headers:
+        try:
+            count = m.redelivery_count(headers, queue.redelivery_count_header)
+        except DecodeError:
+            undecodable_count = True
+        headers = m.without(headers, queue.redelivery_count_header, m.DELIVER_AT)
     headers += _origin(original, partition)
     over_limit = entry.counts and queue.max_redeliveries is not None and count >= queue.max_redeliveries
     dead_letter = entry.hold is Hold.DEAD or over_limit
@@ -98,11 +99,12 @@ def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[
     result: list[list[Copy]] = []
     size = 0
     for copy in copies:
-        if not result or len(result[-1]) >= max_messages or size + copy.size > max_bytes:
+        copy_size = copy.size
+        if not result or len(result[-1]) >= max_messages or size + copy_size > max_bytes:
             result.append([])
             size = 0
         result[-1].append(copy)
-        size += copy.size
+        size += copy_size
     return result
 
 

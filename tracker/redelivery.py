@@ -6,6 +6,7 @@ killed at any point, or a successor, reads either both or neither and never make
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ _FETCH_TIMEOUT_S = 5.0
 _MAX_GAP = 500
 """Offsets to read over rather than seek."""
 _MAX_FETCH_BYTES = 32_000_000
+_READ_AT_ONCE = 1_000
 
 _AT_ONCE = 3
 """How often a batch is tried again at once."""
@@ -124,34 +126,34 @@ class OriginalsReader:
         self._consumer.close()
 
     def _read(self, topic: str, partition: int, wanted: list[int], fetched: Fetched) -> None:
-        index = size = 0
+        found, index, size = fetched.found, 0, 0
         deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
         while index < len(wanted) and size < _MAX_FETCH_BYTES and self._clock.monotonic() < deadline:
-            for record in self._consumer.consume(min(len(wanted) - index, 1000), 0.1):
+            for record in self._consumer.consume(min(len(wanted) - index, _READ_AT_ONCE), 0.1):
                 error = record.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     if not index:
                         raise KafkaException(error)
                     fetched.out_of_reach = wanted[index:]
                     return  # what lies before it is good
-                position = record.offset()
-                assert position is not None
+                position: int = record.offset()  # type: ignore[assignment]
                 # What lies below a record, or below the end of what can be read, is not there.
-                while index < len(wanted) and wanted[index] < position:
+                while wanted[index] < position:
                     fetched.gone.append(wanted[index])
                     index += 1
-                if index == len(wanted) or error is not None:
-                    if index < len(wanted):
-                        fetched.out_of_reach = wanted[index:]
-                        return  # beyond the last stable offset: wait
-                    break
+                    if index == len(wanted):
+                        return
+                if error is not None:
+                    fetched.out_of_reach = wanted[index:]
+                    return  # beyond the last stable offset: wait
                 if wanted[index] == position:
-                    original = _original(record)
+                    found[position] = original = _original(record)
                     size += len(original.value or b"") + len(original.key or b"")
-                    fetched.found[position] = original
                     index += 1
+                    if index == len(wanted):
+                        return
                     deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
-                if index < len(wanted) and wanted[index] - position > _MAX_GAP:
+                if wanted[index] - position > _MAX_GAP:
                     self._consumer.seek(TopicPartition(topic, partition, wanted[index]))
                     break
 
@@ -184,13 +186,15 @@ class Redeliverer:
     """The transactional producer of one partition, and what is done with it.
 
     `transactional.id` is the partition's, so opening it fences every predecessor for good. `queue`
-    may be replaced when its settings change.
+    may be replaced when its settings change. `ranges`: end markers may be range markers, because a
+    client has written such; before that, there might be JVM trackers about, which don't know them.
     """
 
     def __init__(
         self, connection: Connection, queue: QueueSettings, partition: int, settings: TrackerSettings
     ) -> None:
         self.queue = queue
+        self.ranges = False
         self._connection = connection
         self._partition = partition
         self._settings = settings
@@ -209,6 +213,7 @@ class Redeliverer:
                 "transaction.timeout.ms": timeout_ms,
                 "message.timeout.ms": timeout_ms,
                 "linger.ms": 5,
+                "delivery.report.only.error": True,
                 # The topics' limits decide, which are above what send() takes (rule R7).
                 "message.max.bytes": 100_000_000,
             },
@@ -264,8 +269,9 @@ class Redeliverer:
         for offset in by_offset.keys() - done - outcome.failed.keys():
             was_dead = any(copy.entry.offset == offset for copy in dead) and outcome.dead_letter_problem
             outcome.failed[offset] = self._backoff(offset) if was_dead else 0.05
-        for offset in done:
-            self._tries.pop(offset, None)
+        if self._tries:
+            for offset in done:
+                self._tries.pop(offset, None)
         self._refused -= done
         return outcome
 
@@ -308,7 +314,7 @@ class Redeliverer:
             for copy in batch:
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
-    def _transact(self, batch: list[Copy], gone: Iterable[int]) -> None:
+    def _transact(self, batch: list[Copy], gone: Sequence[int]) -> None:
         producer = self._producer
         if producer is None:
             raise Broken("no producer")
@@ -318,14 +324,15 @@ class Redeliverer:
             if error is not None:
                 errors.append(error)
 
+        copied = sorted(copy.entry.offset for copy in batch)
         try:
             producer.begin_transaction()
             for copy in batch:
                 topic = self.queue.dead_letter_topic if copy.dead_letter else self.queue.name
                 self._produce(producer, topic, copy.key, copy.value, list(copy.headers), report)
-                self._end(producer, copy.entry.offset, report)
-            for offset in gone:
-                self._end(producer, offset, report)
+            for marker in itertools.chain(self._ends(copied), self._ends(gone)):
+                key, value, headers = markers.encode(marker)
+                self._produce(producer, self.queue.markers_topic, key, value, headers, report)
             producer.commit_transaction(self._settings.effective_transaction_timeout_ms / 1000)
         except KafkaException as exception:
             error = kafka.error_of(exception)
@@ -341,9 +348,10 @@ class Redeliverer:
             causes = [cause for cause in (error, *errors) if cause.code() in _BY_MESSAGE]
             raise Aborted(causes[0] if causes else error) from exception
 
-    def _end(self, producer: Producer, offset: int, report: Any) -> None:
-        key, value, headers = markers.encode(Marker(self._partition, offset, Op.END, by_tracker=True))
-        self._produce(producer, self.queue.markers_topic, key, value, headers, report)
+    def _ends(self, offsets: Sequence[int]) -> Iterable[Marker]:
+        if self.ranges and len(offsets) > 1:
+            return markers.ranges(self._partition, Op.END, offsets, by_tracker=True)
+        return (Marker(self._partition, offset, Op.END, by_tracker=True) for offset in offsets)
 
     def _produce(
         self,

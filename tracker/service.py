@@ -415,6 +415,7 @@ class Tracker:
         state, name, now_before_ms = part.state, part.key[0], part.state.now_ms
         applied = apply_records(state, part.number, records)
         self.metrics.markers.labels(name).inc(len(records))
+        part.redeliverer.ranges = part.redeliverer.ranges or applied.ranges
         if part.phase is Phase.ACTIVE:
             self.metrics.late_acks.labels(name).inc(applied.late_acks)
         if applied.newer:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from kmqpy import markers
 from kmqpy import message as m
 from kmqpy.config import QueueSettings
-from kmqpy.errors import DecodeError
 from kmqpy.markers import Marker, Op
 
-from .model import Broker, Log, Process, Record
+from .model import Broker, Log, Process, Record, decoded
 
 
 @dataclass
@@ -180,7 +178,7 @@ class Checker:
                 self._late[partition, offset] = entry
             return
         what = f"{partition}@{offset} by {record.by}"
-        copy = record.copy
+        copy = record.copies.get(offset)
         if copy is None:
             self._check_gone(queue, offset, what)
             return
@@ -258,21 +256,3 @@ class Checker:
             if not self.history.markers_deleted:
                 seen = self.history.delivered[body]
                 self.problems.append(f"lost: {body!r} was sent and never finished, delivered {seen} times")
-
-
-def decoded(record: Record) -> list[Marker]:
-    """The single markers that a record stands for."""
-    if record.decoded is None:
-        record.decoded = _decoded(record)
-    found: list[Marker] = record.decoded
-    return found
-
-
-def _decoded(record: Record) -> list[Marker]:
-    try:
-        marker = markers.decode(record.key(), record.value(), record.headers())
-    except DecodeError:
-        return []
-    if not marker.runs:
-        return [marker]
-    return [replace(marker, offset=offset, runs=()) for offset in marker.offsets()]

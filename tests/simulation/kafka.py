@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kmqpy import kafka as real
 from kmqpy import markers
 
-from .model import Broker, Fenced, Group, Log, Process, Record, Steps
+from .model import Broker, Fenced, Group, Log, Process, Record, Steps, decoded
 
 REQUEST_TIMEOUT_MS = 400.0
 
@@ -222,7 +222,7 @@ class Transactions:
         self._pending = []
 
     def _send_pending(self) -> Steps:
-        copy: Record | None = None
+        copies: list[Record] = []
         self._world.stall(self._connection.process)
         for place, key, value, headers, report in self._pending:
             yield self._world.latency()
@@ -235,9 +235,12 @@ class Transactions:
             record = self._send(place, key, value, headers)
             report(None, None)
             if record.topic() != self._markers:
-                copy = record
-            elif copy is not None:
-                record.copy, copy.has_end, copy = copy, True, None
+                copies.append(record)
+                continue
+            # The end markers of the copies come after them, in the same order.
+            for marker in decoded(record)[: len(copies)]:
+                copy = record.copies[marker.offset] = copies.pop(0)
+                copy.has_end = True
 
     def _end_somehow(self) -> Steps:
         """The outcome stays unknown: done, not done, or done later."""

@@ -7,9 +7,13 @@ ends when nothing was heard for its timeout.
 
 import heapq
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
+
+from kmqpy import markers
+from kmqpy.errors import DecodeError
+from kmqpy.markers import Marker
 
 Steps = Generator[float, None, Any]
 """What yields before and after each I/O operation: how many ms it takes."""
@@ -183,7 +187,7 @@ class Record:
         "at",
         "by",
         "confirmed",
-        "copy",
+        "copies",
         "decoded",
         "has_end",
         "ms",
@@ -211,8 +215,8 @@ class Record:
         self.by = by
         self.confirmed = True
         self.decoded: Any = None  # for the checker
-        # Of a tracker: a copy and its end marker know each other.
-        self.copy: Record | None = None
+        # Of a tracker: an end marker knows the copies of what it ends, by offset.
+        self.copies: dict[int, Record] = {}
         self.has_end = False
 
     def append(self, *, confirmed: bool) -> None:
@@ -530,3 +534,21 @@ class ZooKeeper:
     def changed(self) -> None:
         for watcher in self.watchers:
             watcher()
+
+
+def decoded(record: Record) -> list[Marker]:
+    """The single markers that a record stands for."""
+    if record.decoded is None:
+        record.decoded = _decoded(record)
+    found: list[Marker] = record.decoded
+    return found
+
+
+def _decoded(record: Record) -> list[Marker]:
+    try:
+        marker = markers.decode(record.key(), record.value(), record.headers())
+    except DecodeError:
+        return []
+    if not marker.runs:
+        return [marker]
+    return [replace(marker, offset=offset, runs=()) for offset in marker.offsets()]

@@ -12,9 +12,9 @@ from tracker.settings import TrackerSettings
 
 from . import actors
 from .actors import CLOCK, QUEUE, STEPWISE, MarkerWriter, OriginalsReader, QueueSource, Redeliverer, Tracker
-from .checker import Checker, History, decoded
+from .checker import Checker, History
 from .kafka import Connection, Transactions
-from .model import Actor, Broker, Group, Process, World, ZooKeeper
+from .model import Actor, Broker, Group, Process, World, ZooKeeper, decoded
 
 QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_000, max_delay_ms=60_000)
 TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic, QUEUE_SETTINGS.dead_letter_topic]
