@@ -11,9 +11,9 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from operator import attrgetter
+from operator import attrgetter, is_
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -28,7 +28,7 @@ from kmqpy.kafka_message import Batch, KafkaMessage
 from kmqpy.marker_writer import MarkerWriter, Started
 from kmqpy.markers import INT64_MAX, Marker, Op
 from kmqpy.message import Message, Receipt
-from kmqpy.source import QueueSource
+from kmqpy.source import QueueSource, by_partition
 from kmqpy.telemetry import Telemetry
 from kmqpy.topics import Topics
 
@@ -47,6 +47,11 @@ _CLOSE_TIMEOUT_S = 10.0
 
 _record_of = attrgetter("_record")
 _batch_of = attrgetter("_batch")
+
+Offsets = Mapping[int, Sequence[int]]
+"""Ascending offsets by partition."""
+
+_NOTHING: tuple[tuple[Message, ...], Offsets] = ((), {})
 
 _MAX_REASON = 1_000
 """Characters of a reason; it is written with the marker, and again with the dead letter."""
@@ -110,6 +115,7 @@ class KmqClient:
         self._held = Held()
         self._room = threading.Condition()
         self._taking = threading.RLock()
+        self._handed_out = _NOTHING  # last, while it is not acknowledged
         self._iterating: deque[tuple[float, Message]] = deque()  # with the end of its lease
         self._closed = threading.Event()
         self._housekeeper: threading.Thread | None = None
@@ -263,35 +269,33 @@ class KmqClient:
 
     def _take(self, max_messages: int, wait_s: float, lease_ms: int) -> list[Message]:
         source = self._open_source()
-        records = source.poll(max_messages, wait_s)
+        records, offsets = source.poll(max_messages, wait_s)
         if not records:
             source.maintain()
             return []
         # The lease is counted from before its start marker is written (rule R11).
         started = self._clock.monotonic()
         now_ms = self._clock.wall_ms()
-        offsets = _by_partition(records)
-        delays = self._delays(records, now_ms)
+        delays = self._delays(records, now_ms) if any(map(Record.headers, records)) else {}
         due = offsets if not delays else _without(offsets, delays)
-        written = self._writer.start(due, delays, lease_ms, self._holder, _START_TIMEOUT_S)
-        self._account(source, offsets, written)
-        failed = written.failed
-        if delays or failed:
-            records = [
-                record
-                for record in records
-                if (record.partition(), record.offset()) not in delays
-                and record.offset() < failed.get(record.partition(), INT64_MAX)
-            ]
-        source.maintain()
-        if not records or not self._hold(_by_partition(records), started, lease_ms):
-            return []
+        starting = self._writer.start(due, delays, lease_ms, self._holder, _START_TIMEOUT_S)
         batch = Batch(self._queue, self._topic_id, now_ms + lease_ms, self._telemetry)
-        messages: list[Message] = list(map(KafkaMessage, records, repeat(batch)))
+        messages: list[Message] = list(
+            map(KafkaMessage, records, repeat(batch))
+        )  # the broker works meanwhile
+        written = starting.confirmed()
+        self._account(source, offsets, written)
+        if delays or written.failed:
+            messages = [message for message in messages if _is_taken(message, delays, written)]
+            offsets = by_partition(list(map(_record_of, messages)))
+        source.maintain()
+        if not messages or not self._hold(offsets, started, lease_ms):
+            return []
+        self._handed_out = tuple(messages), offsets
         self._telemetry.received(self._queue.name, messages)
         return messages
 
-    def _hold(self, taken: dict[int, list[int]], started: float, lease_ms: int) -> bool:
+    def _hold(self, taken: Offsets, started: float, lease_ms: int) -> bool:
         """Count messages as held; False, and they are given back, if their leases have run down."""
         lease_s = lease_ms / 1000
         if self._clock.monotonic() - started > lease_s * (1 - _MIN_LEASE_LEFT):
@@ -318,8 +322,8 @@ class KmqClient:
     def _delays(self, records: list[Any], now_ms: int) -> dict[Place, int]:
         """The places of records not yet due, with the ms until they are."""
         delays: dict[Place, int] = {}
-        for record, raw in zip(records, map(Record.headers, records), strict=True):
-            if raw and (wait_ms := self._wait_ms(raw, now_ms)) > 0:
+        for record in records:
+            if (raw := record.headers()) and (wait_ms := self._wait_ms(raw, now_ms)) > 0:
                 delays[record.partition(), record.offset()] = min(wait_ms, 2**62)
         return delays
 
@@ -331,7 +335,7 @@ class KmqClient:
             return 0
         return 0 if deliver_at is None else deliver_at - now_ms
 
-    def _account(self, source: QueueSource, offsets: dict[int, list[int]], written: Started) -> None:
+    def _account(self, source: QueueSource, offsets: Offsets, written: Started) -> None:
         """Let what has confirmed starts be committed, and the rest be read again (rule R18)."""
         for partition, ascending in offsets.items():
             count = len(ascending)
@@ -363,13 +367,19 @@ class KmqClient:
 
     # --- finishing --------------------------------------------------------------------------------
 
-    def _places(self, messages: Sequence[Message | str]) -> dict[int, list[int]]:
+    def _places(self, messages: Sequence[Message | str]) -> Offsets:
         """The offsets of messages, by partition."""
-        if set(map(type, messages)) == {KafkaMessage}:
-            for batch in {id(batch): batch for batch in map(_batch_of, messages)}.values():
-                self._check_queue(batch.queue.name)
-            return _by_partition(list(map(_record_of, messages)))
+        handed_out, offsets = self._handed_out
+        if len(messages) == len(handed_out) and all(map(is_, messages, handed_out)):  # the usual case
+            self._handed_out = _NOTHING
+            return offsets
         places: dict[int, list[int]] = {}
+        if set(map(type, messages)) == {KafkaMessage}:
+            for batch in set(map(_batch_of, messages)):
+                self._check_queue(batch.queue.name)
+            for record in map(_record_of, messages):
+                places.setdefault(record.partition(), []).append(record.offset())
+            return places
         for message in messages:
             partition, offset = self._place(message)
             places.setdefault(partition, []).append(offset)
@@ -404,7 +414,7 @@ class KmqClient:
             places.setdefault(marker.partition, []).append(marker.offset)
         self._finished(places, op, wait=wait)
 
-    def _finished(self, places: dict[int, list[int]], op: str, *, wait: bool) -> None:
+    def _finished(self, places: Offsets, op: str, *, wait: bool) -> None:
         if wait:
             self.flush()
         with self._room:
@@ -439,6 +449,7 @@ class KmqClient:
     def _open_source(self) -> QueueSource:
         self._check_open()
         if self._source is None:
+            self._writer.get_ready()
             self._source = QueueSource(
                 self._connection,
                 self._queue,
@@ -478,18 +489,12 @@ class KmqClient:
         self._release(stale)
 
 
-def _by_partition(records: list[Any]) -> dict[int, list[int]]:
-    """The offsets of Kafka records by partition, each in the order of the records."""
-    partitions, offsets = map(Record.partition, records), map(Record.offset, records)
-    found: dict[int, list[int]] = {}
-    if len(records) > 1 and len(distinct := set(map(Record.partition, records))) == 1:
-        return {distinct.pop(): list(offsets)}  # type: ignore[arg-type, dict-item]
-    for partition, offset in zip(partitions, offsets, strict=True):
-        found.setdefault(partition, []).append(offset)  # type: ignore[arg-type]
-    return found
+def _is_taken(message: Message, delays: Collection[Place], written: Started) -> bool:
+    partition, offset = message.partition, message.offset
+    return (partition, offset) not in delays and offset < written.failed.get(partition, INT64_MAX)
 
 
-def _without(offsets: dict[int, list[int]], places: Collection[Place]) -> dict[int, list[int]]:
+def _without(offsets: Offsets, places: Collection[Place]) -> Offsets:
     return {p: [o for o in ascending if (p, o) not in places] for p, ascending in offsets.items()}
 
 

@@ -6,7 +6,7 @@ Most consumers read a few fields of a message, and taking one must cost less tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kmqpy import message as m
@@ -17,7 +17,7 @@ from kmqpy.producer import message_id
 from kmqpy.telemetry import Telemetry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """What the messages of one receive() have in common."""
 
@@ -35,11 +35,13 @@ class KafkaMessage(Message):
     _record: Any
 
     def __init__(self, record: Any, batch: Batch) -> None:
-        _set_record(self, record)
-        _set_batch(self, batch)
+        self._record = record
+        self._batch = batch
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+    # The fields are properties, which nobody can assign to, and a frozen class would make __init__ three
+    # times as slow.
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
 
     def __reduce__(self) -> tuple[Callable[..., Message], tuple[dict[str, Any]]]:
         return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)
@@ -100,11 +102,6 @@ class KafkaMessage(Message):
     @property
     def receipt(self) -> str:
         return str(Receipt(self.queue, self._batch.topic_id, self.partition, self.offset))
-
-
-# A frozen class refuses plain assignment, and object.__setattr__ takes twice as long.
-_set_record = KafkaMessage.__dict__["_record"].__set__
-_set_batch = KafkaMessage.__dict__["_batch"].__set__
 
 
 def _plain(values: dict[str, Any]) -> Message:

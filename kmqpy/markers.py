@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -123,6 +123,9 @@ class Marker:
 
 def runs_of(offsets: Iterable[int]) -> Runs:
     """Ascending, distinct offsets as runs."""
+    # Usually nothing is missing, and that is seen without looking at each.
+    if isinstance(offsets, Sequence) and offsets and offsets[-1] - offsets[0] + 1 == len(offsets):
+        return ((offsets[0], len(offsets)),)
     runs: list[tuple[int, int]] = []
     first = count = 0
     for offset in offsets:

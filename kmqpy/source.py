@@ -7,9 +7,9 @@ partitions that have to wait (rule R18). Used by one thread at a time.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
@@ -106,8 +106,8 @@ class QueueSource:
         """The partitions that this member has now."""
         return sorted(self._partitions)
 
-    def poll(self, max_records: int, wait_s: float) -> list[Any]:
-        """Up to `max_records` records; waits at most `wait_s` for the first.
+    def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], dict[int, Sequence[int]]]:
+        """Up to `max_records` records, and their offsets by partition; waits at most `wait_s` for the first.
 
         Records that a crashed predecessor had started are left out: the tracker looks after them. So
         are those that were deleted since they were fetched.
@@ -116,7 +116,7 @@ class QueueSource:
         self._idle = False
         self._prepare()
         # A lone consume(n, t) waits out t even when messages are there.
-        records, self._stash = self._stash, []
+        records, self._stash = self._stash[:max_records], self._stash[max_records:]
         if not records:
             records = self._consumer.consume(1, wait_s)
         if records and max_records > len(records):
@@ -124,12 +124,13 @@ class QueueSource:
         self._last_poll = self._clock.monotonic()
         log_starts: dict[int, int] = {}
         if not any(map(Record.error, records)):
-            counts: Counter[Any] = Counter(map(Record.partition, records))
-            if all(self._takes_all_of(partition, log_starts) for partition in counts):
-                for partition, count in counts.items():
-                    self._partitions[partition].pending += count
-                return records
-        return [record for record in records if self._is_ours(record, log_starts)]
+            offsets = by_partition(records)
+            if all(self._takes_all_of(partition, log_starts) for partition in offsets):
+                for partition, ones in offsets.items():
+                    self._partitions[partition].pending += len(ones)
+                return records, offsets
+        records = [record for record in records if self._is_ours(record, log_starts)]
+        return records, by_partition(records)
 
     def _takes_all_of(self, partition: int, log_starts: dict[int, int]) -> bool:
         """Whether there is nothing to look at in single records of `partition`; the usual case."""
@@ -174,7 +175,6 @@ class QueueSource:
         known.pending = 0
         known.skipped_to = 0
         self._back_off(known)
-        self._stash = [record for record in self._stash if record.partition() != partition]
         self._seek(partition, offset)
         self._apply_pauses()
 
@@ -190,8 +190,8 @@ class QueueSource:
             return
         self._idle = True
         self._apply_pauses()
-        if not self._stash:
-            self._stash = self._consumer.consume(1, 0)
+        came = self._consumer.consume(1, 0)  # may drop some of the stash
+        self._stash += came
 
     def close(self) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while."""
@@ -262,6 +262,7 @@ class QueueSource:
         known.wait_until = self._clock.monotonic() + delay_s
 
     def _seek(self, partition: int, offset: int) -> None:
+        self._stash = [record for record in self._stash if record.partition() != partition]
         place = TopicPartition(self._queue.name, partition, offset)
         try:
             self._consumer.seek(place)
@@ -441,6 +442,28 @@ class QueueSource:
             "partitions given up",
             extra={"queue": self._queue.name, "partitions": [p.partition for p in places]},
         )
+
+
+def by_partition(records: list[Any]) -> dict[int, Sequence[int]]:
+    """The ascending offsets of Kafka records by partition; ranges where none is missing.
+
+    The records of each partition are in the order of its log, and have no error.
+    """
+    partitions = list(map(Record.partition, records))
+    if partitions and partitions.count(partitions[0]) == len(partitions):
+        return {partitions[0]: _offsets(records)}  # type: ignore[dict-item]
+    parts: dict[int, list[Any]] = {}
+    first = 0
+    for partition, run in groupby(partitions):
+        after = first + sum(1 for _ in run)
+        parts.setdefault(partition, []).extend(records[first:after])  # type: ignore[arg-type]
+        first = after
+    return {partition: _offsets(ones) for partition, ones in parts.items()}
+
+
+def _offsets(records: list[Any]) -> Sequence[int]:
+    low, high = records[0].offset(), records[-1].offset()
+    return range(low, high + 1) if high - low + 1 == len(records) else list(map(Record.offset, records))  # type: ignore[arg-type]
 
 
 def committed_markers_offset(metadata: str | None) -> int | None:

@@ -309,6 +309,9 @@ class _Event:
     def set(self) -> None:
         self._is_set = True
 
+    def clear(self) -> None:
+        self._is_set = False
+
     def is_set(self) -> bool:
         return self._is_set
 
@@ -324,7 +327,7 @@ class _Condition(contextlib.nullcontext[None]):
     def notify_all(self) -> None:
         pass
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+    def wait_for(self, condition: Callable[[], bool], _timeout: float | None) -> bool:
         return condition()
 
 
@@ -384,7 +387,7 @@ _source = stepwise(
 )
 _writer = stepwise(
     "kmqpy.marker_writer",
-    {"start", "wait", "_serve"},
+    {"start", "confirmed", "_serve"},
     kafka=Module,
     threading=_Threading,
 )
@@ -395,6 +398,7 @@ _client = stepwise(
         connection, *rest, **more
     ),
     Topics=Topics,
+    by_partition=_source.by_partition,
 )
 STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _writer, _client)]
 """The modules that run in here, which log by these names."""
@@ -409,6 +413,21 @@ original_of = _redelivery._original
 def started(partitions: Any) -> Any:
     """What a writer says that has written all start markers."""
     return _writer.Started(dict.fromkeys(partitions, 0), {})
+
+
+class Claim:
+    """_writer.Starting that says so, true or not."""
+
+    def __init__(self, partitions: Any, starting: Any = None) -> None:
+        self._started = started(partitions)
+        self._starting = starting
+
+    def confirmed(self) -> Steps:
+        """Say it at once, or when the truth is known."""
+        if self._starting is not None:
+            yield from self._starting.confirmed()
+        yield 0.0
+        return self._started
 
 
 def aborted() -> Exception:
@@ -428,7 +447,7 @@ class MarkerWriter(_writer.MarkerWriter):
 
     @property
     def idle(self) -> bool:
-        return not self._ended and not self._failed and self._confirmed >= self._posted
+        return bool(self._is_done())
 
     def post(self, marker: Any) -> None:
         super().post(marker)
@@ -441,10 +460,14 @@ class MarkerWriter(_writer.MarkerWriter):
     def _wake(self) -> None:
         self._world.wake(self._actor, self._world.latency())
 
-    def _new_producer(self) -> Any:
-        producer = super()._new_producer()
-        producer.wake = lambda: self._world.wake(self._actor, 0.5)
+    def _new_producer(self, **settings: Any) -> Any:
+        producer = super()._new_producer(**settings)
+        producer.wake = self._reported
         return producer
+
+    def _reported(self) -> None:
+        for actor in (self._actor, self._connection.process.main):
+            self._world.wake(actor, 0.5)
 
     def _run(self) -> Steps:
         for delay_ms in self._serve():

@@ -6,6 +6,7 @@ from typing import Any
 from kmqpy.registry import StoredOffset
 
 from .actors import (
+    Claim,
     MarkerWriter,
     OriginalsReader,
     QueueSource,
@@ -14,7 +15,6 @@ from .actors import (
     aborted,
     broken,
     original_of,
-    started,
 )
 from .kafka import Connection, Transactions
 from .model import Steps
@@ -65,15 +65,15 @@ class UnconfirmedStarts(MarkerWriter):
     def start(self, takes: Any, delays: Any, *more: Any) -> Steps:
         yield self._world.latency()
         self._connection.process.spawn(super().start(takes, delays, *more), 50 * self._world.random())
-        return started({**takes, **{partition: None for partition, _ in delays}})
+        return Claim({**takes, **{partition: None for partition, _ in delays}})
 
 
 class IgnoredFailures(MarkerWriter):
     """Goes on when start markers could not be written, as the JVM client does (case F1)."""
 
     def start(self, takes: Any, delays: Any, *more: Any) -> Steps:
-        yield from super().start(takes, delays, *more)
-        return started({**takes, **{partition: None for partition, _ in delays}})
+        starting = yield from super().start(takes, delays, *more)
+        return Claim({**takes, **{partition: None for partition, _ in delays}}, starting)
 
 
 class RetriesFromMemory(Redeliverer):

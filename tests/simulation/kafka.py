@@ -59,7 +59,7 @@ class Module:
     def producer(connection: Connection, settings: dict[str, Any]) -> Any:
         if "transactional.id" in settings:
             return connection.world.controls.transactions(connection, settings["transactional.id"])
-        return PlainProducer(connection)
+        return PlainProducer(connection, only_errors=settings.get("delivery.report.only.error", False))
 
     @staticmethod
     def consumer(connection: Connection, settings: dict[str, Any]) -> Any:
@@ -92,9 +92,11 @@ class PlainProducer:
     something else to the partition, since it has another epoch then.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, only_errors: bool = False) -> None:
         self._connection = connection
         self._world = connection.world
+        self._only_errors = only_errors
+        self._unreported = 0
         self._reports: deque[tuple[Callable[..., None], Any, Any]] = deque()
         self._requests: dict[tuple[str, int], list[_Request]] = {}
         self._free_at: dict[tuple[str, int], float] = {}
@@ -120,11 +122,24 @@ class PlainProducer:
             self._free_at[place] = free_at
             self._world.at(free_at - self._world.now, lambda: self._arrive(place, request))
         waiting[-1].records.append((record, on_delivery))
+        self._unreported += on_delivery is not None
+
+    def produce_batch(
+        self, topic: str, messages: list[dict[str, Any]], partition: int, on_delivery: Callable[..., None]
+    ) -> int:
+        for message in messages:
+            self.produce(topic, message["value"], message["key"], partition, on_delivery)
+        return len(messages)
+
+    def __len__(self) -> int:
+        return self._unreported
 
     def poll(self, timeout_s: float) -> tuple[float, ...]:
         while self._reports:
             report, error, record = self._reports.popleft()
-            report(error, record)
+            self._unreported -= 1
+            if error is not None or not self._only_errors:
+                report(error, record)
         return (timeout_s * 1000,)
 
     def purge(self) -> None:

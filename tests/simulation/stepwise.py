@@ -21,6 +21,7 @@ from .model import Record
 IO = {
     "begin_transaction",
     "commit_transaction",
+    "confirmed",
     "abort_transaction",
     "init_transactions",
     "committed",
@@ -36,6 +37,7 @@ IO = {
     "send_tick",
     "start",
     "verify",
+    "wait",
     "write",
 }
 

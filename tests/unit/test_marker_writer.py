@@ -34,6 +34,19 @@ class TinyProducer:
         self.queue.append((Delivered(key, value, partition, self.written), on_delivery))
         self.written += 1
 
+    def produce_batch(self, topic, messages, partition, on_delivery):
+        for count, message in enumerate(messages):
+            try:
+                self.produce(topic, message["value"], message["key"], partition, on_delivery, None)
+            except BufferError as error:
+                for rest in messages[count:]:
+                    rest["_error"] = error
+                return count
+        return len(messages)
+
+    def __len__(self):
+        return len(self.queue)
+
     def poll(self, timeout):
         if not self.answers.wait(timeout):
             return
