@@ -281,10 +281,7 @@ class InFlight:
                 self._in_redelivery.add(offset)
                 taken.append(self._entries[offset])
             elif run is not None and run.due_ms <= self.now_ms:
-                for bit in itertools.islice(_bits(run.alive), limit - len(taken)):
-                    entry = self._single_out(run, bit)
-                    self._in_redelivery.add(entry.offset)
-                    taken.append(entry)
+                taken += self._single_out(run, limit - len(taken))
             else:
                 break
         return taken
@@ -543,13 +540,16 @@ class InFlight:
                 del self._blocks[run.block]
             self._compact()
 
-    def _single_out(self, run: _Run, bit: int) -> Entry:
-        """Give a message of a run an entry of its own, which does not wait for its time."""
-        entry = run.entry(bit)
-        self._clear(run, 1 << bit)
-        self._entries[entry.offset] = entry
-        heapq.heappush(self._takes, (entry.taken_at, entry.offset))
-        return entry
+    def _single_out(self, run: _Run, limit: int) -> list[Entry]:
+        """Give the first messages of a run entries of their own, which are in redelivery."""
+        bits = list(itertools.islice(_bits(run.alive), limit))
+        entries = [run.entry(bit) for bit in bits]
+        self._clear(run, sum(1 << bit for bit in bits))
+        for entry in entries:
+            self._entries[entry.offset] = entry
+            self._in_redelivery.add(entry.offset)
+            heapq.heappush(self._takes, (entry.taken_at, entry.offset))
+        return entries
 
     # --- the lazily cleaned structures --------------------------------------------------------------
 

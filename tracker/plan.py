@@ -110,7 +110,7 @@ def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[
 
 def _origin(original: Original, partition: int) -> m.Headers:
     """The headers of the first copy, kept by all later ones."""
-    if m.last_header(original.headers, m.ORIGINAL_OFFSET) is not None:
+    if original.headers and m.last_header(original.headers, m.ORIGINAL_OFFSET) is not None:
         return ()
     return (
         (m.ORIGINAL_PARTITION, _decimal(partition)),
@@ -120,4 +120,4 @@ def _origin(original: Original, partition: int) -> m.Headers:
 
 
 def _decimal(number: int) -> bytes:
-    return str(number).encode()
+    return b"%d" % number

@@ -42,7 +42,7 @@ class TrackerSettings:
     offset_interval_ms: int = 5_000
     snapshot_after_markers: int = 20_000
     use_now_for_redeliver_despite_no_marker_seen_for_ms: int = 50
-    max_batch_messages: int = 1_000
+    max_batch_messages: int = 5_000
     max_batch_bytes: int = 4_000_000
     workers: int = 8
     transaction_timeout_ms: int = 0
