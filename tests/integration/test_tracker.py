@@ -6,6 +6,7 @@ import time
 import pytest
 from support import LEASE_S, bodies, collect, nothing_comes, stopped_after, until, value
 
+from kmqpy.admin import Admin
 from kmqpy.markers import Marker, Op, decode_count, encode_end, encode_key, encode_start
 
 LEASE_MS = int(LEASE_S * 1000)
@@ -100,6 +101,34 @@ def test_f2_the_safe_offset_is_that_of_the_oldest_start(queue):
     second = queue.tracker()
     until(lambda: value(second, queue.name, "markers_read") >= 101)
     client.nack(taken[0], wait=True)
+    assert bodies(collect(client, 1)) == ["held"]
+
+
+def test_r17_one_long_lease_does_not_make_a_restart_read_what_is_finished(queue):
+    """The offset is stored with a snapshot; a nack proves that the long lease is known from it alone."""
+    queue.send("held", "nacked", *(f"m{i}" for i in range(200)))
+    client = queue.client()
+    with (
+        queue.registry() as registry,
+        stopped_after(queue.tracker(snapshot_after_markers=20)) as first,
+    ):
+        held, nacked, *others = collect(client, 202, lease=60.0)
+        client.extend(held, lease=90.0, wait=True)
+        client.nack(nacked, delay=60.0, wait=True)
+        client.ack(*others, wait=True)
+        until(lambda: value(first, queue.name, "markers_read") >= 404)
+        until(lambda: stored(registry, queue) >= 404)
+        assert [row.offset for row in registry.offsets(queue.name)[0].in_flight] == [0, 1]
+    with Admin(queue.connection) as admin:
+        seen = {one.offset: (one.hold, one.lease_until_ms) for one in admin.in_flight(queue.name)}
+    second = queue.tracker()
+    time.sleep(0.2)
+    assert value(second, queue.name, "markers_read") <= 5  # the ticks
+    assert {offset: hold for offset, (hold, _) in seen.items()} == {0: "held", 1: "released"}
+    with Admin(queue.connection) as admin:
+        again = {one.offset: (one.hold, one.lease_until_ms) for one in admin.in_flight(queue.name)}
+    assert again == seen, "restarts prolong no lease"
+    client.nack(held, wait=True)
     assert bodies(collect(client, 1)) == ["held"]
 
 
