@@ -71,7 +71,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=4096)
 def _points(member: str) -> array[int]:
-    stream = hashlib.shake_128(member.encode()).digest(8 * _POINTS)
+    stream = hashlib.shake_128(f"tracker {member}".encode()).digest(8 * _POINTS)
     return array("Q", (int.from_bytes(stream[i : i + 8], "big") & _RING for i in range(0, len(stream), 8)))
 
 
@@ -173,8 +173,8 @@ class Proposal(Mapping[Partition, tuple[str, ...]]):
 def propose(partitions: Iterable[Partition], members: Iterable[Member]) -> Proposal:
     """The ranking of each partition that some member can serve, whatever the order of the input.
 
-    The nearest pairs of partition and member choose first: who is at its bound keeps its nearest.
-    Where members serve different queues, a partition whose members are all at their bound goes to
+    The nearest pairs of partition and member choose first: who is at its bound keeps what
+    fewer members serve, then its nearest. Where members serve different queues, a partition whose members are all at their bound goes to
     the least loaded of them.
     """
     wanted = sorted(set(partitions))
@@ -182,7 +182,7 @@ def propose(partitions: Iterable[Partition], members: Iterable[Member]) -> Propo
     places = {partition: _place(partition) for partition in wanted if partition[0] in rings}
     firsts = {p: rings[p[0]].next(place) for p, place in places.items()}
     owners = {p: rings[p[0]].member(number) for p, number in firsts.items()}
-    bound = _bound(owners, rings)
+    bound = capacity(len(owners), len({member for ring in set(rings.values()) for member in ring.ids}))
     load = Counter(owners.values())
     if any(count > bound for count in load.values()):
         _pass_on(owners, places, rings, bound)
@@ -203,16 +203,6 @@ def _rings(queues: Iterable[str], members: Iterable[Member]) -> dict[str, _Ring]
     return rings
 
 
-def _bound(owners: Mapping[Partition, str], rings: Mapping[str, _Ring]) -> int:
-    """What a member may get at most: its share of all, or of the queues that few others serve."""
-    groups: Counter[_Ring] = Counter()
-    for queue, count in Counter(queue for queue, _ in owners).items():
-        groups[rings[queue]] += count
-    everyone = {member for ring in groups for member in ring.ids}
-    shares = [capacity(count, len(ring.ids)) for ring, count in groups.items()]
-    return max([capacity(len(owners), len(everyone)), *shares])
-
-
 def _pass_on(
     owners: dict[Partition, str], places: Mapping[Partition, int], rings: Mapping[str, _Ring], bound: int
 ) -> None:
@@ -220,14 +210,17 @@ def _pass_on(
     first_choices: defaultdict[str, list[Partition]] = defaultdict(list)
     for partition, member in owners.items():
         first_choices[member].append(partition)
-    nearest: dict[str, list[tuple[int, Partition]]] = {}
+    nearest: dict[str, list[tuple[int, int, Partition]]] = {}
 
     def walk(partition: Partition) -> Iterator[tuple[int, str]]:
         return rings[partition[0]].walk(places[partition])
 
-    def held_by(member: str) -> list[tuple[int, Partition]]:
+    def bid(partition: Partition, distance: int) -> tuple[int, int, Partition]:
+        return len(rings[partition[0]].ids), distance, partition
+
+    def held_by(member: str) -> list[tuple[int, int, Partition]]:
         if member not in nearest:
-            nearest[member] = sorted((next(walk(p))[0], p) for p in first_choices[member])
+            nearest[member] = sorted(bid(p, next(walk(p))[0]) for p in first_choices[member])
         return nearest[member]
 
     walks: dict[Partition, Iterator[tuple[int, str]]] = {}
@@ -241,7 +234,7 @@ def _pass_on(
     waiting: list[Partition] = []
     for member in [m for m, those in first_choices.items() if len(those) > bound]:
         held = held_by(member)
-        for _, partition in held[bound:]:
+        for *_, partition in held[bound:]:
             pass_over(partition)
         del held[bound:]
     homeless = []
@@ -249,9 +242,9 @@ def _pass_on(
         partition = waiting.pop()
         for distance, member in walks[partition]:
             held = held_by(member)
-            insort(held, (distance, partition))
+            insort(held, bid(partition, distance))
             if len(held) > bound:
-                farthest = held.pop()[1]
+                farthest = held.pop()[-1]
                 if farthest == partition:
                     continue
                 pass_over(farthest)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from kazoo.exceptions import (
     NoNodeError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.protocol.states import Callback, KazooState, KeeperState
 
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, Unavailable
@@ -34,7 +35,7 @@ from kmqpy.registry import (
     TrackerInfo,
 )
 from kmqpy.zookeeper import address, failure, gather, new_client, stop, unavailable
-from tracker.assignment import Partition, Plan, Ranking, plan, propose
+from tracker.assignment import STAND_INS, Member, Partition, Plan, plan, propose
 from tracker.offsets import Offsets
 from tracker.tree import Tree, TreeReader, owner
 from tracker.znodes import Znodes
@@ -42,7 +43,7 @@ from tracker.znodes import Znodes
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0  # everything is read anew this often, watches or not …
-RECHECK_ZNODES_PER_S = 200  # … or less often when there are many znodes
+RECHECK_ZNODES_PER_S = 100  # … or less often, so that all trackers together read about as many
 MAX_BACKOFF_S = 2.0
 
 
@@ -124,17 +125,27 @@ class Leadership:
         self._verified = (-1, 0.0)  # of which connection, and until when
 
         # Of the thread alone.
-        self._offsets = Offsets(self._zk, self._paths, self._timeout, self._is_ours)
+        self._offsets = Offsets(
+            self._zk,
+            self._paths,
+            self._timeout,
+            self._is_ours,
+            self._seen_as_ours,
+            self._paths.tracker(tracker_id),
+        )
         self._reader = TreeReader(self._paths, queues)
         self._znodes = Znodes(self._zk, self._signal.set, self._timeout)
         self._session: int | None = None
         self._dead_since: float | None = None
         self._verify_at = 0.0
         self._recheck_at = 0.0
-        self._membership: tuple[Any, ...] = ()
+        self._eligible: frozenset[Member] = frozenset()
+        self._sessions: frozenset[tuple[str, int | None]] = frozenset()  # of all members
         self._unowned_since: dict[Partition, float] = {}
         self._stand_in: frozenset[Partition] = frozenset()
-        self._proposal: tuple[Any, Ranking] = (None, {})
+        self._proposed_for: Any = None
+        self._ranking: dict[Partition, tuple[str, ...]] = {}  # of those that concern us
+        self._claimed: set[Partition] = set()  # whose leader znode is ours, or may be
         self._waiting_for: int | None = None  # session of another tracker with our id
 
     # ---- for the tracker's main loop ----
@@ -229,6 +240,17 @@ class Leadership:
         client_id = self._zk.client_id
         return client_id is not None and owner(stat) == client_id[0]
 
+    def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
+        """Those whose leader znode is ours, as its watch tells after a round trip to ZooKeeper."""
+        (stat,) = gather([self._zk.exists_async(self._paths.tracker(self._id))], self._timeout)
+        if not self._is_ours(stat):
+            return set()
+        told = threading.Event()  # every event that came before the answer has been taken in
+        self._zk.handler.dispatch_callback(Callback("watch", told.set, ()))
+        if not told.wait(self._timeout):
+            return set()
+        return {p for p in partitions if self._is_ours(self._znodes.seen(self._paths.leader(*p)))}
+
     # ---- the thread ----
 
     def _run(self) -> None:
@@ -267,11 +289,13 @@ class Leadership:
             self._verify_session(session)
         if now >= self._recheck_at:
             self._znodes.expire()
-            self._recheck_at = now + max(RECHECK_S, len(self._znodes) / RECHECK_ZNODES_PER_S)
-        tree = self._reader.read(self._znodes)
+            everyone = len(self._znodes) * len(self._sessions) / RECHECK_ZNODES_PER_S
+            self._recheck_at = now + max(RECHECK_S, everyone * random.uniform(0.75, 1.25))
+        tree = self._reader.read(self._znodes, self._concerns_us)
         changed = self._register(tree, session)
         changed |= self._give_up(tree, session)
         held = {p: stat for p, stat in tree.leaders.items() if owner(stat) == session}
+        self._claimed = set(held)
         todo = self._plan(tree, held, now)
         self._publish(
             LeadershipView(
@@ -281,6 +305,7 @@ class Leadership:
                 connected=True,
             )
         )
+        self._claimed.update(todo.acquire)  # even when we never hear whether it worked
         changed |= self._acquire(todo.acquire, tree)
         if changed:
             return 0.0
@@ -334,6 +359,7 @@ class Leadership:
         self._znodes.expire()
         self._unowned_since.clear()
         self._stand_in = frozenset()
+        self._claimed.clear()
         with self._lock:
             self._releases.clear()
         self._publish(LeadershipView(queues=self._view.queues))
@@ -403,22 +429,33 @@ class Leadership:
                     del self._releases[key]
         return bool(ours)
 
+    def _concerns_us(
+        self, queues: Mapping[str, RegisteredQueue], eligible: frozenset[Member]
+    ) -> set[Partition]:
+        """What is ours, proposed to us or ours to stand in for; who leads the others is theirs to watch."""
+        there = {name: queue.partitions for name, queue in queues.items()}
+        alive = [(name, count) for name, count in there.items() if not queues[name].deleting]
+        if (alive, eligible) != self._proposed_for:
+            proposal = propose(((name, p) for name, count in alive for p in range(count)), eligible)
+            self._ranking = proposal.near(self._id, 1 + STAND_INS)
+            for claimed in self._claimed & proposal.keys():
+                self._ranking[claimed] = proposal.first(claimed, 1 + STAND_INS)
+            self._proposed_for = (alive, eligible)
+        return self._ranking.keys() | {p for p in self._claimed if p[1] < there.get(p[0], 0)}
+
     def _plan(self, tree: Tree, held: Iterable[Partition], now: float) -> Plan:
         sessions = frozenset((i, owner(stat)) for i, (_, stat) in tree.members.items())
-        if (tree.eligible, sessions) != self._membership:
-            self._membership = (tree.eligible, sessions)
+        if (tree.eligible, sessions) != (self._eligible, self._sessions):
+            self._eligible, self._sessions = tree.eligible, sessions
             self._unowned_since.clear()
             self._stand_in = frozenset()
         deleting = {name for name, queue in tree.queues.items() if queue.deleting}
-        alive = tuple(p for p in tree.leaders if p[0] not in deleting)
-        if self._proposal[0] != (alive, tree.eligible):
-            self._proposal = ((alive, tree.eligible), propose(alive, tree.eligible))
         self._unowned_since = {
             p: self._unowned_since.get(p, now) for p, stat in tree.leaders.items() if stat is None
         }
         todo = plan(
             self._id,
-            self._proposal[1],
+            self._ranking,
             held=frozenset(held),
             deleting=deleting,
             unowned_since=self._unowned_since,

@@ -2,31 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from kmqpy.registry import Paths, StoredOffset, decode_offset
-from kmqpy.zookeeper import gather, unavailable
+from kmqpy.zookeeper import failure, gather, unavailable
 from tracker.assignment import Partition
 
 ATTEMPTS = 10  # of a versioned write that others keep disturbing
+TOGETHER = 100  # offsets in one ZooKeeper transaction
+STRIDE = 50_000  # markers that a successor reads in a fraction of a second
+
+
+class Pace:
+    """When the offset of a partition is written: rarely where there are many partitions.
+
+    All trackers together write about `writes_per_s`, and none a partition's more often than every
+    `every_s`. A busy partition does not wait longer than for `STRIDE` markers: that is what a
+    successor has to read again.
+    """
+
+    def __init__(self, every_s: float, writes_per_s: float) -> None:
+        self._every_s = every_s
+        self._writes_per_s = writes_per_s
+        self._written: dict[Partition, float] = {}
+
+    def interval_s(self, partitions: int) -> float:
+        """How long each offset waits when there are that many partitions in all."""
+        return max(self._every_s, partitions / self._writes_per_s)
+
+    def is_due(self, key: Partition, markers: int, partitions: int, now: float) -> bool:
+        """Whether to write an offset that has moved by `markers`."""
+        written = self._written.setdefault(key, now - self._every_s)
+        if markers >= STRIDE:
+            return now - written >= self._every_s
+        return now - written >= self.interval_s(partitions)
+
+    def written(self, keys: Iterable[Partition], now: float) -> None:
+        """These are stored."""
+        self._written.update(dict.fromkeys(keys, now))
+
+    def forget(self, owned: Iterable[Partition]) -> None:
+        """Only these are ours now."""
+        keep = set(owned)
+        self._written = {key: at for key, at in self._written.items() if key in keep}
 
 
 class Offsets:
     """Reads, and versioned writes by the owner of a partition; for one thread at a time.
 
-    `is_ours` judges the stat of a leader znode. An offset that an older owner still manages to
-    write was safe when that owner knew it, so at worst more markers are read again.
+    `is_ours` judges the stat of a leader znode; `seen_as_ours` says which of some partitions a watch
+    tells to be ours at the moment, and `member` is our znode, which is gone when our session is. An
+    offset that an older owner still manages to write was safe when that owner knew it, so at worst
+    more markers are read again.
     """
 
-    def __init__(self, zk: KazooClient, paths: Paths, timeout: float, is_ours: Callable[[Any], bool]) -> None:
+    def __init__(
+        self,
+        zk: KazooClient,
+        paths: Paths,
+        timeout: float,
+        is_ours: Callable[[Any], bool],
+        seen_as_ours: Callable[[Iterable[Partition]], set[Partition]],
+        member: str,
+    ) -> None:
         self._zk = zk
         self._paths = paths
         self._timeout = timeout
         self._is_ours = is_ours
+        self._seen_as_ours = seen_as_ours
+        self._member = member
         self._versions: dict[Partition, int] = {}
 
     def read(self, key: Partition) -> StoredOffset | None:
@@ -42,6 +90,9 @@ class Offsets:
         done: set[Partition] = set()
         pending = dict(offsets)
         with unavailable(self._zk):
+            if len(pending) > 1:
+                done = self._write_together(pending)
+                pending = {key: stored for key, stored in pending.items() if key not in done}
             for _ in range(ATTEMPTS):
                 pending = self._ours(pending)
                 if not pending:
@@ -52,6 +103,25 @@ class Offsets:
                         done.add(key)
                         del pending[key]
         return frozenset(done)
+
+    def _write_together(self, offsets: Mapping[Partition, StoredOffset]) -> set[Partition]:
+        """Store what can be without a look at each leader znode, in few transactions."""
+        known = [key for key in self._seen_as_ours(offsets) if key in self._versions]
+        calls = []
+        for start in range(0, len(known), TOGETHER):
+            keys = known[start : start + TOGETHER]
+            transaction = self._zk.transaction()
+            transaction.check(self._member, -1)
+            for key in keys:
+                transaction.set_data(self._paths.offset(*key), offsets[key].to_json(), self._versions[key])
+            calls.append((keys, transaction.commit_async()))
+        done: set[Partition] = set()
+        for keys, call in calls:
+            results = call.get(timeout=self._timeout)
+            if failure(results) is None:  # else each is looked at
+                self._versions.update(zip(keys, (stat.version for stat in results[1:]), strict=True))
+                done.update(keys)
+        return done
 
     def _ours(self, offsets: dict[Partition, StoredOffset]) -> dict[Partition, StoredOffset]:
         calls = [self._zk.exists_async(self._paths.leader(*key)) for key in offsets]

@@ -35,6 +35,7 @@ from tracker.assignment import Partition
 from tracker.health import HealthServer
 from tracker.leadership import Leadership, LeadershipView
 from tracker.metrics import TrackerMetrics
+from tracker.offsets import Pace
 from tracker.partition import OwnedPartition, Phase
 from tracker.redelivery import OriginalsReader, Outcome, Redeliverer, send_tick
 from tracker.settings import TrackerSettings
@@ -103,6 +104,7 @@ class Tracker:
         self._probing = False
         self._next_offsets = 0.0
         self._storing = False
+        self._pace = Pace(self._settings.offset_interval_ms / 1000, self._settings.offset_writes_per_s)
         self._giving_up: set[Partition] = set()
         self._diagnosed: set[str] = set()
         self._offsets_turn = threading.Lock()  # Leadership's offset calls are for one thread at a time
@@ -603,11 +605,15 @@ class Tracker:
         owned = Counter(part.key[0] for part in self._parts.values())
         for name in self._view().queues:
             self.metrics.owned.labels(name).set(owned[name])
+        partitions = sum(queue.partitions for queue in self._view().queues.values())
+        self._pace.forget(self._parts)
         for part in self._parts.values():
             self._show(part, now)
             offset = self._offset_of(part) if part.phase is Phase.ACTIVE else None
             if offset is not None:
-                due[part.key] = offset
+                moved = offset.offset - (part.stored_offset or 0)
+                if self._pace.is_due(part.key, moved, partitions, now):
+                    due[part.key] = offset
         if not due:
             return
         self._storing = True
@@ -625,6 +631,7 @@ class Tracker:
 
         def stored(written: frozenset[Partition]) -> None:
             self._storing = False
+            self._pace.written(written, now)
             for key in written & self._parts.keys():
                 self._parts[key].stored_offset = due[key].offset
 

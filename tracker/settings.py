@@ -22,7 +22,9 @@ class TrackerSettings:
     tracker_id                names it in ZooKeeper; unique
     queues                    the queues it serves; empty: every registered one
     session_timeout_ms        ZooKeeper session; how soon a killed tracker is replaced
-    offset_interval_ms        how often safe offsets are stored
+    offset_interval_ms        how often safe offsets are stored, at the most
+    offset_writes_per_s       how many all trackers together store, about: with more partitions than
+                              offset_interval_ms allows each waits longer
     snapshot_after_markers    when the oldest message in flight was taken more markers ago than that, the
                               offset is stored with a snapshot of what is in flight
     use_now_for_redeliver_despite_no_marker_seen_for_ms
@@ -40,6 +42,7 @@ class TrackerSettings:
     queues: tuple[str, ...] = ()
     session_timeout_ms: int = 6_000
     offset_interval_ms: int = 5_000
+    offset_writes_per_s: int = 500
     snapshot_after_markers: int = 20_000
     use_now_for_redeliver_despite_no_marker_seen_for_ms: int = 50
     max_batch_messages: int = 5_000
@@ -56,6 +59,7 @@ class TrackerSettings:
         for name in (
             "session_timeout_ms",
             "offset_interval_ms",
+            "offset_writes_per_s",
             "snapshot_after_markers",
             "use_now_for_redeliver_despite_no_marker_seen_for_ms",
             "max_batch_messages",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from tracker.znodes import Znodes
 
 log = logging.getLogger(__name__)
 
+Wanted = Callable[[Mapping[str, RegisteredQueue], frozenset[Member]], Iterable[Partition]]
+"""Which leaders to read, from the queues and the eligible members."""
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -30,7 +33,7 @@ class Tree:
     eligible  those members whose data can be read
     queues    the queues to serve
     versions  of the queues' znodes
-    leaders   the stat of the leader znode of each partition; None where there is none
+    leaders   the stat of the leader znode of each partition that was asked for; None where none is
     """
 
     members: Mapping[str, tuple[bytes, Any]]
@@ -51,8 +54,9 @@ class TreeReader:
         self._served = queues
         self._good: dict[str, tuple[int, QueueSettings, bool]] = {}
         self._complaints: dict[str, int] = {}
+        self._members: dict[str, tuple[int, Member | None]] = {}
 
-    def read(self, znodes: Znodes) -> Tree:
+    def read(self, znodes: Znodes, wanted: Wanted) -> Tree:
         """The tree now, or as it was last read where no watch says that it has changed."""
         paths = self._paths
         tops = znodes.children([paths.trackers, paths.queues])
@@ -70,16 +74,17 @@ class TreeReader:
                 settings, deleting = known
                 queues[name] = RegisteredQueue(settings, partition_numbers(numbers), deleting)
                 versions[name] = found[1].version
-        partitions = [(name, p) for name, q in queues.items() for p in range(q.partitions)]
-        stats = znodes.stats(paths.leader(*partition) for partition in partitions)
         members = {i: found for i in ids if (found := data[paths.tracker(i)]) is not None}
-        eligible = (self._member(i, *found) for i, found in members.items())
+        self._members = {i: self._member(i, *found) for i, found in members.items()}
+        eligible = frozenset(member for _, member in self._members.values() if member is not None)
+        partitions = {p: paths.leader(*p) for p in wanted(queues, eligible)}
+        stats = znodes.stats(partitions.values())
         return Tree(
             members=members,
-            eligible=frozenset(member for member in eligible if member is not None),
+            eligible=eligible,
             queues=queues,
             versions=versions,
-            leaders={partition: stats[paths.leader(*partition)] for partition in partitions},
+            leaders={partition: stats[path] for partition, path in partitions.items()},
         )
 
     def _queue(self, name: str, data: bytes, stat: Any) -> tuple[QueueSettings, bool] | None:
@@ -92,13 +97,17 @@ class TreeReader:
                 self._complain(f"queue {name!r}", stat.mzxid, error)
         return known and known[1:]
 
-    def _member(self, tracker_id: str, data: bytes, stat: Any) -> Member | None:
+    def _member(self, tracker_id: str, data: bytes, stat: Any) -> tuple[int, Member | None]:
+        """The member and of which version of its znode."""
+        known = self._members.get(tracker_id)
+        if known is not None and known[0] == stat.mzxid:
+            return known
         try:
             info = decode_tracker(tracker_id, data)
         except ConfigError as error:
             self._complain(f"tracker {tracker_id!r}", stat.mzxid, error)
-            return None
-        return Member(info.id, info.queues, info.kafka_ok)
+            return stat.mzxid, None
+        return stat.mzxid, Member(info.id, info.queues, info.kafka_ok)
 
     def _complain(self, what: str, version: int, error: Exception) -> None:
         if self._complaints.get(what) != version:

@@ -38,6 +38,10 @@ class Znodes:
         """The stat of each path; None where there is no such znode (its creation is seen, too)."""
         return self._read(paths, self._zk.exists_async)
 
+    def seen(self, path: str) -> Any:
+        """The value of `path` as far as its watch tells, for any thread; None when in doubt."""
+        return None if self._expired or path in self._changed else self._values.get(path)
+
     def forget(self, path: str) -> None:
         """Read `path` again next time."""
         self._changed.add(path)

@@ -549,3 +549,27 @@ def test_release_leaves_the_snapshot_at_once_and_a_later_grant_is_new(registry, 
     assert owned(a) == set() or epochs(a)["q", 0] > before
     until(lambda: owned(a))  # it is proposed to us, so it comes back
     assert epochs(a)["q", 0] > before
+
+
+def test_offsets_written_together_need_no_look_at_each_leader(registry, join, zk, root):
+    registry.register(QueueSettings(name="q"), 3)
+    a = join("a")
+    until(lambda: len(owned(a)) == 3)
+    assert a.write_offsets({("q", p): StoredOffset(1, "t", 1) for p in range(3)}) == owned(a)
+    calls = []
+    a._offsets._ours = lambda pending: calls.append(pending) or {}
+    assert a.write_offsets({("q", p): StoredOffset(2, "t", 1) for p in range(3)}) == owned(a)
+    assert not any(calls)
+    # A write of someone else: none of the transaction is done, and each is looked at.
+    zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
+    assert a.write_offsets({("q", p): StoredOffset(3, "t", 1) for p in range(3)}) == set()
+    assert len(calls[-1]) == 3
+    # So is one whose leader znode is not ours any more, as the watch tells.
+    transaction = zk.transaction()
+    transaction.delete(f"{root}/queues/q/partitions/1/leader")
+    transaction.create(f"{root}/queues/q/partitions/1/leader", b"other", ephemeral=True)
+    transaction.commit()
+    assert not a.verify("q", 1)
+    assert a.write_offsets({("q", p): StoredOffset(4, "t", 1) for p in (1, 2)}) == {("q", 2)}
+    assert list(calls[-1]) == [("q", 1)]
+    assert registry.offsets("q")[1] == StoredOffset(2, "t", 1)
