@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from benchmarks import bulk, drain, failover, latency, lateness, memory, report, restart
+from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
 from benchmarks.results import Case, Row, progress, run_case, to_json
 from benchmarks.sizes import FULL, QUICK, Sizes
@@ -71,6 +72,31 @@ def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
     click.echo(report.table(rows))
     report.plot(rows, out / "results.png")
     progress(f"written: {click.format_filename(out.name)}/results.json and results.png")
+
+
+@main.command()
+@click.option("--partitions", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--trackers", type=click.IntRange(4), default=1_000, show_default=True)
+@click.option("--queues", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--simulate-only", is_flag=True, help="No servers: without times, memory and the check.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=HERE / "results")
+def scale(*, partitions: int, trackers: int, queues: int, simulate_only: bool, out: Path) -> None:
+    """Simulate many trackers: ZooKeeper's work, what moves, time and memory (docs/scale.md)."""
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    results: dict[str, Any] = {"simulation": scale_work.simulate(partitions, trackers, queues)}
+    if not simulate_only:
+        with Cluster(jvm_options=BROKER_JVM) as cluster:
+            results["check"] = scale_work.check(cluster.zookeeper, 400, 8)
+            results["zookeeper"] = scale_work.zookeeper_speed(cluster.zookeeper)
+            lab = Lab(Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper))
+            results["tracker"] = scale_work.tracker_costs(lab, 10, 110)
+        results["conclusions"] = scale_work.conclude(
+            results["simulation"], results["zookeeper"], results["tracker"]
+        )
+    meta = _meta(quick=False, seconds=time.monotonic() - began)
+    (out / "scale.json").write_text(json.dumps({"meta": meta, **results}, indent=1) + "\n")
+    click.echo(scale_work.table(results))
 
 
 @main.command()

@@ -173,9 +173,9 @@ class Proposal(Mapping[Partition, tuple[str, ...]]):
 def propose(partitions: Iterable[Partition], members: Iterable[Member]) -> Proposal:
     """The ranking of each partition that some member can serve, whatever the order of the input.
 
-    The nearest pairs of partition and member choose first: who is at its bound keeps what
-    fewer members serve, then its nearest. Where members serve different queues, a partition whose members are all at their bound goes to
-    the least loaded of them.
+    The nearest pairs of partition and member choose first; who is at its bound keeps what fewer
+    members serve, then its nearest. Where members serve different queues, a partition whose members
+    are all at their bound goes to the least loaded of them.
     """
     wanted = sorted(set(partitions))
     rings = _rings({queue for queue, _ in wanted}, members)

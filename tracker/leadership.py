@@ -43,7 +43,7 @@ from tracker.znodes import Znodes
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0  # everything is read anew this often, watches or not …
-RECHECK_ZNODES_PER_S = 100  # … or less often, so that all trackers together read about as many
+RECHECK_ZNODES_PER_S = 50  # … or less often, so that all trackers together read about as many
 MAX_BACKOFF_S = 2.0
 
 

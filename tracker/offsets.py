@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -13,7 +13,8 @@ from kmqpy.zookeeper import failure, gather, unavailable
 from tracker.assignment import Partition
 
 ATTEMPTS = 10  # of a versioned write that others keep disturbing
-TOGETHER = 100  # offsets in one ZooKeeper transaction
+TOGETHER = 100  # offsets in one ZooKeeper transaction …
+TOGETHER_BYTES = 500_000  # … and their bytes: the server takes 1 MB
 STRIDE = 50_000  # markers that a successor reads in a fraction of a second
 
 
@@ -108,12 +109,11 @@ class Offsets:
         """Store what can be without a look at each leader znode, in few transactions."""
         known = [key for key in self._seen_as_ours(offsets) if key in self._versions]
         calls = []
-        for start in range(0, len(known), TOGETHER):
-            keys = known[start : start + TOGETHER]
+        for keys in _groups({key: offsets[key].to_json() for key in known}):
             transaction = self._zk.transaction()
             transaction.check(self._member, -1)
-            for key in keys:
-                transaction.set_data(self._paths.offset(*key), offsets[key].to_json(), self._versions[key])
+            for key, data in keys.items():
+                transaction.set_data(self._paths.offset(*key), data, self._versions[key])
             calls.append((keys, transaction.commit_async()))
         done: set[Partition] = set()
         for keys, call in calls:
@@ -150,3 +150,17 @@ class Offsets:
             self._versions.pop(key, None)
         else:
             self._versions[key] = stat.version
+
+
+def _groups(data: Mapping[Partition, bytes]) -> Iterator[dict[Partition, bytes]]:
+    """What goes into one ZooKeeper transaction each."""
+    group: dict[Partition, bytes] = {}
+    size = 0
+    for key, value in data.items():
+        if group and (len(group) == TOGETHER or size + len(value) > TOGETHER_BYTES):
+            yield group
+            group, size = {}, 0
+        group[key] = value
+        size += len(value)
+    if group:
+        yield group

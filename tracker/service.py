@@ -609,10 +609,10 @@ class Tracker:
         self._pace.forget(self._parts)
         for part in self._parts.values():
             self._show(part, now)
-            offset = self._offset_of(part) if part.phase is Phase.ACTIVE else None
-            if offset is not None:
-                moved = offset.offset - (part.stored_offset or 0)
-                if self._pace.is_due(part.key, moved, partitions, now):
+            unread = part.state.position - (part.stored_offset or 0)
+            if part.phase is Phase.ACTIVE and self._pace.is_due(part.key, unread, partitions, now):
+                offset = self._offset_of(part)
+                if offset is not None:
                     due[part.key] = offset
         if not due:
             return

@@ -55,9 +55,14 @@ class TreeReader:
         self._good: dict[str, tuple[int, QueueSettings, bool]] = {}
         self._complaints: dict[str, int] = {}
         self._members: dict[str, tuple[int, Member | None]] = {}
+        self._sizes: dict[str, tuple[list[str], int]] = {}
+        self._last: Tree | None = None
 
     def read(self, znodes: Znodes, wanted: Wanted) -> Tree:
         """The tree now, or as it was last read where no watch says that it has changed."""
+        if self._last is not None and znodes.clean:
+            return self._last
+        self._last = None
         paths = self._paths
         tops = znodes.children([paths.trackers, paths.queues])
         ids = sorted(tops[paths.trackers] or ())
@@ -72,20 +77,28 @@ class TreeReader:
             found, numbers = data[paths.queue(name)], children[paths.partitions(name)]
             if found is not None and numbers is not None and (known := self._queue(name, *found)):
                 settings, deleting = known
-                queues[name] = RegisteredQueue(settings, partition_numbers(numbers), deleting)
+                queues[name] = RegisteredQueue(settings, self._size(name, numbers), deleting)
                 versions[name] = found[1].version
         members = {i: found for i in ids if (found := data[paths.tracker(i)]) is not None}
         self._members = {i: self._member(i, *found) for i, found in members.items()}
         eligible = frozenset(member for _, member in self._members.values() if member is not None)
         partitions = {p: paths.leader(*p) for p in wanted(queues, eligible)}
         stats = znodes.stats(partitions.values())
-        return Tree(
+        self._last = Tree(
             members=members,
             eligible=eligible,
             queues=queues,
             versions=versions,
             leaders={partition: stats[path] for partition, path in partitions.items()},
         )
+        return self._last
+
+    def _size(self, name: str, children: list[str]) -> int:
+        """How many partitions; counted once for each list that was read."""
+        known = self._sizes.get(name)
+        if known is None or known[0] is not children:
+            known = self._sizes[name] = (children, partition_numbers(children))
+        return known[1]
 
     def _queue(self, name: str, data: bytes, stat: Any) -> tuple[QueueSettings, bool] | None:
         """Settings and deletion mark."""

@@ -42,6 +42,11 @@ class Znodes:
         """The value of `path` as far as its watch tells, for any thread; None when in doubt."""
         return None if self._expired or path in self._changed else self._values.get(path)
 
+    @property
+    def clean(self) -> bool:
+        """Whether nothing that was ever read has to be read again."""
+        return not self._expired and not self._changed
+
     def forget(self, path: str) -> None:
         """Read `path` again next time."""
         self._changed.add(path)
