@@ -131,9 +131,11 @@ class Topics:
         self._wait_until_told(futures, 1)
         # The controller answers before the brokers know of it.
         deadline = SYSTEM_CLOCK.monotonic() + self._timeout
-        while len(self.describe(list(futures))) < len(wanted) and SYSTEM_CLOCK.monotonic() < deadline:
+        known = self.describe(list(futures))
+        while len(known) < len(wanted) and SYSTEM_CLOCK.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(0.05)
-        found = self.check(queue)
+            known = self.describe(list(futures))
+        found = self._checked(queue, known)  # asking once more could reach a broker that was not told yet
         if found.partitions != partitions:
             raise TopicError(
                 f"topic {queue.name} exists with {found.partitions} partitions, not {partitions}; "
@@ -143,8 +145,9 @@ class Topics:
 
     def check(self, queue: QueueSettings) -> QueueTopics:
         """The queue's topics; raises QueueNotFound or TopicError when they can't be used."""
-        names = [queue.name, queue.markers_topic, queue.dead_letter_topic]
-        found = self.describe(names)
+        return self._checked(queue, self.describe([queue.name, queue.markers_topic, queue.dead_letter_topic]))
+
+    def _checked(self, queue: QueueSettings, found: Mapping[str, TopicInfo]) -> QueueTopics:
         if queue.name not in found:
             raise QueueNotFound(
                 f"queue {queue.name!r}: there is no such topic; create it with: kmq queue create {queue.name}"

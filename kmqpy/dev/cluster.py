@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +31,10 @@ JVM_OPTIONS = (
 )
 
 
+BrokerSettings = Mapping[str, str] | Callable[[int, Sequence[int]], Mapping[str, str]]
+"""Settings of all brokers, or a function of a broker's number and its ports (clients, controller)."""
+
+
 class Cluster:
     """Kafka brokers and ZooKeeper servers as child processes, on loopback only.
 
@@ -48,7 +52,7 @@ class Cluster:
         brokers: int = 1,
         zookeepers: int = 1,
         keep: Path | None = None,
-        broker_settings: Mapping[str, str] | None = None,
+        broker_settings: BrokerSettings | None = None,
         zookeeper_settings: Mapping[str, str] | None = None,
         jvm_options: Sequence[str] = (),
     ) -> None:
@@ -57,7 +61,10 @@ class Cluster:
         self.folder: Path | None = None
         self._counts = {"kafka": brokers, "zookeeper": zookeepers}
         self._keep = keep
-        self._settings = {"kafka": broker_settings or {}, "zookeeper": zookeeper_settings or {}}
+        self._settings: dict[str, BrokerSettings] = {
+            "kafka": broker_settings or {},
+            "zookeeper": zookeeper_settings or {},
+        }
         self._jvm_options = (*JVM_OPTIONS, *jvm_options)
         self._ports: dict[str, list[list[int]]] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -172,7 +179,8 @@ class Cluster:
 
         def make(kind: Kind, name: str, number: int) -> Server:
             ports, settings = self._ports[kind.name], self._settings[kind.name]
-            config = kind.write_config(folder / name, number, ports, settings)
+            own = settings(number, ports[number - 1]) if callable(settings) else settings
+            config = kind.write_config(folder / name, number, ports, own)
             return Server(
                 name,
                 [*java, kind.main_class, str(config)],

@@ -35,13 +35,15 @@ TICK_S = 0.5  # of the embedded ZooKeeper: it ends sessions that much late
 TAKER = Path(__file__).with_name("taker.py")
 
 
-def until(condition: Callable[[], Any], timeout: float = 10.0, what: object = "") -> float:
+def until(
+    condition: Callable[[], Any], timeout: float = 10.0, what: object = "", every: float = 0.01
+) -> float:
     """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes."""
     started = time.monotonic()
     while not condition():
         waited = time.monotonic() - started
         assert waited < timeout, f"not within {timeout} s: {what() if callable(what) else what}"
-        time.sleep(0.01)
+        time.sleep(every)
     return time.monotonic() - started
 
 

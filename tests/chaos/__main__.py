@@ -1,0 +1,101 @@
+"""The command line of the chaos tests."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from kmqpy.errors import ClusterError
+
+from . import report
+from .run import run as run_it
+from .schedule import LEVELS
+from .stage import Failed
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+_HELP = """Break things while messages are sent, and check that none is lost or doubled.
+
+\b
+On this machine: 3 Kafka brokers, 3 ZooKeeper servers, 3 trackers (each behind a TCP proxy of its
+own), 4 consumers that drop and give back some messages, 2 senders. By a seeded schedule, processes
+are killed (-9), paused and stopped, servers restarted, trackers cut off, messages in flight deleted.
+In the end a checker compares what was acknowledged to senders with what consumers were given, and
+reads the topics: nothing may be lost, unfinished, unexpected, or copied twice by trackers.
+
+\b
+  make chaos                               about 10 minutes
+  make chaos ARGS="--quick"                one fault of each kind, less than 4 minutes
+  make chaos ARGS="--full"                 1,000,000 messages, 114 faults, less than 60 minutes
+  make chaos ARGS="--full --minutes 5"     the same in small
+  make chaos ARGS="--seed 7"               other targets, another order
+  make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
+  make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
+
+Written into the folder of --out: events.jsonl (as it goes), report.json, timeline.png, a log and
+journals of each process. Exit code: 0 all promises kept, 1 the checker found something (it says
+what), 2 it could not run. A seed fixes the schedule, not the scheduling of processes: what it found
+need not happen again with it, and the logs are what to look at.
+"""
+
+
+@click.group()
+def main() -> None:
+    """Chaos tests of kmqpy."""
+
+
+@main.command(help=_HELP)
+@click.option("--quick", "level", flag_value="quick", help="Small enough for continuous integration.")
+@click.option("--full", "level", flag_value="full", help="The acceptance run.")
+@click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
+@click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
+@click.option("--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset or two-sends.")
+@click.option("--scenario", metavar="NAME", help="The same scenario with the safeguard in place.")
+def run(
+    *,
+    level: str | None,
+    minutes: float | None,
+    seed: int | None,
+    out: Path,
+    control: str | None,
+    scenario: str | None,
+) -> None:
+    """Run."""
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        if control or scenario:
+            problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
+        else:
+            problems = _chaos(level or "medium", minutes, seed, out)
+    except (Failed, ClusterError) as error:
+        click.echo(f"could not run: {error}", err=True)
+        sys.exit(2)
+    if problems:
+        click.echo("\nFOUND, and must not be:", err=True)
+        for problem in problems:
+            click.echo(f"  {problem}", err=True)
+        click.echo(f"Logs and journals of every process are in {click.format_filename(out)}.", err=True)
+        sys.exit(1)
+    click.echo("every promise was kept")
+
+
+def _chaos(name: str, minutes: float | None, seed: int | None, out: Path) -> list[str]:
+    level = LEVELS[name] if minutes is None else LEVELS[name].scaled(minutes)
+    seed = int(time.time()) % 100_000 if seed is None else seed
+    result = run_it(replace(level), seed, out, lambda text: click.echo(text, err=True))
+    report.write(result, out)
+    click.echo(report.table(result))
+    return result.all_problems
+
+
+def _scenario(name: str, *, sabotaged: bool, out: Path) -> list[str]:
+    from .controls import run_with_cluster
+
+    return run_with_cluster(name, out, sabotaged=sabotaged)
+
+
+if __name__ == "__main__":
+    main()

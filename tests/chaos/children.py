@@ -1,0 +1,179 @@
+"""The processes of a run: `python -m tests.chaos.children consumer|sender|tracker …`.
+
+They write to journals what they did, and end when their parent is gone.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kmqpy import logs
+from kmqpy.client import KmqClient
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import KmqError
+from kmqpy.message import Message
+from kmqpy.producer import KmqProducer
+
+from .journal import Journal, places
+
+MAX_IN_FLIGHT = 400
+"""Of each consumer."""
+_BATCH = 50
+_EVERY_S = 0.1
+_CATCH_UP = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a consumer or sender is told.
+
+    first, count, seconds  a sender sends the numbers from `first` on, spread over so many seconds
+    work_s                 how long a consumer has a batch before it acknowledges
+    drop, nack, poison     per mille of the messages
+    """
+
+    name: str
+    journal: str
+    bootstrap: str
+    queue: str
+    kafka: dict[str, str]
+    first: int = 0
+    count: int = 0
+    seconds: float = 0.0
+    markers: Literal["jvm", "range"] = "jvm"
+    work_s: float = 0.05
+    drop: int = 80
+    nack: int = 40
+    poison: int = 3
+    sabotage: str = ""
+
+    def command(self, kind: str) -> list[str]:
+        return [sys.executable, "-m", "tests.chaos.children", kind, json.dumps(asdict(self))]
+
+    @property
+    def settings(self) -> QueueSettings:
+        return QueueSettings.from_json(self.queue.encode())
+
+    @property
+    def connection(self) -> Connection:
+        return Connection(bootstrap=self.bootstrap, kafka=self.kafka)
+
+
+def fate(body: bytes, attempts: int, task: Task) -> str:
+    """`poison` (given back every time), or `drop`, `nack` or `ack`: by the message and its attempt."""
+    if _dice(body) < task.poison:
+        return "poison"
+    dice = _dice(body + b"/%d" % attempts)
+    return "drop" if dice < task.drop else "nack" if dice < task.drop + task.nack else "ack"
+
+
+def _dice(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest()) % 1000
+
+
+def consume(task: Task) -> None:
+    """Take messages until SIGTERM; each delivery and each ack is in the journal before it is done."""
+    stopping = _until_sigterm()
+    journal = Journal(Path(task.journal))
+    with KmqClient(
+        task.settings,
+        task.connection,
+        markers=task.markers,
+        max_in_flight=MAX_IN_FLIGHT,
+        holder=task.name,
+    ) as client:
+        while not stopping.is_set():
+            messages = client.receive(_BATCH, wait=0.2)
+            if messages:
+                journal.write(*(("d", *place) for place in places(messages)))
+                stopping.wait(task.work_s)
+                _finish(client, messages, task, journal)
+
+
+def _finish(client: KmqClient, messages: list[Message], task: Task, journal: Journal) -> None:
+    chosen: dict[str, list[Message]] = {"ack": [], "drop": [], "nack": [], "poison": []}
+    for message in messages:
+        chosen[fate(message.body, message.attempts, task)].append(message)
+    if chosen["ack"]:
+        journal.write(*(("a", *place) for place in places(chosen["ack"])))
+        client.ack(*chosen["ack"])
+    if chosen["nack"]:
+        client.nack(*chosen["nack"], delay=0.5, reason="not now")
+    if chosen["poison"]:
+        client.nack(*chosen["poison"], delay=0.3, reason="poison")
+
+
+def send(task: Task) -> None:
+    """Send numbers; what was tried (t), is acknowledged (k) or of unknown outcome (u) is in the journal."""
+    stopping = _until_sigterm()
+    journal = Journal(Path(task.journal))
+    every = max(1, round(task.count / max(1.0, task.seconds) * _EVERY_S))
+    started, sent = time.monotonic(), 0
+    with KmqProducer(task.settings, task.connection) as producer:
+        while sent < task.count and not stopping.is_set():
+            due = (time.monotonic() - started) / max(task.seconds, 0.001) * task.count - sent
+            if due < every and task.count - sent > every:
+                stopping.wait(_EVERY_S)
+                continue
+            first, size = task.first + sent, min(task.count - sent, max(every, int(due)), every * _CATCH_UP)
+            journal.write(("t", first, size))
+            try:
+                producer.send_many([str(number) for number in range(first, first + size)])
+            except KmqError:
+                journal.write(("u", first, size))
+            else:
+                journal.write(("k", first, size))
+            sent += size
+
+
+def track(arguments: list[str]) -> None:
+    """`python -m tracker` with these arguments."""
+    from kmqpy.cli import main
+
+    sys.argv = ["kmq", "tracker", *arguments]
+    main()
+
+
+def _until_sigterm() -> threading.Event:
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
+
+
+def _end_with_parent() -> None:
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(3)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    _end_with_parent()
+    kind, text, *rest = sys.argv[1:]
+    sabotage = text if kind == "tracker" else json.loads(text)["sabotage"]
+    if sabotage:
+        from .sabotage import apply
+
+        apply(sabotage)
+    if kind == "tracker":
+        track(rest)
+        return
+    logs.setup("WARNING", "text")
+    fields: dict[str, Any] = json.loads(text)
+    {"consumer": consume, "sender": send}[kind](Task(**fields))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Negative controls on real servers: a scenario made for each safeguard, with it and without it.
+
+With the safeguard the checker must find nothing, without it something: each scenario brings about the very
+moment that the safeguard is for, so nothing is left to chance.
+"""
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kmqpy import log_reader, stats
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.dev.cluster import Cluster
+from kmqpy.producer import KmqProducer
+
+from .children import Task
+from .journal import Tail
+from .judge import Seen, Verdict, judge
+from .observe import Times, read_topics, take_in
+from .stage import Failed, Slot, TrackerSlot, is_stopped, make_queue, until
+
+_COUNT = 40
+_LEASE_MS = 600
+_SESSION_MS = 2_000
+_WAIT_S = 30.0
+
+
+def run_with_cluster(name: str, out: Path, *, sabotaged: bool) -> list[str]:
+    """Run a scenario on servers of its own; what the checker found."""
+    with Cluster() as cluster:
+        connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+        return run(name, connection, out, sabotaged=sabotaged).problems
+
+
+def run(name: str, connection: Connection, out: Path, *, sabotaged: bool) -> Verdict:
+    """Run a scenario on given servers; raises Failed for an unknown one, or one that gets stuck."""
+    if name not in SCENARIOS:
+        raise Failed(f"--control {name}: there is none of that name; choose from {', '.join(SCENARIOS)}")
+    folder = out / f"{name}-{uuid.uuid4().hex[:6]}"
+    folder.mkdir(parents=True)
+    with ExitStack() as ends:
+        scene = _Scene(replace(connection, root=f"/kmq-{folder.name}"), folder, ends, name, sabotaged)
+        SCENARIOS[name](scene)
+        return scene.judge()
+
+
+@dataclass
+class _Scene:
+    """A queue of one partition with messages in it, and who takes part."""
+
+    connection: Connection
+    folder: Path
+    ends: ExitStack
+    control: str
+    sabotaged: bool
+
+    def __post_init__(self) -> None:
+        self.queue = QueueSettings(name=f"chaos-{self.folder.name}", redeliver_after_ms=_LEASE_MS)
+        make_queue(self.connection, self.queue, 1)
+        self.seen = Seen(max_in_flight=_COUNT, interruptions=1)
+        self.seen.attempted = self.seen.sent = set(range(_COUNT))
+        with KmqProducer(self.queue, self.connection) as producer:
+            producer.send_many([str(number) for number in self.seen.sent])
+
+    def changes(self, *more: str) -> str:
+        """What is changed in a process: `more`, and the safeguard taken out if it is to be."""
+        return ",".join([*more, *([self.control] if self.sabotaged else [])])
+
+    def tracker(self, name: str, sabotage: str = "") -> TrackerSlot:
+        log = self.folder / f"{name}.log"
+        slot = TrackerSlot(name, self.connection, log, session_ms=_SESSION_MS, sabotage=sabotage)
+        self._begin(slot)
+        return slot
+
+    def consumer(self, name: str, sabotage: str = "", *, drop: int = 0, lease_ms: int = _LEASE_MS) -> Slot:
+        task = Task(
+            name=name,
+            journal=str(self.folder / f"{name}.journal"),
+            bootstrap=self.connection.bootstrap,
+            queue=replace(self.queue, redeliver_after_ms=lease_ms).to_json().decode(),
+            kafka={"session.timeout.ms": "6000"},
+            drop=drop,
+            nack=0,
+            poison=0,
+            sabotage=sabotage,
+        )
+        slot = Slot(name, lambda _: task.command("consumer"), self.folder / f"{name}.log")
+        self._begin(slot)
+        return slot
+
+    def _begin(self, slot: Slot) -> None:
+        slot.start()
+        self.ends.callback(slot.kill)
+
+    def all_are_taken(self) -> None:
+        until(lambda: self._in_journals("d") == _COUNT, _WAIT_S, "all messages are taken")
+
+    def is_quiet(self, timeout_s: float) -> None:
+        """Wait until every message is acknowledged; without the safeguard that may never be."""
+        deadline = time.monotonic() + timeout_s
+        while self._in_journals("a") < _COUNT and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1.0)  # for the acks to be in the log, and for copies too many
+
+    def _in_journals(self, what: str) -> int:
+        return len({fields[-1] for fields in Tail(self.folder).lines() if fields[0] == what})
+
+    def committed(self) -> int:
+        offset, _ = stats.committed_offsets(self.connection, self.queue, 1).get(0, (0, None))
+        return offset
+
+    def copies(self) -> int:
+        bounds = log_reader.bounds(self.connection, self.queue.name, [0])
+        return bounds[0][1] - _COUNT
+
+    def judge(self) -> Verdict:
+        take_in(Tail(self.folder).lines(), self.seen, Times())
+        read_topics(self.connection, self.queue, 1, self.seen, Times())
+        return judge(self.seen)
+
+
+def _two_sends(scene: _Scene) -> None:
+    """A tracker dies in the middle of a redelivery."""
+    victim = scene.tracker("victim", scene.changes("die-within-transaction"))
+    scene.consumer("drops", drop=1000)
+    until(lambda: victim.died, _WAIT_S, "the tracker died")
+    scene.tracker("successor")
+    scene.consumer("acks")
+    scene.is_quiet(15)
+
+
+def _no_fencing(scene: _Scene) -> None:
+    """A tracker is halted after it has decided to redeliver, beyond its session, and goes on."""
+    victim = scene.tracker("victim", scene.changes("stop-before-transaction"))
+    dropper = scene.consumer("drops", drop=1000)
+    until(lambda: is_stopped(victim.pid), _WAIT_S, "the tracker stopped")
+    dropper.kill()
+    scene.tracker("successor")
+    until(lambda: scene.copies() > 0, _WAIT_S, "the successor redelivers")
+    os.kill(victim.pid, signal.SIGCONT)
+    until(lambda: victim.get("/readyz")[0] == 200, _WAIT_S, "the halted tracker is a member again")
+    scene.consumer("acks")
+    scene.is_quiet(15)
+
+
+def _safe_offset(scene: _Scene) -> None:
+    """A tracker dies after it has stored an offset, with messages in flight."""
+    victim = scene.tracker("victim", scene.changes())
+    dropper = scene.consumer("drops", drop=1000, lease_ms=5_000)
+    scene.all_are_taken()
+    time.sleep(1.5)  # it stores offsets every 0.5 s
+    victim.kill()
+    dropper.kill()
+    scene.tracker("successor")
+    scene.consumer("acks")
+    scene.is_quiet(15)
+
+
+def _no_start_wait(scene: _Scene) -> None:
+    """A consumer dies when its offsets are committed."""
+    scene.tracker("tracker")
+    victim = scene.consumer("victim", scene.changes("").strip(","), drop=1000)
+    scene.all_are_taken()
+    until(lambda: scene.committed() == _COUNT, _WAIT_S, "the offsets are committed")
+    victim.kill()
+    scene.consumer("acks")
+    scene.is_quiet(15)
+
+
+SCENARIOS: dict[str, Callable[[_Scene], None]] = {
+    "no-start-wait": _no_start_wait,
+    "no-fencing": _no_fencing,
+    "safe-offset": _safe_offset,
+    "two-sends": _two_sends,
+}

@@ -1,0 +1,130 @@
+"""What each fault does, from its begin to its end."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from kmqpy.client import KmqClient
+from kmqpy.errors import KmqError
+from kmqpy.message import Message
+from kmqpy.producer import KmqProducer
+from kmqpy.topics import Topics
+
+from .judge import Seen
+from .proxy import Cut
+from .schedule import Fault, Kind
+from .stage import Failed, Slot, Stage
+
+
+class Faults:
+    """Does faults to a stage. `begin` and `end` block while they work; the schedule waits in between."""
+
+    def __init__(self, stage: Stage, second: "SecondQueue") -> None:
+        self._stage = stage
+        self._second = second
+        trackers, consumers = stage.trackers, stage.consumers
+        broker, zookeeper = stage.cluster.broker, stage.cluster.zookeeper_server
+        self._actions: dict[Kind, tuple[Callable[[Fault], None], Callable[[Fault], None]]] = {
+            Kind.QUIET: (_nothing, _nothing),
+            Kind.TRACKER_KILL: (lambda f: _of(trackers, f).kill(), lambda f: _of(trackers, f).start()),
+            Kind.TRACKER_STOP: (lambda f: _of(trackers, f).stop(), lambda f: _of(trackers, f).start()),
+            Kind.TRACKER_PAUSE: _signals(trackers),
+            Kind.TRACKER_JOIN: (lambda _: stage.more.start(), lambda _: stage.more.stop()),
+            Kind.ZOOKEEPER_CUT: (
+                lambda f: stage.zookeeper_gates[f.target].cut(Cut(f.how)),
+                lambda f: stage.zookeeper_gates[f.target].heal(),
+            ),
+            Kind.KAFKA_CUT: (
+                lambda f: stage.kafka_gates[f.target].cut(Cut(f.how)),
+                lambda f: stage.kafka_gates[f.target].heal(),
+            ),
+            Kind.BROKER_KILL: (lambda f: broker(f.target).kill(), lambda f: broker(f.target).start()),
+            Kind.BROKER_PAUSE: (lambda f: broker(f.target).pause(), lambda f: broker(f.target).resume()),
+            Kind.CONSUMER_KILL: (lambda f: _of(consumers, f).kill(), lambda f: _of(consumers, f).start()),
+            Kind.CONSUMER_PAUSE: _signals(consumers),
+            Kind.ZOOKEEPER_RESTART: (
+                lambda f: zookeeper(f.target).kill(),
+                lambda f: zookeeper(f.target).start(),
+            ),
+            Kind.RETENTION: (lambda _: second.delete_in_flight(), _nothing),
+        }
+
+    def begin(self, fault: Fault) -> None:
+        self._actions[fault.kind][0](fault)
+
+    def end(self, fault: Fault) -> None:
+        self._actions[fault.kind][1](fault)
+
+
+def _nothing(_: Fault) -> None:
+    pass
+
+
+def _of(slots: Sequence[Slot], fault: Fault) -> Slot:
+    return slots[fault.target - 1]
+
+
+def _signals(slots: Sequence[Slot]) -> tuple[Callable[[Fault], None], Callable[[Fault], None]]:
+    return (
+        lambda fault: _of(slots, fault).signal(signal.SIGSTOP),
+        lambda fault: _of(slots, fault).signal(signal.SIGCONT),
+    )
+
+
+class SecondQueue:
+    """A small queue whose retention removes messages in flight (DeleteRecords)."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.seen = Seen()
+        self._queue = stage.second
+        self._connection = stage.connection
+        self._topics = Topics(stage.connection)
+        self._next = 0
+        self._client: KmqClient | None = None
+
+    def delete_in_flight(self, count: int = 30) -> None:
+        """Take `count` messages, acknowledge a third, delete half; see that the rest comes again."""
+        if self._client is None:
+            self._client = KmqClient(self._queue, self._connection)
+        numbers = range(self._next, self._next + count)
+        self._next += count
+        self.seen.attempted.update(numbers)
+        with KmqProducer(self._queue, self._connection) as producer:
+            producer.send_many([str(number) for number in numbers], partition=0)
+        self.seen.sent.update(numbers)
+        taken = sorted(self._receive(count, lease=10.0), key=lambda message: message.offset)
+        done, kept = taken[::3], [message for message in taken if message not in taken[::3]]
+        self._ack(done)
+        below = taken[count // 2].offset
+        deleted = [message for message in kept if message.offset < below]
+        self._topics.delete_records(self._queue.name, {0: below})
+        self.seen.deleted.update((message.partition, message.offset) for message in deleted)
+        self.seen.deleted_bodies.update(int(message.body) for message in taken if message.offset < below)
+        self._ack(self._receive(len(kept) - len(deleted), timeout_s=45.0))
+        # What was deleted is finished when the tracker has seen that it is gone: judged at the end.
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _receive(self, count: int, *, lease: float = 60.0, timeout_s: float = 30.0) -> list[Message]:
+        assert self._client is not None
+        found: list[Message] = []
+        deadline = time.monotonic() + timeout_s
+        while len(found) < count:
+            if time.monotonic() > deadline:
+                raise Failed(f"{self._queue.name}: {len(found)} of {count} messages in {timeout_s:.0f} s")
+            found += self._client.receive(count - len(found), wait=0.5, lease=lease)
+        for message in found:
+            self.seen.handed_out[message.partition, message.offset] += 1
+            self.seen.delivered[int(message.body)] += 1
+        return found
+
+    def _ack(self, messages: list[Message]) -> None:
+        assert self._client is not None
+        self.seen.acked.update(int(message.body) for message in messages)
+        self._client.ack(*messages)
+        try:
+            self._client.flush(20)
+        except KmqError as error:
+            raise Failed(str(error)) from error

@@ -1,0 +1,95 @@
+"""What is in the journals and topics of a queue."""
+
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from kmqpy import log_reader, markers
+from kmqpy import message as m
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import DecodeError
+from kmqpy.markers import Op
+
+from .judge import Place, Seen, Stored
+
+_TIMEOUT_S = 60.0
+
+
+class Times:
+    """When things happened, in ms, by partition."""
+
+    def __init__(self) -> None:
+        self.deliveries: dict[int, list[int]] = defaultdict(list)
+        self.copies: dict[int, list[int]] = defaultdict(list)
+        self.sends: dict[int, int] = defaultdict(int)
+        """Messages by second."""
+
+
+def take_in(lines: Iterable[list[str]], seen: Seen, times: Times) -> None:
+    """Lines of journals; see children.py for what they mean."""
+    for what, at_ms, *fields in lines:
+        numbers = [int(field) for field in fields]
+        if what == "d":
+            partition, offset, body = numbers
+            seen.handed_out[partition, offset] += 1
+            seen.delivered[body] += 1
+            times.deliveries[partition].append(int(at_ms))
+        elif what == "a":
+            seen.acked.add(numbers[2])
+        elif what == "t":
+            seen.attempted.update(range(numbers[0], numbers[0] + numbers[1]))
+        elif what == "k":
+            seen.sent.update(range(numbers[0], numbers[0] + numbers[1]))
+            times.sends[int(at_ms) // 1000] += numbers[1]
+
+
+def read_topics(
+    connection: Connection, queue: QueueSettings, partitions: int, seen: Seen, times: Times
+) -> None:
+    """Every committed record of the queue's topics."""
+
+    def in_queue(record: Any) -> None:
+        place = (record.partition(), record.offset())
+        stored = _stored(record, place)
+        seen.records[place] = stored
+        if stored.origin != place:
+            insort(times.copies[record.partition()], record.timestamp()[1])
+
+    def in_markers(record: Any) -> None:
+        try:
+            marker = markers.decode(record.key(), record.value(), record.headers())
+        except DecodeError:
+            seen.undecodable += 1
+            return
+        if marker.offset == markers.TICK_OFFSET and not marker.runs:
+            return
+        for offset in marker.offsets():
+            place = (marker.partition, offset)
+            if marker.op is Op.TAKE:
+                seen.taken.add(place)
+            elif marker.op is Op.END and marker.by_tracker:
+                seen.moved[place] += 1
+            elif marker.op is Op.END:
+                seen.ended.add(place)
+
+    def in_dead_letters(record: Any) -> None:
+        seen.dead.append(_stored(record, (-1, -1)))
+
+    starts = dict.fromkeys(range(partitions), 0)
+    for topic, visit in (
+        (queue.name, in_queue),
+        (queue.markers_topic, in_markers),
+        (queue.dead_letter_topic, in_dead_letters),
+    ):
+        reached = log_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
+        if topic == queue.name:
+            seen.log_start = {partition: place.low for partition, place in reached.items()}
+
+
+def _stored(record: Any, place: Place) -> Stored:
+    headers = m.headers_of(record.headers())
+    offset = m.int_header(headers, m.ORIGINAL_OFFSET)
+    if offset is not None:
+        place = (m.int_header(headers, m.ORIGINAL_PARTITION) or 0, offset)
+    return Stored(int(record.value()), place)

@@ -1,0 +1,130 @@
+"""A TCP proxy whose connections can be cut and healed; asyncio, in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from kmqpy.dev.ports import free_ports
+
+T = TypeVar("T")
+_CHUNK = 65_536
+
+
+class Cut(StrEnum):
+    """How a gate is closed."""
+
+    REFUSE = "refuse"
+    """Connections are reset, new ones too."""
+    BLACKHOLE = "blackhole"
+    """Connections stay, nothing passes. What was on its way arrives when the gate is opened again."""
+
+
+class Gate:
+    """The way from one process to one kind of server; thread-safe."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._open = asyncio.Event()
+        self._open.set()
+        self._refusing = False
+        self._transports: set[asyncio.WriteTransport] = set()
+
+    def cut(self, how: Cut) -> None:
+        self._loop.call_soon_threadsafe(self._cut, how)
+
+    def heal(self) -> None:
+        self._loop.call_soon_threadsafe(self._heal)
+
+    def _cut(self, how: Cut) -> None:
+        if how is Cut.BLACKHOLE:
+            self._open.clear()
+            return
+        self._refusing = True
+        for transport in self._transports:
+            transport.abort()
+
+    def _heal(self) -> None:
+        self._refusing = False
+        self._open.set()
+
+    async def serve(
+        self, target: Callable[[], int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One connection, to the end of it."""
+        if self._refusing:
+            writer.transport.abort()
+            return
+        mine = {writer.transport}
+        self._transports |= mine
+        try:
+            await self._open.wait()
+            there, back = await asyncio.open_connection("127.0.0.1", target())
+            mine.add(back.transport)
+            self._transports |= mine
+            await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+        except OSError:
+            pass  # the server is down: so is this connection
+        finally:
+            self._transports -= mine
+            for transport in mine:
+                transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_CHUNK):
+            await self._open.wait()
+            writer.write(data)
+            await writer.drain()
+        await self._open.wait()  # the end of a connection does not pass either
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+class Proxy:
+    """Listens on ports of 127.0.0.1 and passes on what comes, as long as the gate is open."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._servers: list[asyncio.Server] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def gate(self) -> Gate:
+        return Gate(self._loop)
+
+    def listen(self, gate: Gate, target: Callable[[], int]) -> int:
+        """Pass on to the port that `target` says; returns the port to connect to."""
+        (port,) = free_ports(1)
+
+        async def listen() -> None:
+            server = await asyncio.start_server(
+                lambda reader, writer: gate.serve(target, reader, writer), "127.0.0.1", port
+            )
+            self._servers.append(server)
+
+        self._run(listen())
+        return port
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

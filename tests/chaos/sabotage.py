@@ -1,0 +1,133 @@
+"""What is changed inside a process: safeguards taken out, and the moments at which it stops or dies.
+
+Never in shipped code: the classes are patched here, by name, before the process begins its work.
+"""
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from kmqpy import kafka
+from kmqpy.marker_writer import MarkerWriter, Started
+from kmqpy.registry import StoredOffset
+from tracker.redelivery import Redeliverer
+from tracker.service import Tracker
+
+LATE_S = 60.0
+
+
+class PlainSends:
+    """A producer whose transactions are none: each record counts as soon as it is sent."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def begin_transaction(self) -> None:
+        pass
+
+    def commit_transaction(self, timeout_s: float) -> None:
+        self._producer.flush(timeout_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+
+def two_sends() -> None:
+    """Copies and end markers are sent one after the other, without a transaction."""
+
+    def open_plain(self: Redeliverer, timeout_s: float) -> None:
+        self.close()
+        self._producer = PlainSends(kafka.producer(self._connection, {"linger.ms": 5}))  # type: ignore[assignment]
+
+    Redeliverer.open = open_plain  # type: ignore[method-assign]
+
+
+def no_fencing() -> None:
+    """Every tracker has a transactional.id of its own, so that none fences its predecessor."""
+    make = kafka.producer
+
+    def unfenced(connection: Any, settings: Any) -> Any:
+        own = {**settings}
+        if "transactional.id" in own:
+            own["transactional.id"] += f"-{uuid.uuid4().hex}"
+        return make(connection, own)
+
+    kafka.producer = unfenced
+
+
+def safe_offset() -> None:
+    """The stored offset is how far was read, beyond the starts of what is in flight."""
+    real = Tracker._offset_of
+
+    def unsafe(self: Tracker, part: Any) -> StoredOffset | None:
+        real(self, part)
+        if part.caught_up_at is None or part.state._position == part.stored_offset:
+            return None
+        return StoredOffset(part.state._position, part.topic_ids[1], part.state.now_ms)
+
+    Tracker._offset_of = unsafe  # type: ignore[method-assign]
+
+
+def no_start_wait() -> None:
+    """Messages are handed out and committed while their start markers are on their way."""
+
+    def start(self: MarkerWriter, takes: Any, delays: Any, *more: Any) -> Started:
+        write = threading.Timer(LATE_S, _start, (self, takes, delays, *more))
+        write.daemon = True
+        write.start()
+        return Started({**dict.fromkeys(takes, 0), **{place[0]: 0 for place in delays}}, {})
+
+    _start = MarkerWriter.start
+    MarkerWriter.start = start  # type: ignore[method-assign]
+
+
+def stop_before_transaction() -> None:
+    """Halt (SIGSTOP) at the worst moment: it may redeliver, knows what, and has sent nothing."""
+    real = Redeliverer._transact
+    stopped = threading.Event()
+
+    def transact(self: Redeliverer, *arguments: Any) -> None:
+        if not stopped.is_set():
+            stopped.set()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        real(self, *arguments)
+
+    Redeliverer._transact = transact  # type: ignore[method-assign]
+
+
+def die_within_transaction() -> None:
+    """kill -9 when 10 copies and their end markers, and an 11th copy, are at the broker."""
+    real = Redeliverer._produce
+    count = 0
+
+    def produce(self: Redeliverer, producer: Any, *arguments: Any) -> None:
+        nonlocal count
+        real(self, producer, *arguments)
+        count += 1
+        if count == 21:
+            producer.flush(10)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Redeliverer._produce = produce  # type: ignore[method-assign]
+
+
+ALL: dict[str, Callable[[], None]] = {
+    change.__name__.replace("_", "-"): change
+    for change in (
+        two_sends,
+        no_fencing,
+        safe_offset,
+        no_start_wait,
+        stop_before_transaction,
+        die_within_transaction,
+    )
+}
+
+
+def apply(names: str) -> None:
+    """Make these changes, separated by commas."""
+    for name in names.split(","):
+        ALL[name]()

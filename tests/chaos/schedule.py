@@ -1,0 +1,190 @@
+"""Which fault strikes whom and when: pure, the same for the same seed."""
+
+import random
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+TRACKERS, CONSUMERS, BROKERS, ZOOKEEPERS = 3, 4, 3, 3
+
+
+class Kind(StrEnum):
+    """A kind of fault; what it does is in faults.py."""
+
+    QUIET = "nothing"
+    """For comparison."""
+    TRACKER_KILL = "tracker kill -9"
+    TRACKER_STOP = "tracker SIGTERM"
+    TRACKER_PAUSE = "tracker SIGSTOP"
+    TRACKER_JOIN = "tracker joins, leaves"
+    ZOOKEEPER_CUT = "tracker cut off ZooKeeper"
+    KAFKA_CUT = "tracker cut off Kafka"
+    BROKER_KILL = "broker kill -9"
+    BROKER_PAUSE = "broker SIGSTOP"
+    CONSUMER_KILL = "consumer kill -9"
+    CONSUMER_PAUSE = "consumer SIGSTOP"
+    ZOOKEEPER_RESTART = "ZooKeeper server restart"
+    RETENTION = "messages in flight deleted"
+
+
+_OF_TRACKER = {
+    Kind.TRACKER_KILL,
+    Kind.TRACKER_STOP,
+    Kind.TRACKER_PAUSE,
+    Kind.ZOOKEEPER_CUT,
+    Kind.KAFKA_CUT,
+}
+_OF_CONSUMER = {Kind.CONSUMER_KILL, Kind.CONSUMER_PAUSE}
+# DeleteRecords needs every replica, so it is not done while a broker is away.
+_OF_BROKER = {Kind.BROKER_KILL, Kind.BROKER_PAUSE, Kind.RETENTION}
+_SETTLE_S = {Kind.BROKER_KILL: 14.0, Kind.BROKER_PAUSE: 8.0, Kind.ZOOKEEPER_RESTART: 8.0}
+"""How long after its end nothing else strikes the same: replicas must be in sync again first."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault; `how` says the way of a cut. Times are seconds from the start of the load."""
+
+    kind: Kind
+    target: int
+    at_s: float
+    hold_s: float
+    how: str = ""
+
+    @property
+    def strikes(self) -> str:
+        """What can suffer but one fault at a time."""
+        if self.kind in _OF_TRACKER:
+            return f"tracker-{self.target}"
+        if self.kind in _OF_CONSUMER:
+            return f"consumer-{self.target}"
+        if self.kind in _OF_BROKER:
+            return "brokers"
+        return {Kind.ZOOKEEPER_RESTART: "zookeepers", Kind.TRACKER_JOIN: "tracker-more"}.get(
+            self.kind, "nothing"
+        )
+
+    @property
+    def free_at_s(self) -> float:
+        return self.at_s + self.hold_s + _SETTLE_S.get(self.kind, 3.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """How much of everything.
+
+    gap_s       from one fault to the next; faults that are held may overlap
+    hold_s      how long pauses and cuts last, and how long what was killed stays away
+    session_ms  of trackers with ZooKeeper; group_ms: of consumers with their group
+    """
+
+    name: str
+    messages: int
+    faults: dict[Kind, int]
+    gap_s: float
+    hold_s: dict[Kind, float]
+    session_ms: int
+    group_ms: int
+    lease_ms: int = 2_000
+    calm_s: float = 8.0
+    tail_s: float = 15.0
+
+    def scaled(self, minutes: float) -> "Level":
+        """The same within about so many minutes of load: fewer faults and messages, as long ones."""
+        factor = minutes * 60 / (self.calm_s + self.tail_s + self.gap_s * sum(self.faults.values()))
+        faults = {kind: max(1, round(count * factor)) for kind, count in self.faults.items()}
+        return replace(self, faults=faults, messages=max(1_000, round(self.messages * factor)))
+
+
+def schedule(level: Level, seed: int) -> list[Fault]:
+    """The faults in order of time."""
+    dice = random.Random(seed)
+    kinds = [kind for kind, count in level.faults.items() for _ in range(count)]
+    dice.shuffle(kinds)
+    counts = {Kind.BROKER_KILL: BROKERS, Kind.BROKER_PAUSE: BROKERS, Kind.ZOOKEEPER_RESTART: ZOOKEEPERS}
+    faults: list[Fault] = []
+    at_s = level.calm_s
+    free: dict[str, float] = {}
+    for kind in kinds:
+        targets = CONSUMERS if kind in _OF_CONSUMER else counts.get(kind, TRACKERS)
+        fault = Fault(
+            kind,
+            dice.randint(1, targets),
+            at_s,
+            level.hold_s.get(kind, 1.0),
+            dice.choice(["refuse", "blackhole"]) if kind in (Kind.ZOOKEEPER_CUT, Kind.KAFKA_CUT) else "",
+        )
+        fault = replace(fault, at_s=round(max(at_s, free.get(fault.strikes, 0.0)), 1))
+        free[fault.strikes] = fault.free_at_s
+        faults.append(fault)
+        at_s += level.gap_s * dice.uniform(0.7, 1.3)
+    return sorted(faults, key=lambda fault: fault.at_s)
+
+
+def load_s(level: Level, faults: list[Fault]) -> float:
+    """How long messages are sent: until some time after the last fault has ended."""
+    return level.tail_s + max((fault.at_s + fault.hold_s for fault in faults), default=level.calm_s)
+
+
+_HOLD_S = {
+    Kind.QUIET: 4.0,
+    Kind.TRACKER_JOIN: 6.0,
+    Kind.TRACKER_PAUSE: 7.0,
+    Kind.ZOOKEEPER_CUT: 8.0,
+    Kind.KAFKA_CUT: 15.0,  # after 10 s without Kafka a tracker withdraws
+    Kind.BROKER_KILL: 4.0,  # as long as the session it had, 3 s
+    Kind.BROKER_PAUSE: 6.0,
+    Kind.CONSUMER_PAUSE: 9.0,
+    Kind.ZOOKEEPER_RESTART: 1.0,
+}
+_ONE_OF_EACH = dict.fromkeys(Kind, 1)
+
+QUICK = Level(
+    name="quick",
+    messages=15_000,
+    faults={**_ONE_OF_EACH, Kind.TRACKER_KILL: 2},
+    gap_s=6.0,
+    hold_s=_HOLD_S,
+    session_ms=3_000,
+    group_ms=6_000,
+)
+MEDIUM = Level(
+    name="medium",
+    messages=60_000,
+    faults={**dict.fromkeys(Kind, 2), Kind.TRACKER_KILL: 6, Kind.BROKER_KILL: 4, Kind.CONSUMER_KILL: 4},
+    gap_s=12.0,
+    hold_s=_HOLD_S,
+    session_ms=3_000,
+    group_ms=6_000,
+)
+FULL = Level(
+    name="full",
+    messages=1_000_000,
+    faults={
+        Kind.QUIET: 3,
+        Kind.TRACKER_KILL: 30,
+        Kind.TRACKER_STOP: 4,
+        Kind.TRACKER_PAUSE: 4,
+        Kind.TRACKER_JOIN: 3,
+        Kind.ZOOKEEPER_CUT: 5,
+        Kind.KAFKA_CUT: 5,
+        Kind.BROKER_KILL: 20,
+        Kind.BROKER_PAUSE: 3,
+        Kind.CONSUMER_KILL: 20,
+        Kind.CONSUMER_PAUSE: 3,
+        Kind.ZOOKEEPER_RESTART: 10,
+        Kind.RETENTION: 4,
+    },
+    gap_s=23.0,
+    hold_s={
+        **_HOLD_S,
+        Kind.TRACKER_PAUSE: 14.0,
+        Kind.ZOOKEEPER_CUT: 30.0,
+        Kind.KAFKA_CUT: 30.0,
+        Kind.CONSUMER_PAUSE: 20.0,
+    },
+    session_ms=6_000,  # both are what a user has who sets nothing
+    group_ms=10_000,
+    lease_ms=3_000,
+    tail_s=30.0,
+)
+LEVELS = {level.name: level for level in (QUICK, MEDIUM, FULL)}

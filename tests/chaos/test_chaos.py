@@ -1,0 +1,238 @@
+"""`make chaos` in small, the checker by itself, and what it must catch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from kmqpy.config import Connection
+
+from . import controls
+from .judge import Seen, Stored, judge, silence
+from .proxy import Cut, Proxy
+from .schedule import FULL, LEVELS, QUICK, Kind, load_s, schedule
+from .stage import ROOT
+
+# --- the checker ------------------------------------------------------------------------------------
+
+
+def good() -> Seen:
+    """Message 1 was acknowledged; 2 was dropped, copied, acknowledged; 3 was dropped and dead-lettered."""
+    seen = Seen(attempted={1, 2, 3}, sent={1, 2, 3}, acked={1, 2})
+    seen.records = {(0, n): Stored(n, (0, n)) for n in (1, 2, 3)}
+    seen.records[0, 5] = Stored(2, (0, 2))
+    seen.dead = [Stored(3, (0, 3))]
+    seen.taken = set(seen.records)
+    seen.ended = {(0, 1), (0, 5)}
+    seen.moved.update([(0, 2), (0, 3)])
+    seen.handed_out.update(seen.records)
+    seen.delivered.update({1: 1, 2: 2, 3: 1})
+    return seen
+
+
+def lost(seen: Seen) -> None:
+    del seen.delivered[1]
+
+
+def unfinished(seen: Seen) -> None:
+    seen.ended.remove((0, 5))
+    seen.taken.remove((0, 5))
+
+
+def stuck(seen: Seen) -> None:
+    seen.ended.remove((0, 5))
+
+
+def unexpected(seen: Seen) -> None:
+    seen.delivered[99] = 1
+
+
+def sent_twice(seen: Seen) -> None:
+    seen.records[0, 9] = Stored(1, (0, 9))
+
+
+def tracker_duplicate(seen: Seen) -> None:
+    seen.records[0, 9] = Stored(2, (0, 2))
+
+
+def second_dead_letter(seen: Seen) -> None:
+    seen.dead.append(Stored(3, (0, 3)))
+
+
+def missing_copy(seen: Seen) -> None:
+    del seen.records[0, 5]
+    seen.ended.add((0, 2))
+
+
+def wrong_copy(seen: Seen) -> None:
+    seen.records[0, 5] = Stored(1, (0, 2))
+
+
+def ended_by_nobody(seen: Seen) -> None:
+    seen.acked.remove(1)
+
+
+def second_delivery(seen: Seen) -> None:
+    seen.handed_out[0, 1] += 1
+
+
+def undecodable(seen: Seen) -> None:
+    seen.undecodable += 1
+
+
+def not_there(seen: Seen) -> None:
+    seen.moved[0, 77] += 1
+
+
+def not_given_up(seen: Seen) -> None:
+    seen.log_start[0] = 4
+    seen.deleted.add((0, 0))
+
+
+@pytest.mark.parametrize(
+    ("fault", "finding"),
+    [
+        (lost, "lost: 1"),
+        (unfinished, "unfinished: 1"),
+        (stuck, "stuck: 1"),
+        (unexpected, "unexpected: 1"),
+        (sent_twice, "sent twice: 1"),
+        (tracker_duplicate, "tracker duplicates: 1"),
+        (second_dead_letter, "tracker duplicates: 1"),
+        (missing_copy, "missing copies: 1"),
+        (wrong_copy, "wrong copies: 1"),
+        (ended_by_nobody, "acks of nobody: 1"),
+        (second_delivery, "consumer duplicates: 1"),
+        (undecodable, "undecodable: 1"),
+        (not_there, "not there: 1"),
+        (not_given_up, "not given up: 1"),
+    ],
+)
+def test_the_checker_finds(fault, finding):
+    seen = good()
+    assert judge(seen).problems == []
+    fault(seen)
+    assert any(problem.startswith(finding) for problem in judge(seen).problems), judge(seen).problems
+
+
+def test_what_an_interruption_may_cost_is_no_finding():
+    seen = good()
+    second_delivery(seen)
+    seen.interruptions, seen.max_in_flight = 1, 1
+    assert judge(seen).problems == []
+    assert judge(seen).counts["consumer_duplicates"] == 1
+
+
+def test_silence_is_the_longest_gap_of_any_partition_that_begins_in_time():
+    assert silence([[0, 1_000, 1_500], [1_200, 9_000]], 500, 2_000) == 7.8
+    assert silence([[0, 1_000, 1_500, 9_000]], 500, 1_200) == 0.5
+    assert silence([[100]], 500, 2_000) is None
+
+
+# --- the schedule -----------------------------------------------------------------------------------
+
+
+def test_a_seed_fixes_the_schedule():
+    assert schedule(QUICK, 1) == schedule(QUICK, 1) != schedule(QUICK, 2)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_schedule_has_every_fault_and_strikes_nothing_twice_at_once(name, seed):
+    level = LEVELS[name]
+    faults = schedule(level, seed)
+    assert {kind: [f.kind for f in faults].count(kind) for kind in Kind} == level.faults
+    free: dict[str, float] = {}
+    for fault in faults:
+        assert fault.at_s >= free.get(fault.strikes, 0.0)
+        free[fault.strikes] = fault.free_at_s
+    assert load_s(level, faults) > max(fault.at_s + fault.hold_s for fault in faults)
+
+
+def test_the_full_run_is_what_was_asked_for_and_takes_less_than_an_hour():
+    assert FULL.messages == 1_000_000
+    assert load_s(FULL, schedule(FULL, 1)) < 55 * 60
+
+
+# --- the proxy --------------------------------------------------------------------------------------
+
+
+def test_the_proxy_cuts_and_heals():
+    import socket
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as server, Proxy() as proxy:
+
+        def echo() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    while data := connection.recv(100):
+                        connection.sendall(data)
+
+        threading.Thread(target=echo, daemon=True).start()
+        gate = proxy.gate()
+        port = proxy.listen(gate, lambda: server.getsockname()[1])
+
+        def talk(connection: socket.socket, text: bytes) -> bytes:
+            connection.sendall(text)
+            return connection.recv(100)
+
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            assert talk(connection, b"one") == b"one"
+            gate.cut(Cut.BLACKHOLE)
+            connection.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                talk(connection, b"two")
+            gate.heal()
+            assert connection.recv(100) == b"two"
+            gate.cut(Cut.REFUSE)
+            with pytest.raises(ConnectionResetError):
+                connection.recv(100)
+        with (
+            socket.create_connection(("127.0.0.1", port)) as connection,
+            pytest.raises(ConnectionResetError),
+        ):
+            talk(connection, b"three")
+        gate.heal()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            assert talk(connection, b"four") == b"four"
+
+
+# --- real servers -----------------------------------------------------------------------------------
+
+_CAUGHT_AS = {
+    "no-start-wait": "unfinished: ",
+    "no-fencing": "tracker duplicates: ",
+    "safe-offset": "unfinished: ",
+    "two-sends": "tracker duplicates: ",
+}
+
+
+@pytest.mark.parametrize("name", controls.SCENARIOS)
+def test_the_checker_catches(cluster, tmp_path, name):
+    connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+    caught = controls.run(name, connection, tmp_path, sabotaged=True).problems
+    assert any(problem.startswith(_CAUGHT_AS[name]) for problem in caught), caught
+
+
+@pytest.mark.parametrize("name", ["no-fencing", "two-sends"])
+def test_with_its_safeguard_there_is_nothing_to_catch(cluster, tmp_path, name):
+    connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+    assert controls.run(name, connection, tmp_path, sabotaged=False).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_chaos(tmp_path):
+    command = [sys.executable, "-m", "tests.chaos", "run", "--quick", "--seed=1", f"--out={tmp_path}"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    report = json.loads((tmp_path / "report.json").read_text())
+    main, second = report["queues"]["chaos"], report["queues"]["chaos-second"]
+    assert main["sent"] == QUICK.messages
+    assert min(main["copies"], main["dead_letters"], second["lost_to_retention"]) > 0
+    assert set(report["recovery"]) == set(Kind)

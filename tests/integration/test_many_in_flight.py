@@ -1,0 +1,75 @@
+"""Many messages in flight: a tracker killed while it redelivers them, and one that is held by somebody."""
+
+import gc
+import os
+import sys
+import types
+
+import pytest
+from support import until, value
+
+from kmqpy import log_reader, markers
+from kmqpy.markers import Marker, Op
+
+MANY = int(os.environ.get("KMQ_TEST_F3_MESSAGES", "20000"))
+"""The JVM library made 123 to 32,601 duplicates of 100,000."""
+
+
+@pytest.mark.timeout(600)
+def test_f3_trackers_killed_while_they_redeliver_many(queue):
+    """Two are killed one after the other; a third one finishes."""
+    sent = [str(number) for number in range(MANY)]
+    queue.send(*sent)
+    # Small transactions, so that there are many moments to be killed in.
+    trackers = [queue.tracker_process(**{"max-batch-messages": MANY // 100}) for _ in range(3)]
+    until(lambda: any(tracker.value("owned_partitions") for tracker in trackers), 20)
+    queue.mark_all(markers.ranges(0, Op.TAKE, range(MANY), redeliver_after_ms=1))
+
+    def copies() -> int:
+        """About as many, and a few control records."""
+        return log_reader.bounds(queue.connection, queue.name, [0], uncommitted=True)[0][1] - MANY
+
+    at_kill = []
+    for part in (0.2, 0.6):
+        until(lambda part=part: copies() > part * MANY, 60, copies)
+        (leader,) = (tracker for tracker in trackers if tracker.value("owned_partitions"))
+        trackers.remove(leader)
+        leader.kill()
+        at_kill.append(copies())
+    until(lambda: sum(queue.copies().values()) >= 2 * MANY, 120, copies, every=0.5)
+    (last,) = trackers
+    until(lambda: last.value("in_flight") == 0)
+    assert max(at_kill) < MANY, "the kill came too late to show anything"
+    assert queue.copies() == dict.fromkeys(sent, 2)
+
+
+def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
+    """The JVM library keeps everything behind the oldest message in flight."""
+    others = 50_000
+    tracker = queue.tracker()
+    (part,) = tracker._parts.values()
+    (held_at,) = queue.mark_all([Marker(0, 0, Op.TAKE, 3_600_000)])
+    queue.mark_all(Marker(0, offset, Op.TAKE, 3_600_000) for offset in range(1, others + 1))
+    until(lambda: len(part.state) == others + 1, 30, lambda: len(part.state))
+    full = size_of(part.state)
+    queue.mark_all(Marker(0, offset, Op.END) for offset in range(1, others + 1))
+    until(lambda: len(part.state) == 1, 30, lambda: len(part.state))
+    assert size_of(part.state) < full / 100
+    labels = {"queue": queue.name, "partition": "0"}
+    until(lambda: tracker.metrics.registry.get_sample_value("kmq_in_flight", labels) == 1)
+    assert value(tracker, queue.name, "redelivered") == 0
+    # The held one is not forgotten: the next tracker begins with its start marker.
+    with queue.registry() as registry:
+        until(lambda: registry.offsets(queue.name)[0].offset == held_at)
+
+
+def size_of(something: object) -> int:
+    """Bytes of an object and of all that it alone leads to."""
+    seen: dict[int, object] = {}
+    found = [something]
+    while found:
+        one = found.pop()
+        if id(one) not in seen and not isinstance(one, type | types.ModuleType | types.FunctionType):
+            seen[id(one)] = one
+            found += gc.get_referents(one)
+    return sum(map(sys.getsizeof, seen.values()))
