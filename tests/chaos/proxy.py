@@ -1,6 +1,8 @@
 """A TCP proxy whose connections can be cut and healed; asyncio, in a thread of its own."""
 
 import asyncio
+import socket
+import struct
 import threading
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
@@ -44,7 +46,7 @@ class Gate:
             return
         self._refusing = True
         for transport in self._transports:
-            transport.abort()
+            _reset(transport)
 
     def _heal(self) -> None:
         self._refusing = False
@@ -55,7 +57,7 @@ class Gate:
     ) -> None:
         """One connection, to the end of it."""
         if self._refusing:
-            writer.transport.abort()
+            _reset(writer.transport)
             return
         mine = {writer.transport}
         self._transports |= mine
@@ -65,8 +67,8 @@ class Gate:
             mine.add(back.transport)
             self._transports |= mine
             await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
-        except OSError:
-            pass  # the server is down: so is this connection
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is down, so is this connection; or the proxy is closed
         finally:
             self._transports -= mine
             for transport in mine:
@@ -80,6 +82,13 @@ class Gate:
         await self._open.wait()  # the end of a connection does not pass either
         if writer.can_write_eof():
             writer.write_eof()
+
+
+def _reset(transport: asyncio.WriteTransport) -> None:
+    """End a connection with RST rather than in an orderly way."""
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 class Proxy:

@@ -1,10 +1,14 @@
 """`make chaos` in small, the checker by itself, and what it must catch."""
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
+
 from kmqpy.config import Connection
 
 from . import controls
@@ -25,7 +29,7 @@ def good() -> Seen:
     seen.taken = set(seen.records)
     seen.ended = {(0, 1), (0, 5)}
     seen.moved.update([(0, 2), (0, 3)])
-    seen.handed_out.update(seen.records)
+    seen.handed_out.update(list(seen.records))
     seen.delivered.update({1: 1, 2: 2, 3: 1})
     return seen
 
@@ -158,22 +162,16 @@ def test_the_full_run_is_what_was_asked_for_and_takes_less_than_an_hour():
 
 
 def test_the_proxy_cuts_and_heals():
-    import socket
-    import threading
-
     with socket.create_server(("127.0.0.1", 0)) as server, Proxy() as proxy:
 
         def echo() -> None:
             while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(ConnectionError):
                     while data := connection.recv(100):
                         connection.sendall(data)
 
-        threading.Thread(target=echo, daemon=True).start()
+        threading.Thread(target=echo, daemon=True).start()  # for as long as the tests run
         gate = proxy.gate()
         port = proxy.listen(gate, lambda: server.getsockname()[1])
 
@@ -181,7 +179,7 @@ def test_the_proxy_cuts_and_heals():
             connection.sendall(text)
             return connection.recv(100)
 
-        with socket.create_connection(("127.0.0.1", port)) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
             assert talk(connection, b"one") == b"one"
             gate.cut(Cut.BLACKHOLE)
             connection.settimeout(0.3)
@@ -193,12 +191,12 @@ def test_the_proxy_cuts_and_heals():
             with pytest.raises(ConnectionResetError):
                 connection.recv(100)
         with (
-            socket.create_connection(("127.0.0.1", port)) as connection,
+            socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
             pytest.raises(ConnectionResetError),
         ):
             talk(connection, b"three")
         gate.heal()
-        with socket.create_connection(("127.0.0.1", port)) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
             assert talk(connection, b"four") == b"four"
 
 
