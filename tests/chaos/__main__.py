@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from kmqpy import logs
 from kmqpy.errors import ClusterError
 
 from . import report
@@ -65,6 +66,7 @@ def run(
 ) -> None:
     """Run."""
     out.mkdir(parents=True, exist_ok=True)
+    logs.setup("CRITICAL", "text")  # of this process; the others have their own
     try:
         if control or scenario:
             problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
