@@ -64,9 +64,9 @@ def safe_offset() -> None:
 
     def unsafe(self: Tracker, part: Any) -> StoredOffset | None:
         real(self, part)
-        if part.caught_up_at is None or part.state._position == part.stored_offset:
+        if part.caught_up_at is None or part.state.position == part.stored_offset:
             return None
-        return StoredOffset(part.state._position, part.topic_ids[1], part.state.now_ms)
+        return StoredOffset(part.state.position, part.topic_ids[1], part.state.now_ms)
 
     Tracker._offset_of = unsafe  # type: ignore[method-assign]
 
@@ -99,17 +99,14 @@ def stop_before_transaction() -> None:
 
 
 def die_within_transaction() -> None:
-    """kill -9 when 10 copies and their end markers, and an 11th copy, are at the broker."""
+    """kill -9 when the copies of a redelivery are at the broker, and no end marker is."""
     real = Redeliverer._produce
-    count = 0
 
-    def produce(self: Redeliverer, producer: Any, *arguments: Any) -> None:
-        nonlocal count
-        real(self, producer, *arguments)
-        count += 1
-        if count == 21:
+    def produce(self: Redeliverer, producer: Any, topic: str, *arguments: Any) -> None:
+        if topic == self.queue.markers_topic:
             producer.flush(10)
             os.kill(os.getpid(), signal.SIGKILL)
+        real(self, producer, topic, *arguments)
 
     Redeliverer._produce = produce  # type: ignore[method-assign]
 

@@ -119,6 +119,7 @@ class TrackerSlot(Slot):
         *,
         session_ms: int,
         sabotage: str = "",
+        **more: str,
     ) -> None:
         (self.port,) = free_ports(1)
         options = {
@@ -129,6 +130,7 @@ class TrackerSlot(Slot):
             "offset-interval": "500ms",
             "http-port": self.port,
             "log-level": "INFO",
+            **{key.replace("_", "-"): value for key, value in more.items()},
         }
         arguments = [sabotage, *(f"--{key}={value}" for key, value in options.items())]
         super().__init__(
@@ -245,7 +247,11 @@ class Stage:
 
     def _tracker(self, name: str, connection: Connection) -> TrackerSlot:
         log = self.out / f"{name}.log"
-        return TrackerSlot(name, connection, log, session_ms=self.level.session_ms)
+        # Some store snapshots often, and others take over from them.
+        after = {"tracker-2": "1", "tracker-3": "50"}.get(name, "20000")
+        return TrackerSlot(
+            name, connection, log, session_ms=self.level.session_ms, snapshot_after_markers=after
+        )
 
     def _child(self, kind: str, number: int) -> Slot:
         name, share = f"{kind}-{number}", self.level.messages // SENDERS
