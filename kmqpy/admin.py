@@ -261,7 +261,13 @@ class Admin:
                 "zookeeper: no address given, and this needs the registry; name it as host:2181"
             )
         if self._registry_ is None:
-            client = self._stack.enter_context(connect(self._connection.zookeeper, timeout=self._timeout_s))
+            client = self._stack.enter_context(
+                connect(
+                    self._connection.zookeeper,
+                    timeout=self._timeout_s,
+                    security=self._connection.zookeeper_security,
+                )
+            )
             self._registry_ = Registry(client, self._connection.root, timeout=self._timeout_s)
         return self._registry_
 

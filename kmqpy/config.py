@@ -38,6 +38,12 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)")
 _MILLISECOND = timedelta(milliseconds=1)
 _INT64_MAX = 2**63 - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_ACL = re.compile(r"[a-z0-9]+:.+:[cdrwa]+")
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
+_ADDRESSES = ("tcp://", "udp://", "sctp://")
+OTHER_TABLES = ("tracker", "gateway")
+"""Tables of the config file that are not the connection's."""
+
 _SECRET = re.compile(
     r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
 )
@@ -139,19 +145,75 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ZooKeeperSecurity:
+    """How ZooKeeper and we make sure of each other; by default neither does.
+
+    username, password  who we are; znodes that we make are then ours alone
+    scheme              how that is said: "sasl" (DIGEST-MD5; ZooKeeper checks the password; needs the
+                        extra kmqpy[sasl]) or "digest" (goes over the wire as it is, so only with TLS;
+                        ZooKeeper takes any password, and the znodes' ACLs decide)
+    tls                 encrypt; a matter of course when one of the files is given
+    ca                  PEM file of the authorities to trust; default: the system's
+    certificate, key    PEM files of our own certificate, where ZooKeeper wants one, and of its key
+                        (default: in the same file); znodes that we make are then ours alone
+    key_password        of an encrypted key
+    check_hostname      whether ZooKeeper's certificate must name the host that was asked for
+    acl                 who else may do what with the znodes that we make, as scheme:id:cdrwa, for
+                        example sasl:admin:cdrwa or world:anyone:r
+    """
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    scheme: str = "sasl"
+    tls: bool = False
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    key_password: str = field(default="", repr=False)
+    check_hostname: bool = True
+    acl: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.scheme not in ("sasl", "digest"):
+            raise ConfigError(f"scheme: {self.scheme!r} is neither sasl nor digest")
+        if bool(self.username) != bool(self.password):
+            missing = "password" if self.username else "username"
+            raise ConfigError(f"{missing}: must not be empty where the other of the two is given")
+        if self.key and not self.certificate:
+            raise ConfigError("certificate: must not be empty where a key is given")
+        for entry in self.acl:
+            if not _ACL.fullmatch(entry):  # not shown: of scheme digest it holds a password's hash
+                raise ConfigError("acl: write its entries like sasl:admin:cdrwa or world:anyone:r")
+        if self.acl and not self.authenticated:
+            raise ConfigError("acl: needs a username or a certificate, else everybody may do everything")
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether we say who we are, so that znodes can be ours."""
+        return bool(self.username or self.certificate)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection is TLS."""
+        return self.tls or bool(self.ca or self.certificate)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Connection:
     """Where Kafka and ZooKeeper are.
 
-    bootstrap   Kafka, `host:port[,host:port]`
-    zookeeper   ZooKeeper, the same; empty where none is needed
-    root        the znode under which everything of kmqpy stands
-    kafka       librdkafka settings (security and the like), handed on untouched
+    bootstrap           Kafka, `host:port[,host:port]`
+    zookeeper           ZooKeeper, the same; empty where none is needed
+    root                the znode under which everything of kmqpy stands
+    kafka               librdkafka settings (security and the like), handed on untouched
+    zookeeper_security  who we are to ZooKeeper, and TLS
     """
 
     bootstrap: str = "127.0.0.1:9092"
     zookeeper: str = "127.0.0.1:2181"
     root: str = "/kmq"
     kafka: KafkaSettings = field(default_factory=dict, repr=False)
+    zookeeper_security: ZooKeeperSecurity = field(default_factory=ZooKeeperSecurity)
 
     def __post_init__(self) -> None:
         if not self.bootstrap:
@@ -162,16 +224,22 @@ class Connection:
     def __repr__(self) -> str:
         return (
             f"Connection(bootstrap={self.bootstrap!r}, zookeeper={self.zookeeper!r}, "
-            f"root={self.root!r}, kafka={redacted(self.kafka)!r})"
+            f"root={self.root!r}, kafka={redacted(self.kafka)!r}, "
+            f"zookeeper_security={self.zookeeper_security!r})"
         )
 
     @classmethod
     def from_environment(cls) -> Connection:
-        """The addresses in KMQ_BOOTSTRAP, KMQ_ZOOKEEPER and KMQ_ROOT, as `kmq dev up` prints them.
+        """What the file KMQ_CONFIG says, and over it the environment.
 
-        The defaults hold for those that are not set. Raises ConfigError.
+        That is KMQ_BOOTSTRAP, KMQ_ZOOKEEPER and KMQ_ROOT, as `kmq dev up` prints them;
+        KMQ_KAFKA_SASL_PASSWORD and the like for settings of librdkafka, with `_` for each dot;
+        KMQ_ZOOKEEPER_SECURITY_PASSWORD and the like. Raises ConfigError.
         """
-        return build(cls, from_environment(cls, os.environ))
+        path = os.environ.get("KMQ_CONFIG")
+        file = read_file(path) if path else {}
+        own = {key: value for key, value in file.items() if key not in OTHER_TABLES}
+        return build(cls, own, from_environment(cls, os.environ))
 
     def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
         """Settings for a librdkafka client: `defaults`, under what the user gave."""
@@ -185,32 +253,58 @@ def check_topic_name(name: str, field_name: str) -> None:
 
 
 def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
-    """A settings object of `cls` from layers of values, the later ones winning.
+    """A settings object of `cls` from layers of values, the later ones winning, also within tables.
 
     Text is converted to the field's type, a duration with unit to ms. Raises ConfigError that names
     an unknown key (with the nearest known one), or the field and value that do not fit.
     """
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    tables: dict[str, Mapping[str, Any]] = {}
     values: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
             if key not in names:
                 raise ConfigError(f"{key}: unknown setting{nearest(key, names)}")
-            values[key] = _convert(key, value, hints[key])
+            if isinstance(value, Mapping):
+                tables[key] = {**tables.get(key, {}), **_flat(value)}
+            else:
+                tables.pop(key, None)
+                values[key] = _convert(key, value, hints[key])
+    # Only when they are complete: a user name may stand in a file, the password in the environment.
+    values |= {key: _convert(key, table, hints[key]) for key, table in tables.items()}
     try:
         return cls(**values)
     except TypeError as error:  # a required setting is missing
         raise ConfigError(f"{cls.__name__}: {error}") from None
 
 
-def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_") -> dict[str, str]:
-    """The values of `cls` that stand in the environment, as `KMQ_<FIELD>`."""
-    return {
-        f.name: environ[prefix + f.name.upper()]
-        for f in dataclasses.fields(cls)
-        if prefix + f.name.upper() in environ
-    }
+def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_") -> dict[str, Any]:
+    """The values of `cls` that stand in the environment, as `KMQ_<FIELD>`.
+
+    A field that is a table is `KMQ_<FIELD>_<NAME>` for each name in it; `_` means a dot in names of
+    librdkafka.
+    """
+    found: dict[str, Any] = {}
+    for key, hint in typing.get_type_hints(cls).items():
+        name = prefix + key.upper()
+        if _is_table(hint):
+            dot = "_" if dataclasses.is_dataclass(hint) else "."
+            table = {
+                entry.removeprefix(name + "_").lower().replace("_", dot): value
+                for entry, value in environ.items()
+                if entry.startswith(name + "_") and not of_kubernetes(entry, value)
+            }
+            if table:
+                found[key] = table
+        elif name in environ:
+            found[key] = environ[name]
+    return found
+
+
+def of_kubernetes(name: str, value: str) -> bool:
+    """Whether Kubernetes sets such a variable for a service whose name begins like ours."""
+    return _OF_KUBERNETES.search(name) is not None or value.startswith(_ADDRESSES)
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -243,11 +337,18 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
             raise ConfigError(f"{key}: {_shown(key, value)} is not a list of text")
         return tuple(item.strip() for item in items if item.strip())
-    if origin is not None:  # a mapping of librdkafka settings
+    if _is_table(hint):
+        if dataclasses.is_dataclass(hint) and type(value) is hint:
+            return value
         if not isinstance(value, Mapping):
             # Its content may be secret, whatever the name of the table.
             raise ConfigError(f"{key}: expected a table of settings, found {type(value).__name__}")
-        return _flat(value)
+        if origin is not None:  # settings of librdkafka
+            return _flat(value)
+        try:
+            return build(hint, value)
+        except ConfigError as error:
+            raise ConfigError(f"{key}.{error}") from None
     if isinstance(value, str) and hint is not str:
         return _parse(key, value, hint)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -255,6 +356,10 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if type(value) is not hint:
         raise ConfigError(f"{key}: {_shown(key, value)} is not of type {hint.__name__}")
     return value
+
+
+def _is_table(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or typing.get_origin(hint) is Mapping
 
 
 def _parse(key: str, text: str, hint: Any) -> Any:

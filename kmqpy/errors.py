@@ -9,6 +9,7 @@ KmqError
 │   └── QueueNotFound        no such queue
 ├── MessageError         a message can't be sent as it is (too large, delay too long)
 ├── Unavailable          Kafka or ZooKeeper did not answer in time
+│   └── AccessDenied         they do not accept who we are, or what we want
 ├── Unfinished           stopped halfway; says how far it got
 ├── Closed               used after its close()
 ├── NotSupported         this storage has no such operation
@@ -61,6 +62,10 @@ class MessageError(KmqError):
 
 class Unavailable(KmqError):
     """Kafka or ZooKeeper did not answer in time, or refused."""
+
+
+class AccessDenied(Unavailable):
+    """Kafka or ZooKeeper does not accept our password or certificate, or we may not do this."""
 
 
 class Unfinished(KmqError):

@@ -18,7 +18,7 @@ from confluent_kafka import Message as Record
 from kmqpy import kafka, markers
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import DecodeError, TopicError
+from kmqpy.errors import AccessDenied, DecodeError, TopicError
 from kmqpy.markers import Op
 from kmqpy.telemetry import Telemetry
 
@@ -237,6 +237,9 @@ class QueueSource:
                     f"queue {self._queue.name!r}: the topic does not exist; "
                     f"create it with: kmq queue create {self._queue.name}"
                 )
+            problem = kafka.translated(error, f"receive from {self._queue.name}", self._connection)
+            if isinstance(problem, AccessDenied):
+                raise problem
             _log.warning("receive failed", extra={"queue": self._queue.name, "error": error.name()})
             self._telemetry.failed(self._queue.name, "receive")
             return False

@@ -265,7 +265,7 @@ class Topics:
     def names(self) -> set[str]:
         """Every topic of the cluster but Kafka's own."""
         with kafka.kafka_errors("list topics", self._connection):
-            found = self._admin.list_topics(timeout=self._timeout).topics
+            found = kafka.metadata(self._admin, self._timeout, self._connection).topics
         return {name for name in found if not name.startswith("__")}
 
     def groups(self, topic: str, partitions: int) -> list[str]:
@@ -291,12 +291,12 @@ class Topics:
     def brokers(self) -> int:
         """How many brokers the cluster has."""
         with kafka.kafka_errors("connect", self._connection):
-            return len(self._admin.list_topics(timeout=self._timeout).brokers)
+            return len(kafka.metadata(self._admin, self._timeout, self._connection).brokers)
 
     def _result(self, future: Future[Any], doing: str, but: int | None = None) -> Any:
         """The future's result; None where Kafka answered with the error code `but`."""
         try:
-            return future.result(self._timeout + 5)
+            return kafka.result(self._admin, future, self._timeout + 5, self._connection)
         except KafkaException as exception:
             error = kafka.error_of(exception)
             if error is not None and error.code() == but:

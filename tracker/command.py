@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +13,15 @@ import click
 from kmqpy import logs
 from kmqpy.cli.options import Cli, connected
 from kmqpy.cli.output import span
-from kmqpy.config import Connection, QueueSettings, build, from_environment, nearest, parse_duration_ms
+from kmqpy.config import (
+    Connection,
+    QueueSettings,
+    build,
+    from_environment,
+    nearest,
+    of_kubernetes,
+    parse_duration_ms,
+)
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.registry import Registry
 from kmqpy.topics import Topics
@@ -23,9 +30,6 @@ from tracker.service import Tracker
 from tracker.settings import TrackerSettings
 
 _PREFIX = "KMQ_TRACKER_"
-_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
-_ADDRESSES = ("tcp://", "udp://", "sctp://")
-"""Kubernetes sets such variables for a service whose name begins with kmq-tracker."""
 _SHORT = {"use_now_for_redeliver_despite_no_marker_seen_for_ms": "--tick-after"}
 _METAVARS = {"int": "N", "str": "TEXT"}
 _SHOWN_DEFAULTS = {"tracker_id": "HOST-PID-RANDOM", "transaction_timeout_ms": "0"}
@@ -85,8 +89,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     found = from_environment(TrackerSettings, environ, _PREFIX)
     names = [_PREFIX + field.name.upper() for field in dataclasses.fields(TrackerSettings)]
     for name, value in environ.items():
-        of_kubernetes = _OF_KUBERNETES.search(name) or value.startswith(_ADDRESSES)
-        if name.startswith(_PREFIX) and name not in names and not of_kubernetes:
+        if name.startswith(_PREFIX) and name not in names and not of_kubernetes(name, value):
             raise ConfigError(f"{name}: unknown setting{nearest(name, names)}")
     return found
 
@@ -136,7 +139,7 @@ def _register(connection: Connection, queues: tuple[str, ...]) -> None:
     """Register the named queues that nobody has; the only time that a tracker adds a queue."""
     if not queues:
         return
-    with connect(connection.zookeeper) as zookeeper:
+    with connect(connection.zookeeper, security=connection.zookeeper_security) as zookeeper:
         registry = Registry(zookeeper, connection.root)
         for name in queues:
             try:

@@ -19,22 +19,21 @@ from typing import Any
 
 from kazoo.exceptions import (
     BadVersionError,
-    KazooException,
     NodeExistsError,
     NoNodeError,
 )
-from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import Callback, KazooState, KeeperState
 
 from kmqpy.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.config import ZooKeeperSecurity
+from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.registry import (
     Paths,
     RegisteredQueue,
     StoredOffset,
     TrackerInfo,
 )
-from kmqpy.zookeeper import address, failure, gather, new_client, stop, unavailable
+from kmqpy.zookeeper import address, check_access, failure, gather, new_client, stop, unavailable
 from tracker.assignment import STAND_INS, Member, Partition, Plan, plan, propose
 from tracker.offsets import Offsets
 from tracker.tree import Tree, TreeReader, owner
@@ -45,6 +44,7 @@ log = logging.getLogger(__name__)
 RECHECK_S = 1.0  # everything is read anew this often, watches or not …
 RECHECK_ZNODES_PER_S = 50  # … or less often, so that all trackers together read about as many
 MAX_BACKOFF_S = 2.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Leadership:
     queues              the queues to serve; None: all that are registered
     session_timeout_ms  how long after this tracker's death others take over
     takeover_delay      s after which the next in rank takes what the proposed owner did not
-    settings            KazooClient settings (`auth_data`, `use_ssl`, …), handed on untouched
+    security            who we are to ZooKeeper, and TLS
     wake                set whenever snapshot() has changed
 
     snapshot, may_redeliver, release and set_kafka_ok do no I/O and can be called from any thread.
@@ -96,7 +96,7 @@ class Leadership:
         queues: frozenset[str] | None = None,
         session_timeout_ms: int = 6_000,
         takeover_delay: float = 3.0,
-        settings: Mapping[str, Any] | None = None,
+        security: ZooKeeperSecurity | None = None,
         wake: threading.Event | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -110,13 +110,14 @@ class Leadership:
         self._clock = clock
         self._timeout = session_timeout_ms / 1000
         self._lease_s = self._timeout * 2 / 3
-        self._zk = new_client(hosts, session_timeout_ms, settings)
+        self._zk = new_client(hosts, session_timeout_ms, security or ZooKeeperSecurity())
         self._zk.add_listener(self._on_state)
         self._learn_lease()
 
         self._signal = threading.Event()  # something to do for the thread
         self._closing = threading.Event()
         self._registered = threading.Event()
+        self._denied: AccessDenied | None = None
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
         self._lock = threading.Lock()  # of the view and the requested releases
         self._view = LeadershipView()
@@ -137,6 +138,7 @@ class Leadership:
         self._znodes = Znodes(self._zk, self._signal.set, self._timeout)
         self._session: int | None = None
         self._dead_since: float | None = None
+        self._refused = False  # and has said so
         self._verify_at = 0.0
         self._recheck_at = 0.0
         self._eligible: frozenset[Member] = frozenset()
@@ -151,10 +153,13 @@ class Leadership:
     # ---- for the tracker's main loop ----
 
     def start(self, timeout: float | None = None) -> Leadership:
-        """Begin; with `timeout` s, wait until this tracker is registered or raise Unavailable."""
+        """Begin; with `timeout` s, wait until this tracker is registered or raise Unavailable.
+
+        AccessDenied is raised at once.
+        """
         self._zk.start_async()
         self._thread.start()
-        if timeout is not None and not self._registered.wait(timeout):
+        if timeout is not None and not self._wait_until_registered(timeout):
             self.close()
             why = "another session is registered so" if self._waiting_for else "no answer"
             raise Unavailable(
@@ -162,6 +167,18 @@ class Leadership:
                 f"within {timeout:g} s: {why}"
             )
         return self
+
+    def _wait_until_registered(self, timeout: float) -> bool:
+        deadline = self._clock.monotonic() + timeout
+        try:
+            while not self._registered.wait(_POLL_S) and self._clock.monotonic() < deadline:
+                if self._denied is not None:
+                    raise self._denied
+                check_access(self._zk)
+        except AccessDenied:
+            self.close()
+            raise
+        return self._registered.is_set()
 
     def close(self) -> None:
         """End the session: every leader znode vanishes at once and others take over."""
@@ -258,14 +275,17 @@ class Leadership:
         while not self._closing.is_set():
             self._signal.clear()
             try:
-                delay = self._pass()
+                with unavailable(self._zk):
+                    delay = self._pass()
+                self._denied = None
                 if complaint and self._view.connected:
                     log.info("ZooKeeper answers again", extra={"tracker": self._id})
                     backoff, complaint = 0.0, ""
             except Exception as error:
                 self._znodes.expire()
-                expected = isinstance(error, KazooException | KazooTimeoutError)
-                if (text := repr(error)) != complaint:
+                expected = isinstance(error, Unavailable)
+                self._denied = error if isinstance(error, AccessDenied) else None
+                if (text := str(error) or repr(error)) != complaint:
                     log.warning(
                         "leadership: %s; trying again",
                         text,
@@ -325,6 +345,7 @@ class Leadership:
             self._revive()
             return None
         self._dead_since = None
+        self._refused = False
         session: int = client_id[0]
         if session != self._session:
             self._begin_session(None)
@@ -341,7 +362,9 @@ class Leadership:
         elif self._dead_since is None:
             self._dead_since = now
         elif now - self._dead_since > MAX_BACKOFF_S:
-            log.error("ZooKeeper refused us; trying again", extra={"tracker": self._id})
+            if not self._refused:
+                log.error("ZooKeeper refused us; trying again", extra={"tracker": self._id})
+            self._refused = True
             self._dead_since = None
             stop(self._zk)
             self._zk.start_async()

@@ -25,7 +25,7 @@ from kmqpy.admin import Admin
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.doctor import Severity
-from kmqpy.errors import DecodeError, KmqError
+from kmqpy.errors import AccessDenied, DecodeError, KmqError
 from kmqpy.inflight import Entry, InFlight, Row
 from kmqpy.marker_log import apply_records
 from kmqpy.registry import StoredOffset
@@ -186,6 +186,7 @@ class Tracker:
             host=socket.gethostname(),
             queues=frozenset(settings.queues) or None,
             session_timeout_ms=settings.session_timeout_ms,
+            security=self._connection.zookeeper_security,
             clock=self._clock,
         )
         # Both before the first partition could be ours: a tracker that can't work must take none.
@@ -193,6 +194,10 @@ class Tracker:
             self._health = HealthServer(self, settings.http_host, settings.http_port)
         try:
             self._topics.brokers()
+        except AccessDenied:
+            if self._health is not None:
+                self._health.close()
+            raise
         except KmqError as error:
             _log.warning("Kafka does not answer; waiting for it", extra={"error": str(error)})
             self._kafka_ok_at = -_WITHDRAW_AFTER_S * 2

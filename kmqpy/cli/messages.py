@@ -221,7 +221,9 @@ def _tracked(cli: Cli) -> bool:
     if not cli.has_registry:
         return True
     try:
-        with connect(cli.connection.zookeeper, timeout=2) as zookeeper:
+        with connect(
+            cli.connection.zookeeper, timeout=2, security=cli.connection.zookeeper_security
+        ) as zookeeper:
             return bool(Registry(zookeeper, cli.connection.root).trackers())
     except KmqError:
         return True

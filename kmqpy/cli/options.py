@@ -17,14 +17,21 @@ import click
 
 from kmqpy import logs
 from kmqpy.admin import Admin
-from kmqpy.config import Connection, QueueSettings, build, from_environment, parse_duration_ms, read_file
-from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.config import (
+    OTHER_TABLES,
+    Connection,
+    QueueSettings,
+    build,
+    from_environment,
+    is_secret,
+    parse_duration_ms,
+    read_file,
+)
+from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _META = "kmqpy.given"
-_OTHER_TABLES = ("tracker", "gateway")
-"""Tables of the config file that belong to others."""
 
 
 class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -92,6 +99,13 @@ def connection_options(function: F) -> F:
         click.option(
             "-X", "kafka", metavar="KEY=VALUE", multiple=True, help="A setting of librdkafka; repeatable."
         ),
+        click.option(
+            "-Z",
+            "zookeeper_security",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="One of [zookeeper_security]; repeatable.",
+        ),
         click.option("-o", "--output", type=click.Choice(["text", "json"]), help="How to print [text]."),
         click.option("-v", "--verbose", is_flag=True, default=None, help="Log to stderr."),
     ]
@@ -134,7 +148,7 @@ def connected(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(cli, *args, **kwargs)
         except Unavailable as error:
             hint = _unset(cli, str(error))
-            if not hint:
+            if not hint or isinstance(error, AccessDenied):
                 raise
             raise Unavailable(f"{error}{hint}") from error
 
@@ -155,14 +169,26 @@ def _cli(ctx: click.Context) -> Cli:
     as_json = given.pop("output", None) == "json"
     config = given.pop("config", None) or os.environ.get("KMQ_CONFIG")
     file = read_file(config) if config else {}
-    tables = {table: file.pop(table) for table in _OTHER_TABLES if table in file}
+    tables = {table: file.pop(table) for table in OTHER_TABLES if table in file}
     environment = from_environment(Connection, os.environ)
-    extra = pairs(given.pop("kafka", ()), "-X")
+    for table, option in (("kafka", "-X"), ("zookeeper_security", "-Z")):
+        if values := given.pop(table, ()):
+            given[table] = _public(table, pairs(values, option), option)
     connection = build(Connection, file, environment, given)
-    if extra:
-        connection = build(Connection, {**vars(connection), "kafka": {**connection.kafka, **dict(extra)}})
     named = frozenset({*file, *environment, *given})
     return Cli(connection, as_json, "zookeeper" in named and bool(connection.zookeeper), tables, named)
+
+
+def _public(table: str, settings: list[tuple[str, str]], option: str) -> dict[str, str]:
+    """The settings; raises ConfigError for a secret, which whoever may list processes could read."""
+    for key, _ in settings:
+        if is_secret(key):
+            variable = f"KMQ_{table}_{key}".upper().replace(".", "_")
+            raise ConfigError(
+                f"{option} {key}: a secret must not stand on a command line; "
+                f"give it as {variable}, or in the table [{table}] of a file (--config)"
+            )
+    return dict(settings)
 
 
 def pairs(values: tuple[str, ...], option: str, form: str = "key=value") -> list[tuple[str, str]]:
@@ -171,7 +197,8 @@ def pairs(values: tuple[str, ...], option: str, form: str = "key=value") -> list
     for value in values:
         key, separator, rest = value.partition("=")
         if not separator or not key:
-            raise ConfigError(f"{option}: {value!r}: write it as {form}")
+            shown = "***" if is_secret(value) else repr(value)
+            raise ConfigError(f"{option}: {shown}: write it as {form}")
         found.append((key, rest))
     return found
 

@@ -89,7 +89,7 @@ class LiveQueue:
 
     @contextlib.contextmanager
     def registry(self):
-        with connect(self.connection.zookeeper) as zk:
+        with connect(self.connection.zookeeper, security=self.connection.zookeeper_security) as zk:
             yield Registry(zk, self.connection.root)
 
     def client(self, **arguments: Any) -> KmqClient:

@@ -1,0 +1,655 @@
+"""Kafka and ZooKeeper with passwords, certificates and ACLs; what is refused, and that no secret is told."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from cryptography.hazmat.primitives import serialization
+from kazoo.exceptions import NoAuthError
+from support import LiveQueue, until, value
+
+from kmqpy import kafka, logs, zookeeper
+from kmqpy.client import KmqClient
+from kmqpy.config import Connection, ZooKeeperSecurity
+from kmqpy.dev import Cluster
+from kmqpy.dev.ports import free_ports
+from kmqpy.errors import AccessDenied, ConfigError, Unavailable
+from kmqpy.producer import KmqProducer
+from kmqpy.registry import Paths, Registry, StoredOffset, connect
+from kmqpy.topics import Topics
+from tracker.service import Tracker
+from tracker.settings import TrackerSettings
+
+QUICK_S = 5.0
+CANARY = f"canary-{uuid.uuid4().hex}"
+"""The one password of all users, so that it is easy to look for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """PEM files: the authority's certificate, and one of a client (with its key) that it vouches for."""
+
+    ca: str
+    client: str
+    server: str
+    other_ca: str
+    stranger: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Secured:
+    """Addresses of the listeners, and how to use them."""
+
+    cluster: Cluster
+    files: Files
+    open_kafka: str
+    sasl: str
+    tls: str
+    zookeeper: str
+    zookeeper_tls: str
+
+    def kafka(self, user: str, password: str = CANARY, ca: str | None = None) -> dict[str, str]:
+        return {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": user,
+            "sasl.password": password,
+            "ssl.ca.location": ca or self.files.ca,
+        }
+
+    def security(self, user: str = "kmq", password: str = CANARY, **more: Any) -> ZooKeeperSecurity:
+        return ZooKeeperSecurity(**{"username": user, "password": password, "ca": self.files.ca, **more})
+
+    def connection(self, user: str, **more: Any) -> Connection:
+        return Connection(
+            **{
+                "bootstrap": self.sasl,
+                "zookeeper": self.zookeeper_tls,
+                "kafka": self.kafka(user),
+                "zookeeper_security": self.security(),
+                **more,
+            }
+        )
+
+
+def _key(cert: trustme.LeafCert) -> bytes:
+    """In the form that ZooKeeper can read."""
+    key = serialization.load_pem_private_key(cert.private_key_pem.bytes(), None)
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _certificates(folder: Path) -> Files:
+    made = {}
+    for authority, names in {"ca": ("client", "server"), "other_ca": ("stranger",)}.items():
+        ca = trustme.CA()
+        made[authority] = ca.cert_pem.bytes()
+        for name in names:
+            cert = ca.issue_cert("127.0.0.1", "localhost", common_name=name)
+            made[name] = _key(cert) + b"".join(blob.bytes() for blob in cert.cert_chain_pems)
+    for name, data in made.items():
+        (folder / f"{name}.pem").write_bytes(data)
+    return Files(**{name: str(folder / f"{name}.pem") for name in made})
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """Kafka with an open listener for administration, SCRAM over TLS and client certificates; ZooKeeper
+    that takes SASL, digest and certificates, with and without TLS. ACLs are in force."""
+    folder = tmp_path_factory.mktemp("secrets")
+    files = _certificates(folder)
+    jaas = folder / "jaas.conf"
+    jaas.write_text(
+        "Server { org.apache.zookeeper.server.auth.DigestLoginModule required "
+        f'user_kmq="{CANARY}" user_other="{CANARY}"; }};\n'
+    )
+    plain, sasl, tls, controller, zk_tls = free_ports(5)
+    store = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": files.server,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": files.ca,
+    }
+    broker_settings = {
+        "listeners": f"PLAINTEXT://127.0.0.1:{plain},SASL_SSL://127.0.0.1:{sasl},"
+        f"SSL://127.0.0.1:{tls},CONTROLLER://127.0.0.1:{controller}",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL,SSL:SSL"
+        ),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:CN=client",
+        "ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/CN=$1/",
+        "listener.name.ssl.ssl.client.auth": "required",
+        "listener.name.sasl_ssl.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
+        **store,
+    }
+    zookeeper_settings = {
+        "secureClientPort": str(zk_tls),
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "ssl.clientAuth": "want",
+        "ssl.keyStore.location": files.server,
+        "ssl.keyStore.type": "PEM",
+        "ssl.trustStore.location": files.ca,
+        "ssl.trustStore.type": "PEM",
+    }
+    with Cluster(
+        broker_settings=broker_settings,
+        zookeeper_settings=zookeeper_settings,
+        jvm_options=[f"-Djava.security.auth.login.config={jaas}"],
+    ) as cluster:
+        addresses = [f"127.0.0.1:{port}" for port in (plain, sasl, tls)]
+        made = Secured(cluster, files, *addresses, cluster.zookeeper, f"127.0.0.1:{zk_tls}")
+        admin = AdminClient({"bootstrap.servers": made.open_kafka})
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        users = [
+            UserScramCredentialUpsertion(user, scram, CANARY.encode())
+            for user in ("client", "sender", "tracker", "nobody")
+        ]
+        for future in admin.alter_user_scram_credentials(users).values():
+            future.result(10)
+        yield made
+
+
+@pytest.fixture
+def live(secured, queue_name):
+    """A queue made by an administrator: Kafka's super user, with the tracker's ZooKeeper user."""
+    connection = secured.connection("admin", bootstrap=secured.open_kafka, kafka={})
+    with LiveQueue(connection, queue_name) as queue:
+        yield queue
+
+
+def grant(secured: Secured, user: str, *allowed: tuple[ResourceType, str, str]) -> None:
+    """Let `user` do it: (kind, name, operations); a name that ends with * is a prefix."""
+    admin = AdminClient({"bootstrap.servers": secured.open_kafka})
+    bindings = [
+        AclBinding(
+            kind,
+            name.rstrip("*"),
+            ResourcePatternType.PREFIXED if name.endswith("*") else ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+            AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )
+        for kind, name, operation in dict.fromkeys(
+            (kind, name, operation) for kind, name, operations in allowed for operation in operations.split()
+        )
+    ]
+    for future in admin.create_acls(bindings).values():
+        future.result(10)
+
+
+def client_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
+    """What the README says of clients that take messages."""
+    return [
+        (ResourceType.TOPIC, queue, "READ"),
+        (ResourceType.TOPIC, f"{queue}__markers", "READ WRITE"),
+        (ResourceType.TOPIC, f"{queue}__undelivered", "DESCRIBE"),
+        (ResourceType.GROUP, f"kmq-{queue}", "READ"),
+        (ResourceType.GROUP, "kmq-none", "DESCRIBE"),
+    ]
+
+
+def producer_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
+    """What the README says of producers."""
+    return [
+        (ResourceType.TOPIC, queue, "WRITE"),
+        (ResourceType.TOPIC, f"{queue}__markers", "DESCRIBE"),
+        (ResourceType.TOPIC, f"{queue}__undelivered", "DESCRIBE"),
+    ]
+
+
+def tracker_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
+    """What the README says of trackers."""
+    return [
+        (ResourceType.TOPIC, queue, "READ WRITE"),
+        (ResourceType.TOPIC, f"{queue}__markers", "READ WRITE"),
+        (ResourceType.TOPIC, f"{queue}__undelivered", "WRITE"),
+        (ResourceType.TRANSACTIONAL_ID, f"kmq-tracker-{queue}-*", "WRITE"),
+        (ResourceType.GROUP, "kmq-none", "DESCRIBE"),
+    ]
+
+
+class Log(logging.Handler):
+    """All that is logged below WARNING and above, as it would be shown."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.setFormatter(logs.TextFormatter())
+        self.lines: list[str] = []
+        self.loud: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record)
+        self.lines.append(line)
+        if record.levelno >= logging.ERROR:
+            self.loud.append(line)
+
+
+@pytest.fixture
+def everything_logged():
+    """Every log line of every library, at DEBUG; librdkafka's and kazoo's, too."""
+    log = Log()
+    root, ours = logging.getLogger(), logging.getLogger("kmqpy.zookeeper.kazoo")
+    filters, kafka._log.filters = kafka._log.filters, []
+    levels = root.level, ours.level
+    root.addHandler(log)
+    root.setLevel(1)
+    ours.setLevel(1)
+    yield log
+    root.removeHandler(log)
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+    kafka._log.filters = filters
+
+
+@contextlib.contextmanager
+def refused(match: str):
+    """The block raises AccessDenied soon, says this, names what to check and keeps the secret."""
+    started = time.monotonic()
+    with pytest.raises(AccessDenied, match=match) as caught:
+        yield
+    assert time.monotonic() - started < QUICK_S
+    assert "check" in str(caught.value)
+    assert CANARY not in str(caught.value)
+
+
+# --- what works ---------------------------------------------------------------------------------------
+
+
+def test_minimal_acls_are_enough(secured, live):
+    grant(secured, "client", *client_acls(live.name))
+    grant(secured, "sender", *producer_acls(live.name))
+    grant(secured, "tracker", *tracker_acls(live.name))
+    here = {"root": live.connection.root}
+    settings = TrackerSettings(http_port=0, session_timeout_ms=2_000, offset_interval_ms=200)
+    with Tracker(secured.connection("tracker", **here), settings) as tracker:
+        with KmqProducer(live.settings, secured.connection("sender", **here)) as producer:
+            producer.send("good")
+            producer.send("bad")
+            producer.send("late", delay=0.2)
+        attempts: dict[str, int] = {}
+        with KmqClient(live.settings, secured.connection("client", **here, zookeeper="")) as client:
+
+            def all_came() -> bool:
+                for message in client.receive(10, wait=0.2, lease=0.5):
+                    attempts[message.body.decode()] = message.attempts
+                    if message.body == b"bad":
+                        client.dead_letter(message, reason="bad")
+                    elif message.attempts == 1:
+                        client.nack(message)
+                    else:
+                        client.ack(message, wait=True)
+                return attempts == {"good": 2, "bad": 1, "late": 2}
+
+            until(all_came, 20, lambda: (attempts, tracker.problems()))
+        until(lambda: value(tracker, live.name, "dead_lettered"), 10, tracker.problems)
+        assert tracker.problems() == []
+    assert [record.value() for record in live.dead_letters()] == [b"bad"]
+
+
+@pytest.mark.parametrize("missing", ["topic", "group", "transactional id"])
+def test_an_acl_that_is_missing_is_named(secured, live, missing):
+    user = {"transactional id": "tracker"}.get(missing, "client")
+    acls = client_acls(live.name) if user == "client" else tracker_acls(live.name)
+    kind = ResourceType[missing.upper().replace(" ", "_")]
+    grant(secured, user, *(acl for acl in acls if acl[0] != kind))
+    connection = secured.connection(user, root=live.connection.root)
+    if user == "tracker":
+        settings = TrackerSettings(http_port=-1, session_timeout_ms=2_000)
+        with Tracker(connection, settings) as tracker:
+            until(lambda: "not allow" in str(tracker.problems()), 10, tracker.problems)
+        return
+    with (
+        pytest.raises(AccessDenied, match=r"does not allow it.*README"),
+        KmqClient(live.settings, connection) as client,
+    ):
+        client.receive(wait=QUICK_S)
+
+
+def test_certificates_instead_of_passwords(secured, queue_name):
+    connection = secured.connection(
+        "",
+        bootstrap=secured.tls,
+        kafka={
+            "security.protocol": "SSL",
+            "ssl.ca.location": secured.files.ca,
+            "ssl.certificate.location": secured.files.client,
+            "ssl.key.location": secured.files.client,
+        },
+        zookeeper_security=ZooKeeperSecurity(ca=secured.files.ca, certificate=secured.files.client),
+    )
+    with LiveQueue(connection, queue_name) as queue:
+        queue.tracker()
+        with queue.registry() as registry:
+            assert registry.get(queue_name).partitions == 1
+        with connect(queue.connection.zookeeper, security=connection.zookeeper_security) as zk:
+            acls = zk.get_acls(Paths(queue.connection.root).queue(queue_name))[0]
+        assert [(acl.id.scheme, acl.acl_list) for acl in acls] == [("x509", ["ALL"])]
+
+
+# --- what is refused ----------------------------------------------------------------------------------
+
+
+def _open_client(connection: Connection) -> None:
+    KmqClient("jobs", connection)
+
+
+def _open_producer(connection: Connection) -> None:
+    KmqProducer("jobs", connection)
+
+
+def _open_tracker(connection: Connection) -> None:
+    Tracker(connection, TrackerSettings(http_port=0, session_timeout_ms=2_000)).start()
+
+
+ANYBODY = pytest.mark.parametrize("opened", [_open_client, _open_producer, _open_tracker])
+
+
+@ANYBODY
+def test_a_wrong_kafka_password(secured, opened, caplog):
+    wrong = secured.connection("client", kafka=secured.kafka("client", CANARY + "x"))
+    with refused("do not accept each other.*Authentication failed.*sasl.password"):
+        opened(wrong)
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 3
+
+
+def test_a_kafka_that_is_not_the_right_one(secured):
+    wrong = secured.connection("client", kafka=secured.kafka("client", ca=secured.files.other_ca))
+    with refused("certificate verify failed.*ssl.ca.location"):
+        _open_client(wrong)
+
+
+def test_kafka_wants_a_certificate(secured):
+    tls = {"security.protocol": "SSL", "ssl.ca.location": secured.files.ca}
+    with refused("ssl.certificate.location"):
+        _open_client(Connection(bootstrap=secured.tls, kafka=tls))
+
+
+def test_kafka_does_not_know_the_certificate(secured):
+    stranger = secured.files.stranger
+    tls = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": secured.files.ca,
+        "ssl.certificate.location": stranger,
+        "ssl.key.location": stranger,
+    }
+    with refused("ssl.certificate.location"):
+        _open_client(Connection(bootstrap=secured.tls, kafka=tls))
+
+
+def test_without_encryption_where_kafka_wants_it(secured):
+    with pytest.raises(Unavailable, match=r"security\.protocol"):
+        Topics(Connection(bootstrap=secured.sasl), timeout_s=1).brokers()
+    tls = {"security.protocol": "SSL"}
+    with pytest.raises(Unavailable, match=r"SSL.* closed by peer.*security\.protocol"):
+        Topics(Connection(bootstrap=secured.open_kafka, kafka=tls), timeout_s=1).brokers()
+
+
+def test_who_may_do_nothing_in_kafka(secured, live):
+    with pytest.raises(AccessDenied, match=r"describe topic .* does not allow it"):
+        KmqClient(live.settings, secured.connection("nobody"))
+
+
+@pytest.mark.parametrize(
+    ("address", "more", "match"),
+    [
+        ("zookeeper", {"password": "wrong", "ca": ""}, "does not accept the username or password"),
+        ("zookeeper_tls", {"password": "wrong"}, "does not accept the username or password"),
+        ("zookeeper_tls", {"ca": "other_ca"}, "certificate is not accepted.*zookeeper_security.ca"),
+        ("zookeeper_tls", {"certificate": "stranger"}, "TLS failed.*zookeeper_security.certificate"),
+    ],
+)
+@pytest.mark.parametrize("who", ["registry", "tracker"])
+def test_a_wrong_password_or_certificate_of_zookeeper(secured, who, address, more, match, caplog):
+    files = dataclasses.asdict(secured.files)
+    security = secured.security(**{key: files.get(text, text) for key, text in more.items()})
+    hosts = getattr(secured, address)
+    with refused(match):
+        if who == "registry":
+            with connect(hosts, security=security) as zk:
+                Registry(zk).queues()
+        else:
+            here = Connection(
+                bootstrap=secured.open_kafka, zookeeper=hosts, zookeeper_security=security, root="/tried"
+            )
+            _open_tracker(here)
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 3
+
+
+def test_tls_and_no_tls_of_zookeeper(secured):
+    for hosts, security in (
+        (secured.zookeeper, secured.security()),
+        (secured.zookeeper_tls, ZooKeeperSecurity()),
+    ):
+        with (
+            pytest.raises(Unavailable, match="check whether the address is one for TLS"),
+            connect(hosts, security=security, timeout=0.5),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        {},
+        {"username": "other", "password": CANARY},
+        {"username": "kmq", "password": CANARY, "scheme": "digest"},
+    ],
+    ids=["nobody", "another user", "another scheme"],
+)
+def test_strangers_read_and_write_nothing_in_zookeeper(secured, live, stranger):
+    paths = Paths(live.connection.root)
+    live.tracker(tracker_id="one")
+    with live.registry() as registry:
+        until(lambda: registry.offsets(live.name))
+    with connect(secured.zookeeper, security=ZooKeeperSecurity(**stranger)) as zk:
+        known = [
+            paths.queues,
+            paths.queue(live.name),
+            paths.partitions(live.name),
+            paths.partition(live.name, 0),
+            paths.leader(live.name, 0),
+            paths.offset(live.name, 0),
+            paths.trackers,
+            paths.tracker("one"),
+        ]
+        for path in [live.connection.root, *known]:
+            for forbidden in (zk.get, zk.get_children, zk.delete):
+                if forbidden == zk.delete and path == live.connection.root:
+                    continue  # the ACL of its parent decides, which is not ours
+                with pytest.raises(NoAuthError):
+                    forbidden(path)
+            with pytest.raises(NoAuthError):
+                zk.set(path, StoredOffset(10**9, "x", 0).to_json())
+            if path not in (paths.leader(live.name, 0), paths.tracker("one")):
+                with pytest.raises(NoAuthError):
+                    zk.create(f"{path}/intruder", b"")
+        with pytest.raises(AccessDenied, match=r"we may not do this.*ACLs"):
+            Registry(zk, live.connection.root).get(live.name)
+
+
+def test_others_may_do_what_the_acl_says(secured, queue_name):
+    security = secured.security(acl=("world:anyone:r", "sasl:other:cdrwa"))
+    connection = secured.connection("", bootstrap=secured.open_kafka, kafka={}, zookeeper_security=security)
+    with LiveQueue(connection, queue_name) as queue:
+        root = queue.connection.root
+        with connect(secured.zookeeper) as zk:
+            assert Registry(zk, root).get(queue_name).partitions == 1
+            with pytest.raises(AccessDenied):
+                Registry(zk, root).register(queue.settings, 2)
+        with connect(secured.zookeeper, security=secured.security("other", ca="")) as zk:
+            Registry(zk, root).register(queue.settings, 2)
+
+
+def test_digest_takes_any_password_and_the_acls_decide(secured):
+    root = f"/digest-{uuid.uuid4().hex}"
+    security = secured.security(scheme="digest")
+    with connect(secured.zookeeper_tls, security=security) as zk:
+        zk.create(root, b"")
+    with connect(secured.zookeeper_tls, security=security) as zk:
+        assert zk.get(root)[0] == b""
+    wrong = secured.security(scheme="digest", password="wrong")
+    with (
+        refused("we may not do this"),
+        connect(secured.zookeeper_tls, security=wrong) as zk,
+        zookeeper.unavailable(zk),
+    ):
+        zk.get(root)
+
+
+@pytest.mark.parametrize("field", ["ca", "certificate", "key"])
+def test_files_of_zookeeper_that_can_not_be_used(secured, field):
+    security = ZooKeeperSecurity(**{"certificate": secured.files.client, field: "/nowhere.pem"})
+    with pytest.raises(
+        ConfigError, match=r"zookeeper_security\.(ca|certificate): .*nowhere.pem.*No such file"
+    ):
+        zookeeper.new_client("127.0.0.1:1", security=security)
+
+
+# --- no secret is told --------------------------------------------------------------------------------
+
+
+def test_no_log_of_any_library_tells_a_secret(secured, live, everything_logged):
+    grant(secured, "client", *client_acls(live.name), *producer_acls(live.name), *tracker_acls(live.name))
+    kafka_settings = {**secured.kafka("client"), "debug": "all"}
+    for scheme in ("sasl", "digest"):
+        root = f"{live.connection.root}-{scheme}"
+        security = secured.security(scheme=scheme, certificate=secured.files.client)
+        connection = secured.connection(
+            "client", root=root, kafka=kafka_settings, zookeeper_security=security
+        )
+        logging.getLogger("test").info("%s %r %s", connection, connection, connection.zookeeper_security)
+        with connect(connection.zookeeper, security=security) as zk:
+            Registry(zk, root).register(live.settings, 1)
+    live.send("one")
+    with Tracker(connection, TrackerSettings(http_port=-1, session_timeout_ms=2_000)) as tracker:
+        until(tracker.owned, what=tracker.problems)
+        with KmqClient(live.settings, connection) as client:
+            until(lambda: [client.ack(message, wait=True) for message in client.receive()])
+    wrong = dataclasses.replace(connection, kafka={**kafka_settings, "sasl.password": f"{CANARY}-wrong"})
+    with pytest.raises(AccessDenied):
+        KmqClient(live.settings, wrong)
+    told = "\n".join(everything_logged.lines)
+    assert "kmqpy.zookeeper.kazoo" in told
+    assert "SCRAM" in told  # they did talk of it
+    assert "Sending request(xid=-4): ***" in told  # kazoo's Auth
+    assert CANARY not in told
+
+
+def _environment(secured: Secured, user: str, root: str, **more: str) -> dict[str, str]:
+    settings = {
+        "BOOTSTRAP": secured.sasl,
+        "ZOOKEEPER": secured.zookeeper_tls,
+        "ROOT": root,
+        "ZOOKEEPER_SECURITY_USERNAME": "kmq",
+        "ZOOKEEPER_SECURITY_PASSWORD": CANARY,
+        "ZOOKEEPER_SECURITY_CA": secured.files.ca,
+        **{f"KAFKA_{key.upper().replace('.', '_')}": text for key, text in secured.kafka(user).items()},
+        **more,
+    }
+    return {**os.environ, **{f"KMQ_{key}": text for key, text in settings.items()}}
+
+
+def _kmq(*arguments: str, env: dict[str, str]) -> tuple[int, str]:
+    run = subprocess.run(
+        [sys.executable, "-c", "from kmqpy.cli import main; main()", *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_commands_take_secrets_from_environment_and_file_and_tell_none(secured, live, tmp_path):
+    grant(
+        secured,
+        "client",
+        (ResourceType.TOPIC, f"{live.name}*", "ALL"),
+        (ResourceType.GROUP, "kmq-*", "ALL"),
+    )
+    root = live.connection.root
+    env = _environment(secured, "client", root)
+    live.send("one", "two")
+    code, shown = _kmq("receive", live.name, "--ack", "-v", env=env)
+    assert (code, CANARY in shown) == (0, False), shown
+
+    file = tmp_path / "kmq.toml"
+    table = "\n".join(f"{key} = {json.dumps(text)}" for key, text in secured.kafka("client").items())
+    file.write_text(
+        f'bootstrap = "{secured.sasl}"\nzookeeper = "{secured.zookeeper_tls}"\nroot = "{root}"\n'
+        f"[kafka]\n{table}\n[zookeeper_security]\n"
+        f'username = "kmq"\npassword = "{CANARY}"\nca = "{secured.files.ca}"\n'
+    )
+    code, shown = _kmq("-o", "json", "stats", live.name, "--config", str(file), env={**os.environ})
+    assert (code, CANARY in shown) == (0, False), shown
+
+    for wrong in ("KAFKA_SASL_PASSWORD", "ZOOKEEPER_SECURITY_PASSWORD"):
+        env = _environment(secured, "client", root, **{wrong: f"{CANARY}-wrong"})
+        started = time.monotonic()
+        code, shown = _kmq("stats", live.name, env=env)
+        assert (code, CANARY in shown) == (2, False), shown
+        assert re.fullmatch(r"kmq: error: .* accept .*check .*\n", shown), shown
+        assert time.monotonic() - started < 2 * QUICK_S  # with the start of Python on a busy machine
+
+
+def test_a_tracker_process_tells_no_secret(secured, live):
+    grant(secured, "tracker", *tracker_acls(live.name))
+    (port,) = free_ports(1)
+    env = _environment(
+        secured, "tracker", live.connection.root, TRACKER_HTTP_PORT=str(port), KAFKA_DEBUG="security,broker"
+    )
+    command = [sys.executable, "-m", "tracker", "--log-level", "DEBUG", "--session-timeout", "2s"]
+
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+
+            def page(path: str) -> str:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=2) as answer:
+                        return answer.read().decode()
+                except OSError:
+                    return ""
+
+            until(lambda: '"ready": true' in page("readyz"), 20)
+            until(lambda: "kmq_owned_partitions{" in page("metrics"))
+            told = page("readyz") + page("metrics") + page("livez")
+            for pid in (process.pid, secured.cluster.broker().pid, secured.cluster.zookeeper_server().pid):
+                told += Path(f"/proc/{pid}/cmdline").read_text() if Path("/proc").exists() else ""
+        finally:
+            process.send_signal(signal.SIGTERM)
+            output = process.communicate(timeout=20)[0].decode()
+    assert "tracker started" in output
+    assert CANARY not in told + output
