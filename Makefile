@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help demo test test-unit lint format bench bench-table chaos lock clean
+.PHONY: help demo test test-unit lint format bench bench-table chaos fuzz lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -46,6 +46,10 @@ bench-table: $(READY) ## put the figures of benchmarks/results.json into README.
 
 chaos: $(READY) ## kill, pause, cut off everything under load; ARGS="--quick" for less than 4 minutes
 	@$(BIN)/python -m tests.chaos run $(ARGS)
+
+fuzz: $(READY) ## hostile input, guided by coverage; ARGS="marker --seconds 60", or all
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo "Installing atheris (once) ..."; $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[fuzz]"; }
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	@$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install --quiet uv

@@ -34,7 +34,7 @@ KafkaSettings = Mapping[str, Any]
 
 DAY_MS = 86_400_000
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]{1,999}(?:\.[0-9]{1,999})?)\s*(ms|s|m|h|d)")
 _MILLISECOND = timedelta(milliseconds=1)
 _INT64_MAX = 2**63 - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -310,12 +310,18 @@ def of_kubernetes(name: str, value: str) -> bool:
 def read_file(path: str | Path) -> dict[str, Any]:
     """A TOML settings file; raises ConfigError."""
     try:
-        with Path(path).open("rb") as file:
-            return tomllib.load(file)
+        data = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"config file {str(path)!r}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {str(path)!r}: {error}") from None
+    return parse_file(data, str(path))
+
+
+def parse_file(data: bytes, name: str) -> dict[str, Any]:
+    """What a TOML settings file says; raises ConfigError naming it."""
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"config file {name!r}: {error}") from None
 
 
 def nearest(key: str, names: typing.Iterable[str]) -> str:

@@ -406,7 +406,7 @@ def _dumps(values: Mapping[str, Any]) -> bytes:
 def _object(data: bytes, what: str) -> dict[str, Any]:
     try:
         values = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{what}: not JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{what}: expected a JSON object, found {type(values).__name__}")

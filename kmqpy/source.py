@@ -7,6 +7,7 @@ partitions that have to wait (rule R18). Used by one thread at a time.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,7 +20,7 @@ from kmqpy import kafka, markers
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import AccessDenied, DecodeError, TopicError
-from kmqpy.markers import Op
+from kmqpy.markers import INT64_MAX, Op
 from kmqpy.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ _IDLE_AFTER_S = 1.0
 _RECOVERY_TIMEOUT_S = 10.0
 _MAX_BACKOFF_S = 10.0
 _LEAVE_TIMEOUT_S = 5.0
-_METADATA = "kmq1:"
+_METADATA = re.compile(r"kmq1:([0-9]{1,19})")
 """The commit's metadata: `kmq1:` + the markers offset after the last start that it covers."""
 
 
@@ -383,7 +384,7 @@ class QueueSource:
                 known.held_back = None
             if known.held_back is not None:
                 covered = min(known.held_back[0], known.held_back[0] if covered is None else covered)
-            metadata = "" if covered is None else f"{_METADATA}{covered}"
+            metadata = "" if covered is None else f"kmq1:{covered}"
             offsets.append(TopicPartition(self._queue.name, partition, known.next_offset, metadata))
             known.committed = known.next_offset
         try:
@@ -471,9 +472,8 @@ def _offsets(records: list[Any]) -> Sequence[int]:
 
 def committed_markers_offset(metadata: str | None) -> int | None:
     """The markers offset in the metadata of a commit; None when another kind of client made it."""
-    if metadata and metadata.startswith(_METADATA) and metadata[len(_METADATA) :].isdigit():
-        return int(metadata[len(_METADATA) :])
-    return None
+    found = _METADATA.fullmatch(metadata or "")
+    return int(found[1]) if found and int(found[1]) <= INT64_MAX else None
 
 
 def _started_offsets(record: Any) -> Iterable[int]:
