@@ -7,6 +7,7 @@ on the embedded cluster; times for the whole are computed from them. docs/scale.
 """
 
 import contextlib
+import functools
 import itertools
 import math
 import statistics
@@ -25,9 +26,10 @@ from benchmarks.lab import Lab
 from benchmarks.results import progress
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import QueueSettings
-from kmqpy.registry import Registry, StoredOffset
+from kmqpy.registry import Registry, StoredOffset, decode_queue, decode_tracker
 from kmqpy.zookeeper import connect
 from tracker import leadership as leadership_module
+from tracker import tree as tree_module
 from tracker.assignment import STAND_INS, Member, Partition, Proposal, propose
 from tracker.leadership import RECHECK_ZNODES_PER_S, Leadership
 from tracker.offsets import Pace
@@ -43,6 +45,10 @@ _ROLLED = 1
 _ROOT = "/kmq-scale"
 
 Counts = dict[str, float]
+
+
+_decode_queue = functools.lru_cache(maxsize=10_000)(decode_queue)
+_decode_tracker = functools.lru_cache(maxsize=10_000)(decode_tracker)
 
 
 class SimulatedClock:
@@ -167,7 +173,7 @@ class Simulation(World):
             leadership._verify_at = 0.0
             self._served[name] = {}
             # Its first look: it registers. What it would propose before it knows all others is left out.
-            with patch.object(leadership_module, "propose", lambda *_: Proposal({}, (), {})):
+            with self._shared(lambda *_: Proposal({}, (), {})):
                 leadership._pass()
             leadership._proposed_for = None
             self._due[name] = self.clock.now
@@ -187,14 +193,14 @@ class Simulation(World):
 
     def settle(self) -> None:
         """Until nobody has anything to do at this moment, nor in the time of a stand-in."""
-        with patch.object(leadership_module, "propose", self._propose):
+        with self._shared(self._propose):
             while self._turn():
                 pass
 
     def run(self, seconds: float) -> None:
         """Let time pass; first so much that the trackers verify their sessions at different times."""
         end = self.clock.now + seconds
-        with patch.object(leadership_module, "propose", self._propose):
+        with self._shared(self._propose):
             while (following := min(self._due.values())) < end:
                 self.clock.now = max(self.clock.now, following)
                 self._turn()
@@ -210,6 +216,16 @@ class Simulation(World):
                 if self._serve(name):
                     leadership._signal.set()
         return did
+
+    @contextlib.contextmanager
+    def _shared(self, proposed: Callable[..., Any]) -> Iterator[None]:
+        """Work that every tracker does for itself and that gives the same is done once."""
+        with (
+            patch.object(leadership_module, "propose", proposed),
+            patch.object(tree_module, "decode_queue", _decode_queue),
+            patch.object(tree_module, "decode_tracker", _decode_tracker),
+        ):
+            yield
 
     def _propose(self, partitions: Iterator[Partition], eligible: frozenset[Member]) -> Any:
         if eligible not in self._proposals:
