@@ -6,6 +6,7 @@ leaves when its end marker is read, so whoever reads the same markers has the sa
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections import deque
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from kmqpy.markers import INT64_MAX, Marker, Op
+from kmqpy.markers import INT64_MAX, Marker, Op, Runs
 
 _BLOCK = 1024
 """Messages in a block: what the bits of one run can stand for."""
@@ -219,14 +220,12 @@ class InFlight:
             return 0
         if marker.op is Op.END:
             if marker.runs:
-                return sum(self._end_range(first, count) for first, count in marker.runs)
+                return self._end_range(marker.runs)
             return self._end(marker.offset)
         if marker.op is Op.TAKE and marker.counts and marker.reason is None:
             due_ms = self._deadline(marker)
             if marker.runs:
-                return sum(
-                    self._take_range(first, count, due_ms, marker.holder, at) for first, count in marker.runs
-                )
+                return self._take_range(marker.runs, due_ms, marker.holder, at)
             return self._take(marker.offset, due_ms, marker.holder, at)
         return sum(self._operate_on(offset, marker, at) for offset in marker.offsets())
 
@@ -242,12 +241,12 @@ class InFlight:
         if not count or not self.observe(at + count - 1, timestamp_ms):
             return
         due_ms = min(self.now_ms + max(0, redeliver_after_ms), INT64_MAX)
-        if count < _MIN_RUN or self._has_any(first, count):
+        if count < _MIN_RUN or self._has_any(((first, count),)):
             for index in range(count):
                 self._take(first + index, due_ms, None, at + index)
             return
         like = Entry(first, at, self.now_ms, due_ms, Hold.HELD)
-        for block, mask in _masks(first, count):
+        for block, mask in _masks(((first, count),)):
             low = _lowest_bit(mask)
             offset = block * _BLOCK + low
             if mask.bit_count() >= _MIN_RUN:
@@ -263,7 +262,7 @@ class InFlight:
         first, at, count = first + read_before, at + read_before, count - read_before
         if not count or not self.observe(at + count - 1, timestamp_ms):
             return 0
-        return self._end(first) if count == 1 else self._end_range(first, count)
+        return self._end(first) if count == 1 else self._end_range(((first, count),))
 
     def take_due(self, limit: int) -> list[Entry]:
         """Up to `limit` entries whose time is up, the longest overdue first.
@@ -452,11 +451,11 @@ class InFlight:
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def _take_range(self, first: int, count: int, due_ms: int, holder: str | None, at: int) -> int:
-        like = Entry(first, at, self.now_ms, due_ms, Hold.HELD, holder=holder)
+    def _take_range(self, runs: Runs, due_ms: int, holder: str | None, at: int) -> int:
+        like = Entry(0, at, self.now_ms, due_ms, Hold.HELD, holder=holder)
         apart: dict[int, int] = {}
-        taken = count
-        for offset in self._singles(first, count):
+        taken = sum(count for _, count in runs)
+        for offset in self._singles(runs):
             dead = self._entries[offset].hold is Hold.DEAD
             if dead or offset in self._in_redelivery:
                 apart[offset // _BLOCK] = apart.get(offset // _BLOCK, 0) | 1 << offset % _BLOCK
@@ -466,7 +465,7 @@ class InFlight:
                 self._add(like._replace(offset=offset))
             else:
                 del self._entries[offset]
-        for block, mask in _masks(first, count):
+        for block, mask in _masks(runs):
             mask &= ~apart.get(block, 0)
             self._end_block(block, mask)
             if mask.bit_count() >= _MIN_RUN:
@@ -477,15 +476,14 @@ class InFlight:
         self._compact()
         return taken
 
-    def _end_range(self, first: int, count: int) -> int:
-        ended = 0
-        for offset in self._singles(first, count):
+    def _end_range(self, runs: Runs) -> int:
+        singles = self._singles(runs)
+        for offset in singles:
             del self._entries[offset]
             self._in_redelivery.discard(offset)
-            ended += 1
+        ended = len(singles)
         if self._in_runs:
-            for block, mask in _masks(first, count):
-                ended += self._end_block(block, mask)
+            ended += sum(self._end_block(block, mask) for block, mask in _masks(runs))
         self._compact()
         return ended
 
@@ -498,17 +496,16 @@ class InFlight:
                 self._clear(run, hit)
         return ended
 
-    def _singles(self, first: int, count: int) -> list[int]:
+    def _singles(self, runs: Runs) -> list[int]:
         """The offsets of a range that have entries of their own."""
-        if not self._entries:
-            return []
-        if len(self._entries) < count:
-            return [offset for offset in self._entries if first <= offset < first + count]
-        return [offset for offset in range(first, first + count) if offset in self._entries]
+        if len(self._entries) < sum(count for _, count in runs):
+            return [offset for offset in self._entries if _covers(runs, offset)]
+        everything = itertools.chain.from_iterable(range(first, first + count) for first, count in runs)
+        return [offset for offset in everything if offset in self._entries]
 
-    def _has_any(self, first: int, count: int) -> bool:
-        return bool(self._singles(first, count)) or any(
-            run.alive & mask for block, mask in _masks(first, count) for run in self._blocks.get(block, ())
+    def _has_any(self, runs: Runs) -> bool:
+        return bool(self._singles(runs)) or any(
+            run.alive & mask for block, mask in _masks(runs) for run in self._blocks.get(block, ())
         )
 
     def _run_of(self, offset: int) -> _Run | None:
@@ -601,14 +598,27 @@ class InFlight:
         return entry is not None and entry.due_ms == due_ms and offset not in self._in_redelivery
 
 
-def _masks(first: int, count: int) -> Iterator[tuple[int, int]]:
-    """The blocks of a range of offsets, each with the bits that are in the range."""
-    end = first + count
-    while first < end:
-        block, low = divmod(first, _BLOCK)
-        size = min(_BLOCK - low, end - first)
-        yield block, ((1 << size) - 1) << low
-        first += size
+def _masks(runs: Runs) -> Iterator[tuple[int, int]]:
+    """The blocks of a range of offsets, each with its bits that are in the range."""
+    current = bits = 0
+    for first, count in runs:
+        end = first + count
+        while first < end:
+            block, low = divmod(first, _BLOCK)
+            if block != current:
+                if bits:
+                    yield current, bits
+                current, bits = block, 0
+            size = min(_BLOCK - low, end - first)
+            bits |= ((1 << size) - 1) << low
+            first += size
+    if bits:
+        yield current, bits
+
+
+def _covers(runs: Runs, offset: int) -> bool:
+    index = bisect.bisect_right(runs, offset, key=lambda run: run[0]) - 1
+    return index >= 0 and offset < sum(runs[index])
 
 
 def _lowest_bit(mask: int) -> int:
