@@ -23,6 +23,7 @@ MEMBERS = st.lists(
 EQUAL_MEMBERS = st.sets(IDS, min_size=1).map(lambda ids: [Member(i) for i in sorted(ids)])
 
 
+@settings(deadline=None)
 @given(PARTITIONS, MEMBERS, st.randoms())
 def test_everyone_computes_the_same(partitions, members, random):
     ranking = propose(partitions, members)
@@ -32,6 +33,7 @@ def test_everyone_computes_the_same(partitions, members, random):
     assert propose(shuffled_partitions, shuffled_members) == ranking
 
 
+@settings(deadline=None)
 @given(PARTITIONS, MEMBERS)
 def test_a_ranking_holds_every_eligible_member_once_and_no_other(partitions, members):
     ranking = propose(partitions, members)
@@ -43,6 +45,7 @@ def test_a_ranking_holds_every_eligible_member_once_and_no_other(partitions, mem
     assert ranking.keys() <= partitions
 
 
+@settings(deadline=None)
 @given(PARTITIONS, EQUAL_MEMBERS)
 def test_nobody_is_proposed_more_than_its_bound(partitions, members):
     load = Counter(rank[0] for rank in propose(partitions, members).values())
@@ -50,6 +53,7 @@ def test_nobody_is_proposed_more_than_its_bound(partitions, members):
     assert all(n <= capacity(len(partitions), len(members)) for n in load.values())
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=20), st.sets(st.text(min_size=1, max_size=9), min_size=2))
 def test_four_partitions_on_two_trackers_are_shared(queue, ids):
     members = [Member(member) for member in sorted(ids)[:2]]
@@ -57,7 +61,7 @@ def test_four_partitions_on_two_trackers_are_shared(queue, ids):
     assert sorted(load.values()) in ([1, 3], [2, 2])
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(20, 120), st.integers(3, 8), st.data())
 def test_when_a_member_leaves_little_else_moves(partitions, count, data):
     members = [Member(f"tracker-{n}") for n in range(count)]
@@ -93,6 +97,7 @@ def test_the_assignment_is_the_same_in_every_version():
     }
 
 
+@settings(deadline=None)
 @given(PARTITIONS, MEMBERS, IDS, st.integers(1, 4))
 def test_near_is_where_a_member_is_among_the_first(partitions, members, member, count):
     ranking = propose(partitions, members)
@@ -101,6 +106,7 @@ def test_near_is_where_a_member_is_among_the_first(partitions, members, member, 
     }
 
 
+@settings(deadline=None)
 @given(PARTITIONS, EQUAL_MEMBERS)
 def test_who_is_passed_over_has_its_bound_of_nearer_ones(partitions, members):
     """Without bounds each partition is its first choice's; nobody prefers another that prefers it."""
