@@ -1,5 +1,7 @@
 """What a client holds, against a naive model."""
 
+from unittest.mock import patch
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,21 +22,28 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS)
-def test_it_holds_what_was_added_until_it_is_discarded_or_its_lease_ends(steps):
+@given(STEPS, st.sampled_from([1, 3, 64]))
+def test_it_holds_what_was_added_until_it_is_discarded_or_its_lease_ends(steps, whole):
+    with patch("kmqpy.held._WHOLE", whole):
+        check_against_model(steps)
+
+
+def check_against_model(steps):
     held, until, now = Held(), {}, 0
     for step in steps:
         match step:
             case ("add", partition, offsets, lease):
                 # A client takes what it holds only after having lost it.
-                held.discard(partition, offsets)
+                held.discard(partition, sorted(offsets))
                 held.add(partition, sorted(offsets), now + lease)
                 until.update({(partition, offset): now + lease for offset in offsets})
             case ("extend", places, lease):
                 held.extend(places, now + lease)
                 until.update({place: now + lease for place in places if place in until})
             case ("discard", partition, offsets):
-                held.discard(partition, offsets)
+                ascending = sorted(offsets)
+                run = range(ascending[0], ascending[-1] + 1)  # what is taken and acknowledged as one
+                held.discard(partition, run if len(run) == len(offsets) else ascending)
                 for offset in offsets:
                     until.pop((partition, offset), None)
             case ("wait", seconds):

@@ -1,16 +1,37 @@
 """What a member of the group commits, with a consumer that only writes down what it is asked."""
 
+from typing import NamedTuple
+
 import pytest
+from confluent_kafka import Message
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kmqpy import kafka
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.source import QueueSource, _Partition
+from kmqpy.source import QueueSource, _Partition, by_partition
 from kmqpy.telemetry import Telemetry
+
+
+class FakeRecord(NamedTuple):
+    place: int
+    at: int
+
+    def partition(self):
+        return self.place
+
+    def offset(self):
+        return self.at
 
 
 class FakeConsumer:
     def __init__(self):
         self.commits = []
+        self.polls = 0
+
+    def consume(self, count, timeout):
+        self.polls += 1
+        return [FakeRecord(0, 100 + self.polls)]
 
     def subscribe(self, topics, **callbacks):
         pass
@@ -82,3 +103,27 @@ def test_r10_what_is_recovered_and_lies_ahead_keeps_the_older_offset(source, con
     source.taken(0, 10, markers_offset=12)
     commit(source)
     assert consumer.commits == [(8, "kmq1:2"), (11, "kmq1:13")]
+
+
+def test_a_busy_member_keeps_polling_although_something_came(source, consumer):
+    # Else it would be no member any more after max.poll.interval.ms.
+    for _ in range(3):
+        source._last_poll = -1_000.0
+        source.keep_alive()
+    assert consumer.polls == 3
+    assert [record.at for record in source._stash] == [101, 102, 103]
+    source._seek(0, 102)
+    assert source._stash == []  # it will be read again
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3))))
+def test_offsets_by_partition(steps):
+    at, records, expected = {0: 0, 1: 7, 2: 3}, [], {}
+    for partition, gap in steps:
+        at[partition] += gap
+        records.append(Message(topic="t", value=b"", partition=partition, offset=at[partition]))
+        expected.setdefault(partition, []).append(at[partition])
+    found = by_partition(records)
+    assert {partition: list(offsets) for partition, offsets in found.items()} == expected
+    for offsets in found.values():
+        assert isinstance(offsets, range) == (offsets[-1] - offsets[0] + 1 == len(offsets))
