@@ -17,7 +17,7 @@ from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection
 from kmqpy.errors import Unavailable
 from kmqpy.held import Place
-from kmqpy.markers import Marker, Op
+from kmqpy.markers import INT64_MAX, Marker, Op
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ _COLLECT_S = 0.002
 """For how long single end markers are collected, so that they are written together."""
 _MANY_COLLECTED = 100_000
 _POLL_S = 0.01
+_MANY = 200
+"""From so many start markers on for one partition, they are written without a report of each."""
 _REPOST_AFTER_S = 0.2
 _COMPLAIN_EVERY_S = 10.0
 _CHUNK = 1_000
@@ -80,6 +82,7 @@ class MarkerWriter:
         self._clock = clock
         self._producer = self._new_producer()
         self._starts: Producer | None = None
+        self._bulk: Producer | None = None
         self._starts_polled_at = clock.monotonic()
         self._broken = False
         self._complained_at = -_COMPLAIN_EVERY_S
@@ -111,7 +114,7 @@ class MarkerWriter:
 
         The offsets ascend. To be followed by `confirmed()` of what it returns, within `timeout_s`.
         """
-        starting = Starting(self._starts_producer(), self._clock, timeout_s, self._drop_starts_producer)
+        starting = Starting(self._starts_producer(), self._clock, timeout_s, self._drop_starts_producers)
         headers = markers.encode(Marker(0, 0, Op.TAKE, holder=holder))[2] or None
         for partition, offsets in takes.items():
             if self._coalesces:
@@ -122,8 +125,14 @@ class MarkerWriter:
                         key, value, headers, partition, starting.expect(partition, [marker.offset]), starting
                     )
                 continue
+            value = markers.encode_start(lease_ms)
+            if len(offsets) >= _MANY and headers is None:
+                # A report of each would take as long as writing it; that of the last says where they are.
+                report = starting.expect_quietly(self._bulk_producer(), partition, offsets[:-1])
+                self._produce_all(offsets[:-1], value, None, partition, report, starting, quiet=True)
+                offsets = offsets[-1:]
             report = starting.expect(partition, offsets)
-            self._produce_all(offsets, markers.encode_start(lease_ms), headers, partition, report, starting)
+            self._produce_all(offsets, value, headers, partition, report, starting)
         for (partition, offset), wait_ms in delays.items():
             key, value, more = markers.encode(Marker(partition, offset, Op.DELAY, wait_ms, counts=False))
             self._produce(key, value, more, partition, starting.expect(partition, [offset]), starting)
@@ -178,8 +187,9 @@ class MarkerWriter:
             self._producer.purge()
             _log.error("end markers unconfirmed at close", extra={"topic": self._topic, "count": left})
         self._producer.flush(1)
-        if self._starts is not None:
-            self._starts.flush(1)
+        for producer in (self._starts, self._bulk):
+            if producer is not None:
+                producer.flush(1)
         return left
 
     def __enter__(self) -> Self:
@@ -208,6 +218,11 @@ class MarkerWriter:
         self._starts_polled_at = self._clock.monotonic()
         return self._starts
 
+    def _bulk_producer(self) -> Producer:
+        if self._bulk is None:
+            self._bulk = self._new_producer(**{"linger.ms": 0})
+        return self._bulk
+
     def _produce(
         self,
         key: bytes,
@@ -216,9 +231,12 @@ class MarkerWriter:
         partition: int,
         report: Report,
         starting: Starting | None = None,
+        *,
+        quiet: bool = False,
     ) -> bool:
+        error: KafkaError | None = None
         while not self._closing.is_set():
-            producer = self._producer if starting is None else starting.producer
+            producer = self._producer if starting is None else starting.producer_of(quiet=quiet)
             try:
                 producer.produce(
                     self._topic,
@@ -231,7 +249,7 @@ class MarkerWriter:
             except BufferError:
                 if starting is not None:
                     if starting.left_s() <= 0:
-                        return False
+                        break
                     producer.poll(_POLL_S)
                 elif threading.current_thread() is self._thread:
                     producer.poll(_POLL_S)  # nobody else makes room
@@ -243,8 +261,7 @@ class MarkerWriter:
                 _log.warning("marker not accepted", extra={"topic": self._topic, "error": str(exception)})
                 error = kafka.error_of(exception)
                 if starting is not None:
-                    starting.refuse(error)
-                    return False
+                    break
                 self._broken = self._broken or _is_fatal(error)
                 if self._broken and threading.current_thread() is self._thread:
                     self._replace_producer()  # nobody else does
@@ -252,6 +269,8 @@ class MarkerWriter:
                     self._clock.sleep(_REPOST_AFTER_S)
             else:
                 return True
+        if starting is not None:
+            starting.refuse(error, key, quiet=quiet)
         return False
 
     def _produce_all(
@@ -262,18 +281,20 @@ class MarkerWriter:
         partition: int,
         report: Report,
         starting: Starting | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
         """A marker of its own for each."""
-        producer = self._producer if starting is None else starting.producer
+        producer = self._producer if starting is None else starting.producer_of(quiet=quiet)
         for first in range(0, len(offsets), _CHUNK):
-            keys = [markers.encode_key(partition, offset) for offset in offsets[first : first + _CHUNK]]
+            keys = markers.encode_keys(partition, offsets[first : first + _CHUNK])
             if headers is None and len(keys) > 1:  # librdkafka's batches have no headers
                 batch: list[dict[str, Any]] = [{"key": key, "value": value} for key in keys]
                 if producer.produce_batch(self._topic, batch, partition, on_delivery=report) == len(batch):
                     continue
                 keys = [one["key"] for one in batch if "_error" in one]
             for key in keys:
-                self._produce(key, value, headers, partition, report, starting)
+                self._produce(key, value, headers, partition, report, starting, quiet=quiet)
 
     def _serve(self) -> None:
         while not self._closing.is_set():
@@ -286,6 +307,8 @@ class MarkerWriter:
             self._send_again()
             if self._starts is not None and self._clock.monotonic() - self._starts_polled_at > 1:
                 self._starts.poll(0)  # what it logs would heap up
+                if self._bulk is not None:
+                    self._bulk.poll(0)
             with self._changed:
                 if not self._flushing:
                     self._hurry.clear()
@@ -338,30 +361,34 @@ class MarkerWriter:
         broken.flush(1)  # serves the delivery reports, so that what was posted is posted again
         self._sending -= 1
 
-    def _drop_starts_producer(self) -> None:
-        """The same where nothing is sent again."""
-        _log.error("markers producer replaced after a fatal error", extra={"topic": self._topic})
-        broken, self._starts = self._starts, None
-        if broken is not None:
-            broken.purge()
-            broken.flush(1)
+    def _drop_starts_producers(self) -> None:
+        """The same for start markers, of which nothing is sent again; also when they don't get through."""
+        _log.error("start markers' producers replaced", extra={"topic": self._topic})
+        for broken in (self._starts, self._bulk):
+            if broken is not None:
+                broken.purge()
+                broken.flush(1)
+        self._starts = self._bulk = None
 
 
 class Starting:
     """Start markers on their way; used by one thread."""
 
     def __init__(
-        self, producer: Producer, clock: Clock, timeout_s: float, on_fatal: Callable[[], None]
+        self, producer: Producer, clock: Clock, timeout_s: float, give_up: Callable[[], None]
     ) -> None:
-        self.producer = producer
+        self._producer = producer
         self._clock = clock
         self._deadline = clock.monotonic() + timeout_s
-        self._on_fatal = on_fatal
+        self._give_up = give_up
         self._expected: dict[int, list[int]] = {}
         self._size = 0
         # Written by whoever polls the producer.
         self._written: dict[int, list[Any]] = {}
-        self._refused: list[KafkaError | None] = []
+        self._refused: list[tuple[KafkaError | None, Place]] = []
+        self._bulk: Producer | None = None
+        self._quiet: dict[int, Sequence[int]] = {}
+        self._refused_quietly: list[tuple[KafkaError | None, Place]] = []
 
     def left_s(self) -> float:
         """Seconds until the time-out."""
@@ -377,13 +404,27 @@ class Starting:
             if error is None:
                 written.append(message)
             else:
-                self.refuse(error)
+                self.refuse(error, message.key(), quiet=False)
 
         return report
 
-    def refuse(self, error: KafkaError | None) -> None:
-        """One of them failed."""
-        self._refused.append(error)
+    def producer_of(self, *, quiet: bool) -> Producer:
+        """What the markers are given to, that are expected quietly or not."""
+        return self._bulk if quiet and self._bulk is not None else self._producer
+
+    def expect_quietly(self, bulk: Producer, partition: int, offsets: Sequence[int]) -> Report:
+        """The same of markers given to a producer that reports failures only."""
+        self._bulk = bulk
+        self._quiet[partition] = offsets
+
+        def report(error: KafkaError | None, message: Any) -> None:
+            self.refuse(error, message.key(), quiet=True)
+
+        return report
+
+    def refuse(self, error: KafkaError | None, key: bytes, *, quiet: bool) -> None:
+        """The marker of that key failed."""
+        (self._refused_quietly if quiet else self._refused).append((error, markers.decode_key(key)))
 
     def confirmed(self) -> Started:
         """Wait until they are confirmed, until the time-out at most.
@@ -392,9 +433,14 @@ class Starting:
         """
         while self._pending() and (left_s := self.left_s()) > 0:
             # Another thread may have polled what this one waits for.
-            self.producer.poll(min(left_s, _POLL_S))
-        if any(map(_is_fatal, self._refused)):
-            self._on_fatal()
+            self._producer.poll(min(left_s, _POLL_S))
+        if self._bulk is not None:
+            while len(self._bulk) and self.left_s() > 0:
+                self._bulk.poll(_LOOK_WHILE_FLUSHING_S)
+        # Giving up a quiet producer has it say which markers it still holds (rule R18).
+        stuck = self._bulk is not None and len(self._bulk) > 0
+        if stuck or any(map(_is_fatal, (error for error, _ in self._refused + self._refused_quietly))):
+            self._give_up()
         failed: dict[int, int] = {}
         last_at: dict[int, int] = {}
         for partition, offsets in self._expected.items():
@@ -404,6 +450,14 @@ class Starting:
             if len(written) < len(offsets):
                 done = {markers.decode_key(message.key())[1] for message in written}
                 failed[partition] = min(offset for offset in offsets if offset not in done)
+        if self._bulk is not None and len(self._bulk):  # it did not say
+            failed.update((partition, offsets[0]) for partition, offsets in self._quiet.items())
+        for _, (partition, offset) in self._refused_quietly:
+            failed[partition] = min(offset, failed.get(partition, offset))
+        for partition in self._expected.keys() - last_at.keys():  # nor where they are
+            failed[partition] = min(
+                *self._quiet.get(partition, ())[:1], *self._expected[partition], INT64_MAX
+            )
         return Started(last_at, failed)
 
     def _pending(self) -> bool:

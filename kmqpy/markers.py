@@ -166,6 +166,11 @@ def encode_key(partition: int, offset: int) -> bytes:
     return _KEY.pack(partition, offset)
 
 
+def encode_keys(partition: int, offsets: Iterable[int]) -> list[bytes]:
+    """The marker keys of many queue records."""
+    return list(map(_KEY.pack, itertools.repeat(partition), offsets))
+
+
 def decode_key(key: bytes | None) -> tuple[int, int]:
     """Queue partition and queue offset; raises DecodeError unless exactly 12 bytes."""
     if key is None or len(key) != _KEY.size:

@@ -391,6 +391,7 @@ _writer = stepwise(
     kafka=Module,
     threading=_Threading,
 )
+_writer._MANY = 3  # batches are small here
 _client = stepwise(
     "kmqpy.client",
     {"_take"},

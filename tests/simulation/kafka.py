@@ -132,7 +132,7 @@ class PlainProducer:
         return len(messages)
 
     def __len__(self) -> int:
-        return self._unreported
+        return max(0, self._unreported)
 
     def poll(self, timeout_s: float) -> tuple[float, ...]:
         while self._reports:

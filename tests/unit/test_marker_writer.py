@@ -3,10 +3,13 @@
 import threading
 
 import pytest
+from confluent_kafka import KafkaError
 
 from kmqpy import kafka
+from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import Connection
-from kmqpy.marker_writer import MarkerWriter
+from kmqpy.marker_writer import MarkerWriter, Started, Starting
+from kmqpy.markers import encode_key
 
 
 class Delivered:
@@ -86,3 +89,64 @@ def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):
     for partition in range(10):
         writer.end(partition, [1])
     assert writer.close(0.2) > 0
+
+
+class Quiet:
+    """A producer that reports failures only, when it is polled."""
+
+    def __init__(self):
+        self.stuck = []
+        self.failures = []
+
+    def __len__(self):
+        return len(self.stuck) + len(self.failures)
+
+    def purge(self):
+        self.failures, self.stuck = self.stuck, []
+        self.poll(0)
+
+    def poll(self, timeout):
+        while self.failures:
+            report, key = self.failures.pop()
+            report(KafkaError(KafkaError._MSG_TIMED_OUT), Delivered(key, b"", 0, None))
+
+
+class Starts:
+    """A starts producer whose one marker stands at 70, or failed."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.report = None
+
+    def poll(self, timeout):
+        report, self.report = self.report, None
+        if report is not None:
+            report(self.error, Delivered(encode_key(0, 9), b"", 0, 70))
+
+
+@pytest.mark.parametrize(
+    ("refused", "stuck", "error", "expected"),
+    [
+        ((), (), None, Started({0: 70}, {})),
+        ((7, 5), (), None, Started({0: 70}, {0: 5})),
+        ((7,), (8, 6), None, Started({0: 70}, {0: 6})),
+        ((7,), (), KafkaError(KafkaError._MSG_TIMED_OUT), Started({}, {0: 3})),  # nobody knows where they are
+    ],
+)
+def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_they_are(
+    refused, stuck, error, expected
+):
+    starts, quiet = Starts(error), Quiet()
+    starting = Starting(starts, SYSTEM_CLOCK, 0.05, quiet.purge)
+    report = starting.expect_quietly(quiet, 0, range(3, 9))
+    quiet.failures += [(report, encode_key(0, offset)) for offset in refused]
+    quiet.stuck += [(report, encode_key(0, offset)) for offset in stuck]
+    starts.report = starting.expect(0, [9])
+    assert starting.confirmed() == expected
+
+
+def test_f1_a_start_marker_that_is_not_accepted_is_none():
+    starting = Starting(Starts(), SYSTEM_CLOCK, 0.05, lambda: None)
+    starting.expect(0, [9])
+    starting.refuse(None, encode_key(0, 9), quiet=False)
+    assert starting.confirmed() == Started({}, {0: 9})
