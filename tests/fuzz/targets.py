@@ -19,6 +19,7 @@ from kmqpy.message import Receipt
 from kmqpy.queue import queue_for
 from kmqpy.registry import StoredOffset
 from kmqpy.source import committed_markers_offset
+from kmqpy.storages import kafka as storage
 from tracker.settings import TrackerSettings
 
 logging.getLogger("kmqpy.registry").setLevel(logging.CRITICAL)
@@ -188,11 +189,16 @@ def duration(data: bytes) -> None:
             assert config.duration_ms(timedelta(milliseconds=ms), "again") == ms
 
 
+class _Unconnected:
+    def __init__(self, *_: object, **__: object) -> None:
+        """Instead of a queue, which would connect."""
+
+
 @target
 def url(data: bytes) -> None:
     """A queue url."""
     text = _any_text(data)
-    with mock.patch("kmqpy.storages.kafka.KafkaQueue"):
+    with mock.patch.object(storage, "KafkaQueue", _Unconnected):
         for one in (text, f"kafka://{text}", f"kafka://h:9092?queue=q&{text}"):
             with contextlib.suppress(KmqError):
                 queue_for(one)
