@@ -1,11 +1,10 @@
 """The targets of tests/fuzz with hypothesis' input; and inputs that once broke one."""
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -37,7 +36,7 @@ def test_good_input_is_taken(name):
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_breaks_a_promise(name):
     @given(mutated(name) | st.binary(max_size=200))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     def check(data):
         TARGETS[name](data)
 
@@ -57,12 +56,11 @@ HOSTILE = {
 }
 
 
+@pytest.mark.timeout(60)  # it takes milliseconds; what is quadratic would take minutes
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_large_hostile_input_takes_no_time(name, data):
-    started = time.process_time()
     TARGETS[name](data)
-    assert time.process_time() - started < 3  # it is a fraction of that; quadratic would be minutes
 
 
 class TestOnceBroken:
