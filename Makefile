@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+# Tests wait more than they compute, so more of them than cores run at a time.
+WORKERS ?= 3
 
 .PHONY: help demo test test-unit lint format bench bench-table chaos fuzz lock clean
 .DEFAULT_GOAL := help
@@ -23,7 +25,7 @@ demo: $(READY) ## 20,000 messages, failing consumers, a killed tracker: nothing 
 	@$(BIN)/kmq demo $(ARGS)
 
 test: $(READY) ## all tests, on a real Kafka and ZooKeeper
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(ARGS)

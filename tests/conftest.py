@@ -36,10 +36,31 @@ class Addresses:
     zookeeper: str
 
 
+_CHOICE = "KMQ_TEST_CLUSTER"
+_shared = contextlib.ExitStack()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With several workers (pytest -n), start the servers here; the workers find them by the variable."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        servers = _shared.enter_context(_servers())
+        os.environ[_CHOICE] = f"{servers.bootstrap};{servers.zookeeper}"
+
+
+def pytest_unconfigure() -> None:
+    _shared.close()
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Servers]:
     """Kafka and ZooKeeper, started once per test run; use names of your own (`queue_name`)."""
-    chosen = os.environ.get("KMQ_TEST_CLUSTER") or ("docker" if _docker_answers() else "embedded")
+    with _servers() as servers:
+        yield servers
+
+
+@contextlib.contextmanager
+def _servers() -> Iterator[Servers]:
+    chosen = os.environ.get(_CHOICE) or ("docker" if _docker_answers() else "embedded")
     if chosen == "embedded":
         with Cluster() as embedded:
             yield embedded
