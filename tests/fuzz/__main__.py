@@ -7,6 +7,7 @@ a promise is .fuzz/<target>-crash-…, and `--input FILE` runs that one again.
 import argparse
 import importlib.util
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def main() -> int:
 
 
 def fuzz(name: str, seconds: int, only: Path | None) -> int:
+    logging.disable()
     if only is not None:
         import tests.fuzz.targets as targets
     else:

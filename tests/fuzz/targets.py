@@ -6,7 +6,6 @@ again; the size of what comes out is bounded.
 
 import contextlib
 import json
-import logging
 from collections.abc import Callable
 from datetime import timedelta
 from unittest import mock
@@ -21,8 +20,6 @@ from kmqpy.registry import StoredOffset
 from kmqpy.source import committed_markers_offset
 from kmqpy.storages import kafka as storage
 from tracker.settings import TrackerSettings
-
-logging.getLogger("kmqpy.registry").setLevel(logging.CRITICAL)
 
 TARGETS: dict[str, Callable[[bytes], None]] = {}
 

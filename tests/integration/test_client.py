@@ -251,14 +251,14 @@ def test_receipts_are_good_in_other_clients_and_processes(queue):
     queue.tracker()
     queue.send("a", "b", "c", "d")
     client, other = queue.client(), queue.client()
-    a, b, c, d = collect(client, 4, lease=2.0)
+    a, b, c, d = collect(client, 4, lease=4.0)
     other.ack(a.receipt, wait=True)
     assert queue.taker_process("--receipts", b.receipt, c.receipt).wait() == 0
     other.nack(d.receipt, count=False)
     (again,) = collect(client, 1)
     assert (again.body, again.attempts) == (b"d", 1)
     client.ack(again, wait=True)
-    nothing_comes(client, 2.2)
+    nothing_comes(client, 4.2)
     assert queue.copies() == {"a": 1, "b": 1, "c": 1, "d": 2}
 
 
