@@ -49,7 +49,7 @@ def main() -> None:
 @main.command()
 @click.option("--quick", is_flag=True, help="Smaller numbers and one turn each, less than 3 minutes.")
 @click.option("--only", default="", help=f"Some of the works, with commas: {','.join(WORKS)}.")
-@click.option("--turns", type=click.IntRange(1), help="Turns of each peer, in place of 5 or 3 (quick: 1).")
+@click.option("--turns", type=click.IntRange(1), help="Turns of each peer, in place of 3 (quick: 1).")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=HERE / "results")
 def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
     """Run the works, print the table, write results.json and results.png into a folder."""

@@ -32,13 +32,13 @@ class Sizes:
 
 
 FULL = Sizes(
-    repeats=5,
+    repeats=3,
     few_repeats=3,
     formats=("range", "jvm"),
     drain_bytes=(100, 1_000),
     drain_partitions=(1, 4),
     drain_messages={"fast": 1_000_000, "medium": 500_000, "slow": 200_000},
-    latency_messages=20_000,
+    latency_messages=10_000,
     latency_warm_up_s=3.0,
     lateness_s=20.0,
     bulk_messages=100_000,
