@@ -5,9 +5,11 @@ given and never sent, duplicates are counted apart. Beyond it: each acknowledged
 end, and no tracker makes a copy too many, too few or of another message.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 Place = tuple[int, int]
 """Partition and offset in the queue topic."""
@@ -171,11 +173,10 @@ def silence(times: Iterable[list[int]], since_ms: int, until_ms: int) -> float |
     """
     longest = 0
     for moments in times:
-        before = since_ms
-        after = [moment for moment in moments if moment >= since_ms]
-        if not after:
+        before, first = since_ms, bisect_left(moments, since_ms)
+        if first == len(moments):
             return None
-        for moment in after:
+        for moment in islice(moments, first, None):
             if before > until_ms:
                 break
             longest = max(longest, moment - before)

@@ -239,14 +239,21 @@ class _Run:
         self._show(f"{time.monotonic() - self._t0:6.0f} s  {text}")
 
     def _measure(self, load_ended_ms: int) -> None:
-        """How long partitions went without redeliveries and deliveries after each fault."""
+        """How long partitions went without redeliveries and deliveries after each fault.
+
+        A fault is charged with the silences that begin while it lasts, or within the session after it
+        began, and before the next one. Where faults follow closely, each is charged with what both cost.
+        """
         self._done.sort(key=lambda done: done.began_ms)
         copies, deliveries = self._times.copies, self._times.deliveries
         for moments in deliveries.values():
             moments.sort()
         starts = [done.began_ms for done in self._done] + [load_ended_ms]
         for index, done in enumerate(self._done):
-            window = (done.began_ms, min(load_ended_ms, max(done.ended_ms, starts[index + 1])))
+            session_ms = self._stage.level.session_ms
+            lasts_ms = max(session_ms, done.fault.hold_s * 1000)
+            until_ms = done.began_ms + min(lasts_ms, max(session_ms, starts[index + 1] - done.began_ms))
+            window = (done.began_ms, min(load_ended_ms, round(until_ms)))
             found = Silence(
                 *(silence((by[p] for p in range(PARTITIONS)), *window) for by in (copies, deliveries))
             )
