@@ -27,13 +27,16 @@ from confluent_kafka.admin import (
 from kmqpy import kafka
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import DAY_MS, Connection, QueueSettings
-from kmqpy.errors import ConfigError, QueueNotFound, TopicError
+from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, TopicError, Unavailable
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """The largest message that send() takes: key, value and headers, in bytes."""
 
 _HEADROOM_BYTES = 64 * 1024
 """Room in the topics' limits for the headers of copies (rule R7)."""
+
+_TRY_S = 2.0
+"""How long one of several tries of a request may take."""
 
 DEFAULT_RETENTION_MS = 14 * DAY_MS
 
@@ -168,7 +171,23 @@ class Topics:
 
     def describe(self, names: Sequence[str], *, with_config: bool = False) -> dict[str, TopicInfo]:
         """Those of the topics that exist, by name."""
-        futures = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=self._timeout)
+        deadline = SYSTEM_CLOCK.monotonic() + self._timeout
+        while True:
+            left = deadline - SYSTEM_CLOCK.monotonic()
+            try:
+                return self._describe(names, max(0.1, min(left, _TRY_S)), with_config=with_config)
+            except AccessDenied:
+                raise
+            except Unavailable:
+                left = deadline - SYSTEM_CLOCK.monotonic()
+                if left <= 0:
+                    raise
+            # librdkafka waits for the controller of the metadata that it has, though that broker be dead.
+            with kafka.kafka_errors("connect", self._connection):
+                kafka.metadata(self._admin, left, self._connection)
+
+    def _describe(self, names: Sequence[str], timeout_s: float, *, with_config: bool) -> dict[str, TopicInfo]:
+        futures = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=timeout_s)
         found: dict[str, TopicInfo] = {}
         for name, future in futures.items():
             topic = self._result(future, f"describe topic {name}", but=KafkaError.UNKNOWN_TOPIC_OR_PART)
@@ -178,7 +197,7 @@ class Topics:
         if not with_config or not found:
             return found
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in found]
-        configs = self._admin.describe_configs(resources, request_timeout=self._timeout)
+        configs = self._admin.describe_configs(resources, request_timeout=timeout_s)
         for resource, future in configs.items():
             entries: dict[str, ConfigEntry] | None = self._result(
                 future, f"describe {resource.name}", but=KafkaError.UNKNOWN_TOPIC_OR_PART

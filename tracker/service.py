@@ -474,9 +474,11 @@ class Tracker:
         try:
             exists = topic in self._topics.describe([topic])
         except KmqError:
-            return False
+            return topic in self._dead_letters_seen  # nobody could say; if it is gone, sending fails
         if exists:
             self._dead_letters_seen[topic] = self._clock.monotonic()
+        else:
+            self._dead_letters_seen.pop(topic, None)
         return exists
 
     def _redelivered(self, part: OwnedPartition, entries: list[Entry], outcome: Outcome | Exception) -> None:
@@ -658,15 +660,16 @@ class Tracker:
         names = [name for q in wanted.values() for name in (q.name, q.markers_topic)]
 
         def probe() -> None:
+            found: dict[str, str] | None = None
             try:
+                # Any broker can answer this; that no controller does is no reason to withdraw.
+                self._topics.brokers()
+                found = {}
                 if names:
                     found = {n: t.topic_id for n, t in self._topics.describe(names).items()}
-                else:
-                    self._topics.brokers()
-                    found = {}
-            except KmqError:
-                self._results.put(lambda: probed(None))
-            else:
+            except KmqError as error:
+                _log.debug("Kafka does not answer: %s", error)
+            finally:
                 self._results.put(lambda: probed(found))
 
         def probed(found: dict[str, str] | None) -> None:

@@ -29,7 +29,7 @@ class Faults:
             Kind.TRACKER_KILL: (lambda f: _of(trackers, f).kill(), lambda f: _of(trackers, f).start()),
             Kind.TRACKER_STOP: (lambda f: _of(trackers, f).stop(), lambda f: _of(trackers, f).start()),
             Kind.TRACKER_PAUSE: _signals(trackers),
-            Kind.TRACKER_JOIN: (lambda _: stage.more.start(), lambda _: stage.more.stop()),
+            Kind.TRACKER_JOIN: (lambda _: self._join(), lambda _: stage.more.stop()),
             Kind.ZOOKEEPER_CUT: (
                 lambda f: stage.zookeeper_gates[f.target].cut(Cut(f.how)),
                 lambda f: stage.zookeeper_gates[f.target].heal(),
@@ -54,6 +54,10 @@ class Faults:
 
     def end(self, fault: Fault) -> None:
         self._actions[fault.kind][1](fault)
+
+    def _join(self) -> None:
+        self._stage.more.start()
+        self._stage.more.wait_until_it_lives()
 
 
 def _nothing(_: Fault) -> None:

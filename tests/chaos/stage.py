@@ -137,6 +137,14 @@ class TrackerSlot(Slot):
             name, lambda _: [sys.executable, "-m", "tests.chaos.children", "tracker", *arguments], log
         )
 
+    def stop(self) -> None:
+        """As that of other processes, but not before it listens to SIGTERM."""
+        self.wait_until_it_lives()
+        super().stop()
+
+    def wait_until_it_lives(self) -> None:
+        until(lambda: not self.running or self.get("/livez")[0] > 0, 60, f"{self.name} answers")
+
     def get(self, path: str) -> tuple[int, str]:
         """Status and text of an answer; 0 while there is none."""
         try:

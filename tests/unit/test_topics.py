@@ -2,7 +2,11 @@
 
 from types import SimpleNamespace
 
+import pytest
+
+from kmqpy import kafka
 from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import AccessDenied, Unavailable
 from kmqpy.topics import TopicInfo, Topics, dead_letter_queue
 
 
@@ -19,3 +23,32 @@ def test_create_believes_the_broker_that_knows_the_new_topics(monkeypatch):
     answers = iter([known, {}, known])
     monkeypatch.setattr(topics, "describe", lambda _names: next(answers, {}))
     assert topics.create(queue).queue.name == "q"
+
+
+def test_describe_looks_for_the_controller_again_when_it_does_not_answer(monkeypatch):
+    """Otherwise librdkafka waits for a dead broker, 10 s, and trackers took that for the end of Kafka."""
+    topics = Topics(Connection(bootstrap="127.0.0.1:1"))
+    asked: list[str] = []
+
+    def describe(_names, timeout_s, *, with_config):
+        asked.append("describe")
+        if len(asked) == 1:
+            assert timeout_s < 3
+            raise Unavailable("timed out waiting for controller")
+        return {"q": TopicInfo("q", "id", 1, 1)}
+
+    monkeypatch.setattr(topics, "_describe", describe)
+    monkeypatch.setattr(kafka, "metadata", lambda *_: asked.append("metadata"))
+    assert set(topics.describe(["q"])) == {"q"}
+    assert asked == ["describe", "metadata", "describe"]
+
+
+def test_who_is_not_let_in_does_not_ask_again(monkeypatch):
+    topics = Topics(Connection(bootstrap="127.0.0.1:1"))
+
+    def describe(*_, **__):
+        raise AccessDenied("no")
+
+    monkeypatch.setattr(topics, "_describe", describe)
+    with pytest.raises(AccessDenied):
+        topics.describe(["q"])
