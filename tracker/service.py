@@ -47,6 +47,8 @@ _BUSY_WAIT_S = 0.005
 _OPEN_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 10.0
 _PROBE_EVERY_S = 2.0
+_PROBE_TIMEOUT_S = 3.0
+"""Short: what is to be stored or released waits behind a probe."""
 _WITHDRAW_AFTER_S = 10.0
 _COMPLAIN_EVERY_S = 60.0
 _STOP_TIMEOUT_S = 15.0
@@ -179,6 +181,7 @@ class Tracker:
         self._consumer = kafka.consumer(self._connection, {"fetch.wait.max.ms": 100})
         self._ticker = kafka.producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
         self._topics = Topics(self._connection)
+        self._probed_topics = Topics(self._connection, _PROBE_TIMEOUT_S)
         leadership = self._leadership = Leadership(
             self._connection.zookeeper,
             root=self._connection.root,
@@ -663,10 +666,10 @@ class Tracker:
             found: dict[str, str] | None = None
             try:
                 # Any broker can answer this; that no controller does is no reason to withdraw.
-                self._topics.brokers()
+                self._probed_topics.brokers()
                 found = {}
                 if names:
-                    found = {n: t.topic_id for n, t in self._topics.describe(names).items()}
+                    found = {n: t.topic_id for n, t in self._probed_topics.describe(names).items()}
             except KmqError as error:
                 _log.debug("Kafka does not answer: %s", error)
             finally:
