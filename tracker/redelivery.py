@@ -19,7 +19,7 @@ from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import Unavailable
 from kmqpy.inflight import Entry
-from kmqpy.markers import Marker, Op
+from kmqpy.markers import Op
 from kmqpy.message import headers_of
 from tracker.plan import Copy, Original, batches, copy_of
 from tracker.settings import TrackerSettings
@@ -330,8 +330,7 @@ class Redeliverer:
             for copy in batch:
                 topic = self.queue.dead_letter_topic if copy.dead_letter else self.queue.name
                 self._produce(producer, topic, copy.key, copy.value, list(copy.headers), report)
-            for marker in itertools.chain(self._ends(copied), self._ends(gone)):
-                key, value, headers = markers.encode(marker)
+            for key, value, headers in itertools.chain(self._ends(copied), self._ends(gone)):
                 self._produce(producer, self.queue.markers_topic, key, value, headers, report)
             producer.commit_transaction(self._settings.effective_transaction_timeout_ms / 1000)
         except KafkaException as exception:
@@ -348,10 +347,12 @@ class Redeliverer:
             causes = [cause for cause in (error, *errors) if cause.code() in _BY_MESSAGE]
             raise Aborted(causes[0] if causes else error) from exception
 
-    def _ends(self, offsets: Sequence[int]) -> Iterable[Marker]:
+    def _ends(self, offsets: Sequence[int]) -> Iterable[tuple[bytes, bytes, markers.Headers]]:
         if self.ranges and len(offsets) > 1:
-            return markers.ranges(self._partition, Op.END, offsets, by_tracker=True)
-        return (Marker(self._partition, offset, Op.END, by_tracker=True) for offset in offsets)
+            found = markers.ranges(self._partition, Op.END, offsets, by_tracker=True)
+            return [markers.encode(marker) for marker in found]
+        _, value, headers = markers.encode(markers.tick(self._partition))  # but for the key, the same
+        return ((markers.encode_key(self._partition, offset), value, headers) for offset in offsets)
 
     def _produce(
         self,

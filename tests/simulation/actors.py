@@ -46,7 +46,7 @@ class Topics:
             topic_id = "markers-id"
             partitions = 1_000
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, _timeout_s: float = 0.0) -> None:
         self._connection = connection
 
     def check(self, _queue: QueueSettings) -> Any:
