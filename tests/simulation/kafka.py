@@ -23,6 +23,7 @@ class Connection:
 
     bootstrap = "broker"
     root = "/kmq"
+    zookeeper_security = None
     markers_topic = "q__markers"
 
     def __init__(self, process: Process, broker: Broker, group: Group, zookeeper: Any) -> None:
