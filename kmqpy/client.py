@@ -273,13 +273,28 @@ class KmqClient:
 
     def _take(self, max_messages: int, wait_s: float, lease_ms: int) -> list[Message]:
         source = self._open_source()
+        try:
+            messages, offsets, started = self._take_from(source, max_messages, wait_s, lease_ms)
+        except BaseException:  # of a signal handler too; the source has moved on, and nobody got anything
+            source.start_over()
+            raise
+        source.maintain()
+        if not messages or not self._hold(offsets, started, lease_ms):
+            return []
+        self._handed_out = tuple(messages), offsets
+        self._telemetry.received(self._queue.name, messages)
+        return messages
+
+    def _take_from(
+        self, source: QueueSource, max_messages: int, wait_s: float, lease_ms: int
+    ) -> tuple[list[Message], Offsets, float]:
+        """Messages whose start markers are confirmed, their places, and when their leases began."""
         with _collecting_later(max_messages):
             records, offsets = source.poll(max_messages, wait_s)
-            if not records:
-                source.maintain()
-                return []
             # The lease is counted from before its start marker is written (rule R11).
             started = self._clock.monotonic()
+            if not records:
+                return [], {}, started
             now_ms = self._clock.wall_ms()
             delays = self._delays(records, now_ms) if any(map(Record.headers, records)) else {}
             due = offsets if not delays else _without(offsets, delays)
@@ -292,12 +307,7 @@ class KmqClient:
         if delays or written.failed:
             messages = [message for message in messages if _is_taken(message, delays, written)]
             offsets = by_partition(list(map(_record_of, messages)))
-        source.maintain()
-        if not messages or not self._hold(offsets, started, lease_ms):
-            return []
-        self._handed_out = tuple(messages), offsets
-        self._telemetry.received(self._queue.name, messages)
-        return messages
+        return messages, offsets, started
 
     def _hold(self, taken: Offsets, started: float, lease_ms: int) -> bool:
         """Count messages as held; False, and they are given back, if their leases have run down."""

@@ -86,7 +86,8 @@ class MarkerWriter:
         self._starts_polled_at = clock.monotonic()
         self._broken = False
         self._complained_at = -_COMPLAIN_EVERY_S
-        self._ended: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
+        self._ended: defaultdict[int, list[Sequence[int] | Marker]] = defaultdict(list)
+        """By partition, what is to be ended; and markers that were posted behind it."""
         self._collected = 0
         self._sending = 0
         self._failed: deque[tuple[float, Any]] = deque()
@@ -140,6 +141,15 @@ class MarkerWriter:
 
     def post(self, marker: Marker) -> None:
         """Write `marker` some time soon, whatever it takes; blocks only while the queue is full."""
+        with self._changed:
+            # It must not overtake the end marker of the same message (case F14).
+            waits = not self._closing.is_set() and (self._sending or marker.partition in self._ended)
+            if waits:
+                self._ended[marker.partition].append(marker)
+                self._collected += 1
+        if waits:
+            self._work.set()
+            return
         key, value, headers = markers.encode(marker)
         if not self._produce(key, value, headers, marker.partition, self._report):
             raise Unavailable(f"markers topic {self._topic}: the writer is closed")
@@ -316,20 +326,30 @@ class MarkerWriter:
                     self._changed.notify_all()
 
     def _send_ends(self) -> None:
-        """Write the end markers that were collected."""
+        """Write the end markers that were collected, and what was posted behind them."""
         with self._changed:
             ended, self._ended = self._ended, defaultdict(list)
             self._sending, self._collected = self._collected, 0
             self._changed.notify_all()
-        for partition, chunks in ended.items():
-            if not self._coalesces:
-                for offsets in chunks:
-                    self._produce_all(offsets, markers.encode_end(), None, partition, self._report)
-                continue
-            for marker in _ranges(partition, chunks):
-                key, value, headers = markers.encode(marker)
-                self._produce(key, value, headers, partition, self._report)
+        for partition, items in ended.items():
+            chunks: list[Sequence[int]] = []
+            for item in items:
+                if isinstance(item, Marker):
+                    self._send_chunks(partition, chunks)
+                    chunks = []
+                    self._produce(*markers.encode(item), partition, self._report)
+                else:
+                    chunks.append(item)
+            self._send_chunks(partition, chunks)
         self._sending = 0
+
+    def _send_chunks(self, partition: int, chunks: list[Sequence[int]]) -> None:
+        if self._coalesces:
+            for marker in _ranges(partition, chunks):
+                self._produce(*markers.encode(marker), partition, self._report)
+            return
+        for offsets in chunks:
+            self._produce_all(offsets, markers.encode_end(), None, partition, self._report)
 
     def _send_again(self) -> None:
         """Write again what failed a while ago."""

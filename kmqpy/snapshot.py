@@ -57,6 +57,7 @@ def _row(values: Any) -> Row:
         number = int(bits, 16)
         if not number & 1 or number < 0 or number.bit_length() > _MAX_BITS:
             raise ValueError("snapshot: bits without the first, or too many")
+        _check(first + number.bit_length() - 1)
         return TakenTogether(first, number, taken_at, stride, since_ms, due_ms, _text(holder))
     offset, taken_at, since_ms, due_ms, hold, counts, reason, holder = values
     _check(offset, taken_at, since_ms, due_ms)

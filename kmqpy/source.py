@@ -179,6 +179,14 @@ class QueueSource:
         self._seek(partition, offset)
         self._apply_pauses()
 
+    def start_over(self) -> None:
+        """Read again whatever was polled and not taken, after an error that came between the two.
+
+        As after an assignment: from the committed offset, without what has a start marker.
+        """
+        self._stash = []
+        self._partitions = {partition: _Partition(too_early=0) for partition in self._partitions}
+
     def maintain(self) -> None:
         """Commit what is due; call it often."""
         now = self._clock.monotonic()

@@ -6,6 +6,7 @@ of running ones, `host:port[;zookeeper host:port]`. Default: docker if a Docker 
 
 import contextlib
 import gc
+import logging
 import os
 import re
 import uuid
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pytest
+from hypothesis import settings
 
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
@@ -36,6 +38,10 @@ class Addresses:
     zookeeper: str
 
 
+# Nothing is timed: how long an example takes says more of what else runs on the machine.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
 _CHOICE = "KMQ_TEST_CLUSTER"
 _shared = contextlib.ExitStack()
 
@@ -49,6 +55,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure() -> None:
     _shared.close()
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """What a command in this process does to the logs of all ends with its test."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    logging.disable(logging.NOTSET)
+    for handler in list(root.handlers):
+        if type(handler) is logging.StreamHandler and handler not in handlers:
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

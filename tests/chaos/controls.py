@@ -27,7 +27,7 @@ from .stage import Failed, Slot, TrackerSlot, is_stopped, make_queue, until
 _COUNT = 40
 _LEASE_MS = 600
 _SESSION_MS = 2_000
-_WAIT_S = 30.0
+_WAIT_S = 90.0
 _QUIET_S = 12.0
 """More than it takes with the safeguard in place: a takeover, a lease, a killed consumer's session of 6 s."""
 

@@ -74,14 +74,18 @@ def safe_offset() -> None:
 def no_start_wait() -> None:
     """Messages are handed out and committed while their start markers are on their way."""
 
-    def start(self: MarkerWriter, takes: Any, delays: Any, *more: Any) -> Started:
+    class Unconfirmed:
+        def __init__(self, started: Started) -> None:
+            self.confirmed = lambda: started
+
+    def start(self: MarkerWriter, takes: Any, delays: Any, *more: Any) -> Unconfirmed:
         write = threading.Timer(LATE_S, _start, (self, takes, delays, *more))
         write.daemon = True
         write.start()
-        return Started({**dict.fromkeys(takes, 0), **{place[0]: 0 for place in delays}}, {})
+        return Unconfirmed(Started({**dict.fromkeys(takes, 0), **{place[0]: 0 for place in delays}}, {}))
 
     _start = MarkerWriter.start
-    MarkerWriter.start = start  # type: ignore[method-assign]
+    MarkerWriter.start = start  # type: ignore[method-assign, assignment]
 
 
 def stop_before_transaction() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaException, Producer, TopicPartition
 
 from kmqpy import kafka, log_reader, markers
 from kmqpy.client import KmqClient
@@ -140,6 +140,10 @@ class LiveQueue:
         reader = kafka.consumer(self.connection, {"group.id": self.settings.consumer_group})
         try:
             return reader.committed([place], timeout=10)[0].offset
+        except KafkaException as exception:  # the coordinator is not there yet, again
+            if not exception.args[0].retriable():
+                raise
+            return OFFSET_INVALID
         finally:
             reader.close()
 

@@ -150,7 +150,7 @@ class TestStats:
         assert (before.depth, before.in_flight, before.delayed, before.exact) == (5, 0, 0, True)
         client = queue.client(holder="me")
         taken = collect(client, 4, lease=30)
-        until(lambda: admin.stats(queue.name).delayed == 1)
+        until(lambda: client.receive(wait=0.05) == [] and admin.stats(queue.name).delayed == 1)
         client.ack(taken[0])
         client.nack(taken[1], delay=30, reason="no", wait=True)
         found = admin.stats(queue.name)

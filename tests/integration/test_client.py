@@ -1,6 +1,7 @@
 """What a client takes, hands out, gives back and never loses. Names begin with the case of the failure
 list (F…) or the rule (R…) that they hold."""
 
+import itertools
 import threading
 import time
 
@@ -10,8 +11,9 @@ from support import LEASE_S, Collector, bodies, collect, nothing_comes, total_qu
 
 from kmqpy import kafka
 from kmqpy.errors import Closed, ReceiptError, Unavailable
-from kmqpy.marker_writer import MarkerWriter
+from kmqpy.marker_writer import MarkerWriter, Starting
 from kmqpy.markers import Marker, Op
+from kmqpy.source import QueueSource
 
 UNWRITABLE = {"max.message.bytes": "10"}  # no marker is that small
 WRITABLE = {"max.message.bytes": "1000000"}
@@ -307,3 +309,33 @@ def test_a_flush_that_fails_says_so_and_nothing_is_given_up(queue):
     queue.topics.configure(queue.settings.markers_topic, WRITABLE)
     client.flush()
     assert queue.records(queue.settings.markers_topic)[-1].value() == b"\0"
+
+
+@pytest.mark.parametrize("moment", ["before the starts", "after the starts", "in the middle of a poll"])
+def test_what_interrupts_receive_loses_no_message(queue, monkeypatch, moment):
+    """A handler of signals may raise anywhere, and so does an error that comes behind good records."""
+    queue.tracker()
+    sent = [f"m{i}" for i in range(60)]
+    queue.send(*sent)
+    client = queue.client()
+    first = collect(client, 10, max_messages=10, ack=True, lease=60.0)
+    patched, name = {
+        "before the starts": (MarkerWriter, "start"),
+        "after the starts": (Starting, "confirmed"),
+        "in the middle of a poll": (QueueSource, "_is_ours"),
+    }[moment]
+    real, calls = getattr(patched, name), itertools.count()
+    monkeypatch.setattr(QueueSource, "_takes_all_of", lambda *_: False)
+
+    def interrupted(*arguments):
+        if next(calls) == 5 or name != "_is_ours":
+            monkeypatch.setattr(patched, name, real)
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(patched, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collect(client, 50, max_messages=20, lease=0.5)
+    rest = collect(client, 50, ack=True, lease=60.0)
+    assert sorted(bodies(first + rest)) == sorted(sent)
+    nothing_comes(client, 0.8)

@@ -394,7 +394,7 @@ _writer = stepwise(
 _writer._MANY = 3  # batches are small here
 _client = stepwise(
     "kmqpy.client",
-    {"_take"},
+    {"_take", "_take_from"},
     MarkerWriter=lambda connection, *rest, **more: connection.world.controls.marker_writer(
         connection, *rest, **more
     ),
