@@ -71,7 +71,7 @@ def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
                 _write(out / "results.json", _meta(quick=quick, seconds=time.monotonic() - began), rows)
     click.echo(report.table(rows))
     report.plot(rows, out / "results.png")
-    progress(f"written: {click.format_filename(out.name)}/results.json and results.png")
+    progress(f"written: results.json and results.png into {click.format_filename(out)}")
 
 
 @main.command()

@@ -22,8 +22,7 @@ _PEERS = {
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     """One case; every turn has a queue of its own."""
-    if sizes.repeats > 1:
-        _turn(lab, PLAIN, sizes)()  # a broker that has just started is slow
+    _turn(lab, PLAIN, sizes)()  # a broker that has just started is slow
     yield Case(
         work="latency",
         name=f"{RATE:,} msg/s, 100 bytes, {PARTITIONS} partitions, send to handed out",

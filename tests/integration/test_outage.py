@@ -56,18 +56,20 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
     client = queue.client()
     sent = [f"m{i}" for i in range(60)]
     queue.send(*sent)
-    taken = collect(client, 60, lease=1.0)
+    taken = collect(client, 60, lease=2.5)
     client.ack(*taken[:20], wait=True)
     own_cluster.broker().kill()
     client.ack(*taken[20:30])  # to be confirmed later
-    time.sleep(2.0)
+    time.sleep(3.0)
     own_cluster.broker().start()
     came = collect(client, 30, 30.0, ack=True, lease=60.0)
     client.flush()
     # Whether the acks of the second ten came before the redelivery is a race, their copies are single.
     time.sleep(1.5)
-    came += [message for _ in range(3) for message in client.receive(wait=0.3)]
-    client.ack(*came)
+    for _ in range(3):
+        more = client.receive(wait=0.3, lease=60.0)
+        client.ack(*more)
+        came += more
     verdict = total_queue(sent[30:], bodies(came))
     assert verdict.lost == set()
     assert verdict.duplicates == {}
