@@ -136,12 +136,12 @@ class _Markers:
         connection: Connection,
         topics: QueueTopics,
         stored: Mapping[int, StoredOffset],
-        committed: Mapping[int, tuple[int, int | None]],
+        committed: Mapping[int, tuple[int, int | None]] | None,
     ) -> None:
         self.states: dict[int, InFlight] = {}
         self.touched: dict[int, set[int]] = {p: set() for p in range(topics.queue.partitions)}
-        """Queue offsets with a marker among those read, from the committed offset on."""
-        self._floor = {p: committed[p][0] if p in committed else 0 for p in self.touched}
+        """Queue offsets with a marker, from the committed offset on; not all without `committed`."""
+        self._floor = {p: (committed or {}).get(p, (0, None))[0] for p in self.touched}
         starts: dict[int, int] = {}
         bounds = log_reader.bounds(connection, topics.markers.name, self.touched)
         for partition in self.touched:
@@ -149,9 +149,11 @@ class _Markers:
             if safe is not None and safe.topic_id != topics.markers.topic_id:
                 safe = None  # it speaks of a topic that is no more
             start = 0 if safe is None else safe.offset
-            if partition in committed:
-                # What was started at or above the committed offset stands from here on.
-                start = min(start, committed[partition][1] or start)
+            if committed is not None:
+                # What was started at or above the committed offset stands from here on; without a
+                # commit, nobody says where.
+                _, covered = committed.get(partition, (0, 0))
+                start = min(start, start if covered is None else covered)
             low = bounds[partition][0]
             starts[partition] = max(start, low)
             self.states[partition] = InFlight(
@@ -231,7 +233,7 @@ def in_flight(
     Raises QueueNotFound, TopicError, Unavailable.
     """
     topics = Topics(connection).check(queue)
-    states = _Markers(connection, topics, stored or {}, {}).states
+    states = _Markers(connection, topics, stored or {}, None).states
     entries = itertools.chain.from_iterable(
         ((partition, entry) for entry in state) for partition, state in states.items()
     )
@@ -272,7 +274,7 @@ def open_entries(
 ) -> dict[int, list[Entry]]:
     """The entries in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
-    states = _Markers(connection, topics, stored or {}, {}).states
+    states = _Markers(connection, topics, stored or {}, None).states
     return {partition: list(state) for partition, state in states.items()}
 
 

@@ -35,6 +35,8 @@ class Seen:
     records, dead     what stands in the queue topic by place, and in the dead-letter topic
     taken, ended      places with a start marker, with an end marker of a consumer
     moved             how often trackers ended a place
+    lives             how often a place was taken that was not in flight: a client whose start markers
+                      timed out takes its messages again, and meanwhile they may have been redelivered
     undecodable       markers that are none
     interruptions     kills and pauses of consumers: each may cost what was in flight a second delivery
     log_start         by partition, the first offset there is
@@ -51,6 +53,7 @@ class Seen:
     taken: set[Place] = field(default_factory=set)
     ended: set[Place] = field(default_factory=set)
     moved: Counter[Place] = field(default_factory=Counter)
+    lives: Counter[Place] = field(default_factory=Counter)
     undecodable: int = 0
     interruptions: int = 0
     max_in_flight: int = 0
@@ -110,6 +113,7 @@ def judge(seen: Seen) -> Verdict:
         "dead_letters": len(seen.dead),
         "lost_to_retention": len(seen.deleted & seen.moved.keys()),
         "unknown_sends": len(seen.attempted - seen.sent),
+        "taken_again": sum(count - 1 for count in seen.lives.values()),
         "redelivered_after_ack": sum(place in seen.moved for place in seen.ended),
     }
     return Verdict(found.problems, found.counts)
@@ -132,8 +136,9 @@ def _copies(seen: Seen) -> tuple[list[Place], list[Place], list[Place]]:
     """Origins with copies too many, with copies too few, and places with another message than theirs.
 
     A tracker ends a place and makes one copy of it, both or neither; so of each message there are as
-    many copies as places of it that trackers have ended. (A count in a header would not do: a message
-    that is given back without counting the attempt has two copies with the same count.)
+    many copies as places of it that trackers have ended, once for each time that they were taken. (A
+    count in a header would not do: a message that is given back without counting the attempt has two
+    copies with the same count.)
     """
     balance: Counter[Place] = Counter()
     wrong = []
@@ -148,9 +153,9 @@ def _copies(seen: Seen) -> tuple[list[Place], list[Place], list[Place]]:
         first = seen.records.get(record.origin)
         if first is not None and first.body != record.body:
             wrong.append(record.origin)
-    for place in seen.moved:
+    for place, count in seen.moved.items():
         if place in seen.records:
-            balance[seen.records[place].origin] -= 1
+            balance[seen.records[place].origin] -= min(count, max(1, seen.lives[place]))
     duplicates = [origin for origin, count in balance.items() for _ in range(count)]
     missing = [origin for origin, count in balance.items() for _ in range(-count)]
     return duplicates, missing, wrong

@@ -49,6 +49,8 @@ def read_topics(
 ) -> None:
     """Every committed record of the queue's topics."""
 
+    open_places: set[Place] = set()
+
     def in_queue(record: Any) -> None:
         place = (record.partition(), record.offset())
         stored = _stored(record, place)
@@ -66,6 +68,11 @@ def read_topics(
             return
         for offset in marker.offsets():
             place = (marker.partition, offset)
+            if marker.op in (Op.TAKE, Op.DELAY):
+                seen.lives[place] += place not in open_places
+                open_places.add(place)
+            elif marker.op is Op.END:
+                open_places.discard(place)
             if marker.op is Op.TAKE:
                 seen.taken.add(place)
             elif marker.op is Op.END and marker.by_tracker:

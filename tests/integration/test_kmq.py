@@ -166,7 +166,7 @@ class TestFlow:
         sent = kmq.json("send", queue_name, "x", "--delay", "1h", "--partition", 2)
         assert sent == {"id": "2-0", "partition": 2, "offset": 0}
         for _ in range(5):  # on a busy machine it takes a while to join the group
-            assert kmq.both("receive", queue_name, "--wait", "1s")[0] == ""
+            assert kmq.both("receive", queue_name, "--wait", "3s")[0] == ""
             counts = kmq.json("stats", queue_name)
             if counts["delayed"]:
                 break
