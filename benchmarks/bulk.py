@@ -1,6 +1,7 @@
 """(d) Redelivery of many messages whose leases have all ended, from the first copy to the last.
 
-By the log-append times of the copies. The tracker starts when everything is due.
+By the log-append times of the copies. The tracker starts when everything is due. The messages were taken
+in batches of a hundred, with start markers of either format; the tracker answers in the same.
 """
 
 import time
@@ -8,15 +9,22 @@ from collections.abc import Callable, Iterator
 
 from benchmarks import trackers
 from benchmarks.children import Failed
-from benchmarks.lab import Lab, starts
+from benchmarks.lab import Lab, Record, starts
 from benchmarks.results import JVM, Case, Figures
 from benchmarks.sizes import Sizes
 from benchmarks.trackers import Tracker
+from kmqpy import markers
+from kmqpy.markers import Op
 
 _LEASE_MS = 1
+_TAKEN_AT_ONCE = 100
 _TIMEOUT_S = 300.0
 
-_PEERS: dict[str, Tracker] = {trackers.KMQPY: trackers.kmqpy, JVM: trackers.jvm}
+_PEERS: dict[str, Tracker] = {
+    trackers.KMQPY_RANGE: trackers.kmqpy,
+    trackers.KMQPY_JVM: trackers.kmqpy,
+    JVM: trackers.jvm,
+}
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
@@ -39,7 +47,7 @@ def _turn(lab: Lab, peer: str, partitions: int, count: int) -> Callable[[], Figu
         with lab.queue(partitions, register=True, redeliver_after_ms=1_000) as queue:
             lab.preload(queue, partitions, count, 100)
             for partition in range(partitions):
-                lab.fill(queue.markers_topic, partition, starts(range(share), _LEASE_MS, partition))
+                lab.fill(queue.markers_topic, partition, _starts(peer, share, partition))
             with _PEERS[peer](lab, queue, partitions):
                 _wait_until_quiet(lab, queue.name, partitions, 2 * count)
                 times = [record.timestamp()[1] for record in lab.records(queue.name, partitions, share)]
@@ -49,6 +57,17 @@ def _turn(lab: Lab, peer: str, partitions: int, count: int) -> Callable[[], Figu
         return {"messages_per_s": count / seconds, "seconds": seconds}
 
     return turn
+
+
+def _starts(peer: str, count: int, partition: int) -> Iterator[Record]:
+    if peer != trackers.KMQPY_RANGE:
+        yield from starts(range(count), _LEASE_MS, partition)
+        return
+    for first in range(0, count, _TAKEN_AT_ONCE):
+        taken = range(first, min(first + _TAKEN_AT_ONCE, count))
+        for marker in markers.ranges(partition, Op.TAKE, taken, redeliver_after_ms=_LEASE_MS):
+            key, value, _ = markers.encode(marker)
+            yield key, value
 
 
 def _wait_until_quiet(lab: Lab, topic: str, partitions: int, expected: int) -> None:
