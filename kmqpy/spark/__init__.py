@@ -1,10 +1,22 @@
 """Queues on Apache Spark: their state as DataFrames, and processing with acknowledgement.
 
     spark = configure_spark_with_kmq(SparkSession.builder).getOrCreate()
+    KmqSpark(spark, "host:9092", queue="jobs").depth().show()
 
-Needs the extra `kmqpy[spark]`. Uses only what Spark Connect has, too.
+Needs the extra `kmqpy[spark]`; importing raises MissingExtra without it. Uses only what Spark Connect
+has, too.
 """
 
-from kmqpy.spark.session import configure_spark_with_kmq
+from importlib.util import find_spec
 
-__all__ = ["configure_spark_with_kmq"]
+from kmqpy.errors import MissingExtra
+
+for _needed in ("pyspark", "pandas", "pyarrow"):
+    if find_spec(_needed) is None:
+        raise MissingExtra("spark", f"kmqpy.spark (no {_needed} here)")
+
+from kmqpy.spark.queue import KmqSpark  # noqa: E402
+from kmqpy.spark.session import configure_spark_with_kmq  # noqa: E402
+from kmqpy.spark.state import State  # noqa: E402
+
+__all__ = ["KmqSpark", "State", "configure_spark_with_kmq"]

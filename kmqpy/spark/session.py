@@ -6,16 +6,14 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyspark
+from pyspark.sql import SparkSession
 
 from kmqpy.dev.jars import cache_folder, jar_set
 from kmqpy.dev.java import find_java
-from kmqpy.errors import ConfigError, MissingExtra
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from kmqpy.errors import ConfigError
 
 SPARK = "4.2"
 """The Spark that the pinned connector was built for."""
@@ -44,10 +42,10 @@ def configure_spark_with_kmq(
 
     Call it when master and jars are set, before the session is made.
 
-    Raises ConfigError for another version of Spark, MissingExtra without PySpark or Java, ClusterError if
-    the jars can't be fetched.
+    Raises ConfigError for another version of Spark, MissingExtra without Java, ClusterError if the jars can't
+    be fetched.
     """
-    check_version(_pyspark_version(), "PySpark")
+    check_version(pyspark.__version__, "PySpark")
     options: dict[str, str] = builder._options
     remote = options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     if extra_packages := list(extra_packages):
@@ -70,16 +68,6 @@ def check_version(found: str, what: str) -> None:
             f"{what}: version {found}, but kmqpy needs {SPARK}, which its Kafka connector was built for; "
             f'run: pip install "kmqpy[{_EXTRA}]"'
         )
-
-
-def _pyspark_version() -> str:
-    for needed in ("pyspark", "pandas", "pyarrow"):
-        try:
-            import_module(needed)
-        except ImportError:
-            raise MissingExtra(_EXTRA, f"kmqpy.spark (no {needed} here)") from None
-    version: str = import_module("pyspark.version").__version__
-    return version
 
 
 def _add(builder: SparkSession.Builder, key: str, values: Iterable[str]) -> None:

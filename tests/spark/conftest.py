@@ -27,7 +27,7 @@ SMALL = {
 
 def small(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Settings for little data and little time."""
-    return configure_spark_with_kmq(builder.master("local[2]").config(map=SMALL))
+    return configure_spark_with_kmq(builder.config(map=SMALL))
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,7 @@ def spark() -> Iterator[SparkSession]:
     """Spark in this process; make no session of your own, tests of one that dies start a process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
-        session = small(SparkSession.builder.appName("kmq tests")).getOrCreate()
+        session = small(SparkSession.builder.master("local[2]").appName("kmq tests")).getOrCreate()
     yield session
     session.stop()
 

@@ -1,5 +1,6 @@
 """What configure_spark_with_kmq does to a builder; no Spark is started."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-import kmqpy
+import kmqpy.spark
 from kmqpy.cli.app import kmq
 from kmqpy.dev import java
 from kmqpy.errors import ClusterError, ConfigError, MissingExtra
@@ -82,7 +83,7 @@ class TestBuilder:
 
 class TestErrors:
     def test_another_spark(self, monkeypatch):
-        monkeypatch.setattr("pyspark.version.__version__", "4.1.3")
+        monkeypatch.setattr("pyspark.__version__", "4.1.3")
         with pytest.raises(ConfigError, match=r"version 4\.1\.3, but kmqpy needs 4\.2.*pip install"):
             options_of(SparkSession.builder)
 
@@ -90,7 +91,7 @@ class TestErrors:
     def test_without_the_extra(self, missing, monkeypatch):
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(MissingExtra, match=r'pip install "kmqpy\[spark\]"'):
-            configure_spark_with_kmq(None)
+            importlib.reload(kmqpy.spark)
 
     def test_without_java(self, monkeypatch):
         monkeypatch.setenv("PATH", "")

@@ -1,0 +1,176 @@
+"""A queue as Spark sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from kmqpy import log_reader, stats
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import TopicError
+from kmqpy.spark import state
+from kmqpy.spark.decode import decode_markers
+from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic
+from kmqpy.spark.session import check_version
+from kmqpy.topics import QueueTopics, Topics, dead_letter_queue
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """How far each topic is read, and what was committed before that."""
+
+    topics: QueueTopics
+    committed: list[tuple[int, int]]
+    markers: Bounds
+    queue: Bounds
+    dead_letters: Bounds
+
+
+class KmqSpark:
+    """One queue: `KmqSpark(spark, "host:9092", queue="jobs").depth().show()`.
+
+    spark      a session made ready by configure_spark_with_kmq, of Spark Connect, too
+    bootstrap  Kafka, `host:port[,host:port]`, or a Connection with its security
+    queue      its name, or its settings where they are not the defaults
+    options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
+
+    A frame shows the queue as it was when the method was called, whenever and however often it is
+    evaluated. Taking part in nothing, it disturbs nobody.
+
+    Raises ConfigError for settings that don't fit or another Spark. The methods raise QueueNotFound,
+    TopicError, Unavailable, and ConfigError when the session lacks the connector.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        bootstrap: str | Connection,
+        queue: str | QueueSettings,
+        *,
+        options: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        check_version(spark.version, "Spark")
+        self.spark = spark
+        self.connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap=bootstrap)
+        self.queue = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        self.options = kafka_options(self.connection, options)
+        self._clock = clock
+
+    def messages(self) -> DataFrame:
+        """The messages that are in the queue topic, copies by trackers included, a row each.
+
+        partition, offset
+        timestamp       when it was appended
+        first_enqueued  when the message was first sent
+        state           pending, in_flight, overdue, processed, redelivered, dead (kmqpy.spark.State)
+        attempts        deliveries so far, those of earlier copies included
+        hold            while it is in flight: held, delayed, released (given back) or dead (to be
+                        dead-lettered); `delayed` is pending until its time is up
+        taken_at        when it was last taken
+        due_at          while it is in flight: when its time is up; null: never
+        ended_at        when it was acknowledged, redelivered or dead-lettered
+
+        `overdue` goes by this machine's clock. JVM trackers don't say that an end marker is theirs: what
+        they redeliver reads as processed, what they dead-letter as well.
+        """
+        snapshot = self._snapshot()
+        dead = snapshot.topics.dead_letters
+        return state.message_states(
+            read_topic(self.spark, self.options, self.queue.name, snapshot.queue),
+            read_topic(self.spark, self.options, self.queue.markers_topic, snapshot.markers),
+            None if dead is None else read_topic(self.spark, self.options, dead.name, snapshot.dead_letters),
+            now_ms=self._clock.wall_ms(),
+            count_header=self.queue.redelivery_count_header,
+            committed=snapshot.committed,
+        )
+
+    def depth(self, messages: DataFrame | None = None) -> DataFrame:
+        """How many messages of each partition are in each state, and when the oldest pending one came.
+
+        `messages`, here and below: what messages() returned, persisted where it is of use several times.
+        """
+        partitions = Topics(self.connection).check(self.queue).partitions
+        numbers = self.spark.range(partitions).select(F.col("id").cast("int").alias("partition"))
+        return state.depth(self.messages() if messages is None else messages, numbers)
+
+    def attempts(self, messages: DataFrame | None = None) -> DataFrame:
+        """How many messages of each state had how many deliveries: state, attempts, messages."""
+        found = self.messages() if messages is None else messages
+        counted = found.groupBy("state", "attempts").agg(F.count("*").alias("messages"))
+        return counted.orderBy("state", "attempts")
+
+    def latency(
+        self, quantiles: Iterable[float] = (0.5, 0.95, 0.99), messages: DataFrame | None = None
+    ) -> DataFrame:
+        """How long processed messages took, a row for each quantile (0 to 1); none without a message.
+
+        waiting_ms     from being appended, or redelivered, to being taken
+        processing_ms  from then to being acknowledged
+        total_ms       from first being sent to being acknowledged
+
+        Times are the broker's, in ms. The rank of a percentile is off by at most 1 in 10,000.
+        """
+        return state.latency(self.messages() if messages is None else messages, quantiles)
+
+    def undelivered(self, *, stream: bool = False) -> DataFrame:
+        """The dead letters that are neither redriven nor purged; as a stream all, as they come.
+
+        partition, offset  in the dead-letter topic; its id for `kmq dlq redrive` is "partition-offset"
+        key, body, headers
+        origin_topic, origin_partition, origin_offset   where its last copy lay in the queue
+        attempts, reason, first_enqueued, dead_since
+        """
+        dead = dead_letter_queue(self.queue)
+        if stream:
+            return state.dead_letters_of(stream_topic(self.spark, self.options, dead.name))
+        topics = Topics(self.connection)
+        found = topics.describe([dead.name, dead.markers_topic])
+        for name in (dead.name, dead.markers_topic):
+            if name not in found:
+                topics.check(self.queue)  # rather that the queue is missing
+                raise TopicError(
+                    f"queue {self.queue.name!r}: its topic {name!r} does not exist; "
+                    f"create it with: kmq queue create {self.queue.name}"
+                )
+        ended = self._read(dead.markers_topic, found[dead.markers_topic].partitions)
+        letters = self._read(dead.name, found[dead.name].partitions)
+        return state.dead_letters_of(letters).join(
+            state.finished(ended), ["partition", "offset"], "left_anti"
+        )
+
+    def markers(self, *, stream: bool = False) -> DataFrame:
+        """All markers as they are, a row each; for the columns see kmqpy.spark.decode.decode_markers.
+
+        Those that can't be decoded are among them, with what is wrong in `problem`:
+        `kmq.markers().filter("problem is not null").count()`.
+        """
+        name = self.queue.markers_topic
+        if stream:
+            return decode_markers(stream_topic(self.spark, self.options, name))
+        topics = Topics(self.connection).check(self.queue)
+        return decode_markers(self._read(name, topics.partitions))
+
+    def _snapshot(self) -> _Snapshot:
+        topics = Topics(self.connection).check(self.queue)
+        dead = topics.dead_letters
+        committed = stats.committed_offsets(self.connection, self.queue, topics.partitions)
+        return _Snapshot(
+            topics=topics,
+            # Committed before the markers' end is known: whatever lies below has its markers there. A copy
+            # is there when the end marker of its original is.
+            committed=sorted((partition, place[0]) for partition, place in committed.items()),
+            markers=self._bounds(self.queue.markers_topic, topics.partitions),
+            dead_letters={} if dead is None else self._bounds(dead.name, dead.partitions),
+            queue=self._bounds(self.queue.name, topics.partitions),
+        )
+
+    def _read(self, topic: str, partitions: int) -> DataFrame:
+        return read_topic(self.spark, self.options, topic, self._bounds(topic, partitions))
+
+    def _bounds(self, topic: str, partitions: int) -> Bounds:
+        return log_reader.bounds(self.connection, topic, range(partitions))

@@ -1,0 +1,101 @@
+"""Topics as DataFrames, through Spark's Kafka source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from kmqpy.config import Connection
+from kmqpy.errors import ConfigError
+
+Bounds = Mapping[int, tuple[int, int]]
+"""The first offset of each partition, and the one after the last."""
+
+_LOGIN = "org.apache.kafka.common.security"
+_SAME = ("security.protocol", "ssl.key.password", "sasl.kerberos.service.name")
+
+
+def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, bounds: Bounds) -> DataFrame:
+    """The committed records within `bounds`; what retention takes away meanwhile is left out."""
+    reader = spark.read.format("kafka").options(
+        **{"failOnDataLoss": "false", **options},
+        assign=_by_topic(topic, list(bounds)),
+        startingOffsets=_by_topic(topic, {str(p): first for p, (first, _) in bounds.items()}),
+        endingOffsets=_by_topic(topic, {str(p): end for p, (_, end) in bounds.items()}),
+    )
+    return _loaded(reader)
+
+
+def stream_topic(
+    spark: SparkSession, options: Mapping[str, str], topic: str, starting: str = "earliest"
+) -> DataFrame:
+    """The committed records from `starting` on (earliest, latest, or JSON as Spark takes it), a stream."""
+    return _loaded(
+        spark.readStream.format("kafka").options(**options, subscribe=topic, startingOffsets=starting)
+    )
+
+
+def kafka_options(connection: Connection, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Options of Spark's Kafka source that say what `connection` says to librdkafka, under `more`.
+
+    Carried over are security.protocol, SASL with a password, and TLS files in PEM, which are read here:
+    executors need no files. Raises ConfigError when one can't be read.
+    """
+    given = {key: str(value) for key, value in connection.kafka.items()}
+    java = {key: given[key] for key in _SAME if key in given}
+    mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms")
+    if mechanism:
+        java["sasl.mechanism"] = mechanism
+        if "sasl.username" in given:
+            module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+            user, password = _quoted(given["sasl.username"]), _quoted(given.get("sasl.password", ""))
+            login = f"{_LOGIN}.{module} required username={user} password={password};"
+            java["sasl.jaas.config"] = login
+    if "ssl.ca.location" in given:
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _pem(given, "ssl.ca.location")}
+    if "ssl.certificate.location" in given:
+        java["ssl.keystore.type"] = "PEM"
+        java["ssl.keystore.certificate.chain"] = _pem(given, "ssl.certificate.location")
+        java["ssl.keystore.key"] = _pem(given, "ssl.key.location")
+    if given.get("ssl.endpoint.identification.algorithm") == "none":
+        java["ssl.endpoint.identification.algorithm"] = ""
+    return {
+        "kafka.bootstrap.servers": connection.bootstrap,
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+        **{f"kafka.{key}": value for key, value in java.items()},
+        **(more or {}),
+    }
+
+
+def _loaded(reader: object) -> DataFrame:
+    try:
+        frame: DataFrame = reader.load()  # type: ignore[attr-defined]  # of a batch or a stream
+        assert frame.columns  # Connect looks only now
+    except Exception as error:  # of several kinds, some of them py4j's
+        if "Failed to find" not in str(error):
+            raise
+        raise ConfigError(
+            "spark: this session has no Kafka connector; make it with "
+            "configure_spark_with_kmq(SparkSession.builder).getOrCreate() before any other session, "
+            'or run: spark-submit --jars "$(kmq spark-jars)"'
+        ) from error
+    return frame
+
+
+def _by_topic(topic: str, value: object) -> str:
+    return json.dumps({topic: value})
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _pem(given: Mapping[str, str], key: str) -> str:
+    try:
+        return Path(given.get(key, "")).read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"kafka: {key}: {given.get(key)!r} can't be read: {error}") from None

@@ -1,0 +1,272 @@
+"""What is known of each message of a queue, worked out of its markers by Spark.
+
+The fold over the markers of a message says what kmqpy.inflight.InFlight says; that is the oracle that
+the tests compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from kmqpy import message as m
+from kmqpy.errors import ConfigError
+from kmqpy.inflight import Hold
+from kmqpy.markers import INT64_MAX, Op
+from kmqpy.spark.decode import decode_markers, each_message, header_bytes, header_text
+
+
+class State(StrEnum):
+    """Where a message stands."""
+
+    PENDING = "pending"
+    """Nobody has it: not taken yet, or not yet due for delivery."""
+    IN_FLIGHT = "in_flight"
+    """Taken, and neither acknowledged nor redelivered."""
+    OVERDUE = "overdue"
+    """The same, and its time is up: a tracker is about to redeliver it."""
+    PROCESSED = "processed"
+    """Acknowledged."""
+    REDELIVERED = "redelivered"
+    """A copy of it was appended to the queue, and is a message of its own."""
+    DEAD = "dead"
+    """A copy of it was appended to the dead-letter topic."""
+
+
+_BY_CLIENT, _BY_TRACKER = 1, 2
+_NONE = ""
+
+
+def message_states(
+    records: DataFrame,
+    markers: DataFrame,
+    dead_letters: DataFrame | None,
+    *,
+    now_ms: int,
+    count_header: str,
+    committed: Sequence[tuple[int, int]] = (),
+) -> DataFrame:
+    """The messages among `records` of a queue topic, with what the records of its markers topic say.
+
+    dead_letters  the records of the dead-letter topic
+    now_ms        for what is overdue
+    committed     (partition, offset): what lies below was taken once; if no marker says so any more, it
+                  was finished before retention removed its markers
+
+    For the columns see KmqSpark.messages.
+    """
+    known = _messages(records, count_header).withColumn("moved", F.lit(None).cast("int"))
+    known = known.unionByName(_events(markers), allowMissingColumns=True)
+    if dead_letters is not None:
+        known = known.unionByName(_moved(dead_letters), allowMissingColumns=True)
+    events = F.sort_array(F.collect_list("event"))
+    found = known.groupBy("partition", "offset").agg(
+        *(F.max(name).alias(name) for name in ("enqueued", "first_enqueued_ms", "count", "moved")),
+        _folded(events).alias("end"),
+    )
+    found = found.filter(F.col("enqueued").isNotNull())
+    return _described(found, now_ms, committed)
+
+
+def depth(messages: DataFrame, partitions: DataFrame) -> DataFrame:
+    """How many messages of each partition are in each state; see KmqSpark.depth."""
+    counted = messages.groupBy("partition").agg(
+        *(F.count_if(F.col("state") == state.value).alias(state.value) for state in State),
+        F.min(F.when(F.col("state") == State.PENDING.value, F.col("timestamp"))).alias("oldest_pending"),
+    )
+    joined = partitions.join(counted, "partition", "left")
+    zeros = (F.coalesce(state.value, F.lit(0)).alias(state.value) for state in State)
+    return joined.select("partition", *zeros, "oldest_pending")
+
+
+def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
+    """Quantiles of how long processed messages waited and were held; see KmqSpark.latency."""
+    wanted = [float(one) for one in quantiles]
+    if not wanted or not all(0 <= one <= 1 for one in wanted):
+        raise ConfigError(f"quantiles: {wanted!r} must be numbers from 0 to 1, at least one")
+    times = {
+        "waiting_ms": F.unix_millis("taken_at") - F.unix_millis("timestamp"),
+        "processing_ms": F.unix_millis("ended_at") - F.unix_millis("taken_at"),
+        "total_ms": F.unix_millis("ended_at") - F.unix_millis("first_enqueued"),
+    }
+    processed = messages.filter(F.col("state") == State.PROCESSED.value)
+    ranks = F.array(*map(F.lit, wanted))
+    found = processed.agg(
+        ranks.alias("quantile"),
+        *(F.percentile_approx(time, wanted).alias(name) for name, time in times.items()),
+    )
+    # Without a message there are no percentiles, and then no rows.
+    return (
+        found.select(F.explode(F.arrays_zip("quantile", *times)).alias("row"))
+        .select("row.*")
+        .dropna(how="all", subset=list(times))
+    )
+
+
+def dead_letters_of(records: DataFrame) -> DataFrame:
+    """Dead letters, read from their headers; see KmqSpark.undelivered."""
+    return records.select(
+        "partition",
+        "offset",
+        "key",
+        F.col("value").alias("body"),
+        header_text(m.DEAD_LETTER_TOPIC).alias("origin_topic"),
+        _number(header_text(m.DEAD_LETTER_PARTITION)).cast("int").alias("origin_partition"),
+        _number(header_text(m.DEAD_LETTER_OFFSET)).alias("origin_offset"),
+        _number(header_text(m.DEAD_LETTER_ATTEMPTS)).alias("attempts"),
+        header_text(m.DEAD_LETTER_REASON).alias("reason"),
+        F.timestamp_millis(_number(header_text(m.ORIGINAL_TIMESTAMP))).alias("first_enqueued"),
+        F.col("timestamp").alias("dead_since"),
+        "headers",
+    )
+
+
+def finished(markers: DataFrame) -> DataFrame:
+    """Partition and offset of the messages with an end marker, each once."""
+    ends = decode_markers(markers).filter(F.col("op") == Op.END.value)
+    return each_message(ends).select("partition", "offset").distinct()
+
+
+def _messages(records: DataFrame, count_header: str) -> DataFrame:
+    # Headers first: an expression that names one twice looks it up twice.
+    named = records.select(
+        "partition",
+        "offset",
+        F.col("timestamp").alias("enqueued"),
+        header_text(m.ORIGINAL_TIMESTAMP).alias("first"),
+        header_bytes(count_header).alias("counted"),
+    )
+    return named.select(
+        "partition",
+        "offset",
+        "enqueued",
+        _number(F.col("first")).alias("first_enqueued_ms"),
+        _count(F.col("counted")).alias("count"),
+    )
+
+
+def _events(markers: DataFrame) -> DataFrame:
+    """The markers, a row for each message and marker, `event` being what the fold reads."""
+    decoded = decode_markers(markers).withColumn("read_ms", F.unix_millis("timestamp"))
+    # A partition's now never goes back, and every record tells the time, whatever it is.
+    log = Window.partitionBy("partition").orderBy("at").rowsBetween(Window.unboundedPreceding, 0)
+    decoded = decoded.withColumn("now_ms", F.max("read_ms").over(log))
+    after = F.when(F.col("op") == Op.DEAD_LETTER.value, F.lit(0).cast("bigint")).otherwise(
+        F.greatest(F.col("redeliver_after_ms"), F.lit(0))
+    )
+    due = F.when(after > INT64_MAX - F.col("now_ms"), INT64_MAX).otherwise(F.col("now_ms") + after)
+    by = F.when(F.col("by_tracker"), _BY_TRACKER).otherwise(_BY_CLIENT)
+    event = F.struct("at", "op", "now_ms", due.alias("due_ms"), by.alias("by"))
+    return (
+        each_message(decoded).filter(F.col("offset") >= 0).select("partition", "offset", event.alias("event"))
+    )
+
+
+def _moved(dead_letters: DataFrame) -> DataFrame:
+    """The messages that dead letters are copies of."""
+    found = dead_letters_of(dead_letters).select(
+        F.col("origin_partition").alias("partition"),
+        F.col("origin_offset").alias("offset"),
+        F.lit(1).alias("moved"),
+    )
+    return found.filter(F.col("partition").isNotNull() & F.col("offset").isNotNull())
+
+
+def _folded(events: Column) -> Column:
+    """What is left when the markers of one message were read in their order.
+
+    hold     as kmqpy.inflight.Hold; empty: not in flight
+    taken_ms, due_ms    as in kmqpy.inflight.Entry; kept after the end
+    by       who ended it: 0 nobody
+    ended_ms when
+    """
+    start = F.struct(
+        F.lit(_NONE).alias("hold"),
+        F.lit(None).cast("bigint").alias("taken_ms"),
+        F.lit(None).cast("bigint").alias("due_ms"),
+        F.lit(0).alias("by"),
+        F.lit(None).cast("bigint").alias("ended_ms"),
+    )
+    return F.aggregate(events, start, _step)
+
+
+def _step(state: Column, event: Column) -> Column:
+    hold, op = state["hold"], event["op"]
+    opens = op.isin(Op.TAKE.value, Op.DELAY.value)
+    alive = hold != _NONE
+    is_end = op == Op.END.value
+    # An end of what is not in flight any more came too late; of what never was, it says that nobody
+    # is to have it.
+    ends = is_end & (alive | (state["by"] == 0))
+    applies = (
+        ~is_end
+        & (hold != Hold.DEAD.value)
+        & (opens | alive)
+        & ~((op == Op.EXTEND.value) & (hold != Hold.HELD.value))
+    )
+    new_hold = (
+        F.when(op == Op.DELAY.value, Hold.DELAYED.value)
+        .when(op == Op.NACK.value, Hold.RELEASED.value)
+        .when(op == Op.DEAD_LETTER.value, Hold.DEAD.value)
+        .otherwise(Hold.HELD.value)
+    )
+    return F.struct(
+        F.when(is_end, _NONE).when(applies, new_hold).otherwise(hold).alias("hold"),
+        F.when(applies & opens, event["now_ms"]).otherwise(state["taken_ms"]).alias("taken_ms"),
+        F.when(applies, event["due_ms"]).otherwise(state["due_ms"]).alias("due_ms"),
+        F.when(ends, event["by"]).otherwise(state["by"]).alias("by"),
+        F.when(ends, event["now_ms"]).otherwise(state["ended_ms"]).alias("ended_ms"),
+    )
+
+
+def _described(found: DataFrame, now_ms: int, committed: Sequence[tuple[int, int]]) -> DataFrame:
+    hold, due, by = F.col("end.hold"), F.col("end.due_ms"), F.col("end.by")
+    in_flight = hold != _NONE
+    places = F.create_map(*(F.lit(number) for place in ((-1, 0), *committed) for number in place))
+    below = F.col("offset") < F.coalesce(F.try_element_at(places, "partition"), F.lit(0))
+    state = (
+        F.when(in_flight & (due <= now_ms), State.OVERDUE.value)
+        .when(hold == Hold.DELAYED.value, State.PENDING.value)
+        .when(in_flight, State.IN_FLIGHT.value)
+        .when(F.col("moved").isNotNull() & (by == _BY_TRACKER), State.DEAD.value)
+        .when(by == _BY_TRACKER, State.REDELIVERED.value)
+        .when((by == _BY_CLIENT) | below, State.PROCESSED.value)
+        .otherwise(State.PENDING.value)
+    )
+    not_delivered = (hold == Hold.DELAYED.value) | (F.col("state") == State.PENDING.value)
+    return found.withColumn("state", state).select(
+        "partition",
+        "offset",
+        F.col("enqueued").alias("timestamp"),
+        F.coalesce(F.timestamp_millis("first_enqueued_ms"), F.col("enqueued")).alias("first_enqueued"),
+        "state",
+        (F.col("count") + F.when(not_delivered, 0).otherwise(1)).alias("attempts"),
+        F.when(in_flight, hold).alias("hold"),
+        _moment(F.col("end.taken_ms")).alias("taken_at"),
+        F.when(in_flight, _moment(due)).alias("due_at"),
+        F.when(~in_flight, _moment(F.col("end.ended_ms"))).alias("ended_at"),
+    )
+
+
+def _moment(ms: Column) -> Column:
+    """A timestamp; null beyond what one can hold: never."""
+    return F.when(ms.between(-(2**53), 2**53), F.timestamp_millis(ms))
+
+
+def _count(data: Column) -> Column:
+    """The redelivery count in a header: one byte or four, signed; anything else, and below 0, is 0."""
+    value = F.conv(F.hex(data), 16, 10).cast("bigint")
+    size = F.length(data)
+    return (
+        F.when((size == 1) & (value < 2**7), value)
+        .when((size == 4) & (value < 2**31), value)
+        .otherwise(F.lit(0).cast("bigint"))
+    )
+
+
+def _number(text: Column) -> Column:
+    """A decimal number in a header, or null."""
+    return F.when(text.rlike("^-?[0-9]{1,19}$"), text.try_cast("bigint"))

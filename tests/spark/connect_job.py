@@ -1,0 +1,34 @@
+"""What test_connect.py runs, in a process of its own: a process has one kind of session for good."""
+
+import json
+import sys
+
+from conftest import small
+from pyspark.sql import SparkSession
+
+from kmqpy.spark import KmqSpark
+
+
+def main(bootstrap: str, queue: str) -> None:
+    spark = small(SparkSession.builder.remote("local[2]")).getOrCreate()
+    kmq = KmqSpark(spark, bootstrap, queue)
+    states = {(row["partition"], row["offset"]): row["state"] for row in kmq.messages().collect()}
+    stream = kmq.markers(stream=True).writeStream.format("memory").queryName("seen")
+    stream.trigger(availableNow=True).start().awaitTermination(120)
+    print(
+        json.dumps(
+            {
+                "session": type(spark).__module__,
+                "states": sorted([*place, state] for place, state in states.items()),
+                "depth": [row.asDict() for row in kmq.depth().drop("oldest_pending").collect()],
+                "undelivered": kmq.undelivered().count(),
+                "latency": kmq.latency([0.5]).count(),
+                "markers": sorted(row["op"] for row in spark.table("seen").collect()),
+            }
+        )
+    )
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

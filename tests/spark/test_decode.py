@@ -1,0 +1,177 @@
+"""Markers decoded by Spark's expressions, against the codec itself."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from frames import frame_of as frame_of_records
+from frames import naive
+
+from kmqpy import markers
+from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
+from kmqpy.markers import INT64_MAX, MAX_SPAN, Marker, Op
+from kmqpy.spark.decode import decode_markers, each_message
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "unit" / "golden_markers.json").read_text())
+WHEN_MS = 1_795_262_400_123
+
+
+def of_codec(records):
+    """What kmqpy.markers makes of the records, in the columns of decode_markers."""
+    expected = []
+    for at, (key, value, headers) in enumerate(records):
+        try:
+            marker = markers.decode(key, value, headers)
+        except DecodeError as error:
+            problem = "newer" if isinstance(error, UnsupportedMarker) else "undecodable"
+            expected.append((at, None, None, None, None, False, problem))
+        else:
+            is_end = marker.op is Op.END
+            expected.append(
+                (
+                    at,
+                    marker.op.value,
+                    marker.offset,
+                    list(marker.offsets()) if marker.runs else None,
+                    None if is_end else marker.redeliver_after_ms,
+                    is_end and marker.by_tracker,
+                    None,
+                )
+            )
+    return expected
+
+
+def frame_of(spark, records):
+    return frame_of_records(spark, [(0, at, WHEN_MS, *record) for at, record in enumerate(records)])
+
+
+def of_spark(spark, records):
+    columns = ["at", "op", "offset", "offsets", "redeliver_after_ms", "by_tracker", "problem"]
+    found = decode_markers(frame_of(spark, records)).select(*columns)
+    return sorted((tuple(row) for row in found.collect()), key=lambda row: row[0])
+
+
+def agree(spark, records):
+    for found, expected, record in zip(of_spark(spark, records), of_codec(records), records, strict=True):
+        assert found == expected, record
+
+
+def some_runs(rng):
+    offsets, at = [], rng.choice([0, 1, 1000, INT64_MAX - 200])
+    for _ in range(rng.choice([1, 1, 2, 3, 40])):
+        count = rng.choice([1, 2, 5])
+        offsets += range(at, at + count)
+        at += count + rng.choice([1, 1, 3])
+    return [offset for offset in offsets if offset <= INT64_MAX]
+
+
+def some_markers(rng):
+    texts = [None, None, "", "broken", "ünï"]
+    while True:
+        op = rng.choice(list(Op))
+        after = 0 if op is Op.END else rng.choice([0, 1, 300, 30_000, -1, INT64_MAX, -(2**63)])
+        fields = {"redeliver_after_ms": after, "by_tracker": rng.random() < 0.3}
+        if op is not Op.END:
+            fields |= {"counts": rng.random() < 0.8, "reason": rng.choice(texts), "holder": rng.choice(texts)}
+        if rng.random() < 0.5:
+            yield Marker(0, rng.choice([0, 1, 127, 128, 2**31, 2**32, INT64_MAX]), op, **fields)
+        else:
+            yield from markers.ranges(0, op, some_runs(rng), **fields)
+
+
+def damaged(rng, data):
+    data = bytearray(data or b"")
+    for _ in range(rng.choice([1, 1, 2])):
+        at = rng.randrange(len(data) + 1)
+        match rng.randrange(4):
+            case 0:
+                data.insert(at, rng.choice([0, 1, 0x7F, 0x80, 0xFF]))
+            case 1 if data:
+                del data[at - 1]
+            case 2 if data:
+                data[at - 1] = rng.randrange(256)
+            case _:
+                data = data[:at]
+    return bytes(data)
+
+
+def test_golden_markers_of_the_jvm(spark):
+    odd = [(one["kind"], bytes.fromhex(one["hex"])) for one in GOLDEN["decode_only"]]
+    keys = [bytes.fromhex(one["hex"]) for one in GOLDEN["keys"]] + [key for kind, key in odd if kind == "key"]
+    values = [bytes.fromhex(one["hex"]) for one in GOLDEN["values"]]
+    values += [value for kind, value in odd if kind == "value"]
+    records = [(key, b"\x00", None) for key in keys] + [(bytes(12), value, None) for value in values]
+    agree(spark, records)
+
+
+def test_any_marker(spark):
+    rng = random.Random(6)
+    agree(spark, [markers.encode(marker) for marker, _ in zip(some_markers(rng), range(600), strict=False)])
+
+
+def test_whatever_the_bytes(spark):
+    rng = random.Random(7)
+    good = [markers.encode(marker) for marker, _ in zip(some_markers(rng), range(400), strict=False)]
+    records = [
+        (damaged(rng, key) if rng.random() < 0.2 else key, damaged(rng, value), h) for key, value, h in good
+    ]
+    key = markers.encode_key(0, 5)
+    records += [(None, b"\x00", None), (key, None, None), (key, b"", None), (b"", b"", None)]
+    records += [(key, bytes((kind,)) + rest, None) for kind in range(18) for rest in (b"", b"\x01", bytes(8))]
+    records += [
+        (markers.encode_key(0, offset), value, None)
+        for offset in (-1, -(2**63), INT64_MAX, INT64_MAX - 7)
+        for value in (
+            b"\x00",
+            markers.encode_start(5),
+            b"\x03\x08",
+            b"\x03\x09",
+            b"\x04\x81",
+            b"\x04\x81\x01",
+        )
+    ]
+    start = markers.encode_start(5)
+    for value in (b"", b"take", b"end", b"neck", b"nack", b"\xff\xfe", None):
+        records += [(key, start, [("kmq-op", value)]), (key, b"\x00", [("kmq-op", value)])]
+        records.append((key, start, [("kmq-op", b"nack"), ("other", b"1"), ("kmq-op", value)]))
+        records.append((key, b"\x00", [("kmq-by", value)]))
+    agree(spark, records)
+
+
+def test_large_ranges(spark):
+    every_other = range(0, MAX_SPAN, 2)
+    large = [
+        Marker(0, 9, Op.END, runs=((9, MAX_SPAN),)),
+        Marker(0, 9, Op.TAKE, 5, runs=((9, MAX_SPAN),)),
+        *markers.ranges(0, Op.END, every_other),
+        *markers.ranges(0, Op.TAKE, every_other, redeliver_after_ms=5),
+        *markers.ranges(0, Op.END, range(0, MAX_SPAN, 500)),
+    ]
+    key = markers.encode_key(0, 0)
+    too_large = [
+        (key, b"\x03" + b"\x81\x80\x04", None),
+        (key, b"\x03" + b"\xff\xff\xff\x7f", None),
+        (key, b"\x03" + b"\xff\xff\xff\xff\x7f", None),
+        (key, b"\x04" + b"\x01" * (MAX_SPAN // 8 + 1), None),
+    ]
+    agree(spark, [markers.encode(marker) for marker in large] + too_large)
+
+
+def test_a_row_for_each_message(spark):
+    records = [
+        markers.encode(Marker(0, 7, Op.TAKE, 300)),
+        markers.encode(Marker(0, 7, Op.END, runs=((7, 2), (12, 1)))),
+        (b"?", b"?", None),
+    ]
+    found = each_message(decode_markers(frame_of(spark, records))).select("at", "op", "offset", "timestamp")
+    assert sorted(map(tuple, found.collect())) == [
+        (0, "take", 7, naive(WHEN_MS)),
+        *((1, "end", offset, naive(WHEN_MS)) for offset in (7, 8, 12)),
+    ]
+
+
+def test_a_column_is_missing(spark):
+    frame = frame_of(spark, []).drop("partition", "headers")
+    with pytest.raises(ConfigError, match=r"column 'partition' is missing, it has key, value.*needs key"):
+        decode_markers(frame)

@@ -1,0 +1,204 @@
+"""The state of messages as Spark works it out, against kmqpy.inflight and kmqpy.stats."""
+
+import random
+
+import pytest
+from frames import frame_of, naive
+
+from kmqpy import markers
+from kmqpy.errors import ConfigError
+from kmqpy.inflight import Hold, InFlight
+from kmqpy.markers import INT64_MAX, Marker, Op, encode_count
+from kmqpy.spark.state import dead_letters_of, depth, finished, latency, message_states
+
+MESSAGES = 40
+START_MS = 1_795_262_400_000
+
+
+def some_log(rng, size):
+    """Markers of a partition in log order: (ms, key, value, headers)."""
+    log, ms = [], START_MS
+    for _ in range(size):
+        ms += rng.choice([0, 1, 50, 300])
+        written = ms - rng.choice([0, 0, 0, 70, 1_000])  # clocks that disagree
+        if rng.random() < 0.03:
+            garbage = rng.choice([(b"?", b"\x00", None), (markers.encode_key(0, 1), b"\x09", None)])
+            log.append((written + 5_000 * (rng.random() < 0.2), *garbage))
+            continue
+        op = rng.choice([*Op, Op.TAKE, Op.TAKE, Op.END, Op.END])
+        after = rng.choice([0, 100, 400, 5_000, -1, INT64_MAX])
+        fields = {"redeliver_after_ms": 0 if op is Op.END else after}
+        fields["by_tracker"] = op is Op.END and rng.random() < 0.4
+        offset = rng.choice([rng.randrange(MESSAGES), -1 if op is Op.END else 0])
+        if rng.random() < 0.3:
+            runs = markers.runs_of(sorted(rng.sample(range(MESSAGES), rng.choice([1, 2, 5]))))
+            marker = Marker(0, runs[0][0], op, runs=runs, **fields)
+        else:
+            marker = Marker(0, offset, op, **fields)
+        log.append((written, *markers.encode(marker)))
+    return log
+
+
+def truth(log):
+    """What kmqpy.inflight says of each message, and by whom it was ended first since it was taken."""
+    state = InFlight()
+    ended = {}
+    for at, (ms, key, value, headers) in enumerate(log):
+        try:
+            marker = markers.decode(key, value, headers)
+        except markers.DecodeError:
+            state.observe(at, ms)
+            continue
+        was_in_flight = {offset for offset in marker.offsets() if offset in state}
+        state.apply(marker, at, ms)
+        for offset in marker.offsets() if marker.op is Op.END else ():
+            if offset in was_in_flight or offset not in ended:
+                ended[offset] = ("redelivered" if marker.by_tracker else "processed", state.now_ms)
+    return state, ended
+
+
+def expected_row(offset, state, ended, now_ms, moved):
+    entry = state.get(offset)
+    if entry is None:
+        what, ended_ms = ended.get(offset, ("pending", None))
+        if what == "redelivered" and offset in moved:
+            what = "dead"
+        return what, None, None, naive(ended_ms)
+    due_at = None if entry.due_ms >= INT64_MAX - 1 else naive(entry.due_ms)
+    what = "overdue" if entry.due_ms <= now_ms else "pending" if entry.hold is Hold.DELAYED else "in_flight"
+    return what, str(entry.hold), due_at, None
+
+
+def dead_letter_record(at, partition, offset):
+    headers = [("kmq-dead-letter-partition", b"%d" % partition), ("kmq-dead-letter-offset", b"%d" % offset)]
+    return (partition, at, START_MS, None, None, headers)
+
+
+def test_any_log_of_markers(spark):
+    rng = random.Random(11)
+    logs = [some_log(rng, size) for size in (3, 30, 100, 300, 300, 600)]
+    moved = {offset for offset in range(MESSAGES) if offset % 3 == 0}
+    queue = [(p, offset, START_MS, None, b"", None) for p in range(len(logs)) for offset in range(MESSAGES)]
+    dead = [dead_letter_record(offset, p, offset) for p in range(len(logs)) for offset in moved]
+    now_ms = START_MS + 30_000
+    states = message_states(
+        frame_of(spark, queue),
+        frame_of(spark, [(p, at, *record) for p, log in enumerate(logs) for at, record in enumerate(log)]),
+        frame_of(spark, dead),
+        now_ms=now_ms,
+        count_header="count",
+    )
+    found = {(row["partition"], row["offset"]): row for row in states.collect()}
+    assert len(found) == len(queue)
+    seen = set()
+    for partition, log in enumerate(logs):
+        state, ended = truth(log)
+        for offset in range(MESSAGES):
+            row = found[partition, offset]
+            expected = expected_row(offset, state, ended, now_ms, moved)
+            assert (row["state"], row["hold"], row["due_at"], row["ended_at"]) == expected, (
+                partition,
+                offset,
+            )
+            seen.add((row["state"], row["hold"]))
+    assert {what for what, _ in seen} == {
+        "pending",
+        "in_flight",
+        "overdue",
+        "processed",
+        "redelivered",
+        "dead",
+    }
+    assert {hold for _, hold in seen} == {None, *map(str, Hold)}
+
+
+def take(partition, at, offset, ms, after=300):
+    return (partition, at, ms, *markers.encode(Marker(partition, offset, Op.TAKE, after)))
+
+
+def end(partition, at, offset, ms):
+    return (partition, at, ms, *markers.encode(Marker(partition, offset, Op.END)))
+
+
+@pytest.fixture
+def of_one_partition(spark):
+    def states(queue, markers_log, **arguments):
+        arguments = {"now_ms": START_MS, "count_header": "n", **arguments}
+        return message_states(frame_of(spark, queue), frame_of(spark, markers_log), None, **arguments)
+
+    return states
+
+
+def test_attempts_are_deliveries_so_far(of_one_partition):
+    counts = [None, encode_count(3), encode_count(-1), encode_count(1000), b"abc", encode_count(3), b""]
+    queue = [(0, n, START_MS, None, b"", None if c is None else [("n", c)]) for n, c in enumerate(counts)]
+    rows = of_one_partition(queue, [take(0, 0, 5, START_MS)]).orderBy("offset").collect()
+    assert [row["attempts"] for row in rows] == [0, 3, 0, 1000, 0, 4, 0]
+
+
+def test_when_a_message_was_first_sent(of_one_partition):
+    values = [b"1795262400000", b"-5", b"99999999999999999999", b"1 ", None]
+    queue = [(0, n, START_MS + 7, None, b"", [("kmq-original-timestamp", v)]) for n, v in enumerate(values)]
+    rows = of_one_partition(queue, []).orderBy("offset").collect()
+    expected = [START_MS, -5, START_MS + 7, START_MS + 7, START_MS + 7]
+    assert [row["first_enqueued"] for row in rows] == [naive(ms) for ms in expected]
+
+
+def test_below_the_committed_offset_all_were_taken_once(of_one_partition):
+    queue = [(0, n, START_MS, None, b"", None) for n in range(4)]
+    rows = of_one_partition(queue, [take(0, 5, 1, START_MS)], committed=[(0, 2), (7, 9)]).orderBy("offset")
+    assert [row["state"] for row in rows.collect()] == ["processed", "in_flight", "pending", "pending"]
+
+
+def test_markers_of_messages_that_are_gone_make_no_rows(of_one_partition):
+    assert of_one_partition([], [take(0, 0, 3, START_MS)]).count() == 0
+
+
+def test_depth_has_a_row_for_each_partition(spark, of_one_partition):
+    queue = [(0, 0, START_MS + 5, None, b"", None), (0, 1, START_MS + 2, None, b"", None)]
+    queue.append((2, 0, START_MS, None, b"", None))
+    partitions = spark.range(3).selectExpr("cast(id as int) partition")
+    found = depth(of_one_partition(queue, [take(2, 0, 0, START_MS)]), partitions).orderBy("partition")
+    assert found.columns == [
+        *("partition", "pending", "in_flight", "overdue", "processed", "redelivered", "dead"),
+        "oldest_pending",
+    ]
+    assert [tuple(row) for row in found.collect()] == [
+        (0, 2, 0, 0, 0, 0, 0, naive(START_MS + 2)),
+        (1, 0, 0, 0, 0, 0, 0, None),
+        (2, 0, 1, 0, 0, 0, 0, None),
+    ]
+
+
+def test_latency_of_what_was_processed(of_one_partition):
+    queue = [(0, n, START_MS, None, b"", None) for n in range(101)]
+    log = [take(0, n, n, START_MS + n) for n in range(101)]
+    log += [end(0, 101 + n, n, START_MS + 100 + 3 * n) for n in range(101)]
+    found = latency(of_one_partition(queue, log), [0.5, 0.95, 1]).collect()
+    assert [tuple(row) for row in found] == [(0.5, 50, 200, 250), (0.95, 95, 290, 385), (1.0, 100, 300, 400)]
+
+
+def test_latency_without_a_message(of_one_partition):
+    assert latency(of_one_partition([], []), [0.5]).collect() == []
+
+
+@pytest.mark.parametrize("wrong", [[], [0.5, 50], [-0.1]])
+def test_quantiles_that_are_none(wrong, of_one_partition):
+    with pytest.raises(ConfigError, match=r"quantiles: .* must be numbers from 0 to 1"):
+        latency(of_one_partition([], []), wrong)
+
+
+def test_dead_letters_with_headers_that_cant_be_read(spark):
+    headers = [("kmq-dead-letter-partition", b"x"), ("kmq-dead-letter-reason", b"expired")]
+    (row,) = dead_letters_of(frame_of(spark, [(0, 3, START_MS, b"k", b"v", headers)])).collect()
+    assert (row["offset"], row["origin_partition"], row["attempts"], row["reason"]) == (
+        3,
+        None,
+        None,
+        "expired",
+    )
+
+
+def test_what_is_finished(spark):
+    log = [take(0, 0, 1, START_MS), end(0, 1, 2, START_MS), end(0, 2, 2, START_MS)]
+    assert [tuple(row) for row in finished(frame_of(spark, log)).collect()] == [(0, 2)]
