@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from benchmarks import bulk, drain, failover, latency, lateness, memory, report, restart
+from benchmarks import bulk, drain, failover, latency, lateness, memory, report, restart, spark_processing
 from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
 from benchmarks.results import Case, Row, progress, run_case, to_json
@@ -35,6 +35,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "memory": memory.cases,
     "failover": failover.cases,
     "restart": restart.cases,
+    "spark-processing": spark_processing.cases,
 }
 
 # The embedded cluster is tuned for a quick start; this is what lets a broker run at its speed.

@@ -29,6 +29,7 @@ class Sizes:
     restart_cases: tuple[bool, ...]
     """Whether one long lease stands before all markers."""
     bulk_partitions: tuple[int, ...]
+    spark_messages: int
 
 
 FULL = Sizes(
@@ -48,6 +49,7 @@ FULL = Sizes(
     restart_lease_s=15,
     restart_cases=(False, True),
     bulk_partitions=(1, 4),
+    spark_messages=3_000_000,
 )
 
 QUICK = Sizes(
@@ -67,4 +69,5 @@ QUICK = Sizes(
     restart_lease_s=3,
     restart_cases=(False,),
     bulk_partitions=(4,),
+    spark_messages=600_000,
 )

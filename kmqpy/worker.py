@@ -347,10 +347,10 @@ class Worker:
     def _handler_failed(self, task: _Task, error: BaseException) -> None:
         message = task.message
         if isinstance(error, Reject):
-            how = partial(self._queue.dead_letter, message, reason=_shortened(error.reason))
+            how = partial(self._queue.dead_letter, message, reason=shortened(error.reason))
         elif isinstance(error, Retry):
             delay = self._backoff.delay(message.attempts) if error.delay is None else error.delay
-            reason = None if error.reason is None else _shortened(error.reason)
+            reason = None if error.reason is None else shortened(error.reason)
             how = partial(self._queue.nack, message, delay=delay, count=error.count, reason=reason)
         else:
             delay = self._backoff.delay(message.attempts)
@@ -460,10 +460,11 @@ def described(error: BaseException) -> str:
     except Exception:  # an error whose text is an error must not cost the message
         text = ""
     name = type(error).__name__
-    return _shortened(f"{name}: {text}" if text else name)
+    return shortened(f"{name}: {text}" if text else name)
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """Text on one line, and not too long for a header."""
     line = " ".join(str(text).split()).encode(errors="replace").decode()
     return line if len(line) <= _REASON_CHARS else line[: _REASON_CHARS - 1] + "…"
 

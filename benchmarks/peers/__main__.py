@@ -13,6 +13,7 @@ MODULES = {
     "jvm": "benchmarks.peers.jvm_kmq",
     "sender": "benchmarks.peers.sender",
     "inflight": "benchmarks.peers.inflight",
+    "spark": "benchmarks.peers.spark_processing",
 }
 
 

@@ -17,6 +17,7 @@ for _needed in ("pyspark", "pandas", "pyarrow"):
 
 from kmqpy.spark.queue import KmqSpark  # noqa: E402
 from kmqpy.spark.session import configure_spark_with_kmq  # noqa: E402
+from kmqpy.spark.source import register  # noqa: E402
 from kmqpy.spark.state import State  # noqa: E402
 
-__all__ = ["KmqSpark", "State", "configure_spark_with_kmq"]
+__all__ = ["KmqSpark", "State", "configure_spark_with_kmq", "register"]

@@ -128,6 +128,22 @@ def header_bytes(name: str) -> Column:
     return F.when(F.col("headers").isNotNull(), F.try_element_at(found, F.lit(-1))["value"])
 
 
+def redelivery_count(data: Column) -> Column:
+    """The redelivery count in a header: one byte or four, signed; anything else, and below 0, is 0."""
+    value = F.conv(F.hex(data), 16, 10).cast("bigint")
+    size = F.length(data)
+    return (
+        F.when((size == 1) & (value < 2**7), value)
+        .when((size == 4) & (value < 2**31), value)
+        .otherwise(F.lit(0).cast("bigint"))
+    )
+
+
+def number(text: Column) -> Column:
+    """A decimal number in a header, or null."""
+    return F.when(text.rlike("^-?[0-9]{1,19}$"), text.try_cast("bigint"))
+
+
 def int64(data: Column) -> Column:
     """A big-endian signed integer of 8 bytes (Spark casts no bytes to numbers)."""
     return F.conv(F.hex(data), 16, -10).cast("bigint")

@@ -14,8 +14,10 @@ from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import TopicError
 from kmqpy.spark import state
 from kmqpy.spark.decode import decode_markers
+from kmqpy.spark.process import Processing
 from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic
 from kmqpy.spark.session import check_version
+from kmqpy.spark.taking import MarkersFormat
 from kmqpy.topics import QueueTopics, Topics, dead_letter_queue
 
 
@@ -30,16 +32,17 @@ class _Snapshot:
     dead_letters: Bounds
 
 
-class KmqSpark:
+class KmqSpark(Processing):
     """One queue: `KmqSpark(spark, "host:9092", queue="jobs").depth().show()`.
 
     spark      a session made ready by configure_spark_with_kmq, of Spark Connect, too
     bootstrap  Kafka, `host:port[,host:port]`, or a Connection with its security
     queue      its name, or its settings where they are not the defaults
     options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
+    markers    that processing writes: "jvm" or "range", as for KmqClient; "range" is several times as fast
 
-    A frame shows the queue as it was when the method was called, whenever and however often it is
-    evaluated. Taking part in nothing, it disturbs nobody.
+    A frame of its state shows the queue as it was when the method was called, whenever and however often
+    it is evaluated. Taking part in nothing, it disturbs nobody. For processing, see Processing.
 
     Raises ConfigError for settings that don't fit or another Spark. The methods raise QueueNotFound,
     TopicError, Unavailable, and ConfigError when the session lacks the connector.
@@ -52,13 +55,13 @@ class KmqSpark:
         queue: str | QueueSettings,
         *,
         options: Mapping[str, str] | None = None,
+        markers: MarkersFormat = "jvm",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_version(spark.version, "Spark")
-        self.spark = spark
-        self.connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap=bootstrap)
-        self.queue = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
-        self.options = kafka_options(self.connection, options)
+        connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap=bootstrap)
+        settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        super().__init__(spark, connection, settings, kafka_options(connection, options), markers)
         self._clock = clock
 
     def messages(self) -> DataFrame:

@@ -16,7 +16,14 @@ from kmqpy import message as m
 from kmqpy.errors import ConfigError
 from kmqpy.inflight import Hold
 from kmqpy.markers import INT64_MAX, Op
-from kmqpy.spark.decode import decode_markers, each_message, header_bytes, header_text
+from kmqpy.spark.decode import (
+    decode_markers,
+    each_message,
+    header_bytes,
+    header_text,
+    number,
+    redelivery_count,
+)
 
 
 class State(StrEnum):
@@ -114,11 +121,11 @@ def dead_letters_of(records: DataFrame) -> DataFrame:
         "key",
         F.col("value").alias("body"),
         header_text(m.DEAD_LETTER_TOPIC).alias("origin_topic"),
-        _number(header_text(m.DEAD_LETTER_PARTITION)).cast("int").alias("origin_partition"),
-        _number(header_text(m.DEAD_LETTER_OFFSET)).alias("origin_offset"),
-        _number(header_text(m.DEAD_LETTER_ATTEMPTS)).alias("attempts"),
+        number(header_text(m.DEAD_LETTER_PARTITION)).cast("int").alias("origin_partition"),
+        number(header_text(m.DEAD_LETTER_OFFSET)).alias("origin_offset"),
+        number(header_text(m.DEAD_LETTER_ATTEMPTS)).alias("attempts"),
         header_text(m.DEAD_LETTER_REASON).alias("reason"),
-        F.timestamp_millis(_number(header_text(m.ORIGINAL_TIMESTAMP))).alias("first_enqueued"),
+        F.timestamp_millis(number(header_text(m.ORIGINAL_TIMESTAMP))).alias("first_enqueued"),
         F.col("timestamp").alias("dead_since"),
         "headers",
     )
@@ -143,8 +150,8 @@ def _messages(records: DataFrame, count_header: str) -> DataFrame:
         "partition",
         "offset",
         "enqueued",
-        _number(F.col("first")).alias("first_enqueued_ms"),
-        _count(F.col("counted")).alias("count"),
+        number(F.col("first")).alias("first_enqueued_ms"),
+        redelivery_count(F.col("counted")).alias("count"),
     )
 
 
@@ -254,19 +261,3 @@ def _described(found: DataFrame, now_ms: int, committed: Sequence[tuple[int, int
 def _moment(ms: Column) -> Column:
     """A timestamp; null beyond what one can hold: never."""
     return F.when(ms.between(-(2**53), 2**53), F.timestamp_millis(ms))
-
-
-def _count(data: Column) -> Column:
-    """The redelivery count in a header: one byte or four, signed; anything else, and below 0, is 0."""
-    value = F.conv(F.hex(data), 16, 10).cast("bigint")
-    size = F.length(data)
-    return (
-        F.when((size == 1) & (value < 2**7), value)
-        .when((size == 4) & (value < 2**31), value)
-        .otherwise(F.lit(0).cast("bigint"))
-    )
-
-
-def _number(text: Column) -> Column:
-    """A decimal number in a header, or null."""
-    return F.when(text.rlike("^-?[0-9]{1,19}$"), text.try_cast("bigint"))

@@ -1,0 +1,64 @@
+"""(h) A backlog processed by Spark with acknowledgement, against Spark only reading it.
+
+The function hands on what it is given, and the sink does nothing, so what is left is what
+acknowledgement costs.
+"""
+
+from collections.abc import Callable, Iterator
+
+from benchmarks import children
+from benchmarks.lab import Lab
+from benchmarks.results import Case, Figures
+from benchmarks.sizes import Sizes
+from kmqpy.config import QueueSettings
+
+PLAIN_SPARK = "Spark Kafka, only read"
+RANGE = "kmqpy process, range markers"
+
+_PEERS = {
+    PLAIN_SPARK: ("read", ""),
+    "Spark Kafka, mapInPandas": ("pandas", ""),
+    RANGE: ("frames", "range"),
+    "kmqpy process, JVM markers": ("frames", "jvm"),
+    "kmqpy process_rows, range markers": ("rows", "range"),
+    'kmqpy process, range, format("kmq")': ("own source", "range"),
+}
+"""How, and with which markers."""
+
+_PARTITIONS = 4
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """One case; every turn has a Spark session of its own, and its first micro-batch is not timed."""
+    count = sizes.spark_messages
+    peers = list(_PEERS) if "jvm" in sizes.formats else [PLAIN_SPARK, RANGE]
+    with lab.queue(_PARTITIONS) as queue:
+        lab.preload(queue, _PARTITIONS, count, 100)
+        yield Case(
+            work="Spark processing",
+            name=f"100 bytes, {_PARTITIONS} partitions, local[2]",
+            metrics={"messages_per_s": "msg/s"},
+            peers={peer: _turn(lab, queue, peer, count) for peer in peers},
+            repeats=sizes.few_repeats,
+        )
+
+
+def _turn(lab: Lab, queue: QueueSettings, peer: str, count: int) -> Callable[[], Figures]:
+    how, markers = _PEERS[peer]
+
+    def turn() -> Figures:
+        with (
+            lab.view(queue, _PARTITIONS) as view,
+            children.peer(
+                "spark",
+                "processing",
+                bootstrap=lab.connection.bootstrap,
+                queue=view.to_json().decode(),
+                markers=markers,
+                how=how,
+                messages=count,
+            ) as child,
+        ):
+            return child.result()
+
+    return turn

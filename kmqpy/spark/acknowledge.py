@@ -1,0 +1,156 @@
+"""End markers and commits, written by the driver when a sink has a micro-batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException, TopicPartition
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from kmqpy import kafka
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import Unavailable
+from kmqpy.held import Place
+from kmqpy.marker_writer import MarkerWriter
+from kmqpy.spark.report import merged
+from kmqpy.spark.taking import MarkersFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+_log = logging.getLogger(__name__)
+
+REPORTS = "reports"
+_CLOSE_TIMEOUT_S = 10.0
+_EVENT_TIMEOUT_S = 60.0
+"""How long the last event of a query that has ended may take."""
+
+
+class Acknowledger(StreamingQueryListener):
+    """Ends messages of one queue when Spark says that the sink has them.
+
+    Spark tells of a micro-batch after its sink has committed it. What is never told (the driver was
+    killed, an event was dropped) is not ended, and so redelivered.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        queue: QueueSettings,
+        connection: Connection,
+        markers_format: MarkersFormat,
+    ) -> None:
+        self._spark = spark
+        self._queue = queue
+        self._connection = connection
+        self._names: dict[str, str | None] = {}
+        """Names of observed metrics that are ours, with the running query that has each."""
+        self._running: set[str] = set()
+        self._ended: set[str] = set()
+        self._changed = threading.Condition()
+        self._writer = MarkerWriter(
+            connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
+        )
+        self._group = kafka.consumer(connection, {"group.id": queue.consumer_group})
+        self._committed: dict[int, int] = {}
+        spark.streams.addListener(self)
+
+    def watch(self, name: str) -> None:
+        """Acknowledge what is reported as the observed metric `name`."""
+        self._names[name] = None
+
+    def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """Wait until the end markers of what Spark has told of are confirmed; raises Unavailable."""
+        if left := self._writer.flush(timeout_s):
+            raise Unavailable(
+                f"markers topic {self._queue.markers_topic}: {left} end markers are not confirmed yet"
+            )
+
+    def wait_for_end(self, run_id: str, timeout_s: float = _EVENT_TIMEOUT_S) -> None:
+        """Wait until everything has been told of a query that has ended, and is acknowledged."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: run_id in self._ended, timeout_s):
+                _log.warning("Spark does not tell of the end of a query", extra={"run": run_id})
+        self.flush()
+
+    def close(self) -> None:
+        """Acknowledge what Spark has told of, and stop listening."""
+        active = {str(query.runId) for query in self._spark.streams.active}
+        for run_id in list(self._running - active):
+            self.wait_for_end(run_id)
+        self._spark.streams.removeListener(self)
+        self._writer.close(_CLOSE_TIMEOUT_S)
+        self._group.close()
+
+    # --- what Spark calls: one event after the other; nobody sees what is raised here
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """See StreamingQueryListener."""
+        self._running.add(str(event.runId))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """See StreamingQueryListener."""
+        progress = event.progress
+        for name in self._names.keys() & progress.observedMetrics.keys():
+            try:
+                self._acknowledge(name, str(progress.runId), progress.observedMetrics[name][REPORTS])
+            except Exception:  # what was not acknowledged comes again
+                _log.exception("acknowledging failed", extra={"queue": self._queue.name})
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """See StreamingQueryListener."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """See StreamingQueryListener."""
+        run_id = str(event.runId)
+        with self._changed:
+            self._running.discard(run_id)
+            self._ended.add(run_id)
+            self._names = {name: None if run == run_id else run for name, run in self._names.items()}
+            self._changed.notify_all()
+
+    # --------------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, name: str, run_id: str, reports: list[str] | None) -> None:
+        other = self._names[name]
+        if other not in (None, run_id):
+            _log.error(
+                "two queries run on one result of process(); only the first one's are acknowledged",
+                extra={"queue": self._queue.name, "run": run_id},
+            )
+            return
+        self._names[name] = run_id
+        report = merged(reports or ())
+        for partition, offsets in report.done.items():
+            if offsets:
+                self._writer.end(partition, offsets)
+        self._commit(report.next)
+
+    def _commit(self, next_: Mapping[int, Place]) -> None:
+        """Say how far the queue was taken: for statistics, and for who goes on with it (rule R10)."""
+        places = [
+            TopicPartition(self._queue.name, partition, offset, f"kmq1:{at}")
+            for partition, (offset, at) in next_.items()
+            if offset > self._committed.get(partition, -1)
+        ]
+        if not places:
+            return
+        try:
+            self._group.commit(offsets=places, asynchronous=False)
+        except KafkaException as exception:
+            error = kafka.error_of(exception)
+            _log.error(
+                "commit failed; if the group has other consumers, they and Spark process every message twice",
+                extra={"group": self._queue.consumer_group, "error": error.name() if error else "unknown"},
+            )
+            return
+        self._committed.update({place.partition: place.offset for place in places})

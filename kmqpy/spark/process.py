@@ -1,0 +1,293 @@
+"""Processing with acknowledgement on Spark: what KmqSpark offers of it.
+
+Executors take messages before they process them (`kmqpy.spark.task`); the driver ends them when Spark
+says that the sink has the micro-batch (`kmqpy.spark.acknowledge`). A message without end marker is
+redelivered by the tracker, whatever happened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StringType, StructField, StructType
+
+from kmqpy import log_reader, stats
+from kmqpy import message as m
+from kmqpy.config import Connection, Duration, QueueSettings, ZooKeeperSecurity, duration_ms
+from kmqpy.errors import ConfigError
+from kmqpy.spark.acknowledge import REPORTS, Acknowledger
+from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
+from kmqpy.spark.records import stream_topic
+from kmqpy.spark.taking import MarkersFormat
+from kmqpy.spark.task import REPORT, Frames, Rows, Task
+from kmqpy.topics import Topics
+from kmqpy.worker import Backoff
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+Start = Literal["committed", "earliest", "latest"]
+
+NEEDED = ("topic", "partition", "offset", "attempts", "deliver_at_ms")
+"""Columns of read_stream() that process() can't do without."""
+
+MAX_OFFSETS_PER_TRIGGER = 500_000
+DEFAULT_LEASE_S = 300.0
+_BACKOFF = Backoff(jitter=0)  # so that what fails together is one range marker
+_IDENTITY = "kmq"
+"""The file in a checkpoint that says of which queue it is."""
+
+
+class Processing:
+    """The part of KmqSpark that takes messages into Spark and acknowledges each one by itself.
+
+        with KmqSpark(spark, "host:9092", queue="orders", markers="range") as kmq:
+            out = kmq.process(kmq.read_stream(), enrich, "id long, total double")
+            query = kmq.write_stream(out, checkpoint="/data/ck").format("parquet").start("/data/orders")
+            kmq.await_termination(query)
+
+    At least once: a message whose micro-batch was written, but whose end marker was not, comes again.
+    The methods raise QueueNotFound, TopicError, Unavailable.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: Connection,
+        queue: QueueSettings,
+        options: Mapping[str, str],
+        markers: MarkersFormat,
+    ) -> None:
+        if markers not in ("jvm", "range"):
+            raise ConfigError(f"markers: {markers!r} is neither 'jvm' nor 'range'")
+        self.spark = spark
+        self.connection = connection
+        self.queue = queue
+        self.options = options
+        self._markers = markers
+        self._acknowledger: Acknowledger | None = None
+
+    def read_stream(
+        self,
+        *,
+        start: Start = "committed",
+        max_offsets_per_trigger: int | None = MAX_OFFSETS_PER_TRIGGER,
+        options: Mapping[str, str] | None = None,
+    ) -> DataFrame:
+        """The queue as a stream, read by Spark's Kafka connector (committed records only).
+
+        Columns: key, value (binary), headers, topic, partition, offset, timestamp, attempts (deliveries so
+        far, this one included), original_partition and original_offset (of the first copy: together
+        they name a message across redeliveries), deliver_at_ms (not to be delivered before).
+
+        start                    without a checkpoint: behind what the group has committed ("committed"),
+                                 or at an end of the log
+        max_offsets_per_trigger  messages of a micro-batch, which must be done within its leases
+        options                  of Spark's `kafka` source, over those made here
+        """
+        given = {**self.options, **(options or {})}
+        if max_offsets_per_trigger is not None:
+            given["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
+        read = stream_topic(self.spark, given, self.queue.name, self._starting_offsets(start))
+        count = redelivery_count(header_bytes(self.queue.redelivery_count_header))
+        partition, offset, due = (
+            number(header_text(name)) for name in (m.ORIGINAL_PARTITION, m.ORIGINAL_OFFSET, m.DELIVER_AT)
+        )
+        return read.select(
+            "key",
+            "value",
+            "headers",
+            "topic",
+            "partition",
+            "offset",
+            "timestamp",
+            (count + 1).cast("int").alias("attempts"),
+            F.coalesce(partition.try_cast("int"), "partition").alias("original_partition"),
+            F.coalesce(offset, "offset").alias("original_offset"),
+            due.alias("deliver_at_ms"),
+        )
+
+    def process(
+        self,
+        df: DataFrame,
+        function: Frames,
+        schema: StructType | str,
+        *,
+        lease: Duration = DEFAULT_LEASE_S,
+        backoff: Backoff = _BACKOFF,
+    ) -> DataFrame:
+        """Have `function` process the messages of `df`, an Arrow batch at a time as a pandas frame.
+
+        It returns a frame with the columns of `schema`, and the index (`kmq_row`) of the frame it was
+        given: that says which messages its rows are of. A message has
+
+        - succeeded, when there is at least one row for it;
+        - failed, when there is none, or when one of its rows has a text in the column `kmq_error`: it is
+          given back with that reason, for `kmq_delay` seconds where that column has a number, else for
+          `backoff`. True in a column `kmq_reject` dead-letters it now.
+
+        When `function` raises, it is called again with the halves, down to single messages, so that
+        those fail alone that make it raise. To drop messages that are done, filter the result.
+
+        lease    seconds until a message that was taken and not acknowledged is redelivered. It must
+                 outlast the micro-batch with its sink
+        backoff  how long a failed message waits
+
+        Raises ConfigError when `df` is no stream, or lacks columns of read_stream().
+        """
+        return self._process(df, function, schema, lease, backoff, by_row=False)
+
+    def process_rows(
+        self,
+        df: DataFrame,
+        function: Rows,
+        schema: StructType | str,
+        *,
+        lease: Duration = DEFAULT_LEASE_S,
+        backoff: Backoff = _BACKOFF,
+    ) -> DataFrame:
+        """The same, a message at a time: `function` is called with a Row.
+
+        It returns a row (dict, tuple or Row), several (a list), or None: done, nothing to hand on. What
+        it raises has failed: `Reject` dead-letters it now, `Retry` says when it comes again, anything
+        else gives it back with the error as reason.
+        """
+        return self._process(df, function, schema, lease, backoff, by_row=True)
+
+    def write_stream(self, out: DataFrame, checkpoint: str) -> DataStreamWriter:
+        """`out.writeStream` with that checkpoint, which must be this queue's, or a new one.
+
+        Raises ConfigError for a checkpoint of another queue, or of a topic that was deleted since: its
+        offsets would mean other messages.
+        """
+        topic = Topics(self.connection).check(self.queue).queue
+        own = {"queue": self.queue.name, "topic_id": topic.topic_id}
+        path = f"{checkpoint.rstrip('/')}/{_IDENTITY}"
+        try:
+            found = [row.value for row in self.spark.read.text(path).collect()]
+        except AnalysisException:  # there is none
+            line = self.spark.range(1).select(F.lit(json.dumps(own)).alias("value"))
+            line.coalesce(1).write.mode("overwrite").text(path)
+            found = [json.dumps(own)]
+        try:
+            identity = json.loads("".join(found))
+        except ValueError:
+            raise ConfigError(f"checkpoint {checkpoint!r}: its file {_IDENTITY!r} can't be read") from None
+        if identity != own:
+            what = "another topic of that name, which was deleted since"
+            if identity.get("queue") != own["queue"]:
+                what = f"queue {identity.get('queue')!r}"
+            raise ConfigError(
+                f"checkpoint {checkpoint!r}: it is of {what}, not of queue {own['queue']!r}; "
+                "use a checkpoint of its own"
+            )
+        return out.writeStream.option("checkpointLocation", checkpoint)
+
+    def await_termination(self, query: StreamingQuery, timeout: int | None = None) -> bool:
+        """Wait until `query` has ended and everything it wrote is acknowledged.
+
+        False when it still runs after `timeout` seconds (a whole number, as Spark has it).
+
+        Raises what the query failed with.
+        """
+        try:
+            ended = query.awaitTermination(timeout) if timeout is not None else query.awaitTermination()
+        finally:
+            if self._acknowledger is not None and not query.isActive:
+                self._acknowledger.wait_for_end(str(query.runId))
+        return ended is not False
+
+    def flush(self) -> None:
+        """Wait until the end markers of what Spark has told of are confirmed; raises Unavailable."""
+        if self._acknowledger is not None:
+            self._acknowledger.flush()
+
+    def close(self) -> None:
+        """Acknowledge what Spark has told of, and stop listening. Queries that still run end nothing more."""
+        if self._acknowledger is not None:
+            self._acknowledger.close()
+            self._acknowledger = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --------------------------------------------------------------------------------------------------
+
+    def _process(
+        self,
+        df: DataFrame,
+        function: Frames | Rows,
+        schema: StructType | str,
+        lease: Duration,
+        backoff: Backoff,
+        *,
+        by_row: bool,
+    ) -> DataFrame:
+        check_columns(df, NEEDED, "process")
+        if not df.isStreaming:
+            raise ConfigError(
+                "process: not a stream; for what is there now, and no more, use read_stream() and "
+                ".trigger(availableNow=True)"
+            )
+        lease_ms = duration_ms(lease, "lease")
+        if not 0 < lease_ms <= self.queue.max_hold_ms:
+            raise ConfigError(f"lease: {lease_ms} ms is not from 1 to max_hold, {self.queue.max_hold_ms} ms")
+        wanted = self._schema(schema)
+        # Executors need no ZooKeeper, so they are not told its password.
+        connection = dataclasses.replace(
+            self.connection, zookeeper="", zookeeper_security=ZooKeeperSecurity()
+        )
+        task = Task(
+            queue=self.queue,
+            connection=connection,
+            markers=self._markers,
+            lease_ms=lease_ms,
+            backoff=backoff,
+            schema=wanted,
+            function=function,
+            by_row=by_row,
+        )
+        if self._acknowledger is None:
+            self._acknowledger = Acknowledger(self.spark, self.queue, connection, self._markers)
+        name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
+        self._acknowledger.watch(name)
+        both = StructType([*wanted.fields, StructField(REPORT, StringType())])
+        return (
+            df.mapInArrow(task, both)
+            .observe(name, F.collect_list(REPORT).alias(REPORTS))
+            .where(F.col(REPORT).isNull())
+            .drop(REPORT)
+        )
+
+    def _schema(self, schema: StructType | str) -> StructType:
+        if isinstance(schema, str):
+            schema = self.spark.createDataFrame([], schema).schema
+        for field in schema.fields:
+            if field.name.startswith("kmq_"):
+                raise ConfigError(f"schema: a column must not be named {field.name!r}; kmq_… are kmqpy's own")
+        # A report is a row without values.
+        return StructType([StructField(one.name, one.dataType) for one in schema.fields])
+
+    def _starting_offsets(self, start: Start) -> str:
+        if start != "committed":
+            return start
+        partitions = Topics(self.connection).check(self.queue).queue.partitions
+        commits = stats.committed_offsets(self.connection, self.queue, partitions)
+        logs = log_reader.bounds(self.connection, self.queue.name, range(partitions))
+        # A purge may have deleted what is behind a commit.
+        offsets = {str(p): max(commits.get(p, (low, None))[0], low) for p, (low, _) in logs.items()}
+        return json.dumps({self.queue.name: offsets})

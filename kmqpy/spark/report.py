@@ -1,0 +1,85 @@
+"""What a task tells the driver of the messages it was given. Pure: no I/O.
+
+A report is text in a column of its own, in a row that no sink sees. Spark hands the reports of the tasks
+whose results count to the driver, as an observed metric, when the sink has the micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kmqpy import markers
+from kmqpy.errors import DecodeError
+from kmqpy.held import Place
+from kmqpy.markers import Op
+
+Offsets = Mapping[int, Sequence[int]]
+"""Ascending, distinct offsets by partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of the messages of some Arrow batches.
+
+    done  were handed on and may be ended, once the sink has them
+    left  must not be ended, although another evaluation may have handed them on: they are redelivered
+    next  by partition: the offset after the last message, the markers offset after the last start
+    """
+
+    done: Offsets = field(default_factory=dict)
+    left: Offsets = field(default_factory=dict)
+    next: Mapping[int, Place] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        fields = {"done": _encoded(self.done), "left": _encoded(self.left), "next": list(self.next.items())}
+        return json.dumps({name: value for name, value in fields.items() if value}, separators=(",", ":"))
+
+
+def merged(texts: Iterable[str]) -> Report:
+    """All reports of one micro-batch as one; raises DecodeError."""
+    done: dict[int, list[Sequence[int]]] = {}
+    left: dict[int, set[int]] = {}
+    next_: dict[int, Place] = {}
+    for text in texts:
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            for partition, offsets in map(_decoded, fields.get("done", ())):
+                done.setdefault(partition, []).append(offsets)
+            for partition, offsets in map(_decoded, fields.get("left", ())):
+                left.setdefault(partition, set()).update(offsets)
+            for partition, (offset, at) in fields.get("next", ()):
+                before = next_.get(partition, (0, 0))
+                next_[partition] = max(offset, before[0]), max(at, before[1])
+        except (ValueError, TypeError) as error:
+            raise DecodeError(f"report of a task: {error}") from None
+    return Report(
+        done={partition: _union(parts, left.get(partition, set())) for partition, parts in done.items()},
+        left={partition: sorted(offsets) for partition, offsets in left.items()},
+        next=next_,
+    )
+
+
+def _union(parts: list[Sequence[int]], but: set[int]) -> Sequence[int]:
+    if len(parts) == 1 and not but:
+        return parts[0]
+    return sorted(set().union(*parts) - but)
+
+
+def _encoded(offsets: Offsets) -> list[str]:
+    # As end markers have them: a run or a bitmap, whichever is shorter.
+    found = []
+    for partition, ones in offsets.items():
+        for marker in markers.ranges(partition, Op.END, ones):
+            key, value, _ = markers.encode(marker)
+            found.append((key + value).hex())
+    return found
+
+
+def _decoded(text: str) -> tuple[int, Sequence[int]]:
+    data = bytes.fromhex(text)
+    marker = markers.decode(data[:12], data[12:])
+    runs = marker.runs
+    return marker.partition, range(runs[0][0], sum(runs[0])) if len(runs) == 1 else list(marker.offsets())

@@ -1,0 +1,355 @@
+"""`format("kmq")`: a queue as a source of Spark that needs no jar.
+
+    kmqpy.spark.register(spark)
+    df = spark.readStream.format("kmq").option("bootstrap", "host:9092").option("queue", "orders").load()
+
+Its columns are those of `KmqSpark.read_stream`, so `process` takes it as well. Options:
+
+    queue, bootstrap         as for KmqClient
+    start                    without a checkpoint: committed (behind what the group has committed),
+                             earliest or latest; a batch read begins at the earliest message
+    max_offsets_per_trigger  messages of a micro-batch
+    redelivery_count_header  where the queue has another than the default
+    kafka.…                  librdkafka settings, security for example
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as Record
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from kmqpy import kafka, log_reader, stats
+from kmqpy import message as m
+from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.config import Connection, QueueSettings, nearest
+from kmqpy.errors import ConfigError, DecodeError, Unavailable
+from kmqpy.topics import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+COLUMNS = (
+    "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string, "
+    "partition int, offset bigint, timestamp timestamp, attempts int, original_partition int, "
+    "original_offset bigint, deliver_at_ms bigint"
+)
+_ARROW = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "attempts": pa.int32(),
+        "original_partition": pa.int32(),
+        "original_offset": pa.int64(),
+        "deliver_at_ms": pa.int64(),
+    }
+)
+_OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redelivery_count_header")
+_STARTS = ("committed", "earliest", "latest")
+_BATCH = 10_000
+_WAIT_S = 0.1
+_TIMEOUT_S = 30.0
+_PASSING = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+}
+
+Position = dict[str, Any]
+"""As Spark's checkpoint has it: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What the user gave."""
+
+    queue: QueueSettings
+    connection: Connection
+    start: str
+    max_rows: int | None
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> _Options:
+        """Raises ConfigError."""
+        for name in given:
+            if name.lower() not in _OPTIONS and not name.lower().startswith("kafka."):
+                raise ConfigError(f"option {name}: unknown{nearest(name, _OPTIONS)}")
+        if not given.get("queue"):
+            raise ConfigError('option queue: must be given, for example .option("queue", "orders")')
+        settings = {
+            name.lower().removeprefix("kafka."): value
+            for name, value in given.items()
+            if name.lower().startswith("kafka.")
+        }
+        start = given.get("start", "committed")
+        if start not in _STARTS:
+            raise ConfigError(f"option start: {start!r} is none of {', '.join(_STARTS)}")
+        limit = given.get("max_offsets_per_trigger")
+        if limit is not None and not (limit.isascii() and limit.isdigit() and int(limit)):
+            raise ConfigError(f"option max_offsets_per_trigger: {limit!r} is not a number above 0")
+        header = given.get("redelivery_count_header", QueueSettings.redelivery_count_header)
+        return cls(
+            queue=QueueSettings(name=given["queue"], redelivery_count_header=header),
+            connection=Connection(
+                bootstrap=given.get("bootstrap", "127.0.0.1:9092"), zookeeper="", kafka=settings
+            ),
+            start=start,
+            max_rows=None if limit is None else int(limit),
+        )
+
+
+def register(spark: SparkSession) -> None:
+    """Let `spark` know `format("kmq")`."""
+    spark.dataSource.register(KmqDataSource)
+
+
+class KmqDataSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What format() is given."""
+        return "kmq"
+
+    def schema(self) -> str:
+        """The columns."""
+        return COLUMNS
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        """For spark.read: what is there now."""
+        return _BatchReader(_Options.of(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """For spark.readStream."""
+        return _StreamReader(_Options.of(self.options))
+
+
+class _Part(InputPartition):
+    """Some of the messages of one partition."""
+
+    def __init__(self, partition: int, first: int, end: int) -> None:
+        super().__init__((partition, first, end))
+        self.partition = partition
+        self.first = first
+        self.end = end
+
+
+class _Reading:
+    """What both readers share."""
+
+    def __init__(self, options: _Options) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of a part; runs on an executor."""
+        assert isinstance(partition, _Part)
+        return _read(self._options, partition)
+
+    def _topic(self) -> tuple[str, int]:
+        topic = Topics(self._options.connection).check(self._options.queue).queue
+        return topic.topic_id, topic.partitions
+
+    def _bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
+        return log_reader.bounds(self._options.connection, self._options.queue.name, range(partitions))
+
+
+class _BatchReader(_Reading, DataSourceReader):
+    def partitions(self) -> Sequence[InputPartition]:
+        bounds = self._bounds(self._topic()[1])
+        return [_Part(partition, low, end) for partition, (low, end) in bounds.items() if end > low]
+
+
+class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    _target: dict[int, int] | None = None
+
+    def initialOffset(self) -> Position:  # noqa: N802
+        topic_id, partitions = self._topic()
+        bounds = self._bounds(partitions)
+        if self._options.start == "latest":
+            return self._position(topic_id, {partition: end for partition, (_, end) in bounds.items()})
+        offsets = {partition: low for partition, (low, _) in bounds.items()}
+        if self._options.start == "committed":
+            queue = self._options.queue
+            for partition, (offset, _) in stats.committed_offsets(
+                self._options.connection, queue, partitions
+            ).items():
+                offsets[partition] = max(offset, offsets[partition])
+        return self._position(topic_id, offsets)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
+
+    def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802
+        topic_id, partitions = self._topic()
+        begin = self._offsets(start, topic_id)
+        bounds = self._bounds(partitions)
+        there = {}
+        for partition, (low, end) in bounds.items():
+            if self._target is not None:
+                end = min(end, self._target.get(partition, 0))
+            first = begin.get(partition, low)
+            there[partition] = (first, max(end, first))
+        if isinstance(limit, ReadMaxRows):
+            there = _limited(there, limit.max_rows)
+        return self._position(topic_id, {partition: end for partition, (_, end) in there.items()})
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = {partition: end for partition, (_, end) in self._bounds(self._topic()[1]).items()}
+
+    def partitions(self, start: Position, end: Position) -> Sequence[InputPartition]:
+        begin, ends = self._offsets(start, None), self._offsets(end, None)
+        return [
+            _Part(partition, begin.get(partition, 0), after)
+            for partition, after in ends.items()
+            if after > begin.get(partition, 0)
+        ]
+
+    def _position(self, topic_id: str, offsets: Mapping[int, int]) -> Position:
+        return {
+            "queue": self._options.queue.name,
+            "topic_id": topic_id,
+            "offsets": {str(partition): offset for partition, offset in sorted(offsets.items())},
+        }
+
+    def _offsets(self, position: Position, topic_id: str | None) -> dict[int, int]:
+        """Raises ConfigError where the position is of something else."""
+        queue = self._options.queue.name
+        if position.get("queue") != queue:
+            raise ConfigError(
+                f"checkpoint: it is of queue {position.get('queue')!r}, not of {queue!r}; "
+                "use a checkpoint of its own"
+            )
+        if topic_id is not None and position.get("topic_id") != topic_id:
+            raise ConfigError(
+                f"checkpoint: it is of another topic named {queue!r}, which was deleted since, and its "
+                "offsets would mean other messages; use a new checkpoint"
+            )
+        return {int(partition): int(offset) for partition, offset in position["offsets"].items()}
+
+
+def _limited(there: dict[int, tuple[int, int]], rows: int) -> dict[int, tuple[int, int]]:
+    """At most about so many messages, the same share of what each partition has."""
+    total = sum(end - first for first, end in there.values())
+    if total <= rows:
+        return there
+    return {
+        partition: (first, first + -(-(end - first) * rows // total))
+        for partition, (first, end) in there.items()
+    }
+
+
+def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
+    consumer = kafka.consumer(options.connection, {"enable.partition.eof": True, "fetch.wait.max.ms": 20})
+    doing = f"read {options.queue.name}"
+    position, heard = part.first, SYSTEM_CLOCK.monotonic()
+    try:
+        consumer.assign([TopicPartition(options.queue.name, part.partition, part.first)])
+        while position < part.end:
+            # A lone consume(n, t) waits out t even when records are there.
+            records = consumer.consume(1, _WAIT_S)
+            if records:
+                records += consumer.consume(_BATCH - 1, 0)
+                heard = SYSTEM_CLOCK.monotonic()
+            elif SYSTEM_CLOCK.monotonic() - heard > _TIMEOUT_S:
+                raise Unavailable(f"{doing}: Kafka at {options.connection.bootstrap} sends nothing")
+            found: list[Any] = []
+            for record in records:
+                error = record.error()
+                offset = record.offset() or 0
+                if error is None and offset < part.end:
+                    found.append(record)
+                elif error is None or error.code() == KafkaError._PARTITION_EOF:
+                    # The end may lie behind control records, of which nothing else tells.
+                    position = part.end
+                    break
+                elif error.code() not in _PASSING:
+                    with kafka.kafka_errors(doing, options.connection):
+                        raise KafkaException(error)
+            if found:
+                if position == part.first < found[0].offset():
+                    _note_gap(options, part)
+                position = max(position, found[-1].offset() + 1)
+                yield _as_arrow(options.queue, found)
+    finally:
+        consumer.close()
+
+
+def _note_gap(options: _Options, part: _Part) -> None:
+    """Offsets of control records are gaps, too; but a log that begins later has lost messages."""
+    (low, _) = log_reader.bounds(options.connection, options.queue.name, [part.partition])[part.partition]
+    if low > part.first:
+        _log.error(
+            "messages were deleted before they were read",
+            extra={"queue": options.queue.name, "partition": part.partition, "from": part.first, "to": low},
+        )
+
+
+def _as_arrow(queue: QueueSettings, records: list[Any]) -> pa.RecordBatch:
+    size = len(records)
+    partition = records[0].partition()
+    offsets = list(map(Record.offset, records))
+    columns: dict[str, Any] = {
+        "key": list(map(Record.key, records)),
+        "value": list(map(Record.value, records)),
+        "headers": [None] * size,
+        "topic": [queue.name] * size,
+        "partition": [partition] * size,
+        "offset": offsets,
+        "timestamp": pa.array([record.timestamp()[1] * 1000 for record in records], pa.int64()),
+        "attempts": [1] * size,
+        "original_partition": [partition] * size,
+        "original_offset": list(offsets),
+        "deliver_at_ms": [None] * size,
+    }
+    raw: Any  # lists of pairs, whatever the types of confluent_kafka say
+    for row, raw in enumerate(map(Record.headers, records)):
+        if raw:
+            _note_headers(queue, m.headers_of(raw), columns, row)
+    return pa.RecordBatch.from_arrays(
+        [
+            values.cast(one.type) if isinstance(values, pa.Array) else pa.array(values, one.type)
+            for values, one in zip(columns.values(), _ARROW, strict=True)
+        ],
+        schema=_ARROW,
+    )
+
+
+def _note_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, Any], row: int) -> None:
+    columns["headers"][row] = [{"key": name, "value": value} for name, value in headers]
+    with contextlib.suppress(DecodeError):
+        columns["attempts"][row] = m.redelivery_count(headers, queue.redelivery_count_header) + 1
+    for name, column in (
+        (m.ORIGINAL_PARTITION, "original_partition"),
+        (m.ORIGINAL_OFFSET, "original_offset"),
+        (m.DELIVER_AT, "deliver_at_ms"),
+    ):
+        try:
+            number = m.int_header(headers, name)
+        except DecodeError:
+            continue
+        if number is not None:
+            columns[column][row] = number

@@ -1,0 +1,212 @@
+"""Taking messages on executors: start markers, nacks, and what was taken before.
+
+A micro-batch can be evaluated more than once: after a failure, after a restart, when two actions need
+it, speculatively. So before a task takes messages, it reads what the markers say of them (rule R10).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kmqpy import log_reader, markers, stats
+from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import DecodeError, Unavailable
+from kmqpy.held import Place
+from kmqpy.inflight import Hold, InFlight
+from kmqpy.marker_writer import MarkerWriter
+from kmqpy.markers import Marker, Op
+
+_log = logging.getLogger(__name__)
+
+MarkersFormat = Literal["jvm", "range"]
+
+MAX_TAKES = 3
+"""How often a message is taken in one delivery without surviving, before it is given back.
+
+A message that kills the Python worker would otherwise do so in every evaluation of its micro-batch.
+"""
+
+_START_TIMEOUT_S = 5.0
+_PATIENCE_S = 30.0
+"""For how long start markers are tried again, before the task fails."""
+_BETWEEN_TRIES_S = 0.2
+_WRITE_TIMEOUT_S = 10.0
+_MIN_LEASE_LEFT = 0.5
+_PLAIN_SIZES = (1, 9)
+
+
+@dataclass(slots=True)
+class SortedOut:
+    """Messages that are not to be handed out.
+
+    finished  acknowledged, redelivered, or dead-lettered
+    left      the tracker has them, or is about to
+    deadly    to be given back: nobody who took them lived to tell
+    """
+
+    finished: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+    deadly: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class TakenBefore:
+    """What the markers of one partition say of its messages from some offset on.
+
+    takes  how often those were taken that were taken at all, since their last `survived`
+    """
+
+    first: int
+    state: InFlight = field(default_factory=InFlight)
+    takes: Counter[int] = field(default_factory=Counter)
+    now_ms: int = 0
+
+    def note(self, marker: Marker) -> None:
+        """Count takes."""
+        if marker.op in (Op.TAKE, Op.DELAY):
+            self.takes.update(offset for offset in marker.offsets() if offset >= self.first)
+        elif marker.op is Op.EXTEND:
+            for offset in self.takes.keys() & set(marker.offsets()):
+                self.takes[offset] = 0
+
+    def sort_out(self, offsets: Iterable[int]) -> SortedOut:
+        """Which of these are not to be handed out.
+
+        A message that an earlier evaluation took and did not finish is not among them: it is taken
+        again, which renews its lease.
+        """
+        found = SortedOut()
+        for offset in self.takes.keys() & set(offsets) if self.takes else ():
+            entry = self.state.get(offset)
+            if entry is None:
+                found.finished.add(offset)
+            elif entry.hold is not Hold.HELD or entry.due_ms <= self.now_ms:
+                found.left.add(offset)
+            elif self.takes[offset] >= MAX_TAKES:
+                found.deadly.add(offset)
+        return found
+
+
+class Taker:
+    """Writes start markers and nacks of one queue; used by one thread. See `taker_of`."""
+
+    def __init__(self, queue: QueueSettings, connection: Connection, markers_format: MarkersFormat) -> None:
+        self._queue = queue
+        self._connection = connection
+        self._ranges = markers_format == "range"
+        self._writer = MarkerWriter(connection, queue.markers_topic, coalesce_ms=1 if self._ranges else None)
+        self._after: dict[int, Place] = {}
+        """By partition: the starts of messages from the one offset on stand at the other or behind."""
+
+    def taken_before(self, partition: int, first: int) -> TakenBefore:
+        """What the markers say of the messages of `partition` from `first` on.
+
+        Raises Unavailable.
+        """
+        found = TakenBefore(first)
+        lowest = markers.encode_key(partition, first)[4:]  # compares as the number does
+
+        def visit(record: Any) -> None:
+            found.now_ms = max(found.now_ms, record.timestamp()[1])
+            key, value = record.key(), record.value()
+            if value and len(value) in _PLAIN_SIZES and key and len(key) == 12 and key[4:] < lowest:
+                return
+            try:
+                marker = markers.decode(key, value, record.headers())
+            except DecodeError:
+                return
+            if marker.partition != partition:
+                return
+            found.state.apply(marker, record.offset(), record.timestamp()[1])
+            found.note(marker)
+
+        start = self._markers_from(partition, first)
+        log_reader.scan(self._connection, self._queue.markers_topic, {partition: start}, visit)
+        return found
+
+    def take(
+        self, offsets: Mapping[int, Sequence[int]], delays: Mapping[Place, int], lease_ms: int
+    ) -> dict[int, int]:
+        """Write start markers, and wait until they are confirmed.
+
+        Returns by partition the markers offset after the last one. Raises Unavailable.
+        """
+        began = SYSTEM_CLOCK.monotonic()
+        after: dict[int, int] = {}
+        due: dict[int, Sequence[int]] = {p: ones for p, ones in offsets.items() if len(ones)}
+        highest = {p: [ones[-1]] for p, ones in due.items()}
+        for partition, offset in delays:
+            highest.setdefault(partition, []).append(offset)
+        while due or delays:
+            started = self._writer.start(due, delays, lease_ms, None, _START_TIMEOUT_S).confirmed()
+            for partition, at in started.last_at.items():
+                after[partition] = max(after.get(partition, 0), at + 1)
+            due = {
+                partition: [offset for offset in ones if offset >= started.failed[partition]]
+                for partition, ones in due.items()
+                if partition in started.failed
+            }
+            due = {partition: ones for partition, ones in due.items() if ones}
+            delays = {
+                (partition, offset): ms
+                for (partition, offset), ms in delays.items()
+                if offset >= started.failed.get(partition, offset + 1)
+            }
+            if not due and not delays:
+                break
+            if SYSTEM_CLOCK.monotonic() - began > _PATIENCE_S:
+                raise Unavailable(
+                    f"markers topic {self._queue.markers_topic}: start markers can't be written; "
+                    "nothing was handed out"
+                )
+            SYSTEM_CLOCK.sleep(_BETWEEN_TRIES_S)
+        if SYSTEM_CLOCK.monotonic() - began > lease_ms / 1000 * _MIN_LEASE_LEFT:
+            raise Unavailable(
+                f"markers topic {self._queue.markers_topic}: start markers took most of the lease of "
+                f"{lease_ms} ms; nothing was handed out. Choose a longer lease"
+            )
+        for partition, at in after.items():
+            after_these = max(highest[partition]) + 1
+            if after_these > self._after.get(partition, (0, 0))[0]:
+                self._after[partition] = (after_these, at)
+        return after
+
+    def write(self, operations: Iterable[Marker]) -> None:
+        """Give messages back, or extend their leases, and wait until that is confirmed.
+
+        Not for ever: without it, they come again when their leases end.
+        """
+        for marker in operations:
+            self._writer.post(marker)
+        if left := self._writer.flush(_WRITE_TIMEOUT_S):
+            _log.warning("markers unconfirmed", extra={"queue": self._queue.name, "count": left})
+
+    def _markers_from(self, partition: int, first: int) -> int:
+        """The markers offset at or before which there is no start of messages from `first` on."""
+        next_offset, at = self._after.get(partition, (first + 1, 0))
+        if next_offset <= first:
+            return at
+        commits = stats.committed_offsets(self._connection, self._queue, partition + 1)
+        next_offset, known = commits.get(partition, (first + 1, None))
+        return known or 0 if next_offset <= first else 0
+
+
+_takers: dict[str, Taker] = {}
+
+
+def taker_of(queue: QueueSettings, connection: Connection, markers_format: MarkersFormat) -> Taker:
+    """The one Taker of this Python worker for that queue; it lives as long as the worker.
+
+    Nothing is lost with it when the worker is killed: whatever matters was waited for.
+    """
+    # The hash stands for the settings that must not be kept as text.
+    secret = hash(repr(sorted(connection.kafka.items())))
+    key = f"{connection.bootstrap} {secret} {markers_format} {queue.to_json().decode()}"
+    if key not in _takers:
+        _takers[key] = Taker(queue, connection, markers_format)
+    return _takers[key]

@@ -1,0 +1,381 @@
+"""What runs on executors: take messages, call the user's function, give back what failed.
+
+An Arrow batch at a time: its start markers are confirmed before the function sees it. What the function
+returned goes on, followed by a report to the driver, which writes the end markers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.conversion import LocalDataToArrowConversion
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from kmqpy import markers
+from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
+from kmqpy.errors import ConfigError
+from kmqpy.held import Place
+from kmqpy.markers import Marker, Op
+from kmqpy.spark.report import Offsets, Report
+from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, TakenBefore, Taker, taker_of
+from kmqpy.worker import Backoff, Reject, Retry, described, shortened
+
+_log = logging.getLogger(__name__)
+
+ERROR = "kmq_error"
+DELAY = "kmq_delay"
+REJECT = "kmq_reject"
+ROW = "kmq_row"
+"""Name of the index of the frames that the user's function is given."""
+
+REPORT = "kmq_report"
+_DEADLY = f"the worker that processed it, or others with it, died {MAX_TAKES} times"
+_MAX_CALLS = 64
+"""How often a function that raises is called again with parts of one batch."""
+
+Frames = Callable[[pd.DataFrame], pd.DataFrame]
+"""A function of many messages; see `process`."""
+
+Rows = Callable[[Row], Any]
+"""A function of one message; see `process_rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """How one message is given back."""
+
+    op: Op
+    delay_ms: int = 0
+    counts: bool = True
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a function made of a batch: output, and the failures by the row's number in the batch."""
+
+    output: list[pa.RecordBatch] = field(default_factory=list)
+    failed: dict[int, _Failure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What executors need to know; what Spark runs there (mapInArrow) is its call.
+
+    function  of a frame, or with `by_row` of a row; see `KmqSpark.process` and `process_rows`
+    schema    of what it returns
+    """
+
+    queue: QueueSettings
+    connection: Connection
+    markers: MarkersFormat
+    lease_ms: int
+    backoff: Backoff
+    schema: StructType
+    function: Frames | Rows
+    by_row: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One task: takes and processes messages; each batch of output is followed by a report."""
+        taker = taker_of(self.queue, self.connection, self.markers)
+        known: dict[int, TakenBefore] = {}
+        for batch in filter(len, batches):
+            for group, alone in self._groups(batch):
+                yield from self._process(taker, known, group, alone=alone)
+
+    def _groups(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, bool]]:
+        """What is taken together, and whether that is one message on its last attempt.
+
+        So one that kills the worker takes no others to the dead letters.
+        """
+        most = self.queue.max_redeliveries
+        last = np.zeros(len(batch), dtype=bool)
+        if most is not None:
+            last = batch.column("attempts").to_numpy(zero_copy_only=False) > most
+        if not last.all():
+            yield (batch.filter(pa.array(~last)) if last.any() else batch), False
+        for index in np.flatnonzero(last):
+            yield batch.slice(index, 1), True
+
+    def _process(
+        self, taker: Taker, known: dict[int, TakenBefore], batch: pa.RecordBatch, *, alone: bool
+    ) -> Iterator[pa.RecordBatch]:
+        partitions, offsets = self._places(batch)
+        everything = _by_partition(partitions, offsets)
+        mine = np.ones(batch.num_rows, dtype=bool)
+        left: dict[int, set[int]] = {partition: set() for partition in everything}
+        operations: list[Marker] = []
+        for partition, ones in everything.items():
+            if partition not in known or known[partition].first > ones[0]:
+                known[partition] = taker.taken_before(partition, ones[0])
+            out = known[partition].sort_out(ones)
+            left[partition] = out.left | out.deadly
+            operations += self._alike(partition, Op.NACK, sorted(out.deadly), reason=_DEADLY)
+            if not_ours := out.finished | left[partition]:
+                mine &= ~((partitions == partition) & np.isin(offsets, list(not_ours)))
+        delays = self._delays(batch, mine, partitions, offsets)
+        for partition, offset in delays:
+            left[partition].add(offset)
+        taken = everything if mine.all() else _by_partition(partitions[mine], offsets[mine])
+        after = taker.take(taken, delays, self.lease_ms)
+        outcome = _Outcome()
+        if taken:
+            outcome = (self._call_rows if self.by_row else self._call_frame)(batch.filter(pa.array(mine)))
+        operations += self._survivors(known, taken, alone=alone)
+        if outcome.failed:
+            partitions, offsets = partitions[mine], offsets[mine]
+            operations += self._nacks(partitions, offsets, outcome.failed)
+            for row in outcome.failed:
+                left[int(partitions[row])].add(int(offsets[row]))
+        if operations:
+            taker.write(operations)
+        yield from outcome.output
+        done = {p: [o for o in ones if o not in left[p]] if left[p] else ones for p, ones in taken.items()}
+        yield self._report(
+            Report(
+                done={p: ones for p, ones in done.items() if len(ones)},
+                left={p: sorted(ones) for p, ones in left.items() if ones},
+                next={p: (everything[p][-1] + 1, at) for p, at in after.items()},
+            )
+        )
+
+    def _places(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
+        """The partitions and offsets of a batch; raises ConfigError where they name no messages of ours."""
+        columns = [batch.column(name) for name in ("partition", "offset")]
+        topics = batch.column("topic").unique().to_pylist()
+        if any(column.null_count for column in columns) or topics != [self.queue.name]:
+            raise ConfigError(
+                f"process: rows of topic {', '.join(map(str, topics))}, not of queue {self.queue.name!r}; "
+                "give it what read_stream() of the same queue returns"
+            )
+        partitions, offsets = (column.to_numpy() for column in columns)
+        return partitions, offsets
+
+    def _delays(self, batch: pa.RecordBatch, mine: Any, partitions: Any, offsets: Any) -> dict[Place, int]:
+        """Messages that are not yet due, with the ms until they are; they are cleared in `mine`."""
+        column = batch.column("deliver_at_ms")
+        if column.null_count == len(column):
+            return {}
+        now_ms = SYSTEM_CLOCK.wall_ms()
+        waits = column.fill_null(0).to_numpy(zero_copy_only=False) - now_ms
+        early = np.flatnonzero(mine & (waits > 0))
+        mine[early] = False
+        return {(int(partitions[i]), int(offsets[i])): min(int(waits[i]), 2**62) for i in early}
+
+    # --- many messages at once ------------------------------------------------------------------------
+
+    def _call_frame(self, batch: pa.RecordBatch) -> _Outcome:
+        frame = batch.to_pandas()
+        frame.index = pd.RangeIndex(len(frame), name=ROW)
+        outcome = _Outcome()
+        parts, calls = [frame], 0
+        while parts:
+            part = parts.pop()
+            calls += 1
+            try:
+                result = self.function(part.copy(deep=False))
+            except Exception as error:
+                self._split(part, error, parts, outcome, may=calls < _MAX_CALLS)
+                continue
+            self._check_frame(result, part)
+            failed = self._failed_rows(result, part)
+            good = result[~result.index.isin(list(failed))] if failed else result
+            try:
+                output = self._as_arrow(good)
+            except (pa.ArrowException, TypeError, ValueError) as error:  # not of the schema
+                self._split(part, error, parts, outcome, may=calls < _MAX_CALLS)
+                continue
+            outcome.failed |= failed
+            if output.num_rows:
+                outcome.output.append(output)
+        return outcome
+
+    def _split(
+        self, part: pd.DataFrame, error: Exception, parts: list[pd.DataFrame], outcome: _Outcome, *, may: bool
+    ) -> None:
+        """A row that makes the function raise should fail alone: its halves are tried, or it has failed."""
+        half = len(part) // 2
+        if half and may and not isinstance(error, Retry | Reject):
+            parts += [part.iloc[half:], part.iloc[:half]]
+            return
+        outcome.failed |= {row: self._failure(error, part["attempts"][row]) for row in part.index}
+        self._complain(error, len(part))
+
+    def _as_arrow(self, result: pd.DataFrame) -> pa.RecordBatch:
+        arrow = to_arrow_schema(self.schema, timezone="UTC")
+        table = pa.RecordBatch.from_pandas(result[arrow.names], schema=arrow, preserve_index=False)
+        return self._with_report(table, None)
+
+    def _check_frame(self, result: Any, part: pd.DataFrame) -> None:
+        what = f"process: the function of queue {self.queue.name!r}"
+        if not isinstance(result, pd.DataFrame):
+            raise ConfigError(f"{what} returned {type(result).__name__}, not a pandas DataFrame")
+        if missing := [name for name in self.schema.fieldNames() if name not in result.columns]:
+            raise ConfigError(f"{what} returned no column {missing[0]!r}, which its schema names")
+        if len(result) and result.index.name != ROW:
+            raise ConfigError(
+                f"{what} returned rows without the index {ROW!r} of the frame it was given, so nobody can "
+                "tell which messages they are; keep it: frame.assign(…), frame[…], or "
+                "pd.DataFrame(…, index=frame.index)"
+            )
+        if not result.index.equals(part.index) and len(unknown := result.index.difference(part.index)):
+            raise ConfigError(
+                f"{what} returned rows that it was not given: {unknown[:3].tolist()} in the index {ROW!r}"
+            )
+
+    def _failed_rows(self, result: pd.DataFrame, part: pd.DataFrame) -> dict[int, _Failure]:
+        """Those that the function says have failed, and those that it left out."""
+        attempts = part["attempts"]
+        failed: dict[int, _Failure] = {}
+        if not result.index.equals(part.index):
+            for row in part.index.difference(result.index):
+                failed[row] = self._given_back("the function returned no row for it", attempts[row])
+        if ERROR not in result.columns and REJECT not in result.columns:
+            return failed
+        nothing = pd.Series(None, index=result.index, dtype=object)
+        errors, delays = result.get(ERROR, nothing), result.get(DELAY, nothing)
+        rejected = result.get(REJECT, nothing).eq(True)  # noqa: FBT003
+        for at in np.flatnonzero(errors.notna() | rejected):
+            row, delay = result.index[at], delays.iloc[at]
+            reason = str(errors.iloc[at]) if pd.notna(errors.iloc[at]) else None
+            if rejected.iloc[at]:
+                failed[row] = self._failure(Reject(reason) if reason else Reject(), attempts[row])
+            else:
+                failed[row] = self._given_back(
+                    reason, attempts[row], None if pd.isna(delay) else float(delay)
+                )
+        return failed
+
+    # --- row by row -----------------------------------------------------------------------------------
+
+    def _call_rows(self, batch: pa.RecordBatch) -> _Outcome:
+        make = Row(*batch.schema.names)
+        columns = [column.to_pylist() for column in batch.columns]
+        attempts = columns[batch.schema.names.index("attempts")]
+        outcome = _Outcome()
+        results: list[tuple[int, list[Any]]] = []
+        for row, values in enumerate(zip(*columns, strict=True)):
+            try:
+                results.append((row, _as_rows(self.function(make(*values)))))
+            except Exception as error:
+                outcome.failed[row] = self._failure(error, attempts[row])
+                self._complain(error, 1)
+        self._convert(results, attempts, outcome)
+        return outcome
+
+    def _convert(self, results: list[tuple[int, list[Any]]], attempts: list[int], outcome: _Outcome) -> None:
+        """Add the rows to the output; those that are not of the schema have failed."""
+        rows = [one for _, ones in results for one in ones]
+        if not rows:
+            return
+        try:
+            table = LocalDataToArrowConversion.convert(rows, self.schema, use_large_var_types=False)
+        except Exception as error:
+            if len(results) == 1:
+                row = results[0][0]
+                reason = f"what the function returned is not of the schema: {described(error)}"
+                outcome.failed[row] = self._given_back(reason, attempts[row])
+                self._complain(error, 1)
+                return
+            half = len(results) // 2
+            self._convert(results[:half], attempts, outcome)
+            self._convert(results[half:], attempts, outcome)
+            return
+        outcome.output += [self._with_report(part, None) for part in table.to_batches()]
+
+    # --- what failed ----------------------------------------------------------------------------------
+
+    def _failure(self, error: Exception, attempts: int) -> _Failure:
+        if isinstance(error, Reject):
+            return _Failure(Op.DEAD_LETTER, reason=shortened(error.reason))
+        if isinstance(error, Retry):
+            return self._given_back(error.reason, attempts, error.delay, counts=error.count)
+        return self._given_back(described(error), attempts)
+
+    def _given_back(
+        self, reason: str | None, attempts: int, delay: Duration | None = None, *, counts: bool = True
+    ) -> _Failure:
+        delay = self.backoff.delay(int(attempts)) if delay is None else delay
+        delay_ms = min(duration_ms(delay, DELAY), self.queue.max_delay_ms)
+        return _Failure(Op.NACK, delay_ms, counts, None if reason is None else shortened(reason))
+
+    def _survivors(self, known: Mapping[int, TakenBefore], taken: Offsets, *, alone: bool) -> list[Marker]:
+        """Extend the leases of what was taken before: so it is known not to kill the worker."""
+        found: list[Marker] = []
+        for partition, ones in taken.items():
+            again = ones if alone else sorted(known[partition].takes.keys() & set(ones))
+            found += self._alike(partition, Op.EXTEND, again, redeliver_after_ms=self.lease_ms)
+        return found
+
+    def _nacks(self, partitions: Any, offsets: Any, failed: Mapping[int, _Failure]) -> list[Marker]:
+        alike: dict[tuple[int, _Failure], list[int]] = {}
+        for row, failure in failed.items():
+            alike.setdefault((int(partitions[row]), failure), []).append(int(offsets[row]))
+        found: list[Marker] = []
+        for (partition, failure), ones in alike.items():
+            found += self._alike(
+                partition,
+                failure.op,
+                sorted(ones),
+                redeliver_after_ms=failure.delay_ms,
+                counts=failure.counts,
+                reason=failure.reason,
+            )
+        return found
+
+    def _alike(self, partition: int, op: Op, offsets: Sequence[int], **fields: Any) -> list[Marker]:
+        if self.markers == "range" and len(offsets) > 1:
+            return markers.ranges(partition, op, offsets, **fields)
+        return [Marker(partition, offset, op, **fields) for offset in offsets]
+
+    def _complain(self, error: Exception, count: int) -> None:
+        _log.warning(
+            "processing failed; the messages come again",
+            exc_info=error,
+            extra={"queue": self.queue.name, "count": count},
+        )
+
+    # --- reports --------------------------------------------------------------------------------------
+
+    def _with_report(self, table: pa.RecordBatch, report: str | None) -> pa.RecordBatch:
+        reports = pa.array([report] * table.num_rows, pa.string())
+        names = [*self.schema.fieldNames(), REPORT]
+        return pa.RecordBatch.from_arrays([*table.columns, reports], names)
+
+    def _report(self, report: Report) -> pa.RecordBatch:
+        arrow = to_arrow_schema(self.schema, timezone="UTC")
+        nothing = pa.RecordBatch.from_arrays([pa.nulls(1, one.type) for one in arrow], arrow.names)
+        return self._with_report(nothing, str(report))
+
+
+def _by_partition(partitions: Any, offsets: Any) -> Offsets:
+    """The offsets of each partition, ascending; raises ConfigError when one is there twice."""
+    found: dict[int, Sequence[int]] = {}
+    for partition in np.unique(partitions).tolist():
+        ones = np.sort(offsets[partitions == partition])
+        low, high = int(ones[0]), int(ones[-1])
+        if (np.diff(ones) == 0).any():
+            raise ConfigError(
+                f"process: partition {partition} has a message more than once between the offsets {low} and "
+                f"{high}; join, union or explode behind process(), not before it"
+            )
+        found[partition] = range(low, high + 1) if high - low + 1 == len(ones) else ones.tolist()
+    return found
+
+
+def _as_rows(result: Any) -> list[Any]:
+    """What a function of one message returned: nothing, a row, or rows."""
+    if result is None:
+        return []
+    if isinstance(result, dict | tuple):  # a Row is a tuple
+        return [result]
+    return list(result)

@@ -1,0 +1,67 @@
+"""A Spark driver in a process of its own: processes a queue into Parquet files until nothing is left.
+
+    driver.py <connection> <queue settings> <Spark settings> <folder> [--connect]
+
+A file in <folder>/seen tells of each frame that was processed. --connect: over Spark Connect.
+"""
+
+import argparse
+import json
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from kmqpy import stats
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.spark import KmqSpark, configure_spark_with_kmq
+
+LEASE_S = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("connection")
+    parser.add_argument("queue")
+    parser.add_argument("spark")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--connect", action="store_true")
+    options = parser.parse_args()
+    queue = QueueSettings.from_json(options.queue.encode())
+    connection = Connection(**json.loads(options.connection))
+    seen = str(options.folder / "seen")
+
+    def function(frame):
+        Path(seen, uuid.uuid4().hex).write_text("\n".join(value.decode() for value in frame["value"]))
+        time.sleep(0.05)
+        return frame.assign(body=frame["value"].str.decode("utf-8"))
+
+    builder = SparkSession.builder.config(map=json.loads(options.spark)).config(
+        "spark.sql.execution.arrow.maxRecordsPerBatch", 50
+    )
+    builder = builder.remote("local[2]") if options.connect else builder.master("local[2]")
+    spark = configure_spark_with_kmq(builder).getOrCreate()
+    with KmqSpark(spark, connection, queue, markers="range") as kmq:
+        out = kmq.process(
+            kmq.read_stream(max_offsets_per_trigger=300), function, "body string", lease=LEASE_S
+        )
+        writer = kmq.write_stream(out, str(options.folder / "checkpoint"))
+        query = (
+            writer.format("parquet")
+            .trigger(processingTime="50 milliseconds")
+            .start(str(options.folder / "out"))
+        )
+        while query.isActive:
+            found = stats.queue_stats(connection, queue)
+            if (found.depth, found.in_flight) == (0, 0):
+                break
+            time.sleep(0.1)
+        query.stop()
+        kmq.await_termination(query)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

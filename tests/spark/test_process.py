@@ -1,0 +1,389 @@
+"""Processing with acknowledgement, on real servers with a real tracker."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+from conftest import SMALL
+from pyspark.errors import StreamingQueryException
+from support import Process, until
+
+from kmqpy import stats
+from kmqpy.config import Connection
+from kmqpy.errors import ConfigError
+from kmqpy.spark import KmqSpark, register
+from kmqpy.spark.process import NEEDED
+from kmqpy.spark.records import kafka_options, stream_topic
+from kmqpy.worker import Backoff, Reject
+
+SOON = Backoff(first=0.05, jitter=0)
+
+
+class Run:
+    """One queue, its KmqSpark, and what sinks have got of it."""
+
+    def __init__(self, spark, queue, checkpoint: Path, markers: str = "range") -> None:
+        self.spark = spark
+        self.queue = queue
+        self.checkpoint = str(checkpoint)
+        self.kmq = KmqSpark(spark, queue.connection, queue.settings, markers=markers)
+        self.got: Counter[str] = Counter()
+        self.lock = threading.Lock()
+
+    def sink(self, batch, _batch_id) -> None:
+        rows = batch.collect()
+        with self.lock:
+            self.got.update(bytes(row.value).decode() for row in rows)
+
+    def writer(self, out, sink=None):
+        return self.kmq.write_stream(out, self.checkpoint).foreachBatch(sink or self.sink)
+
+    def once(self, out, sink=None) -> None:
+        """Process what is there now."""
+        self.kmq.await_termination(self.writer(out, sink).trigger(availableNow=True).start())
+
+    @contextlib.contextmanager
+    def running(self, out):
+        query = self.writer(out).trigger(processingTime="100 milliseconds").start()
+        try:
+            yield
+        finally:
+            query.stop()
+            self.kmq.await_termination(query)
+
+    def settled(self) -> bool:
+        """Whether nothing waits and nothing is in flight."""
+        found = stats.queue_stats(self.queue.connection, self.queue.settings)
+        return (found.depth, found.in_flight) == (0, 0)
+
+
+class Driver(Process):
+    """driver.py, and the JVM that it starts."""
+
+    def __init__(self, queue, folder: Path, *arguments: str) -> None:
+        connection = {"bootstrap": queue.connection.bootstrap, "zookeeper": queue.connection.zookeeper}
+        told = [json.dumps(connection), queue.settings.to_json().decode(), json.dumps(SMALL), str(folder)]
+        script = str(Path(__file__).with_name("driver.py"))
+        self._process = subprocess.Popen([sys.executable, script, *told, *arguments], start_new_session=True)
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.kill()
+
+
+@pytest.fixture
+def make_run(spark, make_queue, tmp_path):
+    with contextlib.ExitStack() as ends:
+
+        def make(partitions=1, markers="range", **settings):
+            queue = make_queue(partitions, **settings)
+            found = Run(spark, queue, tmp_path / "checkpoint", markers)
+            ends.callback(found.kmq.close)
+            return found
+
+        yield make
+
+
+def bodies(count, name="m"):
+    return [f"{name}{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize(("form", "markers"), [("frames", "range"), ("rows", "jvm")])
+def test_what_fails_comes_again_and_poison_becomes_a_dead_letter(make_run, form, markers):
+    run = make_run(2, markers, max_redeliveries=2)
+    run.queue.tracker()
+    good, flaky, poison = bodies(360), bodies(36, "flaky"), bodies(4, "poison")
+    for partition in (0, 1):
+        run.queue.send(
+            *[one for one in [*good, *flaky, *poison] if len(one) % 2 == partition], partition=partition
+        )
+
+    def fails(value, attempts):
+        return value.startswith(b"poison") or (value.startswith(b"flaky") and attempts == 1)
+
+    def frames(frame):
+        failed = [fails(*row) for row in zip(frame["value"], frame["attempts"], strict=True)]
+        return frame.assign(kmq_error=["odd" if one else None for one in failed])
+
+    def rows(row):
+        if fails(row.value, row.attempts):
+            raise ValueError("odd")
+        return {"value": row.value, "attempts": row.attempts}
+
+    df = run.kmq.read_stream()
+    schema = "value binary, attempts int"
+    if form == "frames":
+        out = run.kmq.process(df, frames, schema, backoff=SOON)
+    else:
+        out = run.kmq.process_rows(df, rows, schema, backoff=SOON)
+    with run.running(out):
+        until(lambda: len(run.queue.dead_letters()) == len(poison) and run.settled(), 170, run.got)
+    assert run.got == Counter([*good, *flaky])
+    letters = {letter.value().decode(): dict(letter.headers()) for letter in run.queue.dead_letters()}
+    assert sorted(letters) == poison
+    reason = b"nack: odd" if form == "frames" else b"nack: ValueError: odd"
+    assert {headers["kmq-dead-letter-reason"] for headers in letters.values()} == {reason}
+
+
+def test_a_rejected_message_is_dead_lettered_at_once(make_run):
+    run = make_run()
+    run.queue.tracker()
+    run.queue.send("bad", "good")
+
+    def rows(row):
+        if row.value == b"bad":
+            raise Reject("not for us")
+        return (row.value,)
+
+    run.once(run.kmq.process_rows(run.kmq.read_stream(), rows, "value binary"))
+    until(lambda: len(run.queue.dead_letters()) == 1)
+    assert dict(run.queue.dead_letters()[0].headers())["kmq-dead-letter-reason"] == b"rejected: not for us"
+    assert run.got == Counter(["good"])
+    assert run.settled()
+
+
+def test_both_sources_have_the_same_rows(spark, make_run):
+    run = make_run(2)
+    run.queue.tracker()
+    for partition in (0, 1):
+        run.queue.send(*bodies(50), partition=partition, key="k", headers={"h": "1"})
+    with run.queue.client() as client:
+        for message in client.receive(100, wait=10):
+            client.nack(message)
+    until(lambda: len(run.queue.records()) > 100)
+    run.queue.send("later", delay=3_600)
+    register(spark)
+    options = {"bootstrap": run.queue.connection.bootstrap, "queue": run.queue.name}
+    at_once = spark.read.format("kmq").options(**options).load()
+    kafka = run.kmq.read_stream(start="earliest")
+    # Control records of the tracker's transactions lie between the messages, and some batches end there.
+    own = (
+        spark.readStream.format("kmq").options(**options, start="earliest", max_offsets_per_trigger=7).load()
+    )
+    place = attrgetter("partition", "offset")
+    found = []
+    for stream, folder in ((kafka, "kafka"), (own, "own")):
+        rows = []
+        writer = stream.writeStream.foreachBatch(lambda batch, _, rows=rows: rows.extend(batch.collect()))
+        writer = writer.option("checkpointLocation", f"{run.checkpoint}-{folder}")
+        writer.trigger(availableNow=True).start().awaitTermination()
+        found.append(sorted(rows, key=place))
+    assert found[0] == found[1] == sorted(at_once.collect(), key=place)
+    assert kafka.schema.simpleString() == own.schema.simpleString()
+    assert len(found[0]) == len(run.queue.records())
+    assert {row.attempts for row in found[0]} == {1, 2}
+    assert sum(row.deliver_at_ms is not None for row in found[0]) == 1
+    copies = [row for row in found[0] if row.attempts == 2]
+    assert all(row.original_offset < row.offset and row.headers[0].key == "h" for row in copies)
+
+
+def test_the_source_without_jars_is_processed_like_the_other(spark, make_run):
+    run = make_run(2)
+    run.queue.send(*bodies(20), partition=1)
+    register(spark)
+    options = {"bootstrap": run.queue.connection.bootstrap, "queue": run.queue.name}
+    df = spark.readStream.format("kmq").options(**options).load()
+    run.once(run.kmq.process(df, lambda frame: frame, "value binary"))
+    assert run.got == Counter(bodies(20))
+    assert run.settled()
+    run.queue.send(*bodies(5, "n"))
+    run.once(run.kmq.process(df, lambda frame: frame, "value binary"))
+    assert run.got == Counter([*bodies(20), *bodies(5, "n")])
+
+
+def test_a_micro_batch_is_not_acknowledged_before_its_sink_has_it(make_run):
+    run = make_run()
+    run.queue.send(*bodies(10))
+    in_flight = []
+
+    def sink(batch, batch_id):
+        run.sink(batch, batch_id)
+        in_flight.append(stats.queue_stats(run.queue.connection, run.queue.settings).in_flight)
+        if len(in_flight) == 1:
+            raise OSError("the sink is away")
+
+    out = run.kmq.process(run.kmq.read_stream(), lambda frame: frame, "value binary")
+    with pytest.raises(StreamingQueryException, match="the sink is away"):
+        run.once(out, sink)
+    assert not run.settled()
+    run.once(out, sink)  # again, and at once: they are taken again rather than left until their lease ends
+    assert in_flight == [10, 10]
+    assert run.settled()
+    assert run.got == Counter(bodies(10) * 2)
+
+
+def test_a_new_checkpoint_goes_on_where_the_old_one_was(make_run, tmp_path):
+    run = make_run()
+    run.queue.send(*bodies(10))
+    run.once(run.kmq.process(run.kmq.read_stream(), lambda frame: frame, "value binary"))
+    run.queue.send(*bodies(5, "n"))
+    run.checkpoint = str(tmp_path / "other")
+    run.once(run.kmq.process(run.kmq.read_stream(), lambda frame: frame, "value binary"))
+    assert run.got == Counter([*bodies(10), *bodies(5, "n")])
+    # Nor are finished messages processed again when everything is read again.
+    run.checkpoint = str(tmp_path / "third")
+    run.once(run.kmq.process(run.kmq.read_stream(start="earliest"), lambda frame: frame, "value binary"))
+    assert run.got.total() == 15
+
+
+def test_two_actions_on_one_micro_batch_see_the_same_messages(make_run):
+    run = make_run()
+    run.queue.send(*bodies(10))
+
+    def sink(batch, batch_id):
+        assert not batch.isEmpty()
+        assert [row.value for row in batch.orderBy("value").collect()] == sorted(map(str.encode, bodies(10)))
+        run.sink(batch, batch_id)
+
+    run.once(run.kmq.process(run.kmq.read_stream(), lambda frame: frame, "value binary"), sink)
+    until(run.settled)
+    assert run.got == Counter(bodies(10))
+
+
+def test_a_delayed_message_waits_and_then_comes_once(make_run):
+    run = make_run()
+    run.queue.tracker()
+    run.queue.send("now")
+    run.queue.send("later", delay=1)
+    out = run.kmq.process(run.kmq.read_stream(), lambda frame: frame, "value binary, attempts int")
+    with run.running(out):
+        until(lambda: run.got.total() == 2 and run.settled(), 60, run.got)
+    assert run.got == Counter(["now", "later"])
+
+
+def test_bad_results_stop_the_query_and_lose_nothing(make_run):
+    run = make_run()
+    run.queue.send(*bodies(10))
+    df = run.kmq.read_stream()
+    bad = run.kmq.process(df, lambda frame: frame.reset_index(drop=True), "value binary")
+    with pytest.raises(StreamingQueryException, match=r"ConfigError.*without the index 'kmq_row'"):
+        run.once(bad)
+    run.once(run.kmq.process(df, lambda frame: frame, "value binary"))
+    assert run.got == Counter(bodies(10))
+    assert run.settled()
+
+
+def test_bad_input_is_refused_with_a_clear_error(spark, make_run, make_queue, queue_name):
+    run = make_run()
+    df = run.kmq.read_stream()
+    for name in NEEDED:
+        with pytest.raises(ConfigError, match=f"column '{name}' is missing"):
+            run.kmq.process(df.drop(name), lambda frame: frame, "value binary")
+    with pytest.raises(ConfigError, match="not a stream"):
+        run.kmq.process(spark.createDataFrame([], df.schema), lambda frame: frame, "value binary")
+    with pytest.raises(ConfigError, match="kmq_mine"):
+        run.kmq.process(df, lambda frame: frame, "kmq_mine binary")
+    run.kmq.write_stream(df, run.checkpoint)
+    other = make_queue(name=f"{queue_name}-other")
+    other.send("x")
+    kmq = KmqSpark(spark, other.connection, other.settings)
+    with pytest.raises(ConfigError, match=f"it is of queue '{queue_name}', not of queue '{other.name}'"):
+        kmq.write_stream(df, run.checkpoint)
+    out = run.kmq.process(kmq.read_stream(), lambda frame: frame, "value binary")
+    with pytest.raises(StreamingQueryException, match=rf"ConfigError.*not of queue '{queue_name}'"):
+        run.once(out)
+
+
+def test_secrets_are_not_shown_in_plans(spark, make_run, capsys):
+    run = make_run()
+    secret = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "hunter2"}
+    register(spark)
+    options = {"queue": run.queue.name, **{f"kafka.{name}": value for name, value in secret.items()}}
+    own = spark.readStream.format("kmq").options(**options).load()
+    connection = Connection(bootstrap=run.queue.connection.bootstrap, kafka=secret)
+    kafka = stream_topic(spark, kafka_options(connection), run.queue.name)
+    for df in (own, kafka):
+        df.select("value").explain(extended=True)
+        assert "value" in (shown := capsys.readouterr().out)
+        assert "hunter2" not in shown
+
+
+def test_a_checkpoint_of_another_topic_is_refused_by_the_source_too(spark, make_run, make_queue, queue_name):
+    run = make_run()
+    run.queue.send("x")
+    register(spark)
+
+    def start(queue):
+        options = {"bootstrap": run.queue.connection.bootstrap, "queue": queue}
+        df = spark.readStream.format("kmq").options(**options).load()
+        writer = df.writeStream.format("noop").option("checkpointLocation", run.checkpoint)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    start(run.queue.name)
+    other = make_queue(name=f"{queue_name}-other")
+    with pytest.raises(
+        StreamingQueryException, match=f"it is of queue '{queue_name}', not of '{other.name}'"
+    ):
+        start(other.name)
+
+
+def test_a_message_that_kills_the_worker_becomes_a_dead_letter_and_no_other(make_run):
+    run = make_run(max_redeliveries=1)
+    run.queue.tracker()
+    run.queue.send(*bodies(5), "killer", *bodies(5, "n"))
+
+    def function(frame):
+        if (frame["value"] == b"killer").any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return frame
+
+    out = run.kmq.process(run.kmq.read_stream(), function, "value binary")
+
+    def again() -> bool:
+        with contextlib.suppress(StreamingQueryException):
+            run.once(out)
+        return len(run.queue.dead_letters()) == 1 and run.settled()
+
+    until(again, 170, lambda: run.got)
+    (letter,) = run.queue.dead_letters()
+    assert letter.value() == b"killer"
+    assert b"died 3 times" in dict(letter.headers())["kmq-dead-letter-reason"]
+    assert run.got.keys() == {*bodies(5), *bodies(5, "n")}
+
+
+@pytest.mark.slow
+def test_a_driver_killed_while_it_processes_loses_nothing(spark, make_queue, tmp_path, record_property):
+    queue = make_queue(2)
+    queue.tracker()
+    for partition in (0, 1):
+        queue.send(*bodies(1_000, f"{partition}-"), partition=partition)
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    for frames in (8, 25):
+        with Driver(queue, tmp_path) as driver:
+            until(lambda frames=frames: len(list(seen.iterdir())) >= frames, 600)
+            assert driver.running
+            driver.kill()
+    with Driver(queue, tmp_path) as driver:
+        assert driver.wait(600) == 0
+    written = Counter(row.body for row in spark.read.parquet(str(tmp_path / "out")).collect())
+    assert written.keys() == {*bodies(1_000, "0-"), *bodies(1_000, "1-")}
+    called = Counter(line for one in seen.iterdir() for line in one.read_text().splitlines())
+    record_property("processed more than once", sum(count - 1 for count in called.values()))
+    twice = sum(count - 1 for count in written.values())
+    record_property("written more than once", twice)
+    assert twice <= 2 * 300  # at most the micro-batch that each kill met between sink and acknowledgement
+
+
+@pytest.mark.slow
+def test_over_spark_connect(spark, make_queue, tmp_path):
+    queue = make_queue(2)
+    for partition in (0, 1):
+        queue.send(*bodies(200, f"{partition}-"), partition=partition)
+    (tmp_path / "seen").mkdir()
+    with Driver(queue, tmp_path, "--connect") as driver:
+        assert driver.wait(600) == 0
+    written = Counter(row.body for row in spark.read.parquet(str(tmp_path / "out")).collect())
+    assert written == Counter([*bodies(200, "0-"), *bodies(200, "1-")])

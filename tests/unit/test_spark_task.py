@@ -1,0 +1,276 @@
+"""What a task makes of what the user's function returns. No Spark session, no servers."""
+
+import pickle
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.types import StructType
+
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import ConfigError
+from kmqpy.markers import Marker, Op
+from kmqpy.spark import task as task_module
+from kmqpy.spark.report import Report, merged
+from kmqpy.spark.taking import TakenBefore
+from kmqpy.spark.task import Task
+from kmqpy.worker import Backoff, Reject, Retry
+
+QUEUE = QueueSettings(name="q", max_redeliveries=3)
+
+
+class Takes:
+    """In place of a Taker: everything is taken; notes what is done."""
+
+    def __init__(self, before=()):
+        self.before = before
+        self.log = []
+        self.nacks = []
+        self.extended = []
+
+    def taken_before(self, partition, first):
+        found = TakenBefore(first)
+        for at, marker in enumerate(self.before):
+            if marker.partition == partition:
+                found.state.apply(marker, at, 0)
+                found.note(marker)
+        return found
+
+    def take(self, offsets, delays, lease_ms):
+        self.log.append(({p: list(ones) for p, ones in offsets.items()}, dict(delays)))
+        return dict.fromkeys([*offsets, *(p for p, _ in delays)], 7)
+
+    def write(self, operations):
+        self.nacks += [marker for marker in operations if marker.op is not Op.EXTEND]
+        self.extended += [
+            offset for marker in operations if marker.op is Op.EXTEND for offset in marker.offsets()
+        ]
+
+
+@pytest.fixture
+def takes(monkeypatch):
+    found = Takes()
+    monkeypatch.setattr(task_module, "taker_of", lambda *_: found)
+    return found
+
+
+def batch(count, *, first=10, partition=0, attempts=1, topic="q", **columns):
+    rows = {
+        "value": [f"m{number}".encode() for number in range(count)],
+        "topic": [topic] * count,
+        "partition": pa.array([partition] * count, pa.int32()),
+        "offset": pa.array(range(first, first + count), pa.int64()),
+        "attempts": pa.array(attempts if isinstance(attempts, list) else [attempts] * count, pa.int32()),
+        "deliver_at_ms": pa.array([None] * count, pa.int64()),
+        **columns,
+    }
+    return pa.RecordBatch.from_pydict(rows)
+
+
+def task(function, *, by_row=False, markers="range", queue=QUEUE, schema="value binary"):
+    fields = [tuple(one.split()) for one in schema.split(",")]
+    struct = StructType()
+    for name, kind in fields:
+        struct.add(name, kind)
+    return Task(
+        queue=queue,
+        connection=Connection(),
+        markers=markers,
+        lease_ms=1_000,
+        backoff=Backoff(first=1, jitter=0),
+        schema=struct,
+        function=function,
+        by_row=by_row,
+    )
+
+
+def run(work, *batches):
+    """Output values, and the reports as one."""
+    output, reports = [], []
+    for found in work(iter(batches)):
+        rows = found.to_pylist()
+        reports += [row["kmq_report"] for row in rows if row["kmq_report"] is not None]
+        output += [row["value"] for row in rows if row["kmq_report"] is None]
+    return output, merged(reports)
+
+
+def only_value(frame):
+    return frame[["value"]]
+
+
+def test_what_is_returned_is_handed_on_and_reported_as_done(takes):
+    output, report = run(task(only_value), batch(3))
+    assert output == [b"m0", b"m1", b"m2"]
+    assert report == Report(done={0: range(10, 13)}, next={0: (13, 7)})
+    assert takes.log == [({0: [10, 11, 12]}, {})]
+
+
+def test_a_row_that_is_left_out_has_failed(takes):
+    output, report = run(task(lambda frame: frame[frame["value"] != b"m1"]), batch(3))
+    assert output == [b"m0", b"m2"]
+    assert (report.done, report.left) == ({0: [10, 12]}, {0: [11]})
+    assert takes.nacks == [Marker(0, 11, Op.NACK, 1_000, reason="the function returned no row for it")]
+
+
+def test_a_row_may_become_several(takes):
+    output, report = run(task(lambda frame: pd.concat([frame, frame])), batch(2))
+    assert sorted(output) == [b"m0", b"m0", b"m1", b"m1"]
+    assert report.done == {0: range(10, 12)}
+
+
+def test_the_function_says_what_failed_and_how(takes):
+    def function(frame):
+        return frame.assign(
+            kmq_error=[None, "odd", "odd", "bad"],
+            kmq_delay=[None, 2.5, None, None],
+            kmq_reject=[False, False, False, True],
+        )
+
+    output, report = run(task(function, markers="jvm"), batch(4))
+    assert output == [b"m0"]
+    assert report.left == {0: [11, 12, 13]}
+    assert takes.nacks == [
+        Marker(0, 11, Op.NACK, 2_500, reason="odd"),
+        Marker(0, 12, Op.NACK, 1_000, reason="odd"),
+        Marker(0, 13, Op.DEAD_LETTER, reason="bad"),
+    ]
+
+
+def test_what_failed_alike_is_one_range_marker(takes):
+    run(task(lambda frame: frame.assign(kmq_error="odd")), batch(4))
+    assert [(marker.op, marker.runs) for marker in takes.nacks] == [(Op.NACK, ((10, 4),))]
+
+
+def test_rows_that_make_the_function_raise_fail_alone(takes):
+    def function(frame):
+        if frame["value"].isin([b"m3", b"m70"]).any():
+            raise ValueError("poison")
+        return frame
+
+    output, report = run(task(function), batch(100))
+    assert len(output) == 98
+    assert report.left == {0: [13, 80]}
+    assert {marker.reason for marker in takes.nacks} == {"ValueError: poison"}
+
+
+def test_a_function_that_always_raises_is_not_called_for_each_row(takes):
+    calls = []
+
+    def function(frame):
+        calls.append(len(frame))
+        raise ConnectionError("down")
+
+    output, report = run(task(function), batch(5_000))
+    assert output == []
+    assert len(report.left[0]) == 5_000
+    assert len(calls) < 200
+
+
+def test_a_value_that_is_not_of_the_schema_fails_alone(takes):
+    def function(frame):
+        return frame.assign(value=["text" if value == b"m2" else 1 for value in frame["value"]])
+
+    output, report = run(task(function, schema="value long"), batch(4))
+    assert output == [1, 1, 1]
+    assert report.left == {0: [12]}
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (lambda _: None, "returned NoneType"),
+        (lambda frame: frame.drop(columns="value"), "no column 'value'"),
+        (lambda frame: frame.reset_index(drop=True), "without the index 'kmq_row'"),
+        (lambda frame: pd.DataFrame({"value": [b"x"]}), "without the index 'kmq_row'"),
+        (lambda frame: frame.set_axis(pd.Index([7, 8, 9], name="kmq_row")), "was not given: [7, 8, 9]"),
+        (lambda frame: frame.assign(kmq_error="x", kmq_delay=-1.0), "kmq_delay: -1.0"),
+    ],
+)
+def test_results_that_say_nothing_of_the_messages_stop_the_query(takes, function, complaint):
+    with pytest.raises(ConfigError) as raised:
+        run(task(function), batch(3))
+    assert complaint in str(raised.value)
+
+
+def test_frames_that_are_not_of_the_queue_are_refused(takes):
+    with pytest.raises(ConfigError, match="rows of topic other, not of queue 'q'"):
+        run(task(only_value), batch(1, topic="other"))
+    with pytest.raises(ConfigError, match="more than once"):
+        run(task(only_value), batch(2, offset=pa.array([4, 4], pa.int64())))
+    assert takes.log == []
+
+
+def test_row_by_row(takes):
+    def function(row):
+        assert isinstance(row, Row)
+        match row.value:
+            case b"m0":
+                return None
+            case b"m1":
+                return [{"value": b"a"}, (b"b",), Row(value=b"c")]
+            case b"m2":
+                raise Reject("never")
+            case b"m3":
+                raise Retry(5, count=False, reason="later")
+            case b"m4":
+                return {"value": 4}
+        return (row.value,)
+
+    output, report = run(task(function, by_row=True, schema="value binary"), batch(6))
+    assert output[-1] == b"m5"
+    assert report.done == {0: [10, 11, 15]}
+    assert sorted(takes.nacks, key=lambda marker: marker.offset)[:2] == [
+        Marker(0, 12, Op.DEAD_LETTER, reason="never"),
+        Marker(0, 13, Op.NACK, 5_000, counts=False, reason="later"),
+    ]
+
+
+def test_delayed_messages_are_left_to_the_tracker(takes):
+    due = pa.array([None, 2**62, 1], pa.int64())
+    output, report = run(task(only_value), batch(3, deliver_at_ms=due))
+    assert output == [b"m0", b"m2"]
+    assert (report.done, report.left) == ({0: [10, 12]}, {0: [11]})
+    ((taken, delays),) = takes.log
+    assert taken == {0: [10, 12]}
+    assert list(delays) == [(0, 11)]
+
+
+def test_a_message_on_its_last_attempt_is_taken_alone(takes):
+    run(task(only_value), batch(4, attempts=[1, 4, 2, 5]))
+    assert [list(taken[0]) for taken, _ in takes.log] == [[10, 12], [11], [13]]
+    assert takes.extended == [11, 13]  # what follows one of them may kill the worker
+
+
+def test_finished_messages_are_not_handed_out_again_and_taken_ones_are(takes):
+    hour = 3_600_000
+    takes.before = [
+        Marker(0, 10, Op.TAKE, hour, runs=((10, 6),)),
+        Marker(0, 10, Op.END),  # acknowledged
+        Marker(0, 11, Op.END, by_tracker=True),  # redelivered
+        Marker(0, 12, Op.NACK, hour),
+        Marker(0, 13, Op.TAKE, hour),
+        Marker(0, 13, Op.TAKE, hour),  # for the third time
+        Marker(0, 14, Op.TAKE, hour),
+        Marker(0, 14, Op.EXTEND, hour),  # it survived
+        Marker(0, 14, Op.TAKE, hour),
+        Marker(0, 15, Op.TAKE, 0),  # its lease is over
+    ]
+    output, report = run(task(only_value), batch(7))
+    assert output == [b"m4", b"m6"]
+    assert (report.done, report.left) == ({0: [14, 16]}, {0: [12, 13, 15]})
+    assert takes.extended == [14]
+    assert [(marker.offset, marker.reason.split()[-2:]) for marker in takes.nacks] == [(13, ["3", "times"])]
+
+
+def test_what_one_evaluation_left_is_not_done_though_another_handed_it_on():
+    reports = [Report(done={0: range(5), 1: [3]}), Report(done={0: [1, 2]}, left={0: [3]})]
+    assert merged(map(str, reports)).done == {0: [0, 1, 2, 4], 1: range(3, 4)}
+
+
+def test_tasks_go_to_executors_without_secrets_in_their_names():
+    work = task(only_value)
+    assert pickle.loads(pickle.dumps(work)).queue == QUEUE
+    assert "secret" not in repr(
+        Task(**{**work.__dict__, "connection": Connection(kafka={"sasl.password": "secret"})})
+    )
