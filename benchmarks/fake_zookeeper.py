@@ -41,7 +41,9 @@ class Server:
 
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[bytes, Stat]] = {}
-        self.children: defaultdict[str, set[str]] = defaultdict(set)
+        self.children: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self.lists: dict[str, list[str]] = {}  # of the children, until they change
+        self.owned: defaultdict[int, dict[str, None]] = defaultdict(dict)  # by session
         self.counts: Counter[str] = Counter()
         self.watches: defaultdict[str, dict[Watch, None]] = defaultdict(dict)
         self.child_watches: defaultdict[str, dict[Watch, None]] = defaultdict(dict)
@@ -56,7 +58,7 @@ class Server:
 
     def expire(self, session: int) -> None:
         """End a session, and with it what is ephemeral."""
-        for path in [path for path, (_, stat) in self.nodes.items() if stat.ephemeralOwner == session]:
+        for path in list(self.owned.pop(session, ())):
             self.delete(path)
 
     def check(self, path: str, version: int) -> None:
@@ -70,8 +72,11 @@ class Server:
             raise NodeExistsError
         zxid = next(self._zxid)
         self.nodes[path] = (data, Stat(zxid, zxid, 0, session))
+        if session:
+            self.owned[session][path] = None
         parent, _, name = path.rpartition("/")
-        self.children[parent].add(name)
+        self.children[parent][name] = None
+        self.lists.pop(parent, None)
         self._fire(self.watches, path)
         self._fire(self.child_watches, parent)
 
@@ -85,11 +90,19 @@ class Server:
 
     def delete(self, path: str) -> None:
         self.check(path, -1)
-        del self.nodes[path]
+        session = self.nodes.pop(path)[1].ephemeralOwner
+        self.owned.get(session, {}).pop(path, None)
         parent, _, name = path.rpartition("/")
-        self.children[parent].discard(name)
+        del self.children[parent][name]
+        self.lists.pop(parent, None)
         self._fire(self.watches, path)
         self._fire(self.child_watches, parent)
+
+    def names(self, path: str) -> list[str]:
+        """The children's names; the same list until they change, for nobody to change."""
+        if path not in self.lists:
+            self.lists[path] = list(self.children[path])
+        return self.lists[path]
 
     def _fire(self, watches: dict[str, dict[Watch, None]], path: str) -> None:
         for watch in watches.pop(path, ()):
@@ -128,7 +141,7 @@ class Client:
         return self._read(self._server.watches, path, watch, lambda: self._server.nodes[path])
 
     def get_children_async(self, path: str, watch: Watch | None = None) -> Done:
-        return self._read(self._server.child_watches, path, watch, lambda: list(self._server.children[path]))
+        return self._read(self._server.child_watches, path, watch, lambda: self._server.names(path))
 
     def ensure_path_async(self, path: str) -> Done:
         parts = path.split("/")[1:]

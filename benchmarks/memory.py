@@ -17,6 +17,13 @@ from benchmarks.sizes import Sizes
 
 PARTITIONS = 4
 _NAMES = {"range": "range markers", "jvm": "JVM markers"}
+_FILLED = (
+    ("taken one after the other", "series", False),
+    ("a random half of what was taken", "series", True),
+    ("taken by a client with a name", "holder", False),
+    ("taken in a random order", "random", False),
+    ("one taken in each ms", "trickle", False),
+)
 _IDLE_S = 3.0
 _MOST_TRACED = 200_000  # it makes everything slow
 
@@ -35,15 +42,16 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
         peers={_NAMES[one]: _process(lab, one, count) for one in sizes.formats},
         repeats=sizes.few_repeats,
     )
-    for gaps in (False, True):
-        yield Case(
-            work="tracker memory",
-            name=f"state alone, {count:,} in flight, "
-            + ("a random half of what was taken" if gaps else "taken one after the other"),
-            metrics={"rss_per_message": "bytes/msg RSS", "traced_per_message": "bytes/msg traced"},
-            peers={_NAMES[one]: _state(one, count, gaps=gaps) for one in sizes.formats},
-            repeats=sizes.few_repeats,
-        )
+    for name, arrival, gaps in _FILLED:
+        formats = sizes.formats if arrival == "series" else {"jvm"}.intersection(sizes.formats)
+        if formats:
+            yield Case(
+                work="tracker memory",
+                name=f"state alone, {count:,} in flight, {name}",
+                metrics={"rss_per_message": "bytes/msg RSS", "traced_per_message": "bytes/msg traced"},
+                peers={_NAMES[one]: _state(one, count, arrival, gaps=gaps) for one in formats},
+                repeats=sizes.few_repeats,
+            )
 
 
 def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
@@ -83,13 +91,19 @@ def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
     return turn
 
 
-def _state(marker_format: str, count: int, *, gaps: bool) -> Callable[[], Figures]:
+def _state(marker_format: str, count: int, arrival: str, *, gaps: bool) -> Callable[[], Figures]:
     def turn() -> Figures:
         figures: dict[str, float] = {}
         for traced in (False, True):
             messages = min(count, _MOST_TRACED) if traced else count
             with children.peer(
-                "inflight", "fill", markers=marker_format, messages=messages, gaps=gaps, traced=traced
+                "inflight",
+                "fill",
+                markers=marker_format,
+                messages=messages,
+                arrival=arrival,
+                gaps=gaps,
+                traced=traced,
             ) as child:
                 figures |= child.result()
         return figures

@@ -14,12 +14,14 @@ from typing import Any
 from kmqpy import markers
 from kmqpy.errors import DecodeError, UnsupportedMarker
 from kmqpy.inflight import InFlight
-from kmqpy.markers import Op
+from kmqpy.markers import Marker, Op
 
 _KEY = struct.Struct(">iq")
-_PLAIN_SIZES = (1, 9)
+_START_SIZE = 9
+_SOME_KEY = markers.encode_key(0, 0)
 _END = markers.encode_end()
 _END_BY_TRACKER = markers.encode(markers.tick(0))[2]
+_HOLDER = markers.encode(Marker(0, 0, Op.TAKE, holder=""))[2][0][0]
 
 
 @dataclass(slots=True)
@@ -41,19 +43,13 @@ class Applied:
 def apply_records(state: InFlight, partition: int, records: Iterable[Any]) -> Applied:
     """Take in `records` (confluent_kafka.Message, in log order, no errors) of one markers partition."""
     applied = Applied()
-    # The series being collected: `count` plain markers alike, of offsets from `first` on.
+    # The series being collected: `count` markers alike, of offsets from `first` on.
     count = first = start = stamp = 0
     like, by = _END, None
     for record in records:
         key, value, headers = record.key(), record.value(), record.headers()
         at, timestamp_ms = record.offset(), record.timestamp()[1]
-        if (
-            key is not None
-            and value is not None
-            and len(key) == _KEY.size
-            and len(value) in _PLAIN_SIZES
-            and (headers is None or (value == _END and headers == _END_BY_TRACKER))
-        ):
+        if key is not None and value is not None and len(key) == _KEY.size:
             number, offset = _KEY.unpack(key)
             if (
                 count
@@ -66,7 +62,7 @@ def apply_records(state: InFlight, partition: int, records: Iterable[Any]) -> Ap
             ):
                 count += 1
                 continue
-            if number == partition and (value == _END or (offset >= 0 and value[0] == 1 and len(value) == 9)):
+            if number == partition and _can_be_in_series(offset, value, headers):
                 if count:
                     _apply_series(state, applied, first, count, like, by, start, stamp)
                 first, count, like, by, start, stamp = offset, 1, value, headers, at, timestamp_ms
@@ -78,6 +74,14 @@ def apply_records(state: InFlight, partition: int, records: Iterable[Any]) -> Ap
     if count:
         _apply_series(state, applied, first, count, like, by, start, stamp)
     return applied
+
+
+def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
+    """Whether a marker is an end marker, or a take that says no more than who holds the message."""
+    if value == _END:
+        return headers is None or bool(headers == _END_BY_TRACKER)
+    is_take = headers is None or (len(headers) == 1 and headers[0][0] == _HOLDER)
+    return is_take and offset >= 0 and len(value) == _START_SIZE and value[0] == 1
 
 
 def _apply_series(
@@ -92,7 +96,8 @@ def _apply_series(
 ) -> None:
     after_ms = markers.decode_value(like)
     if after_ms is not None:
-        state.apply_takes(first, count, after_ms, start, stamp)
+        holder = markers.decode(_SOME_KEY, like, by).holder if by else None
+        state.apply_takes(first, count, after_ms, start, stamp, holder)
     else:
         ended = state.apply_ends(first, count, start, stamp)
         if by is None:

@@ -142,6 +142,9 @@ class Proposal(Mapping[Partition, tuple[str, ...]]):
     def __getitem__(self, partition: Partition) -> tuple[str, ...]:
         return self.first(partition, len(self._rings[partition[0]].ids))
 
+    def __contains__(self, partition: object) -> bool:
+        return partition in self.owners  # Mapping would make its whole ranking to know
+
     def __iter__(self) -> Iterator[Partition]:
         return iter(self.owners)
 

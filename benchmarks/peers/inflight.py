@@ -1,36 +1,66 @@
-"""The tracker's pure state alone, filled from encoded markers as a client writes them."""
+"""The tracker's pure state alone, filled from records as a tracker consumes them."""
 
 import gc
 import os
 import random
 import time
 import tracemalloc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from confluent_kafka import Message
 
 from benchmarks.children import usage
 from kmqpy import markers
 from kmqpy.inflight import InFlight
+from kmqpy.marker_log import apply_records
 from kmqpy.markers import Marker, Op
 
 _BATCH = 5_000
 _LEASE_MS = 3_600_000
+_T0_MS = 1_000_000
+_SEED = 1
 
 
 def fill(options: dict[str, Any]) -> dict[str, float]:
-    """Take messages, with `gaps` twice as many and end half of them; says what is left costs."""
-    count, pid = options["messages"], os.getpid()
-    taken = range(2 * count if options["gaps"] else count)
-    ended = sorted(random.sample(taken, count)) if options["gaps"] else []
+    """Take messages, with `gaps` twice as many and end half of them; says what is left costs.
+
+    `arrival`: "series" (one after the other, a timestamp for each batch), "holder" (the same, with the
+    header that says who took them), "random" (in a random order), "trickle" (one in each ms).
+    """
+    count, pid, arrival = options["messages"], os.getpid(), options["arrival"]
+    rng = random.Random(_SEED)
+    taken = list(range(2 * count if options["gaps"] else count))
+    if arrival == "random":
+        rng.shuffle(taken)
+    ended = sorted(rng.sample(taken, count)) if options["gaps"] else []
+    holder = "somebody" if arrival == "holder" else None
     gc.collect()
     if options["traced"]:
         tracemalloc.start()
-    before, began = usage(pid)["rss"], time.process_time()
-    state = InFlight()
-    at = 0
-    for at, record in enumerate(_records(options["markers"], taken, ended)):
-        state.apply(markers.decode(*record), at, 1_000_000 + at // 1_000)
-    seconds = time.process_time() - began
+    before = usage(pid)["rss"]
+    state, at, seconds = InFlight(), 0, 0.0
+    for op, offsets in ((Op.TAKE, taken), (Op.END, ended)):
+        for batch in _batches(options["markers"], op, offsets, holder):
+            each_ms = arrival == "trickle"
+            stamp = _T0_MS + at // _BATCH
+            messages = [
+                Message(
+                    topic="markers",
+                    partition=0,
+                    offset=at + i,
+                    key=key,
+                    value=value,
+                    headers=headers or None,
+                    timestamp=(2, _T0_MS + at + i if each_ms else stamp),
+                )
+                for i, (key, value, headers) in enumerate(batch)
+            ]
+            at += len(messages)
+            began = time.process_time()
+            apply_records(state, 0, messages)
+            seconds += time.process_time() - began
+    del messages, batch
     gc.collect()
     if len(state) != count:
         raise RuntimeError(f"{len(state)} in flight, not {count}")
@@ -38,22 +68,21 @@ def fill(options: dict[str, Any]) -> dict[str, float]:
         return {"traced_per_message": tracemalloc.get_traced_memory()[0] / count}
     return {
         "rss_per_message": (usage(pid)["rss"] - before) / count,
-        "apply_us_per_record": seconds / (at + 1) * 1e6,
-        "records": at + 1,
+        "apply_us_per_record": seconds / at * 1e6,
+        "records": at,
     }
 
 
-def _records(form: str, taken: range, ended: list[int]) -> Iterator[tuple[Any, Any, Any]]:
-    for first in range(0, len(taken), _BATCH):
-        yield from _marked(form, Op.TAKE, taken[first : first + _BATCH])
-    for first in range(0, len(ended), _BATCH):
-        yield from _marked(form, Op.END, ended[first : first + _BATCH])
-
-
-def _marked(form: str, op: Op, offsets: Iterable[int]) -> Iterator[tuple[Any, Any, Any]]:
-    lease_ms = _LEASE_MS if op is Op.TAKE else 0
-    if form == "range":
-        found = markers.ranges(0, op, offsets, redeliver_after_ms=lease_ms)
-    else:
-        found = [Marker(0, offset, op, lease_ms) for offset in offsets]
-    return map(markers.encode, found)
+def _batches(
+    form: str, op: Op, offsets: Sequence[int], holder: str | None
+) -> Iterator[list[tuple[Any, Any, Any]]]:
+    fields: dict[str, Any] = {}
+    if op is Op.TAKE:
+        fields = {"redeliver_after_ms": _LEASE_MS, "holder": holder}
+    make: Callable[[Sequence[int]], list[Marker]] = (
+        (lambda some: markers.ranges(0, op, sorted(some), **fields))
+        if form == "range"
+        else (lambda some: [Marker(0, offset, op, **fields) for offset in some])
+    )
+    for first in range(0, len(offsets), _BATCH):
+        yield [markers.encode(one) for one in make(offsets[first : first + _BATCH])]

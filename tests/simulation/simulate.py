@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kmqpy import inflight
+from kmqpy import entries
 from kmqpy.config import QueueSettings
 from tracker.settings import TrackerSettings
 
@@ -331,9 +331,10 @@ def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = 
     for logger in loggers:
         logger.disabled = True
     # Runs of messages that are taken together, in sizes that small runs of the simulation reach.
-    sizes = inflight._BLOCK, inflight._MIN_RUN
-    inflight._BLOCK, inflight._MIN_RUN = ((1024, 16), (8, 3), (4, 2))[seed % 3]
+    sizes = entries._BLOCK, entries._MIN_RUN, entries._ROWS, entries._FEW
+    small = ((1024, 16, 64, 8), (8, 3, 4, 1), (4, 2, 2, 0))[seed % 3]
+    entries._BLOCK, entries._MIN_RUN, entries._ROWS, entries._FEW = small
     try:
         return Simulation(seed, controls, trace).run()
     finally:
-        inflight._BLOCK, inflight._MIN_RUN = sizes
+        entries._BLOCK, entries._MIN_RUN, entries._ROWS, entries._FEW = sizes

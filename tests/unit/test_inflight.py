@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kmqpy import inflight, markers, snapshot
+from kmqpy import entries, inflight, markers, snapshot
 from kmqpy.inflight import Entry, Hold, InFlight
 from kmqpy.markers import INT64_MAX, TICK_OFFSET, Marker, Op, tick
 
@@ -499,7 +499,9 @@ class TestMemory:
     BOUND = 3 * 1024
 
     def sizes(self, state):
-        return len(state), len(state._takes), len(state._due), len(state._in_redelivery)
+        packed = state._entries
+        heaps = packed._by_take._heap, packed._by_due._heap, packed._by_take._at_least
+        return len(state), *map(len, heaps), len(packed._slots), len(packed._runs), len(packed.handed_out)
 
     def test_behind_one_stuck_message(self, log):
         log.take(0, 10**9)
@@ -536,8 +538,19 @@ class TestMemory:
             log.end(offset)
         assert max(self.sizes(log.state)) < self.BOUND
 
+    def test_one_of_a_hundred_is_held(self, log):
+        """What is left of many groups is gathered in few."""
+        for offset in range(self.FINISHED // 10):
+            log.take(offset, later=1)
+            if offset % 100:
+                log.end(offset)
+        held = self.FINISHED // 1_000
+        assert len(log.state) == held
+        assert len(log.state._entries._by_take._at_least) <= held / entries._FEW + 1
+        assert [entry.offset for entry in sorted(log.state)] == list(range(0, self.FINISHED // 10, 100))
+
     def test_compaction_leaves_out_what_is_in_redelivery(self, log, monkeypatch):
-        monkeypatch.setattr(inflight, "_SLACK", 0)
+        monkeypatch.setattr(entries, "_SLACK", 0)
         for offset in range(10):
             log.take(offset, 0)
         log.due(5)
@@ -634,9 +647,11 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         super().__init__()
         # So that what is cleaned lazily is compacted at every turn, and a few messages make a run.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(inflight, "_SLACK", 0)
-        self.patch.setattr(inflight, "_BLOCK", 8)
-        self.patch.setattr(inflight, "_MIN_RUN", 2)
+        self.patch.setattr(entries, "_SLACK", 0)
+        self.patch.setattr(entries, "_BLOCK", 8)
+        self.patch.setattr(entries, "_MIN_RUN", 2)
+        self.patch.setattr(entries, "_ROWS", 4)
+        self.patch.setattr(entries, "_FEW", 1)
         self.state = InFlight(missed_markers=self.missed_markers)
         self.log = []
         self.position = self.now_ms = self.last_safe_offset = 0
@@ -664,10 +679,11 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         first=OFFSETS,
         count=st.integers(1, 20),
         after=st.integers(-1, 60),
+        holder=st.sampled_from([None, "v"]),
         step=timestamp_steps,
         read_before=st.integers(0, 3),
     )
-    def read_a_series(self, op, first, count, after, step, read_before):
+    def read_a_series(self, op, first, count, after, holder, step, read_before):
         """Markers alike, of messages that follow each other; the first may have been read before."""
         read_before = min(read_before, self.position, count)
         offsets = range(first + read_before, first + count)
@@ -676,10 +692,11 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         if offsets:
             self.now_ms = max(self.now_ms, timestamp)
         for offset in offsets:
-            self.log.append(Read(Marker(0, offset, op, max(0, after)), self.position, self.now_ms))
+            marker = Marker(0, offset, op, max(0, after), holder=holder)
+            self.log.append(Read(marker, self.position, self.now_ms))
             self.position += 1
         if op is Op.TAKE:
-            self.state.apply_takes(first, count, after, at, timestamp)
+            self.state.apply_takes(first, count, after, at, timestamp, holder)
         else:
             assert self.state.apply_ends(first, count, at, timestamp) == len(before)
             self.in_redelivery.difference_update(offsets)
@@ -786,12 +803,21 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self):
-        bound = 2 * len(self.state) + 8
-        assert len(self.state._runs) <= bound
-        assert len(self.state._runs_due) <= bound
-        assert len(self.state._takes) <= bound
-        assert len(self.state._due) <= bound
-        assert self.state._in_redelivery <= {entry.offset for entry in self.state}
+        packed = self.state._entries
+        groups = list(packed._by_take.groups())
+        assert len(packed._by_take._heap) <= 2 * len(groups)
+        assert len(packed._by_due._heap) <= 2 * len(groups)
+        rows = [group for group in groups if isinstance(group, entries._Rows)]
+        assert all(
+            entries._FEW < len(group) <= entries._ROWS for group in rows if group not in opened(packed)
+        )
+        assert sum(map(len, rows)) == sum(slots.mask.bit_count() for slots in packed._slots.values())
+        assert packed.handed_out == self.in_redelivery
+
+
+def opened(packed):
+    """The groups that may be of any size."""
+    return list(packed._open.values())
 
 
 class AgainstTheNaiveModelWithMissedMarkers(AgainstTheNaiveModel):
@@ -836,8 +862,10 @@ def with_timestamps(history):
 @pytest.fixture(scope="class")
 def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflight, "_BLOCK", 8)
-        patch.setattr(inflight, "_MIN_RUN", 2)
+        patch.setattr(entries, "_BLOCK", 8)
+        patch.setattr(entries, "_MIN_RUN", 2)
+        patch.setattr(entries, "_ROWS", 4)
+        patch.setattr(entries, "_FEW", 1)
         yield
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmqpy import inflight, markers
+from kmqpy import entries, markers
 from kmqpy.errors import DecodeError, UnsupportedMarker
 from kmqpy.inflight import InFlight
 from kmqpy.marker_log import Applied, apply_records
@@ -73,7 +73,7 @@ series = st.builds(
     OFFSETS,
     st.integers(1, 12),
     st.integers(-1, 60),
-    holder=st.sampled_from([None, None, "h"]),
+    holder=st.sampled_from([None, None, "h", "i", ""]),
     by_tracker=st.booleans(),
 )
 odd = st.sampled_from(
@@ -112,8 +112,8 @@ def records_of(log):
 @given(logs, st.integers(1, 50), st.sampled_from([(8, 2), (1024, 16)]))
 def test_the_same_as_one_by_one(log, batch, sizes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inflight, "_BLOCK", sizes[0])
-        patch.setattr(inflight, "_MIN_RUN", sizes[1])
+        patch.setattr(entries, "_BLOCK", sizes[0])
+        patch.setattr(entries, "_MIN_RUN", sizes[1])
         expected, state, records = InFlight(), InFlight(), records_of(log)
         wanted = one_by_one(expected, records)
         total = Applied()
@@ -144,10 +144,11 @@ def test_records_that_were_read_before_change_nothing(log, data):
     assert state.position == expected.position
 
 
-def test_a_series_takes_no_memory_for_each_message():
+@pytest.mark.parametrize("holder", [None, "somebody"])
+def test_a_series_takes_no_memory_for_each_message(holder):
     state = InFlight()
-    value = markers.encode_start(30_000)
-    records = [Record(i, T0, (markers.encode_key(PARTITION, i), value, [])) for i in range(5_000)]
-    apply_records(state, PARTITION, records)
+    takes = [Marker(PARTITION, i, Op.TAKE, 30_000, holder=holder) for i in range(5_000)]
+    apply_records(state, PARTITION, [Record(i, T0, markers.encode(take)) for i, take in enumerate(takes)])
+    assert {entry.holder for entry in state} == {holder}
     assert len(state) == 5_000
-    assert not state._entries
+    assert not state._entries._slots

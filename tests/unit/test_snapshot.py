@@ -20,7 +20,7 @@ entries = st.builds(
 )
 runs = st.builds(
     TakenTogether,
-    numbers,
+    st.integers(0, INT64_MAX - 1023),
     st.integers(0, 1 << 1023).map(lambda bits: bits | 1),
     numbers,
     numbers,

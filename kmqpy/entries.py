@@ -1,0 +1,501 @@
+"""Entries of one partition, packed: by queue offset, by the place of their take, by when they are due.
+
+Pure: no I/O, no clock. What markers mean is not known here; see `kmqpy.inflight`.
+
+Messages that were taken together are runs: a bit for each. All others are rows of numbers, some dozens
+to an array, in the order in which they came. That is nearly the order of their takes and, for each
+length of lease, of their deadlines; so a heap of such groups serves instead of one of entries.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from kmqpy.markers import INT64_MAX, Runs
+
+_BLOCK = 1024
+"""Queue offsets that are looked up together: what the bits of one run can stand for."""
+
+_MIN_RUN = 16
+"""Messages taken together that are worth a run."""
+
+_ROWS = 64
+"""Rows in a group: few enough to be searched one by one."""
+
+_FEW = 8
+"""A group of no more rows is not worth its overhead; they move to another."""
+
+_SLACK = 1024
+"""Stale items that a lazily cleaned structure may hold beside as many live ones."""
+
+
+class Hold(StrEnum):
+    """Why a message is in flight."""
+
+    HELD = "held"
+    """A client has it, until its lease ends."""
+    DELAYED = "delayed"
+    """It is not yet time to deliver it."""
+    RELEASED = "released"
+    """Given back by a nack; waits for its redelivery."""
+    DEAD = "dead"
+    """To be dead-lettered now. Sticky: no later marker but the end marker changes it."""
+
+
+class Entry(NamedTuple):
+    """One message in flight.
+
+    offset      its offset in the queue topic
+    taken_at    offset of its take in the markers topic
+    since_ms    the partition's now when it was taken
+    due_ms      when it is to be redelivered, in the partition's time
+    counts      whether that redelivery counts as an attempt
+    """
+
+    offset: int
+    taken_at: int
+    since_ms: int
+    due_ms: int
+    hold: Hold
+    counts: bool = True
+    reason: str | None = None
+    holder: str | None = None
+
+
+class TakenTogether(NamedTuple):
+    """Messages in flight that were taken together, as a snapshot has them.
+
+    Bit i of `bits` stands for the message at queue offset `first` + i, bit 0 is set. `taken_at` is the
+    markers offset of its take, those of the next offsets stand `stride` apart.
+    """
+
+    first: int
+    bits: int
+    taken_at: int
+    stride: int
+    since_ms: int
+    due_ms: int
+    holder: str | None
+
+
+Row = Entry | TakenTogether
+"""A row of a snapshot."""
+
+
+class _Run:
+    """Messages of one block that were taken together: a bit for each, no object.
+
+    alive     bit i: the message at block * _BLOCK + i is in flight
+    taken     markers offset of the take of bit `base`; the takes of the following bits stand
+              `stride` apart, 0 where one range marker took them all
+    """
+
+    __slots__ = ("alive", "base", "block", "due", "holder", "since_ms", "stride", "taken")
+
+    def __init__(self, block: int, alive: int, base: int, taken: int, like: TakenTogether) -> None:
+        self.block = block
+        self.alive = alive
+        self.base = base
+        self.taken = taken
+        self.stride = like.stride
+        self.since_ms = like.since_ms
+        self.due = like.due_ms
+        self.holder = like.holder
+
+    def entry(self, bit: int) -> Entry:
+        """The message of `bit` as an entry."""
+        return Entry(
+            self.block * _BLOCK + bit,
+            self.taken + self.stride * (bit - self.base),
+            self.since_ms,
+            self.due,
+            Hold.HELD,
+            holder=self.holder,
+        )
+
+    def oldest(self) -> Entry:
+        return self.entry(_lowest_bit(self.alive))
+
+    def taken_at(self) -> int:
+        return self.taken + self.stride * (_lowest_bit(self.alive) - self.base)
+
+    def due_ms(self) -> int:
+        return self.due
+
+    def due_until(self, _until_ms: int, limit: int) -> list[Entry]:
+        return [self.entry(bit) for bit in itertools.islice(_bits(self.alive), limit)]
+
+    def row(self) -> TakenTogether:
+        """The same for a snapshot."""
+        offset, taken_at = self.oldest()[:2]
+        bits = self.alive >> offset % _BLOCK
+        return TakenTogether(offset, bits, taken_at, self.stride, self.since_ms, self.due, self.holder)
+
+
+class _Rows:
+    """Some entries: in `values` the four numbers of each, in `rests` what most of them share.
+
+    waiting  they are due some time; not handed out
+    """
+
+    __slots__ = ("rests", "values", "waiting")
+
+    def __init__(self, *, waiting: bool) -> None:
+        self.values = array("q")
+        self.rests: list[tuple[Any, ...]] = []
+        self.waiting = waiting
+
+    def __len__(self) -> int:
+        return len(self.rests)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(self._entry, range(len(self.rests)))
+
+    def _entry(self, index: int) -> Entry:
+        return Entry._make((*self.values[4 * index : 4 * index + 4], *self.rests[index]))
+
+    def get(self, offset: int) -> Entry:
+        """The entry of an offset that is in it."""
+        return self._entry(self.values[::4].index(offset))
+
+    def remove(self, offset: int) -> None:
+        """Forget an offset that is in it."""
+        index = self.values[::4].index(offset)
+        del self.values[4 * index : 4 * index + 4]
+        del self.rests[index]
+        if not len(self.rests) & (len(self.rests) - 1):
+            self.values = self.values[:]  # gives the memory back; deleting does not
+
+    def oldest(self) -> Entry:
+        taken = self.values[1::4]
+        return self._entry(taken.index(min(taken)))
+
+    def taken_at(self) -> int:
+        return min(self.values[1::4])
+
+    def due_ms(self) -> int:
+        return min(self.values[3::4])
+
+    def due_until(self, until_ms: int, limit: int) -> list[Entry]:
+        due = sorted((ms, i) for i, ms in enumerate(self.values[3::4]) if ms <= until_ms)
+        return [self._entry(i) for _, i in due[:limit]]
+
+
+_Group = _Run | _Rows
+
+
+class _Slots:
+    """Where the rows of one block are: bit i of `mask` has one, in the group of the same rank."""
+
+    __slots__ = ("groups", "mask")
+
+    def __init__(self) -> None:
+        self.mask = 0
+        self.groups: list[_Rows] = []
+
+    def rank(self, bit: int) -> int:
+        """How many come before `bit`."""
+        return (self.mask & ((1 << bit) - 1)).bit_count()
+
+
+class _Lowest:
+    """Groups in the order of the lowest of a value of their entries.
+
+    What is removed from a group can only raise that, so it is worked out again when the group is first.
+    Stale items are compacted when they outnumber the live ones: amortised O(1), and memory follows what
+    is in flight even behind one message that is held for hours.
+    """
+
+    def __init__(self, value: Callable[[_Group], int]) -> None:
+        self._value = value
+        self._at_least: dict[_Group, int] = {}
+        self._heap: list[tuple[int, int, _Group]] = []
+        self._numbers = itertools.count()  # groups can't be compared
+
+    def add(self, group: _Group, value: int) -> None:
+        """There is an entry with `value` in the group."""
+        if value < self._at_least.get(group, INT64_MAX + 1):
+            self._at_least[group] = value
+            heapq.heappush(self._heap, (value, next(self._numbers), group))
+            self._compact()
+
+    def remove(self, group: _Group) -> None:
+        """The group is empty."""
+        if self._at_least.pop(group, None) is not None:
+            self._compact()
+
+    def first(self) -> tuple[int, _Group | None]:
+        """The lowest value and its group."""
+        while self._heap:
+            at_least, number, group = self._heap[0]
+            if self._at_least.get(group) != at_least:
+                heapq.heappop(self._heap)
+                continue
+            value = self._value(group)
+            if value == at_least:
+                return value, group
+            self._at_least[group] = value
+            heapq.heapreplace(self._heap, (value, number, group))
+        return INT64_MAX + 1, None
+
+    def second(self) -> int:
+        """No group but the first has a lower value than this."""
+        return min((item[0] for item in self._heap[1:3]), default=INT64_MAX)
+
+    def groups(self) -> Iterator[_Group]:
+        """All that are not empty."""
+        return iter(self._at_least)
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._at_least) + _SLACK:
+            self._heap = [(at_least, next(self._numbers), g) for g, at_least in self._at_least.items()]
+            heapq.heapify(self._heap)
+
+
+class Entries:
+    """The entries of one partition, one for each queue offset.
+
+    An entry waits until it is due; handed out, it is still there but no more due.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._runs: dict[int, list[_Run]] = {}  # by block
+        self._slots: dict[int, _Slots] = {}
+        self._open: dict[bool, _Rows] = {}  # the groups that new rows go to: waiting and not
+        self._by_take = _Lowest(lambda group: group.taken_at())
+        self._by_due = _Lowest(lambda group: group.due_ms())
+        self._rests: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._rest: tuple[Any, ...] = ()
+        self.handed_out: set[int] = set()
+        """Offsets of the entries that hand_out() returned."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Entry]:
+        for group in self._by_take.groups():
+            yield from map(group.entry, _bits(group.alive)) if isinstance(group, _Run) else group
+
+    def rows(self) -> Iterator[Row]:
+        """All of them, for a snapshot."""
+        for group in self._by_take.groups():
+            yield from (group.row(),) if isinstance(group, _Run) else group
+
+    def get(self, offset: int) -> Entry | None:
+        """The entry of `offset`, or None."""
+        block, bit = divmod(offset, _BLOCK)
+        slots = self._slots.get(block)
+        if slots is not None and slots.mask >> bit & 1:
+            return slots.groups[slots.rank(bit)].get(offset)
+        run = self._run(block, bit)
+        return None if run is None else run.entry(bit)
+
+    def has_any(self, runs: Runs) -> bool:
+        """Whether there is an entry in a range."""
+        return any(
+            (block in self._slots and self._slots[block].mask & mask)
+            or any(run.alive & mask for run in self._runs.get(block, ()))
+            for block, mask in _masks(runs)
+        )
+
+    def rows_in(self, runs: Runs) -> list[Entry]:
+        """Those of a range that are not in a run."""
+        there = ((block, mask, self._slots.get(block)) for block, mask in _masks(runs))
+        return [
+            slots.groups[slots.rank(bit)].get(block * _BLOCK + bit)
+            for block, mask, slots in there
+            if slots is not None
+            for bit in _bits(slots.mask & mask)
+        ]
+
+    def put(self, entry: Entry, *, waiting: bool = True) -> None:
+        """Add an entry of an offset that has none."""
+        rest = entry[4:]
+        if rest != self._rest:  # equal ones are kept once
+            if len(self._rests) >= _SLACK:
+                self._rests.clear()
+            self._rest = self._rests.setdefault(rest, rest)
+        self._append(entry[:4], self._rest, waiting=waiting)
+        self._count += 1
+        if not waiting:
+            self.handed_out.add(entry.offset)
+
+    def replace(self, entry: Entry) -> None:
+        """Put an entry in the place of what there may be; it waits unless that was handed out."""
+        waiting = entry.offset not in self.handed_out
+        self.discard(entry.offset)
+        self.put(entry, waiting=waiting)
+
+    def put_together(self, taken: TakenTogether, min_run: int | None = None) -> None:
+        """Add entries of offsets that have none; fewer than `min_run` of a block become rows."""
+        min_run = _MIN_RUN if min_run is None else min_run
+        first, bits, taken_at = taken[:3]
+        while bits:
+            block, low = divmod(first, _BLOCK)
+            run = _Run(block, (bits << low) & ((1 << _BLOCK) - 1), low, taken_at, taken)
+            count = run.alive.bit_count()
+            if count >= min_run:
+                self._runs.setdefault(block, []).append(run)
+                self._count += count
+                self._by_take.add(run, run.taken_at())
+                self._by_due.add(run, run.due)
+            else:
+                for bit in _bits(run.alive):
+                    self.put(run.entry(bit))
+            bits >>= _BLOCK - low
+            first, taken_at = first + _BLOCK - low, taken_at + taken.stride * (_BLOCK - low)
+
+    def put_range(self, runs: Runs, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> None:
+        """Add a range of offsets that have none, all taken by the marker at `taken_at`."""
+        for block, mask in _masks(runs):
+            self.put_together(TakenTogether(block * _BLOCK, mask, taken_at, 0, since_ms, due_ms, holder))
+
+    def discard(self, offset: int) -> bool:
+        """Remove an entry; whether there was one."""
+        block, bit = divmod(offset, _BLOCK)
+        slots = self._slots.get(block)
+        if slots is not None and slots.mask >> bit & 1:
+            self._discard_row(slots, block, bit)
+            return True
+        run = self._run(block, bit)
+        if run is None:
+            return False
+        self._clear(run, 1 << bit)
+        return True
+
+    def discard_range(self, runs: Runs) -> int:
+        """Remove those of a range; returns how many."""
+        before = self._count
+        for block, mask in _masks(runs):
+            slots = self._slots.get(block)
+            if slots is not None:
+                for bit in _bits(slots.mask & mask):
+                    self._discard_row(slots, block, bit)
+            for run in list(self._runs.get(block, ())):
+                if run.alive & mask:
+                    self._clear(run, run.alive & mask)
+        return before - self._count
+
+    def oldest(self) -> Entry | None:
+        """The one whose take came first."""
+        _, group = self._by_take.first()
+        return None if group is None else group.oldest()
+
+    def next_due_ms(self) -> int | None:
+        """When the first of those that wait is due; None when none waits."""
+        due_ms, group = self._by_due.first()
+        return None if group is None else due_ms
+
+    def hand_out(self, now_ms: int, limit: int) -> list[Entry]:
+        """Up to `limit` that are due, the longest overdue first; they wait no more."""
+        taken: list[Entry] = []
+        while len(taken) < limit:
+            due_ms, group = self._by_due.first()
+            if group is None or due_ms > now_ms:
+                break
+            entries = group.due_until(min(now_ms, self._by_due.second()), limit - len(taken))
+            if isinstance(group, _Run):
+                self._clear(group, sum(1 << entry.offset % _BLOCK for entry in entries))
+            else:
+                for entry in entries:
+                    self.discard(entry.offset)
+            for entry in entries:
+                self.put(entry, waiting=False)
+            taken += entries
+        return taken
+
+    def _run(self, block: int, bit: int) -> _Run | None:
+        for run in self._runs.get(block, ()):
+            if run.alive >> bit & 1:
+                return run
+        return None
+
+    def _clear(self, run: _Run, bits: int) -> None:
+        """Take messages out of a run, which has them all."""
+        run.alive ^= bits
+        self._count -= bits.bit_count()
+        if not run.alive:
+            runs = self._runs[run.block]
+            runs.remove(run)
+            if not runs:
+                del self._runs[run.block]
+            self._by_take.remove(run)
+            self._by_due.remove(run)
+
+    def _append(self, numbers: Sequence[int], rest: tuple[Any, ...], *, waiting: bool) -> None:
+        """Put a row into the open group; if it is in another already, that one is to forget it."""
+        group = self._open.get(waiting)
+        if group is None or len(group) >= _ROWS:
+            group = self._open[waiting] = _Rows(waiting=waiting)
+        offset, taken_at, _, due_ms = numbers
+        group.values.extend(numbers)
+        group.rests.append(rest)
+        self._by_take.add(group, taken_at)
+        if waiting:
+            self._by_due.add(group, due_ms)
+        block, bit = divmod(offset, _BLOCK)
+        slots = self._slots.get(block)
+        if slots is None:
+            slots = self._slots[block] = _Slots()
+        rank = slots.rank(bit)
+        if slots.mask >> bit & 1:
+            slots.groups[rank] = group
+        else:
+            slots.mask |= 1 << bit
+            slots.groups.insert(rank, group)
+
+    def _discard_row(self, slots: _Slots, block: int, bit: int) -> None:
+        group = slots.groups.pop(slots.rank(bit))
+        slots.mask ^= 1 << bit
+        if not slots.mask:
+            del self._slots[block]
+        offset = block * _BLOCK + bit
+        group.remove(offset)
+        self._count -= 1
+        if not group.waiting:
+            self.handed_out.discard(offset)
+        is_open = self._open.get(group.waiting) is group
+        if len(group) > (0 if is_open else _FEW):
+            return
+        if is_open:
+            del self._open[group.waiting]
+        for index, rest in enumerate(group.rests):
+            self._append(group.values[4 * index : 4 * index + 4], rest, waiting=group.waiting)
+        self._by_take.remove(group)
+        self._by_due.remove(group)
+
+
+def _masks(runs: Runs) -> Iterator[tuple[int, int]]:
+    """The blocks of a range of offsets, each with its bits that are in the range."""
+    current = bits = 0
+    for first, count in runs:
+        end = first + count
+        while first < end:
+            block, low = divmod(first, _BLOCK)
+            if block != current:
+                if bits:
+                    yield current, bits
+                current, bits = block, 0
+            size = min(_BLOCK - low, end - first)
+            bits |= ((1 << size) - 1) << low
+            first += size
+    if bits:
+        yield current, bits
+
+
+def _lowest_bit(mask: int) -> int:
+    return (mask & -mask).bit_length() - 1
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """The set bits of a mask, the lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
