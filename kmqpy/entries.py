@@ -30,8 +30,11 @@ _ROWS = 64
 _FEW = 8
 """A group of no more rows is not worth its overhead; they move to another."""
 
-_SLACK = 1024
-"""Stale items that a lazily cleaned structure may hold beside as many live ones."""
+_SLACK = 64
+"""Stale groups that a heap may hold beside as many live ones."""
+
+_KNOWN_RESTS = 1024
+"""Values of what most rows share that are remembered, so that equal ones are kept once."""
 
 
 class Hold(StrEnum):
@@ -317,8 +320,8 @@ class Entries:
     def put(self, entry: Entry, *, waiting: bool = True) -> None:
         """Add an entry of an offset that has none."""
         rest = entry[4:]
-        if rest != self._rest:  # equal ones are kept once
-            if len(self._rests) >= _SLACK:
+        if rest != self._rest:
+            if len(self._rests) >= _KNOWN_RESTS:
                 self._rests.clear()
             self._rest = self._rests.setdefault(rest, rest)
         self._append(entry[:4], self._rest, waiting=waiting)
