@@ -136,10 +136,21 @@ class KmqClient:
             self._held.expire(self._clock.monotonic())
             return len(self._held)
 
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions that this client takes messages from at the moment.
+
+        Empty before its first receive() and while the consumer group assigns them; a client too many,
+        beside as many others as there are partitions, gets none.
+        """
+        return [] if self._source is None else self._source.partitions
+
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[Message]:
         """Take up to `max_messages`; returns as soon as there are some, [] after `wait` seconds.
+
+        The first call joins the consumer group; that is part of `wait`, see `partitions`.
 
         Each is this caller's for `lease` seconds (default: the queue's redeliver_after) and comes
         again unless it is acknowledged before.
@@ -291,6 +302,7 @@ class KmqClient:
         """Messages whose start markers are confirmed, their places, and when their leases began."""
         with _collecting_later(max_messages):
             records, offsets = source.poll(max_messages, wait_s)
+            self._release(source.abandoned())
             # The lease is counted from before its start marker is written (rule R11).
             started = self._clock.monotonic()
             if not records:
@@ -354,8 +366,8 @@ class KmqClient:
         for partition, ascending in offsets.items():
             count = len(ascending)
             if partition in written.failed:
-                source.hold_back(partition, ascending[-1])
                 count = bisect_left(ascending, written.failed[partition])
+                source.hold_back(partition, ascending[count:])
             if count:
                 source.taken(partition, ascending[count - 1], written.last_at[partition], count)
         for partition, offset in written.failed.items():
@@ -363,7 +375,7 @@ class KmqClient:
         if written.failed:
             self._telemetry.failed(self._queue.name, "start markers", len(written.failed))
             _log.warning(
-                "start markers could not be written; their messages will be read again",
+                "start markers are not confirmed; their messages will come again",
                 extra={"queue": self._queue.name, "partitions": sorted(written.failed)},
             )
 
@@ -468,6 +480,7 @@ class KmqClient:
                 self._connection,
                 self._queue,
                 self._telemetry,
+                settled=self._writer.settled,
                 instance_id=self._instance_id,
                 clock=self._clock,
             )

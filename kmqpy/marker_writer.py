@@ -83,6 +83,7 @@ class MarkerWriter:
         self._producer = self._new_producer()
         self._starts: Producer | None = None
         self._bulk: Producer | None = None
+        self._unsettled: dict[int, _Fence] = {}
         self._starts_polled_at = clock.monotonic()
         self._broken = False
         self._complained_at = -_COMPLAIN_EVERY_S
@@ -115,7 +116,10 @@ class MarkerWriter:
 
         The offsets ascend. To be followed by `confirmed()` of what it returns, within `timeout_s`.
         """
-        starting = Starting(self._starts_producer(), self._clock, timeout_s, self._drop_starts_producers)
+        producer = self._starts_producer()
+        starting = Starting(producer, self._clock, timeout_s, self._drop_starts_producers, self._settle)
+        for partition in {*takes, *(partition for partition, _ in delays)}:
+            self._unsettled.setdefault(partition, _Fence(self._topic, partition)).add(producer)
         headers = markers.encode(Marker(0, 0, Op.TAKE, holder=holder))[2] or None
         for partition, offsets in takes.items():
             if self._coalesces:
@@ -129,7 +133,9 @@ class MarkerWriter:
             value = markers.encode_start(lease_ms)
             if len(offsets) >= _MANY and headers is None:
                 # A report of each would take as long as writing it; that of the last says where they are.
-                report = starting.expect_quietly(self._bulk_producer(), partition, offsets[:-1])
+                bulk = self._bulk_producer()
+                self._unsettled[partition].add(bulk)
+                report = starting.expect_quietly(bulk, partition, offsets[:-1])
                 self._produce_all(offsets[:-1], value, None, partition, report, starting, quiet=True)
                 offsets = offsets[-1:]
             report = starting.expect(partition, offsets)
@@ -138,6 +144,17 @@ class MarkerWriter:
             key, value, more = markers.encode(Marker(partition, offset, Op.DELAY, wait_ms, counts=False))
             self._produce(key, value, more, partition, starting.expect(partition, [offset]), starting)
         return starting
+
+    def settled(self, partition: int) -> bool:
+        """Whether the log of markers holds every start of this partition that it ever will.
+
+        It may not after starts of unknown outcome. Then a tick is written behind them; to be called
+        again, by the thread that calls `start`, until it has come through. Does not wait.
+        """
+        fence = self._unsettled.get(partition)
+        if fence is not None and fence.passed():
+            del self._unsettled[partition]
+        return partition not in self._unsettled
 
     def post(self, marker: Marker) -> None:
         """Write `marker` some time soon, whatever it takes; blocks only while the queue is full."""
@@ -221,6 +238,9 @@ class MarkerWriter:
                 **settings,
             },
         )
+
+    def _settle(self, partition: int) -> None:
+        self._unsettled.pop(partition, None)
 
     def _starts_producer(self) -> Producer:
         if self._starts is None:
@@ -391,16 +411,77 @@ class MarkerWriter:
         self._starts = self._bulk = None
 
 
+class _Fence:
+    """Ticks behind start markers of one partition, one by each producer that was given some of them.
+
+    An idempotent producer writes in order, also when it has given something up: once its tick is
+    written, nothing that it was given before can be. One with a fatal error can't say so.
+    """
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._ticks: dict[Producer, object | None] = {}  # on their way
+
+    def add(self, producer: Producer) -> None:
+        """It was given start markers; a tick on its way stands before them."""
+        self._ticks[producer] = None
+
+    def passed(self) -> bool:
+        """Whether all ticks are written; sends those that are not on their way."""
+        for producer, tick in list(self._ticks.items()):
+            if tick is None:
+                self._send(producer)
+            producer.poll(0)
+            # What reports failures only has written what it holds no more.
+            if self._ticks.get(producer) and not len(producer):
+                self._ticks.pop(producer, None)
+        return not self._ticks
+
+    def _send(self, producer: Producer) -> None:
+        key, value, headers = markers.encode(markers.tick(self._partition))
+        tick = self._ticks[producer] = object()
+
+        def report(error: KafkaError | None, _: Any) -> None:
+            if self._ticks.get(producer) is not tick:
+                return
+            unknown = error is not None and error.code() == KafkaError._UNKNOWN_PARTITION
+            if error is None or unknown or _is_fatal(error):
+                del self._ticks[producer]
+            else:
+                self._ticks[producer] = None
+
+        try:
+            producer.produce(
+                self._topic,
+                value,
+                key,
+                self._partition,
+                on_delivery=report,
+                headers=headers,  # type: ignore[arg-type]
+            )
+        except BufferError:
+            self._ticks[producer] = None
+        except KafkaException as exception:
+            report(kafka.error_of(exception) or KafkaError(KafkaError._FAIL), None)
+
+
 class Starting:
     """Start markers on their way; used by one thread."""
 
     def __init__(
-        self, producer: Producer, clock: Clock, timeout_s: float, give_up: Callable[[], None]
+        self,
+        producer: Producer,
+        clock: Clock,
+        timeout_s: float,
+        give_up: Callable[[], None],
+        settle: Callable[[int], None],
     ) -> None:
         self._producer = producer
         self._clock = clock
         self._deadline = clock.monotonic() + timeout_s
         self._give_up = give_up
+        self._settle = settle
         self._expected: dict[int, list[int]] = {}
         self._size = 0
         # Written by whoever polls the producer.
@@ -478,6 +559,8 @@ class Starting:
             failed[partition] = min(
                 *self._quiet.get(partition, ())[:1], *self._expected[partition], INT64_MAX
             )
+        for partition in self._expected.keys() - failed.keys():
+            self._settle(partition)
         return Started(last_at, failed)
 
     def _pending(self) -> bool:

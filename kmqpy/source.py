@@ -1,14 +1,14 @@
 """Takes records from a queue topic as a member of its consumer group.
 
-Holds what is about positions: the group, commits, what a crashed member had started (rule R10),
-partitions that have to wait (rule R18). Used by one thread at a time.
+Holds what is about positions: the group, commits, what a crashed member had started (rule R10), or
+this one without knowing it, partitions that have to wait (rule R18). Used by one thread at a time.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -20,6 +20,7 @@ from kmqpy import kafka, markers
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import AccessDenied, DecodeError, TopicError
+from kmqpy.held import Place
 from kmqpy.markers import INT64_MAX, Op
 from kmqpy.telemetry import Telemetry
 
@@ -29,6 +30,8 @@ COMMIT_EVERY_S = 0.2
 COMMIT_EVERY_MESSAGES = 10_000
 _IDLE_AFTER_S = 1.0
 _RECOVERY_TIMEOUT_S = 10.0
+_LOOK_TIMEOUT_S = 2.0
+"""How long one markers partition that gives nothing may keep the others waiting (rule R18)."""
 _MAX_BACKOFF_S = 10.0
 _LEAVE_TIMEOUT_S = 5.0
 _METADATA = re.compile(r"kmq1:([0-9]{1,19})")
@@ -43,7 +46,11 @@ class _Partition:
     recovered_from: int | None = None
     """The markers offset from which `started` was read."""
     started: set[int] = field(default_factory=set)
-    """Offsets from the committed one on that a predecessor had started."""
+    """Offsets from the committed one on that were started before, by a predecessor or in vain."""
+    markers_end: int = 0
+    """Where the markers ended when they were read last: this member's starts stand behind that."""
+    unknown: set[int] = field(default_factory=set)
+    """Offsets whose start markers this member may have written or not."""
     pending: int = 0
     """Records returned by poll that are neither taken nor rewound yet."""
     skipped_to: int = 0
@@ -58,8 +65,26 @@ class _Partition:
     failures: int = 0
 
 
+@dataclass
+class _Read:
+    """What the markers of a partition say of the queue offsets asked for.
+
+    started   there is a start marker
+    open      the last one is a take, and there is no end marker behind it
+    end       where the markers ended
+    """
+
+    started: set[int] = field(default_factory=set)
+    open: set[int] = field(default_factory=set)
+    end: int = 0
+
+
 class QueueSource:
-    """A member of the queue's consumer group."""
+    """A member of the queue's consumer group.
+
+    `settled` says of a partition whether none of this client's start markers can still come to it,
+    and sees to it that this gets so.
+    """
 
     def __init__(
         self,
@@ -67,12 +92,14 @@ class QueueSource:
         queue: QueueSettings,
         telemetry: Telemetry,
         *,
+        settled: Callable[[int], bool],
         instance_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._connection = connection
         self._queue = queue
         self._telemetry = telemetry
+        self._settled = settled
         self._clock = clock
         self._partitions: dict[int, _Partition] = {}
         self._paused: set[int] = set()
@@ -81,6 +108,7 @@ class QueueSource:
         self._last_poll = clock.monotonic()
         self._idle = False
         self._stash: list[Any] = []
+        self._abandoned: list[Place] = []
         self._static = instance_id is not None
         self._closing = False
         self._revoked = False  # and what follows from it is not assigned yet
@@ -104,8 +132,8 @@ class QueueSource:
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that this member has now."""
-        return sorted(self._partitions)
+        """The partitions that this member has now, and whose messages it may take."""
+        return sorted(partition for partition, known in list(self._partitions.items()) if known.recovered)
 
     def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], dict[int, Sequence[int]]]:
         """Up to `max_records` records, and their offsets by partition; waits at most `wait_s` for the first.
@@ -157,27 +185,40 @@ class QueueSource:
             known.failures = 0
             self._uncommitted += count
 
-    def hold_back(self, partition: int, highest: int) -> None:
-        """Starts up to `highest` were written of which some failed, so what they cover comes again.
+    def hold_back(self, partition: int, offsets: Sequence[int]) -> None:
+        """The starts of some of these ascending offsets failed; whether they were written is unknown.
 
-        Until it has been taken, commits keep saying where to find those starts (rule R10). To be
-        called before `taken`.
+        Until they have been taken or skipped, commits keep saying where to find those starts (rule
+        R10). To be called before `taken`, and to be followed by `rewind`.
         """
         known = self._partitions.get(partition)
         if known is not None:
-            before, so_far = known.held_back or (known.markers_offset or 0, highest)
-            known.held_back = (before, max(highest, so_far))
+            behind = known.markers_end if known.markers_offset is None else known.markers_offset
+            before, so_far = known.held_back or (behind, offsets[-1])
+            known.held_back = (before, max(offsets[-1], so_far))
+            known.unknown.update(offsets)
 
     def rewind(self, partition: int, offset: int) -> None:
-        """Read `partition` again from `offset`, after a back-off that grows with each failure."""
+        """Read `partition` again from `offset`, after a back-off that grows with each failure.
+
+        Not what was started after all, as the markers say when they have come to rest: the tracker
+        looks after that, and may have redelivered it long since.
+        """
         known = self._partitions.get(partition)
         if known is None:
             return
         known.pending = 0
         known.skipped_to = 0
+        known.recovered = False
+        known.too_early = offset
         self._back_off(known)
         self._seek(partition, offset)
         self._apply_pauses()
+
+    def abandoned(self) -> list[Place]:
+        """What was taken after all when its start markers had failed, and is in flight; told once."""
+        found, self._abandoned = self._abandoned, []
+        return found
 
     def start_over(self) -> None:
         """Read again whatever was polled and not taken, after an error that came between the two.
@@ -285,7 +326,11 @@ class QueueSource:
 
     def _prepare(self) -> None:
         for partition, known in list(self._partitions.items()):
-            if not known.recovered and self._clock.monotonic() >= known.wait_until:
+            if known.recovered or self._clock.monotonic() < known.wait_until or not self._settled(partition):
+                continue
+            if known.unknown:
+                self._look_again(partition, known)
+            else:
                 self._recover(partition, known)
         self._apply_pauses()
 
@@ -311,17 +356,12 @@ class QueueSource:
             if committed.error is not None:
                 raise KafkaException(committed.error)
             start = committed_markers_offset(committed.metadata) if committed.offset >= 0 else 0
-            if start is not None:
-                first = max(committed.offset, 0)
-                known.started = self._started_since(partition, start, first)
+            read = self._read_markers(partition, start, max(committed.offset, 0))
         except KafkaException as exception:
-            self._back_off(known)
-            self._telemetry.failed(self._queue.name, "recovery")
-            _log.warning(
-                "reading the markers of a predecessor failed; trying again",
-                extra={"queue": self._queue.name, "partition": partition, "error": str(exception)},
-            )
+            self._not_recovered(partition, known, exception)
             return
+        known.started = read.started
+        known.markers_end = read.end
         known.recovered = True
         known.failures = 0
         # With no newer start the next commit must keep saying what this one said.
@@ -329,28 +369,56 @@ class QueueSource:
         if known.too_early is not None:
             self._seek(partition, max(known.too_early, committed.offset))
 
-    def _started_since(self, partition: int, start: int, first_offset: int) -> set[int]:
-        """The queue offsets >= first_offset with a start marker at or after `start`."""
+    def _look_again(self, partition: int, known: _Partition) -> None:
+        """Learn which of this member's own start markers were written although they had failed."""
+        assert known.held_back is not None
+        assert known.too_early is not None
+        start = known.held_back[0]
+        try:
+            read = self._read_markers(partition, start, min(known.unknown))
+        except KafkaException as exception:
+            self._not_recovered(partition, known, exception)
+            return
+        # They were no attempts: nobody was handed them.
+        self._abandoned += [(partition, offset) for offset in sorted(read.open & known.unknown)]
+        if not known.started:
+            known.recovered_from = start
+        known.started |= read.started
+        known.markers_end = read.end
+        known.unknown = set()
+        known.recovered = True
+        self._seek(partition, known.too_early)
+
+    def _not_recovered(self, partition: int, known: _Partition, exception: KafkaException) -> None:
+        self._back_off(known)
+        self._telemetry.failed(self._queue.name, "recovery")
+        _log.warning(
+            "reading the markers failed; trying again",
+            extra={"queue": self._queue.name, "partition": partition, "error": str(exception)},
+        )
+
+    def _read_markers(self, partition: int, start: int | None, first_offset: int) -> _Read:
+        """What stands at or after `start` of queue offsets >= first_offset; nothing if that is None."""
         topic = self._queue.markers_topic
         # Start markers are never part of a transaction, and an open one must not hold us up.
         reader = kafka.consumer(
             self._connection, {"isolation.level": "read_uncommitted", "enable.partition.eof": True}
         )
         try:
-            bounds = reader.get_watermark_offsets(
-                TopicPartition(topic, partition), timeout=_RECOVERY_TIMEOUT_S
-            )
+            bounds = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=_LOOK_TIMEOUT_S)
             if bounds is None:  # what librdkafka's binding gives for a time-out
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
             low, high = bounds
+            read = _Read(end=high)
+            if start is None:
+                return read
             if start > high:  # the markers topic is a new one
                 start = low
             position = max(start, low)
-            started: set[int] = set()
             if position >= high:
-                return started
+                return read
             reader.assign([TopicPartition(topic, partition, position)])
-            deadline = self._clock.monotonic() + _RECOVERY_TIMEOUT_S
+            deadline = self._clock.monotonic() + _LOOK_TIMEOUT_S
             while position < high:
                 records = reader.consume(10_000, 0.05)
                 for record in records:
@@ -358,14 +426,14 @@ class QueueSource:
                     if error is not None and error.code() != KafkaError._PARTITION_EOF:
                         raise KafkaException(error)
                     if error is None:
-                        started.update(o for o in _started_offsets(record) if o >= first_offset)
+                        _read_marker(record, first_offset, read)
                     # The end of the log is told as an offset, and may lie behind control records.
                     position = (record.offset() or 0) + (error is None)
                 if records:
-                    deadline = self._clock.monotonic() + _RECOVERY_TIMEOUT_S
+                    deadline = self._clock.monotonic() + _LOOK_TIMEOUT_S
                 elif self._clock.monotonic() > deadline:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            return started
+            return read
         finally:
             reader.close()
 
@@ -484,10 +552,17 @@ def committed_markers_offset(metadata: str | None) -> int | None:
     return int(found[1]) if found and int(found[1]) <= INT64_MAX else None
 
 
-def _started_offsets(record: Any) -> Iterable[int]:
+def _read_marker(record: Any, first_offset: int, read: _Read) -> None:
     try:
         marker = markers.decode(record.key(), record.value(), record.headers())
     except DecodeError:
-        return ()
-    is_start = marker.op in (Op.TAKE, Op.DELAY) and marker.partition == record.partition()
-    return marker.offsets() if is_start else ()
+        return
+    if marker.partition != record.partition() or marker.op not in (Op.TAKE, Op.DELAY, Op.END):
+        return
+    offsets = [offset for offset in marker.offsets() if offset >= first_offset]
+    if marker.op is not Op.END:
+        read.started.update(offsets)
+    if marker.op is Op.TAKE:
+        read.open.update(offsets)
+    else:
+        read.open.difference_update(offsets)

@@ -22,6 +22,8 @@ class Cut(StrEnum):
     """Connections are reset, new ones too."""
     BLACKHOLE = "blackhole"
     """Connections stay, nothing passes. What was on its way arrives when the gate is opened again."""
+    MUTE = "mute"
+    """What is sent arrives; the answers pass when the gate is opened again."""
 
 
 class Gate:
@@ -31,6 +33,8 @@ class Gate:
         self._loop = loop
         self._open = asyncio.Event()
         self._open.set()
+        self._answers = asyncio.Event()
+        self._answers.set()
         self._refusing = False
         self._transports: set[asyncio.WriteTransport] = set()
 
@@ -41,8 +45,10 @@ class Gate:
         self._loop.call_soon_threadsafe(self._heal)
 
     def _cut(self, how: Cut) -> None:
-        if how is Cut.BLACKHOLE:
-            self._open.clear()
+        if how is not Cut.REFUSE:
+            self._answers.clear()
+            if how is Cut.BLACKHOLE:
+                self._open.clear()
             return
         self._refusing = True
         for transport in self._transports:
@@ -51,6 +57,7 @@ class Gate:
     def _heal(self) -> None:
         self._refusing = False
         self._open.set()
+        self._answers.set()
 
     async def serve(
         self, target: Callable[[], int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -66,7 +73,9 @@ class Gate:
             there, back = await asyncio.open_connection("127.0.0.1", target())
             mine.add(back.transport)
             self._transports |= mine
-            await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+            await asyncio.gather(
+                self._pump(reader, back, self._open), self._pump(there, writer, self._answers)
+            )
         except (OSError, asyncio.CancelledError):
             pass  # the server is down, so is this connection; or the proxy is closed
         finally:
@@ -74,12 +83,14 @@ class Gate:
             for transport in mine:
                 transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: asyncio.Event
+    ) -> None:
         while data := await reader.read(_CHUNK):
-            await self._open.wait()
+            await passing.wait()
             writer.write(data)
             await writer.drain()
-        await self._open.wait()  # the end of a connection does not pass either
+        await passing.wait()  # the end of a connection does not pass either
         if writer.can_write_eof():
             writer.write_eof()
 

@@ -1,15 +1,20 @@
 """Brokers that stop answering, go away and come back; clusters of their own."""
 
 import time
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import NewTopic
 from support import LiveQueue, bodies, collect, nothing_comes, total_queue, until, value
 
 from kmqpy import kafka
+from kmqpy.client import KmqClient
 from kmqpy.config import Connection
 from kmqpy.dev import Cluster
-from kmqpy.markers import Marker, Op
+from kmqpy.dev.ports import free_ports
+from kmqpy.markers import Marker, Op, decode
+from tests.chaos.proxy import Cut, Proxy
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +53,58 @@ def test_f1_a_broker_that_does_not_answer_loses_no_messages(own_cluster, own_que
     assert (verdict.lost, verdict.unexpected, verdict.duplicates) == (set(), set(), {})
     client.flush()
     until(lambda: queue.committed() == 101)
+
+
+@pytest.fixture(scope="module")
+def cluster_behind_a_gate():
+    """A cluster, the bootstrap address of a second way to it, and the gate in that way."""
+    second = {}
+    with Proxy() as proxy:
+        gate = proxy.gate()
+        port = proxy.listen(gate, lambda: second["port"])
+
+        def settings(_broker, ports):
+            (second["port"],) = free_ports(1)
+            client, controller = ports
+            plain = f"PLAINTEXT://127.0.0.1:{client}"
+            return {
+                "listeners": f"{plain},CONTROLLER://127.0.0.1:{controller},GATE://127.0.0.1:{second['port']}",
+                "advertised.listeners": f"{plain},GATE://127.0.0.1:{port}",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,GATE:PLAINTEXT",
+            }
+
+        with Cluster(broker_settings=settings) as cluster:
+            yield cluster, f"127.0.0.1:{port}", gate
+
+
+@pytest.mark.parametrize("fmt", ["jvm", "range"])
+def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_again(
+    cluster_behind_a_gate, queue_name, fmt
+):
+    """The answers don't come: the tracker redelivers before the client knows that it took something."""
+    cluster, bootstrap, gate = cluster_behind_a_gate
+    with LiveQueue(address(cluster), queue_name) as queue:
+        tracker = queue.tracker()
+        with KmqClient(queue.settings, replace(address(cluster), bootstrap=bootstrap), markers=fmt) as client:
+            sent = [f"m{i}" for i in range(61)]
+            queue.send(*sent)
+            first = collect(client, 1, max_messages=1, ack=True, lease=60.0)  # the rest is fetched, too
+            gate.cut(Cut.MUTE)
+            nothing_comes(client, 3.5)
+            until(lambda: value(tracker, queue.name, "redelivered") == 60, 10.0, queue.started)
+            gate.heal()
+            found = collect(client, 60, 30.0, ack=True, lease=60.0)
+            client.flush()
+        assert Counter(bodies(first + found)) == dict.fromkeys(sent, 1)
+        assert {message.offset for message in found}.isdisjoint(range(61))
+        assert queue.copies() == {**dict.fromkeys(sent, 2), sent[0]: 1}
+        assert max(takes_of(queue).values()) == 1
+
+
+def takes_of(queue: LiveQueue) -> Counter[int]:
+    """How often each offset of partition 0 was taken."""
+    found = (decode(r.key(), r.value(), r.headers()) for r in queue.records(queue.settings.markers_topic))
+    return Counter(offset for marker in found if marker.op is Op.TAKE for offset in marker.offsets())
 
 
 def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, own_queue):

@@ -382,7 +382,7 @@ _service = stepwise(
 )
 _source = stepwise(
     "kmqpy.source",
-    {"poll", "keep_alive", "_prepare", "_recover", "_started_since"},
+    {"poll", "keep_alive", "_prepare", "_recover", "_look_again", "_read_markers"},
     kafka=Module,
 )
 _writer = stepwise(
@@ -401,6 +401,7 @@ _client = stepwise(
     Topics=Topics,
     by_partition=_source.by_partition,
 )
+_client._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
 STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _writer, _client)]
 """The modules that run in here, which log by these names."""
 
@@ -550,7 +551,9 @@ def client(
     """A process that takes messages and does with them what users do."""
     process, world = connection.process, connection.world
     own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
-    own._source = world.controls.source(connection, queue, _TELEMETRY, clock=process)
+    own._source = world.controls.source(
+        connection, queue, _TELEMETRY, settled=own._writer.settled, clock=process
+    )
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
     wake = lambda: world.wake(process.main, world.latency())  # noqa: E731

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +80,7 @@ class Checker:
         self.stats: Counter[str] = Counter()
         self._acked: set[bytes] = set()
         self._late: dict[tuple[int, int], _Open] = {}
+        self._copied: set[tuple[int, int]] = set()
 
     def check(self) -> list[str]:
         self._check_copies()
@@ -121,7 +123,7 @@ class Checker:
                     self._lapse(entry)
             for marker in decoded(record):
                 if marker.op is Op.END:
-                    self._read_end(partition, queue, record, marker, state)
+                    self._read_end(partition, queue, record, marker, state, takes)
                 elif marker.op in (Op.TAKE, Op.DELAY):
                     takes[marker.offset].append((record, marker.redeliver_after_ms))
                     state[marker.offset] = self._opened(marker, now, state.get(marker.offset))
@@ -165,6 +167,7 @@ class Checker:
         record: Record,
         marker: Marker,
         state: dict[int, _Open],
+        takes: Mapping[int, list[tuple[Record, int]]],
     ) -> None:
         offset = marker.offset
         if offset < 0:
@@ -185,6 +188,10 @@ class Checker:
         dead = copy.topic() == self.queue.dead_letter_topic
         self.stats["dead letters" if dead else "redeliveries"] += 1
         self._check_is_whole(queue.records[offset], copy, what)
+        takers = {taken.by for taken, _ in takes[offset]}
+        if (partition, offset) in self._copied and len(takers) == 1 and not self.history.markers_deleted:
+            self.problems.append(f"a second copy of {what}, which only {takers} had taken")
+        self._copied.add((partition, offset))
         if entry is None:
             entry = self._late.pop((partition, offset), None)
             if entry is None:
@@ -229,17 +236,20 @@ class Checker:
                     self._acked.add(record.value())
 
     def _check_handouts(self, partition: int, takes: dict[int, list[tuple[Record, int]]]) -> None:
-        """R10, F16: nothing that was seen to be started when the partition was assigned. R11: in time.
+        """R10, F16: nothing of which a start stands in what was read before. R11: in time.
 
-        Starts that were written but never confirmed to who wrote them count for nobody.
+        Markers are read when the partition is assigned, and after starts that were not confirmed: what
+        a client hands out it has started once.
         """
         if self.history.markers_deleted:
             return
         for name, number, offset, recovered, at_ms in self.history.handouts:
             if number != partition:
                 continue
-            if any(record.confirmed and record.at < recovered for record, _ in takes[offset]):
+            if any(record.at < recovered for record, _ in takes[offset]):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
+            if sum(record.by == name and record.ms <= at_ms for record, _ in takes[offset]) > 1:
+                self.problems.append(f"R10: {name} started {partition}@{offset} twice and was given it")
             own = [record.ms + after for record, after in takes[offset] if record.by == name]
             if self.strict_time and (not own or at_ms >= max(own)):
                 self.problems.append(f"R11: {name} was given {partition}@{offset} when its lease was over")

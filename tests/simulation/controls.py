@@ -90,9 +90,29 @@ class RetriesFromMemory(Redeliverer):
 class ForgetsPredecessors(QueueSource):
     """Hands out what a crashed client had started and not committed (rule R10)."""
 
-    def _started_since(self, partition: int, start: int, first_offset: int) -> Steps:
-        yield from super()._started_since(partition, start, first_offset)
-        return set()
+    def _recover(self, partition: int, known: Any) -> Steps:
+        yield from super()._recover(partition, known)
+        known.started = set()
+
+
+class TakesAgainUnread(QueueSource):
+    """Takes messages again whose start markers failed, written or not."""
+
+    def hold_back(self, partition: int, offsets: Sequence[int]) -> None:
+        super().hold_back(partition, offsets)
+        self._partitions[partition].unknown.clear()
+
+    def rewind(self, partition: int, offset: int) -> None:
+        super().rewind(partition, offset)
+        if partition in self._partitions:
+            self._partitions[partition].recovered = True
+
+
+class ReadsTooEarly(QueueSource):
+    """Reads which of its start markers were written while they still may be."""
+
+    def __init__(self, *rest: Any, **more: Any) -> None:
+        super().__init__(*rest, **{**more, "settled": lambda partition: True})
 
 
 class AnyOriginal(OriginalsReader):
@@ -137,4 +157,6 @@ CONTROLS = {
     "retry from memory": Controls(redeliverer=RetriesFromMemory),
     "late operations open": Controls(tracker=LateOperationsOpen),
     "predecessors forgotten": Controls(source=ForgetsPredecessors),
+    "failed starts taken again unread": Controls(source=TakesAgainUnread),
+    "own starts read too early": Controls(source=ReadsTooEarly),
 }

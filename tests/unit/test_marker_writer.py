@@ -29,6 +29,7 @@ class TinyProducer:
     def __init__(self):
         self.queue = []
         self.written = 0
+        self.error = None
         self.answers = threading.Event()
 
     def produce(self, topic, value, key, partition, on_delivery, headers):
@@ -55,7 +56,7 @@ class TinyProducer:
             return
         served, self.queue = self.queue, []
         for record, report in served:
-            report(None, record)
+            report(self.error, record)
 
     def flush(self, timeout):
         self.poll(timeout)
@@ -89,6 +90,23 @@ def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):
     for partition in range(10):
         writer.end(partition, [1])
     assert writer.close(0.2) > 0
+
+
+def test_r10_starts_of_unknown_outcome_are_settled_when_a_tick_behind_them_is_written(producer):
+    writer = MarkerWriter(Connection(), "m")
+    assert writer.start({0: [1]}, {}, 1_000, None, 0.02).confirmed() == Started({}, {0: 1})
+    assert writer.settled(1)
+    assert not writer.settled(0)
+    assert not writer.settled(0)
+    assert producer.written == 2  # the start and one tick
+    producer.error = KafkaError(KafkaError._MSG_TIMED_OUT)
+    producer.answers.set()
+    assert not writer.settled(0)  # the tick failed
+    producer.error = None
+    assert writer.settled(0)
+    assert writer.start({0: [1]}, {}, 1_000, None, 5).confirmed().failed == {}
+    assert writer.settled(0)
+    writer.close(1)
 
 
 class Quiet:
@@ -137,16 +155,18 @@ def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_th
     refused, stuck, error, expected
 ):
     starts, quiet = Starts(error), Quiet()
-    starting = Starting(starts, SYSTEM_CLOCK, 0.05, quiet.purge)
+    settled = []
+    starting = Starting(starts, SYSTEM_CLOCK, 0.05, quiet.purge, settled.append)
     report = starting.expect_quietly(quiet, 0, range(3, 9))
     quiet.failures += [(report, encode_key(0, offset)) for offset in refused]
     quiet.stuck += [(report, encode_key(0, offset)) for offset in stuck]
     starts.report = starting.expect(0, [9])
     assert starting.confirmed() == expected
+    assert settled == ([] if expected.failed else [0])
 
 
 def test_f1_a_start_marker_that_is_not_accepted_is_none():
-    starting = Starting(Starts(), SYSTEM_CLOCK, 0.05, lambda: None)
+    starting = Starting(Starts(), SYSTEM_CLOCK, 0.05, lambda: None, lambda _: None)
     starting.expect(0, [9])
     starting.refuse(None, encode_key(0, 9), quiet=False)
     assert starting.confirmed() == Started({}, {0: 9})

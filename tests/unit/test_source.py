@@ -55,7 +55,7 @@ def consumer(monkeypatch):
 
 @pytest.fixture
 def source(consumer):
-    made = QueueSource(Connection(), QueueSettings(name="q"), Telemetry())
+    made = QueueSource(Connection(), QueueSettings(name="q"), Telemetry(), settled=lambda _: True)
     made._partitions[0] = _Partition(recovered=True, markers_offset=5)
     return made
 
@@ -74,7 +74,7 @@ def test_a_commit_tells_where_the_starts_end_that_it_covers(source, consumer):
 def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(source, consumer):
     # The starts of 3 to 8 stand at 5 to 9, but that of 4 failed.
     source._partitions[0].pending = 6
-    source.hold_back(0, highest=8)
+    source.hold_back(0, range(4, 9))
     source.taken(0, 3, markers_offset=9, count=1)
     source.rewind(0, 4)
     commit(source)
