@@ -36,6 +36,7 @@ _HEADROOM_BYTES = 64 * 1024
 """Room in the topics' limits for the headers of copies (rule R7)."""
 
 _TRY_S = 2.0
+_MOVED_S = 0.2
 """How long one of several tries of a request may take."""
 
 DEFAULT_RETENTION_MS = 14 * DAY_MS
@@ -275,11 +276,20 @@ class Topics:
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Delete the records of each partition below the given offset."""
-        wanted = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
-        if wanted:
+        deadline = SYSTEM_CLOCK.monotonic() + self._timeout
+        left = dict(before)
+        while left:
+            wanted = [TopicPartition(topic, partition, offset) for partition, offset in left.items()]
             futures = self._admin.delete_records(wanted, request_timeout=self._timeout)
-            for future in futures.values():
-                self._result(future, f"delete records of {topic}")
+            for place, future in futures.items():
+                late = SYSTEM_CLOCK.monotonic() > deadline
+                moved = None if late else KafkaError.NOT_LEADER_FOR_PARTITION
+                if self._result(future, f"delete records of {topic}", but=moved) is not None:
+                    del left[place.partition]
+            if left:  # to a new leader, of which librdkafka does not know yet
+                SYSTEM_CLOCK.sleep(_MOVED_S)
+                with kafka.kafka_errors("connect", self._connection):
+                    kafka.metadata(self._admin, self._timeout, self._connection)
 
     def names(self) -> set[str]:
         """Every topic of the cluster but Kafka's own."""

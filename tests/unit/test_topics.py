@@ -1,12 +1,14 @@
 """What does not need a broker."""
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kmqpy import kafka
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import AccessDenied, Unavailable
+from kmqpy.errors import AccessDenied, KmqError, Unavailable
 from kmqpy.topics import TopicInfo, Topics, dead_letter_queue
 
 
@@ -52,3 +54,30 @@ def test_who_is_not_let_in_does_not_ask_again(monkeypatch):
     monkeypatch.setattr(topics, "_describe", describe)
     with pytest.raises(AccessDenied):
         topics.describe(["q"])
+
+
+@pytest.mark.parametrize("moves", [2, 1_000_000])
+def test_records_are_deleted_although_a_partition_has_just_moved(moves, monkeypatch):
+    topics = Topics(Connection(bootstrap="127.0.0.1:1"), timeout_s=1)
+    asked: list[list[int]] = []
+
+    def delete_records(places, **_):
+        asked.append([place.partition for place in places])
+        return {TopicPartition(p.topic, p.partition): answer(p.partition) for p in places}
+
+    def answer(partition):
+        future: Future = Future()
+        if partition == 1 and len(asked) <= moves:
+            future.set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
+        else:
+            future.set_result(7)
+        return future
+
+    topics._admin = SimpleNamespace(delete_records=delete_records, poll=lambda _: None)
+    monkeypatch.setattr(kafka, "metadata", lambda *_: None)
+    if moves > 2:
+        with pytest.raises(KmqError, match="delete records of q"):
+            topics.delete_records("q", {0: 7, 1: 7})
+        return
+    topics.delete_records("q", {0: 7, 1: 7})
+    assert asked == [[0, 1], [1], [1]]
