@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -28,6 +29,8 @@ _CHUNK = 256 * 1024
 _BATCH = 1_000
 _SLICE_S = 0.2
 """How long one wait for messages lasts, so that Ctrl-C is quick."""
+_JOIN_S = 15.0
+"""How long to wait for partitions: longer than the group waits for a member that was killed, 10 s."""
 _MORE_S = 0.5
 """After some messages came, how long to wait for more of them."""
 
@@ -147,7 +150,13 @@ def _lines() -> Iterator[list[bytes]]:
 @click.command()
 @click.argument("queue")
 @click.option("--max", "limit", type=click.IntRange(min=1), help="So many at most [1; --follow: no limit].")
-@click.option("--wait", type=DURATION, default="5s", show_default=True, help="For the first message.")
+@click.option(
+    "--wait",
+    type=DURATION,
+    default="5s",
+    show_default=True,
+    help="For the first message, once the group has assigned partitions (within 15s).",
+)
 @click.option("--lease", type=DURATION, help="How long they are yours [the queue's: 30s].")
 @click.option("--holder", help="A name that in-flight shows beside them [kmq-HOST-PID].")
 @click.option("--ack", is_flag=True, help="Acknowledge each once it is printed.")
@@ -188,13 +197,16 @@ def receive(
         raise click.BadParameter(f"longer than the queue allows, {allowed}", param_hint="--lease")
     count = 0
     left = limit if limit is not None else None if follow else 1
-    until = SYSTEM_CLOCK.monotonic() + wait.total_seconds()
+    until = math.inf
+    join_until = SYSTEM_CLOCK.monotonic() + _JOIN_S
     name = holder or f"kmq-{socket.gethostname()}-{os.getpid()}"
     with (
         KmqClient(settings, cli.connection, holder=name) as client,
         _interruptible() as interrupted,
     ):
         while not interrupted and left != 0:
+            if until == math.inf and (client.partitions or SYSTEM_CLOCK.monotonic() >= join_until):
+                until = SYSTEM_CLOCK.monotonic() + wait.total_seconds()
             remaining = until - SYSTEM_CLOCK.monotonic()
             batch = client.receive(
                 _BATCH if left is None else min(left, _BATCH),

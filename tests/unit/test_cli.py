@@ -295,11 +295,15 @@ def test_durations_have_units(text, expected):
     assert DURATION.convert(text, None, None) == expected
 
 
+def message(**fields):
+    standard = {"queue": "q", "id": "0-1", "body": b"b", "headers": (), "attempts": 1, "enqueued_ms": 5}
+    times = {"first_enqueued_ms": 4, "lease_until_ms": 6, "receipt": "1.x", "partition": 0, "offset": 1}
+    return Message(**{**standard, **times, **fields})
+
+
 class TestOutput:
     def message(self, **fields):
-        standard = {"queue": "q", "id": "0-1", "body": b"b", "headers": (), "attempts": 1, "enqueued_ms": 5}
-        times = {"first_enqueued_ms": 4, "lease_until_ms": 6, "receipt": "1.x", "partition": 0, "offset": 1}
-        return as_object(Message(**{**standard, **times, **fields}))
+        return as_object(message(**fields))
 
     def test_a_message_has_the_fields_of_the_documentation(self):
         assert self.message(key=b"k", headers=(("a", b"1"),)) == {
@@ -378,3 +382,54 @@ class TestOutput:
     def test_a_lease_without_end_can_be_printed(self):
         assert output.when(2**63 - 1) == "never"
         assert output.distance(2**63 - 1).startswith("in ")
+
+
+class TestReceive:
+    class Clock:
+        def __init__(self):
+            self.now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    class LateClient:
+        """Is assigned partitions after a while; the message comes a second later."""
+
+        def __init__(self, clock, joined_at):
+            self.clock, self.joined_at = clock, joined_at
+
+        def __call__(self, *_, **__):
+            return self
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        @property
+        def partitions(self):
+            return [0] if self.clock.now >= self.joined_at else []
+
+        def receive(self, _max, *, wait, lease):
+            if self.clock.now >= self.joined_at + 1:
+                return [message()]
+            self.clock.now += wait
+            return []
+
+        def flush(self):
+            pass
+
+    @pytest.mark.parametrize(
+        ("joined_at", "wait", "comes"),
+        [(0, "2s", True), (9, "2s", True), (9, "500ms", False), (99, "2s", False)],
+    )
+    def test_the_time_to_join_the_group_does_not_count(self, joined_at, wait, comes, monkeypatch, capsys):
+        clock = self.Clock()
+        monkeypatch.setattr("kmqpy.cli.messages.SYSTEM_CLOCK", clock)
+        monkeypatch.setattr("kmqpy.cli.messages.KmqClient", self.LateClient(clock, joined_at))
+        assert run(["receive", "q", "--wait", wait, "--zookeeper", ""]) == 0
+        shown = capsys.readouterr()
+        assert bool(shown.out) == comes
+        assert ("no message within" in shown.err) != comes
+        assert clock.now < 20
