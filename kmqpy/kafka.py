@@ -75,6 +75,11 @@ _AROUND = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
 _GRACE_S = 1.0
 """Time for another broker to accept us after one did not."""
 
+_WRONG_LISTENER = "listener?"
+"""What librdkafka says of TLS where there is none; of the other way round it says nothing."""
+_WRONG_LISTENER_S = 3.0
+"""How long it must say nothing else: a proxy whose broker is just starting looks the same."""
+
 _POLL_S = 0.05
 
 
@@ -239,12 +244,19 @@ def _is_refusal(error: KafkaError) -> bool:
 
 
 def _check_access(connection: Connection, started: float) -> None:
-    """Raise AccessDenied when nothing but refusals was heard since `started`, for a while."""
+    """Raise when nothing but refusals was heard since `started`, for a while.
+
+    That is AccessDenied, or Unavailable where one side speaks TLS and the other does not.
+    """
     heard = _last_heard(_key(connection))
-    if heard is None or heard.last < started or not _is_refusal(heard.error):
+    if heard is None or heard.last < started:
         return
-    if SYSTEM_CLOCK.monotonic() - max(started, heard.first) > _GRACE_S:
-        raise AccessDenied(_refused("connect", heard.error, connection))
+    lasts_s = SYSTEM_CLOCK.monotonic() - max(started, heard.first)
+    if _is_refusal(heard.error):
+        if lasts_s > _GRACE_S:
+            raise AccessDenied(_refused("connect", heard.error, connection))
+    elif _WRONG_LISTENER in heard.error.str() and lasts_s > _WRONG_LISTENER_S:
+        raise translated(KafkaError(KafkaError._TRANSPORT), "connect", connection)
 
 
 def _refused(doing: str, error: KafkaError, connection: Connection) -> str:
