@@ -36,7 +36,8 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
 
 Written into the folder of --out: events.jsonl (as it goes), report.json, timeline.png, a log and
-journals of each process. Exit code: 0 all promises kept, 1 the checker found something (it says
+journals of each process, and evidence-QUEUE.json with every record (markers and copies, without their
+payload) of what the checker found. Exit code: 0 all promises kept, 1 the checker found something (it says
 what), 2 it could not run. A seed fixes the schedule, not the scheduling of processes: what it found
 need not happen again with it, and the logs are what to look at.
 """

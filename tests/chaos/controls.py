@@ -21,7 +21,7 @@ from kmqpy.producer import KmqProducer
 from .children import Task
 from .journal import Tail
 from .judge import Seen, Verdict, judge
-from .observe import Times, read_topics, take_in
+from .observe import Times, keep_evidence, read_topics, take_in
 from .stage import Failed, Slot, TrackerSlot, is_stopped, make_queue, until
 
 _COUNT = 40
@@ -124,7 +124,9 @@ class _Scene:
     def judge(self) -> Verdict:
         take_in(Tail(self.folder).lines(), self.seen, Times())
         read_topics(self.connection, self.queue, 1, self.seen, Times())
-        return judge(self.seen)
+        verdict = judge(self.seen)
+        keep_evidence(self.connection, self.queue, 1, self.seen, verdict, self.folder)
+        return verdict
 
 
 def _two_sends(scene: _Scene) -> None:

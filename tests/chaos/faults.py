@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from kmqpy.admin import Admin
 from kmqpy.client import KmqClient
 from kmqpy.errors import KmqError
 from kmqpy.message import Message
@@ -13,7 +14,10 @@ from kmqpy.topics import Topics
 from .judge import Seen
 from .proxy import Cut
 from .schedule import Fault, Kind
-from .stage import Failed, Slot, Stage
+from .stage import Failed, Slot, Stage, until
+
+_START_S = 180.0
+"""A broker recovers its logs after kill -9, which takes a while when the machine is busy."""
 
 
 class Faults:
@@ -38,13 +42,16 @@ class Faults:
                 lambda f: stage.kafka_gates[f.target].cut(Cut(f.how)),
                 lambda f: stage.kafka_gates[f.target].heal(),
             ),
-            Kind.BROKER_KILL: (lambda f: broker(f.target).kill(), lambda f: broker(f.target).start()),
+            Kind.BROKER_KILL: (
+                lambda f: broker(f.target).kill(),
+                lambda f: broker(f.target).start(_START_S),
+            ),
             Kind.BROKER_PAUSE: (lambda f: broker(f.target).pause(), lambda f: broker(f.target).resume()),
             Kind.CONSUMER_KILL: (lambda f: _of(consumers, f).kill(), lambda f: _of(consumers, f).start()),
             Kind.CONSUMER_PAUSE: _signals(consumers),
             Kind.ZOOKEEPER_RESTART: (
                 lambda f: zookeeper(f.target).kill(),
-                lambda f: zookeeper(f.target).start(),
+                lambda f: zookeeper(f.target).start(_START_S),
             ),
             Kind.RETENTION: (lambda _: second.delete_in_flight(), _nothing),
         }
@@ -90,6 +97,7 @@ class SecondQueue:
         """Take `count` messages, acknowledge a third, delete half; see that the rest comes again."""
         if self._client is None:
             self._client = KmqClient(self._queue, self._connection)
+        self.finish()
         numbers = range(self._next, self._next + count)
         self._next += count
         self.seen.attempted.update(numbers)
@@ -107,18 +115,37 @@ class SecondQueue:
         self._ack(self._receive(len(kept) - len(deleted), timeout_s=45.0))
         # What was deleted is finished when the tracker has seen that it is gone: judged at the end.
 
+    def finish(self) -> None:
+        """Acknowledge whatever is left, when an earlier call was interrupted for example."""
+
+        def is_empty() -> bool:
+            if self._client is not None:
+                self._ack(self._take(100, 0.3))
+            try:
+                with Admin(self._connection) as admin:
+                    stats = admin.stats(self._queue)
+            except KmqError:
+                return False
+            return stats.depth == stats.in_flight == 0
+
+        until(is_empty, 60.0, f"{self._queue.name} is empty")
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
 
     def _receive(self, count: int, *, lease: float = 60.0, timeout_s: float = 30.0) -> list[Message]:
-        assert self._client is not None
         found: list[Message] = []
         deadline = time.monotonic() + timeout_s
         while len(found) < count:
             if time.monotonic() > deadline:
                 raise Failed(f"{self._queue.name}: {len(found)} of {count} messages in {timeout_s:.0f} s")
-            found += self._client.receive(count - len(found), wait=0.5, lease=lease)
+            found += self._take(count - len(found), 0.5, lease)
+        return found
+
+    def _take(self, count: int, wait: float, lease: float = 60.0) -> list[Message]:
+        assert self._client is not None
+        found = self._client.receive(count, wait=wait, lease=lease)
         for message in found:
             self.seen.handed_out[message.partition, message.offset] += 1
             self.seen.delivered[int(message.body)] += 1

@@ -35,8 +35,8 @@ class Seen:
     records, dead     what stands in the queue topic by place, and in the dead-letter topic
     taken, ended      places with a start marker, with an end marker of a consumer
     moved             how often trackers ended a place
-    lives             how often a place was taken that was not in flight: a client whose start markers
-                      timed out takes its messages again, and meanwhile they may have been redelivered
+    lives             how often a place was taken that was not in flight. More than once: by a consumer that
+                      was halted between fetching and taking, while others were given its messages
     undecodable       markers that are none
     interruptions     kills and pauses of consumers: each may cost what was in flight a second delivery
     log_start         by partition, the first offset there is
@@ -64,10 +64,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`problems` in words, empty when every promise was kept; `counts` for the report."""
+    """`problems` in words, empty when every promise was kept; `counts` for the report.
+
+    `found` holds what the problems are about: places, or bodies.
+    """
 
     problems: list[str]
     counts: dict[str, int]
+    found: dict[str, list[Place | int]] = field(default_factory=dict)
 
 
 def judge(seen: Seen) -> Verdict:
@@ -116,18 +120,31 @@ def judge(seen: Seen) -> Verdict:
         "taken_again": sum(count - 1 for count in seen.lives.values()),
         "redelivered_after_ack": sum(place in seen.moved for place in seen.ended),
     }
-    return Verdict(found.problems, found.counts)
+    return Verdict(found.problems, found.counts, found.found)
+
+
+def concerned(seen: Seen, found: Iterable[Place | int]) -> set[Place]:
+    """The places of messages that were found (by place or body), and of all copies of them."""
+    items = set(found)
+    origins = {
+        record.origin for place, record in seen.records.items() if place in items or record.body in items
+    }
+    origins |= {record.origin for record in seen.dead if record.body in items}
+    copies = {place for place, record in seen.records.items() if record.origin in origins}
+    return copies | origins | {item for item in items if isinstance(item, tuple)}
 
 
 class _Findings:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.counts: dict[str, int] = {}
+        self.found: dict[str, list[Place | int]] = {}
 
-    def add(self, name: str, text: str, found: Iterable[object]) -> None:
-        items = sorted(found)  # type: ignore[type-var]
+    def add(self, name: str, text: str, found: Iterable[Place] | Iterable[int]) -> None:
+        items: list[Place | int] = sorted(found)  # type: ignore[type-var, assignment]
         self.counts[name] = len(items)
         if items:
+            self.found[name] = items
             shown = ", ".join(map(str, items[:_SHOWN])) + (" …" if len(items) > _SHOWN else "")
             self.problems.append(f"{name.replace('_', ' ')}: {len(items)} {text}: {shown}")
 
@@ -135,10 +152,15 @@ class _Findings:
 def _copies(seen: Seen) -> tuple[list[Place], list[Place], list[Place]]:
     """Origins with copies too many, with copies too few, and places with another message than theirs.
 
-    A tracker ends a place and makes one copy of it, both or neither; so of each message there are as
-    many copies as places of it that trackers have ended, once for each time that they were taken. (A
-    count in a header would not do: a message that is given back without counting the attempt has two
-    copies with the same count.)
+    A tracker ends a place once and makes one copy of it, both or neither; so of each message there are
+    as many copies as places of it that trackers have ended. (A count in a header would not do: a message
+    that is given back without counting the attempt has two copies with the same count.)
+
+    A place that is taken again after it was ended has a second copy by rights. Clients don't do that,
+    except one that is halted between fetching and taking; if such a rare thing is found here, the
+    evidence shows it.
+
+    Of a message that began below the log's start nobody can say: what was ended there is gone.
     """
     balance: Counter[Place] = Counter()
     wrong = []
@@ -153,9 +175,11 @@ def _copies(seen: Seen) -> tuple[list[Place], list[Place], list[Place]]:
         first = seen.records.get(record.origin)
         if first is not None and first.body != record.body:
             wrong.append(record.origin)
-    for place, count in seen.moved.items():
+    for place in seen.moved:
         if place in seen.records:
-            balance[seen.records[place].origin] -= min(count, max(1, seen.lives[place]))
+            balance[seen.records[place].origin] -= 1
+    for origin in [place for place in balance if place[1] < seen.log_start.get(place[0], 0)]:
+        del balance[origin]
     duplicates = [origin for origin, count in balance.items() for _ in range(count)]
     missing = [origin for origin, count in balance.items() for _ in range(-count)]
     return duplicates, missing, wrong

@@ -1,8 +1,11 @@
 """What is in the journals and topics of a queue."""
 
+import json
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from kmqpy import log_reader, markers
@@ -11,9 +14,11 @@ from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import DecodeError
 from kmqpy.markers import Op
 
-from .judge import Place, Seen, Stored
+from .judge import Place, Seen, Stored, Verdict, concerned
 
 _TIMEOUT_S = 60.0
+_SHOWN = 50
+"""Of how many messages of each finding all records are kept."""
 
 
 class Times:
@@ -92,6 +97,64 @@ def read_topics(
         reached = log_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
         if topic == queue.name:
             seen.log_start = {partition: place.low for partition, place in reached.items()}
+
+
+def keep_evidence(
+    connection: Connection, queue: QueueSettings, partitions: int, seen: Seen, verdict: Verdict, folder: Path
+) -> None:
+    """Write down what the topics hold of what was found, if anything was: they end with the servers."""
+    if not verdict.found:
+        return
+    shown = {name: items[:_SHOWN] for name, items in verdict.found.items()}
+    places = concerned(seen, chain.from_iterable(shown.values()))
+    records = _evidence(connection, queue, partitions, places)
+    text = json.dumps({"found": shown, "records": records}, indent=1)
+    (folder / f"evidence-{queue.name}.json").write_text(text + "\n")
+
+
+def _evidence(
+    connection: Connection, queue: QueueSettings, partitions: int, places: Set[Place]
+) -> list[dict[str, Any]]:
+    """What the topics hold of these places, in the order of their logs: all but keys and values."""
+    found: list[dict[str, Any]] = []
+
+    def note(record: Any, **more: Any) -> None:
+        found.append(
+            {
+                "topic": record.topic(),
+                "partition": record.partition(),
+                "offset": record.offset(),
+                "ms": record.timestamp()[1],
+                "headers": [(name, repr(value)) for name, value in record.headers() or []],
+                **more,
+            }
+        )
+
+    def in_queue(record: Any) -> None:
+        if (record.partition(), record.offset()) in places:
+            note(record)
+
+    def in_dead_letters(record: Any) -> None:
+        if _stored(record, (-1, -1)).origin in places:
+            note(record)
+
+    def in_markers(record: Any) -> None:
+        try:
+            marker = markers.decode(record.key(), record.value(), record.headers())
+        except DecodeError:
+            return
+        of = [offset for offset in marker.offsets() if (marker.partition, offset) in places]
+        if of:
+            note(record, op=marker.op, redeliver_after_ms=marker.redeliver_after_ms, of=of)
+
+    starts = dict.fromkeys(range(partitions), 0)
+    for topic, visit in (
+        (queue.name, in_queue),
+        (queue.markers_topic, in_markers),
+        (queue.dead_letter_topic, in_dead_letters),
+    ):
+        log_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
+    return found
 
 
 def _stored(record: Any, place: Place) -> Stored:

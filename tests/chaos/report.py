@@ -58,6 +58,12 @@ def _row(kind: str, found: Sequence[Done]) -> tuple[str, ...]:
     return tuple(cells)
 
 
+def _spread(values: Sequence[float | None]) -> dict[str, object]:
+    """Seconds: all, median and maximum; None where it never went on."""
+    known = [value for value in values if value is not None]
+    return {"s": values, "median_s": median(known) if known else None, "max_s": max(known, default=None)}
+
+
 def _json(result: Result) -> dict[str, object]:
     level = result.level
     return {
@@ -77,8 +83,8 @@ def _json(result: Result) -> dict[str, object]:
         "recovery": {
             kind: {
                 "times": len(found),
-                "redelivery_s": [done.silence.redelivery for done in found],
-                "delivery_s": [done.silence.delivery for done in found],
+                "redelivery": _spread([done.silence.redelivery for done in found]),
+                "delivery": _spread([done.silence.delivery for done in found]),
             }
             for kind, found in _by_kind(result).items()
         },

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from kmqpy.admin import Admin
+from kmqpy.config import QueueSettings
 from kmqpy.errors import KmqError
 
 from .children import MAX_IN_FLIGHT
 from .faults import Faults, SecondQueue
 from .journal import Tail
 from .judge import Seen, Silence, Verdict, judge, silence
-from .observe import Times, read_topics, take_in
+from .observe import Times, keep_evidence, read_topics, take_in
 from .schedule import Fault, Kind, Level, load_s, schedule
 from .stage import PARTITIONS, Failed, Stage, until
 
@@ -76,7 +77,7 @@ class Events:
 
 def run(level: Level, seed: int, out: Path, show: Show) -> Result:
     """Raises Failed, or ClusterError, when the servers can't even be started."""
-    for old in [*out.glob("*.journal"), *out.glob("*.log")]:
+    for old in [*out.glob("*.journal"), *out.glob("*.log"), *out.glob("evidence-*.json")]:
         old.unlink()
     faults = schedule(level, seed)
     events = Events(out / "events.jsonl")
@@ -126,19 +127,31 @@ class _Run:
         read_topics(stage.connection, stage.second, 1, second, Times())
         self._seen.interruptions = sum(done.fault.kind in _INTERRUPTIONS for done in self._done)
         self._measure(load_ended_ms)
+        verdicts = {
+            queue.name: self._judge(queue, partitions, seen)
+            for queue, partitions, seen in ((stage.queue, PARTITIONS, self._seen), (stage.second, 1, second))
+        }
         result = Result(
             stage.level,
             self._seed,
             round(time.monotonic() - self._began, 1),
             load_began_ms,
             load_ended_ms,
-            {queue.name: judge(seen) for queue, seen in ((stage.queue, self._seen), (stage.second, second))},
+            verdicts,
             self._problems,
             self._done,
             self._times,
         )
         self._events.add("end", problems=result.all_problems)
         return result
+
+    def _judge(self, queue: QueueSettings, partitions: int, seen: Seen) -> Verdict:
+        verdict = judge(seen)
+        try:
+            keep_evidence(self._stage.connection, queue, partitions, seen, verdict, self._stage.out)
+        except KmqError as error:
+            self._problems.append(f"the evidence of {queue.name} could not be read: {error}")
+        return verdict
 
     # --- load and faults --------------------------------------------------------------------------
 
@@ -169,6 +182,10 @@ class _Run:
 
     def _drain(self) -> None:
         queue = self._stage.queue
+        try:
+            self._second.finish()
+        except (Failed, KmqError) as error:
+            self._problems.append(str(error))
         with Admin(self._stage.connection) as admin:
 
             def empty() -> bool:

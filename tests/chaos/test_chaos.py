@@ -12,7 +12,7 @@ import pytest
 from kmqpy.config import Connection
 
 from . import controls
-from .judge import Seen, Stored, judge, silence
+from .judge import Seen, Stored, concerned, judge, silence
 from .proxy import Cut, Proxy
 from .schedule import FULL, LEVELS, QUICK, Kind, load_s, schedule
 from .stage import ROOT
@@ -125,14 +125,25 @@ def test_the_checker_finds(fault, finding):
     assert any(problem.startswith(finding) for problem in judge(seen).problems), judge(seen).problems
 
 
-def test_a_message_taken_again_after_its_redelivery_is_redelivered_again():
+def test_a_second_copy_of_a_message_that_was_taken_twice_is_a_finding():
     seen = good()
     moved_twice(seen)
     seen.taken.add((0, 9))
     seen.ended.add((0, 9))
     seen.lives[0, 2] = 2
+    verdict = judge(seen)
+    assert verdict.counts["taken_again"] == 1
+    assert verdict.found == {"tracker_duplicates": [(0, 2)]}
+    assert concerned(seen, [(0, 2)]) == concerned(seen, [2]) == {(0, 2), (0, 5), (0, 9)}
+
+
+def test_what_was_ended_below_the_start_of_the_log_is_not_counted_against_its_copies():
+    seen = good()
+    seen.log_start[0] = 3
+    for offset in (1, 2):
+        del seen.records[0, offset]
+    seen.deleted_bodies.add(1)
     assert judge(seen).problems == []
-    assert judge(seen).counts["taken_again"] == 1
 
 
 def test_what_an_interruption_may_cost_is_no_finding():
@@ -234,6 +245,10 @@ def test_the_checker_catches(cluster, tmp_path, name):
         folder.mkdir()
         caught = controls.run(name, connection, folder, sabotaged=True).problems
         if any(problem.startswith(_CAUGHT_AS[name]) for problem in caught):
+            (evidence,) = folder.glob("*/evidence-*.json")
+            ops = {record.get("op") for record in json.loads(evidence.read_text())["records"]}
+            assert None in ops  # a message, not a marker
+            assert name == "no-start-wait" or "take" in ops
             return
     pytest.fail(f"not caught: {caught}")
 
