@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -244,8 +245,14 @@ class QueueSource:
         self._stash += came
 
     def close(self) -> None:
-        """Commit and leave the group; a static member keeps its partitions for a while."""
-        self._commit(asynchronous=False)
+        """Commit and leave the group; a static member keeps its partitions for a while.
+
+        Gives up when Kafka does not answer: then the group notices by itself.
+        """
+        if not (_ends(lambda: self._commit(asynchronous=False)) and self._leave()):
+            _log.warning("closed without an answer of Kafka", extra={"queue": self._queue.name})
+
+    def _leave(self) -> bool:
         self._closing = True
         # librdkafka hangs for ever, and Python with it, when it is closed in the middle of a rebalance
         # (its issue 4884): first wait for the end of that, or leave the group before.
@@ -254,7 +261,7 @@ class QueueSource:
             self._consumer.unsubscribe()
             while self._consumer.assignment() and self._clock.monotonic() < deadline:
                 self._consumer.consume(1, 0.02)
-        self._consumer.close()
+        return _ends(self._consumer.close)
 
     def _is_stable(self, deadline: float) -> bool:
         """Wait until no rebalance is going on; False when it lasts, or nobody can say."""
@@ -522,6 +529,14 @@ class QueueSource:
             "partitions given up",
             extra={"queue": self._queue.name, "partitions": [p.partition for p in places]},
         )
+
+
+def _ends(call: Callable[[], object]) -> bool:
+    """Make a call of librdkafka that has no time-out; whether it came to an end."""
+    thread = threading.Thread(target=call, name="kmq-close", daemon=True)
+    thread.start()
+    thread.join(_LEAVE_TIMEOUT_S)
+    return not thread.is_alive()
 
 
 def by_partition(records: list[Any]) -> dict[int, Sequence[int]]:

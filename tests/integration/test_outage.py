@@ -1,5 +1,6 @@
 """Brokers that stop answering, go away and come back; clusters of their own."""
 
+import contextlib
 import time
 from collections import Counter
 from dataclasses import replace
@@ -85,13 +86,16 @@ def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_ag
     cluster, bootstrap, gate = cluster_behind_a_gate
     with LiveQueue(address(cluster), queue_name) as queue:
         tracker = queue.tracker()
-        with KmqClient(queue.settings, replace(address(cluster), bootstrap=bootstrap), markers=fmt) as client:
-            sent = [f"m{i}" for i in range(61)]
-            queue.send(*sent)
+        sent = [f"m{i}" for i in range(61)]
+        queue.send(*sent)
+        with (
+            KmqClient(queue.settings, replace(address(cluster), bootstrap=bootstrap), markers=fmt) as client,
+            healed(gate),
+        ):
             first = collect(client, 1, max_messages=1, ack=True, lease=60.0)  # the rest is fetched, too
             gate.cut(Cut.MUTE)
             nothing_comes(client, 3.5)
-            until(lambda: value(tracker, queue.name, "redelivered") == 60, 10.0, queue.started)
+            until(lambda: value(tracker, queue.name, "redelivered") == 60, 20.0, queue.started)
             gate.heal()
             found = collect(client, 60, 30.0, ack=True, lease=60.0)
             client.flush()
@@ -99,6 +103,27 @@ def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_ag
         assert {message.offset for message in found}.isdisjoint(range(61))
         assert queue.copies() == {**dict.fromkeys(sent, 2), sent[0]: 1}
         assert max(takes_of(queue).values()) == 1
+
+
+def test_a_client_is_closed_although_kafka_does_not_answer(cluster_behind_a_gate, queue_name):
+    """librdkafka's own commit and close hang for ever then."""
+    cluster, bootstrap, gate = cluster_behind_a_gate
+    with LiveQueue(address(cluster), queue_name) as queue:
+        queue.send("m")
+        client = KmqClient(queue.settings, replace(address(cluster), bootstrap=bootstrap))
+        collect(client, 1)
+        with healed(gate):
+            gate.cut(Cut.MUTE)
+            client.close()
+
+
+@contextlib.contextmanager
+def healed(gate):
+    """The gate is open again when the block ends, however it does."""
+    try:
+        yield
+    finally:
+        gate.heal()
 
 
 def takes_of(queue: LiveQueue) -> Counter[int]:

@@ -384,6 +384,7 @@ _source = stepwise(
     "kmqpy.source",
     {"poll", "keep_alive", "_prepare", "_recover", "_look_again", "_read_markers"},
     kafka=Module,
+    _ends=lambda call: call() is None,
 )
 _writer = stepwise(
     "kmqpy.marker_writer",
