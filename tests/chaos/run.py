@@ -179,6 +179,7 @@ class _Run:
                 self._problems.append(f"{name}: {error}")
             self._events.add("over", kind=fault.kind, target=fault.target)
             self._done.append(Done(fault, began_ms, _now_ms()))
+            time.sleep(fault.settle_s)  # as scheduled, also where a restart took longer than that
 
     def _drain(self) -> None:
         queue = self._stage.queue

@@ -64,8 +64,12 @@ class Fault:
         )
 
     @property
+    def settle_s(self) -> float:
+        return _SETTLE_S.get(self.kind, 3.0)
+
+    @property
     def free_at_s(self) -> float:
-        return self.at_s + self.hold_s + _SETTLE_S.get(self.kind, 3.0)
+        return self.at_s + self.hold_s + self.settle_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,12 @@ FOLDER = Path(".fuzz")
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.partition("\n")[0])
-    parser.add_argument("target", help="`all`, or one of those that a wrong name lists")
+    parser.add_argument(
+        "target",
+        nargs="?",
+        default="all",
+        help="`all` [the default], or one of those that a wrong name lists",
+    )
     parser.add_argument("--seconds", type=int, default=60, help="for each target [60]")
     parser.add_argument("--input", type=Path, help="run this input only")
     options = parser.parse_args()
