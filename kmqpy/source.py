@@ -35,6 +35,7 @@ _LOOK_TIMEOUT_S = 2.0
 """How long one markers partition that gives nothing may keep the others waiting (rule R18)."""
 _MAX_BACKOFF_S = 10.0
 _LEAVE_TIMEOUT_S = 5.0
+_COMPLAIN_EVERY_S = 10.0
 _METADATA = re.compile(r"kmq1:([0-9]{1,19})")
 """The commit's metadata: `kmq1:` + the markers offset after the last start that it covers."""
 
@@ -107,6 +108,7 @@ class QueueSource:
         self._uncommitted = 0
         self._last_commit = clock.monotonic()
         self._last_poll = clock.monotonic()
+        self._complained_at = -_COMPLAIN_EVERY_S
         self._idle = False
         self._stash: list[Any] = []
         self._abandoned: list[Place] = []
@@ -487,10 +489,13 @@ class QueueSource:
         for known in self._partitions.values():
             known.committed = None
         self._telemetry.failed(self._queue.name, "commit")
-        _log.warning(
-            "commit failed; trying again",
-            extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},
-        )
+        now = self._clock.monotonic()
+        if now - self._complained_at >= _COMPLAIN_EVERY_S:  # in a rebalance, those of seconds fail at once
+            self._complained_at = now
+            _log.warning(
+                "commit failed; trying again",
+                extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},
+            )
 
     @staticmethod
     def _numbers(places: list[TopicPartition]) -> set[int]:
