@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from kmqpy.config import QueueSettings
 from kmqpy.inflight import Entry, InFlight
 from kmqpy.markers import INT64_MAX
+from kmqpy.registry import StoredOffset
 from tracker.assignment import Partition
 from tracker.redelivery import Redeliverer
 
 _TICK_TIMEOUT_S = 2.0
+
+
+class Begin(NamedTuple):
+    """Where to begin to read markers; what is wrong with what was stored, and whether markers are lost."""
+
+    at: StoredOffset
+    problem: str | None = None
+    markers_lost: bool = False
+
+    def state(self) -> InFlight:
+        """The in-flight state to build on."""
+        at = self.at
+        state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers)
+        state.restore(at.in_flight)
+        return state
+
+
+def begin_at(stored: StoredOffset | None, topic_id: str, log_start: int, end: int) -> Begin:
+    """What to make of the offset in ZooKeeper.
+
+    `topic_id`, `log_start` and `end` are those of the markers topic, asked after the fencing.
+    """
+    fresh = StoredOffset(log_start, topic_id, now_ms=0)
+    if stored is None:
+        return Begin(fresh)
+    if stored.topic_id != topic_id:
+        return Begin(fresh, "markers topic was created anew; reading all of it")
+    if stored.offset > end:
+        return Begin(fresh, "stored offset is beyond the end; reading all markers")
+    if stored.offset < log_start:
+        return Begin(
+            replace(stored, offset=log_start, missed_markers=True),
+            "markers were deleted before they were read; raise the markers topic's retention",
+            markers_lost=True,
+        )
+    return Begin(stored)
 
 
 class Phase(StrEnum):

@@ -36,7 +36,7 @@ from tracker.health import HealthServer
 from tracker.leadership import Leadership, LeadershipView
 from tracker.metrics import TrackerMetrics
 from tracker.offsets import Pace
-from tracker.partition import OwnedPartition, Phase
+from tracker.partition import OwnedPartition, Phase, begin_at
 from tracker.redelivery import OriginalsReader, Outcome, Redeliverer, send_tick
 from tracker.settings import TrackerSettings
 
@@ -330,25 +330,12 @@ class Tracker:
         with self._reader() as reader:
             low = reader.log_start(queue.markers_topic, number)
         topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
-        state = InFlight(position=low)
-        if stored is not None and stored.topic_id != topics.markers.topic_id:
-            _log.error("markers topic was created anew; reading all of it", extra=self._about(part))
-        elif stored is not None and stored.offset > tick:
-            _log.error("stored offset is beyond the end; reading all markers", extra=self._about(part))
-        elif stored is not None:
-            state = InFlight(
-                now_ms=stored.now_ms,
-                position=max(stored.offset, low),
-                missed_markers=stored.missed_markers or stored.offset < low,
-            )
-            state.restore(stored.in_flight)
-            if stored.offset < low:
-                self.metrics.markers_lost.labels(queue.name).inc()
-                _log.error(
-                    "markers were deleted before they were read; raise the markers topic's retention",
-                    extra=self._about(part),
-                )
-        return _Takeover(topic_ids, tick, state)
+        begin = begin_at(stored, topics.markers.topic_id, low, tick)
+        if begin.problem is not None:
+            _log.error(begin.problem, extra=self._about(part))
+        if begin.markers_lost:
+            self.metrics.markers_lost.labels(queue.name).inc()
+        return _Takeover(topic_ids, tick, begin.state())
 
     def _taken_over(self, part: OwnedPartition, found: _Takeover | Exception | None) -> None:
         if part.phase is Phase.DROPPED:

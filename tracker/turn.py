@@ -1,0 +1,369 @@
+"""One turn of a partition in an executor: read its markers on, redeliver what is due, say what to keep.
+
+An executor keeps no state between turns. What it is given (an earlier turn's head and buckets) is a
+function of the markers up to some offset, so any executor can do the turn, and do it again: before
+anything is redelivered it takes the partition over as a tracker does (fence, verify, read up to a tick
+written after the fencing, rule R1), and then the end markers of whatever an earlier try has committed
+have been read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from confluent_kafka import KafkaException
+
+from kmqpy import kafka, snapshot
+from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import KmqError
+from kmqpy.marker_log import Applied, apply_records
+from kmqpy.markers import INT64_MAX
+from kmqpy.topics import QueueTopics, Topics
+from tracker.buckets import BucketedState, Damaged, Head
+from tracker.mandate import Mandate
+from tracker.markers_reader import MarkersReader
+from tracker.partition import Begin, begin_at
+from tracker.redelivery import OriginalsReader, Outcome, Redeliverer, send_tick
+from tracker.report import Report
+from tracker.settings import TrackerSettings
+
+_TICK_TIMEOUT_S = 5.0
+_OPEN_TIMEOUT_S = 10.0
+_TOPICS_FOR_S = 2.0
+"""How long an answer about the topics holds."""
+_SNAPSHOT_ROWS = 4_000
+_SNAPSHOT_MAX_BYTES = 500_000
+"""Of ZooKeeper's 1 MB in a packet."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What executors are told: for whom they work, and on what.
+
+    tracker_id  the member in ZooKeeper that holds the leader znodes
+    turn_s      after which a turn ends, though there is more to do
+    """
+
+    connection: Connection
+    queue: QueueSettings
+    tracker_id: str
+    settings: TrackerSettings
+    turn_s: float = 10.0
+
+
+class Store(Protocol):
+    """Where the state of the partition at hand is between turns."""
+
+    def head(self) -> str | None:
+        """What was given to set_head."""
+        ...
+
+    def set_head(self, text: str) -> None:
+        """Keep this."""
+        ...
+
+    def load(self, bucket: int) -> str | None:
+        """The text of a bucket, None when there is none."""
+        ...
+
+    def save(self, bucket: int, text: str | None) -> None:
+        """Keep this; None removes it."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
+
+
+class _Anchor(NamedTuple):
+    """A partition's now, exact at this moment of our monotonic clock."""
+
+    now_ms: int
+    at_s: float
+
+
+class Executor:
+    """Does turns, one at a time; keeps connections between them, and nothing that matters."""
+
+    def __init__(self, task: Task, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.task = task
+        self.clock = clock
+        connection = task.connection
+        self.mandate = Mandate(connection, task.tracker_id, clock)
+        self.markers = MarkersReader(connection, clock)
+        self.originals = OriginalsReader(connection, clock)
+        self.ticker = kafka.producer(connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
+        self._topics = Topics(connection)
+        self._topics_seen: tuple[QueueTopics, float] | None = None
+        self._redeliverers: dict[int, Redeliverer] = {}
+        self.anchors: dict[int, _Anchor] = {}
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.mandate.close()
+        self.markers.close()
+        self.originals.close()
+
+    def turn(self, partition: int, store: Store) -> Report:
+        """One turn; what could not be done is in the report, and the next turn tries again."""
+        report = Report(partition)
+        turn = _Turn(self, partition, store, report)
+        try:
+            turn.run()
+        except Damaged as error:
+            # Nothing is lost: the next turn begins at the safe offset in ZooKeeper.
+            store.clear()
+            report.active = False
+            report.problem = f"stored state thrown away: {error}"
+        except KmqError as error:
+            report.active = False
+            report.problem = str(error)
+        except KafkaException as exception:
+            found = kafka.error_of(exception)
+            report.active = False
+            report.problem = f"Kafka: {found.name() if found is not None else exception}"
+        finally:
+            self.redeliverer(partition).close()
+        return report
+
+    # --- what a turn works with -----------------------------------------------------------------------
+
+    def redeliverer(self, partition: int) -> Redeliverer:
+        """Kept, since it remembers what was refused; its producer is of a turn."""
+        found = self._redeliverers.get(partition)
+        if found is None:
+            task = self.task
+            found = Redeliverer(task.connection, task.queue, partition, task.settings)
+            self._redeliverers[partition] = found
+        return found
+
+    def topics(self) -> QueueTopics:
+        """The queue's topics as they are, or were a moment ago; raises TopicError, Unavailable."""
+        now = self.clock.monotonic()
+        if self._topics_seen is None or now - self._topics_seen[1] > _TOPICS_FOR_S:
+            self._topics_seen = (self._topics.check(self.task.queue), now)
+        return self._topics_seen[0]
+
+    def dead_letters_exist(self) -> bool:
+        """Asked so that no broker creates the topic by itself."""
+        try:
+            return self.topics().dead_letters is not None
+        except KmqError:
+            return False
+
+
+class _Turn:
+    """A turn of one partition."""
+
+    def __init__(self, executor: Executor, partition: int, store: Store, report: Report) -> None:
+        self._executor = executor
+        self._queue = executor.task.queue
+        self._partition = partition
+        self._store = store
+        self._report = report
+        self._clock = executor.clock
+        self._deadline = self._clock.monotonic() + executor.task.turn_s
+        self._redeliverer = executor.redeliverer(partition)
+        self._ranges = False
+        self._epoch: int | None = None
+
+    def run(self) -> None:
+        """Do it, and keep the state that it led to."""
+        mandate, name = self._executor.mandate, self._queue.name
+        self._epoch = mandate.epoch(name, self._partition)
+        if self._epoch is None:
+            return
+        self._report.owned = True
+        topic_id = self._executor.topics().markers.topic_id
+        text = self._store.head()
+        head = Head.from_json(text) if text is not None else None
+        fence = head is None or head.epoch != self._epoch or head.topic_id != topic_id
+        if fence and not self._fence():
+            return
+        head, begin = self._begin(head, topic_id, fence)
+        state = BucketedState(head, self._store.load)
+        if begin is not None:
+            state.restore(begin.at.in_flight)
+        self._ranges = self._redeliverer.ranges = head.ranges
+        head = self._redeliver(state, head, fence)
+        self._keep(state, replace(head, ranges=self._ranges))
+
+    # --- where to begin -------------------------------------------------------------------------------
+
+    def _begin(self, head: Head | None, topic_id: str, fenced: bool) -> tuple[Head, Begin | None]:
+        """The head to go on from; with what ZooKeeper says where that is newer, or all there is."""
+        low, end = self._executor.markers.bounds(self._queue.markers_topic, self._partition)
+        if head is not None and head.topic_id == topic_id and head.position < low:
+            # What is in flight is known all the same.
+            self._report.problem = "markers were deleted before they were read; raise their retention"
+            self._report.markers_lost += 1
+            head = replace(head, position=low, missed_markers=True, missed_until_ms=INT64_MAX)
+        if head is not None and not fenced:
+            return head, None
+        stored = self._executor.mandate.stored_offset(self._queue.name, self._partition)
+        begin = begin_at(stored, topic_id, low, end)
+        at = begin.at
+        if head is not None and head.topic_id == topic_id and at.offset <= head.position <= end:
+            return head, None
+        if begin.problem is not None:
+            self._report.problem = begin.problem
+        self._report.markers_lost += begin.markers_lost
+        self._store.clear()
+        return Head(topic_id, at.offset, at.now_ms, missed_markers=at.missed_markers), begin
+
+    def _fence(self) -> bool:
+        """Fence predecessors, then look again whether the partition is the driver's."""
+        self._redeliverer.open(_OPEN_TIMEOUT_S)
+        self._report.takeovers += 1
+        return self._executor.mandate.epoch(self._queue.name, self._partition) == self._epoch
+
+    # --- reading and redelivering -----------------------------------------------------------------------
+
+    def _redeliver(self, state: BucketedState, head: Head, fenced: bool) -> Head:
+        _, end = self._executor.markers.bounds(self._queue.markers_topic, self._partition)
+        self._read(state, end)
+        if not (fenced or self._may_be_due(state)):
+            self._report.active = self._clock.monotonic() < self._deadline
+            return head
+        if not fenced and not self._fence():
+            return head
+        if not self._catch_up(state):
+            return head
+        head = replace(head, epoch=self._epoch or 0)
+        if state.missed_markers and head.missed_until_ms == INT64_MAX:
+            # By then every message whose take was missed has been acknowledged or has had its time.
+            longest_ms = max(self._queue.max_hold_ms, self._queue.max_delay_ms)
+            head = replace(head, missed_until_ms=state.now_ms + longest_ms)
+        self._report.active = True
+        limit = self._executor.task.settings.max_batch_messages * 5
+        while self._clock.monotonic() < self._deadline and (entries := state.take_due(limit)):
+            outcome = self._redeliverer.redeliver(
+                entries, self._executor.originals, self._may_go_on, self._executor.dead_letters_exist
+            )
+            self._note(outcome)
+            if outcome.broken:
+                break  # the next turn takes over again before anything else (rules R1, R6)
+            for offset, delay_s in outcome.failed.items():
+                state.retry(offset, int(delay_s * 1000))
+            # Our own end markers. What became due meanwhile is for the next turn: others wait for theirs.
+            if not self._catch_up(state) or len(entries) < limit:
+                break
+        return head
+
+    def _catch_up(self, state: BucketedState) -> bool:
+        """Read up to a tick that is written now: its time is the new now; False when it takes too long."""
+        topic = self._queue.markers_topic
+        tick = send_tick(self._executor.ticker, topic, self._partition, _TICK_TIMEOUT_S)
+        written_at = self._clock.monotonic()
+        self._report.ticks += 1
+        if tick < state.position:
+            raise Damaged("the markers topic is shorter than what was read of it")
+        self._read(state, tick + 1)
+        if state.position <= tick:
+            self._report.problem = "markers up to now can't be read yet; a transaction may be open"
+            return False
+        self._executor.anchors[self._partition] = _Anchor(state.now_ms, written_at)
+        return True
+
+    def _read(self, state: BucketedState, end: int) -> None:
+        topic, report = self._queue.markers_topic, self._report
+        reader = self._executor.markers
+        for records in reader.read(topic, self._partition, state.position, end, self._deadline):
+            applied = apply_records(state, self._partition, records)
+            self._ranges = self._redeliverer.ranges = self._ranges or applied.ranges
+            report.markers += len(records)
+            report.late_acks += applied.late_acks
+            report.undecodable_markers += len(applied.undecodable)
+            report.unsupported_markers += len(applied.newer)
+            self._complain(applied)
+
+    def _complain(self, applied: Applied) -> None:
+        found = applied.newer or applied.undecodable
+        if found:
+            kind = "marker of a newer kmqpy" if applied.newer else "undecodable marker skipped"
+            self._report.problem = f"{kind}, at {found[0][0]}: {found[0][1]}"
+
+    def _may_be_due(self, state: BucketedState) -> bool:
+        """Whether a lease is over, or probably is by the broker's clock carried forward."""
+        due_ms = state.next_due_ms()
+        if due_ms is None:
+            return False
+        anchor = self._executor.anchors.get(self._partition)
+        if due_ms <= state.now_ms or anchor is None:
+            return True
+        return due_ms <= anchor.now_ms + (self._clock.monotonic() - anchor.at_s) * 1000
+
+    def _may_go_on(self) -> bool:
+        """Asked before each transaction; the fencing covers what happens after."""
+        try:
+            epoch = self._executor.mandate.epoch(self._queue.name, self._partition)
+        except KmqError as error:
+            self._report.problem = str(error)
+            return False
+        return epoch == self._epoch
+
+    def _note(self, outcome: Outcome) -> None:
+        report = self._report
+        report.redelivered += len(outcome.redelivered)
+        report.dead_lettered += len(outcome.dead_lettered)
+        report.lost_to_retention += len(outcome.gone)
+        report.undecodable_counts += outcome.undecodable_counts
+        anchor = self._executor.anchors[self._partition]
+        now_ms = anchor.now_ms + (self._clock.monotonic() - anchor.at_s) * 1000
+        report.lateness += [max(0.0, now_ms - copy.entry.due_ms) / 1000 for copy in outcome.copies]
+        for problem in (outcome.problem, outcome.dead_letter_problem):
+            if problem:
+                report.failures += 1
+                report.problem = problem
+
+    # --- what is kept -----------------------------------------------------------------------------------
+
+    def _keep(self, state: BucketedState, head: Head) -> None:
+        report, since_ms = self._report, state.oldest_since_ms()
+        if (state.now_ms if since_ms is None else since_ms) > head.missed_until_ms:
+            state.missed_markers = False
+        if state.pinned:
+            report.problem = report.problem or "markers of a newer kmqpy; update this tracker"
+        report.topic_id, report.missed_markers = head.topic_id, state.missed_markers
+        report.offset, report.now_ms = state.safe_offset(), state.safe_now_ms()
+        report.in_flight = len(state)
+        report.oldest_s = 0.0 if since_ms is None else max(0.0, (state.now_ms - since_ms) / 1000)
+        head = replace(
+            head,
+            position=state.position,
+            now_ms=state.now_ms,
+            pinned=state.pinned_at,
+            missed_markers=state.missed_markers,
+            snapshot_at=self._snapshot(state, head.snapshot_at),
+        )
+        found, texts = state.changes()
+        for bucket, text in texts.items():
+            self._store.save(bucket, text)
+        self._store.set_head(replace(head, buckets=found).to_json())
+
+    def _snapshot(self, state: BucketedState, last: int) -> int:
+        """Give ZooKeeper a snapshot now and then, where the safe offset lies far behind."""
+        report, after = self._report, self._executor.task.settings.snapshot_after_markers
+        if min(state.position - report.offset, state.position - last) <= after or state.rows > _SNAPSHOT_ROWS:
+            return last
+        offset, now_ms, rows = state.snapshot(_SNAPSHOT_ROWS)
+        text = snapshot.pack(rows)
+        if len(text) < _SNAPSHOT_MAX_BYTES:
+            report.offset, report.now_ms, report.in_flight_rows = offset, now_ms, text
+        return state.position
+
+
+_EXECUTORS: dict[str, Executor] = {}
+"""Of this process, by queue."""
+
+
+def executor_for(task: Task) -> Executor:
+    """This process's executor for `task`; one of an earlier task of the same queue is closed."""
+    found = _EXECUTORS.get(task.queue.name)
+    if found is None or found.task != task:
+        if found is not None:
+            found.close()
+        found = _EXECUTORS[task.queue.name] = Executor(task)
+    return found
