@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import click
@@ -39,11 +39,11 @@ def _flag(name: str) -> str:
     return "--" + name.removesuffix("_ms").replace("_", "-")
 
 
-def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def settings_options(command: Callable[..., Any], but: Collection[str] = ()) -> Callable[..., Any]:
     """An option for each setting of a tracker, with the help text of its docstring."""
     texts = _field_texts(TrackerSettings)
     for field in reversed(dataclasses.fields(TrackerSettings)):
-        if field.name != "queues":
+        if field.name not in ("queues", *but):
             text = texts[field.name]
             if field.type == "bool":
                 kind: dict[str, Any] = {"is_flag": True, "default": None}
@@ -94,23 +94,29 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--log-level` and `--log-format`."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+        metavar="[DEBUG|INFO|WARNING|ERROR]",
+        default="INFO",
+        help="What is logged, to stderr [INFO].",
+    )
+    form = click.option(
+        "--log-format", type=click.Choice(["text", "json"]), default="text", help="How it is logged [text]."
+    )
+    return level(form(command))
+
+
 @click.command(
     short_help="Redeliver what is not acknowledged in time.",
     epilog="Example:  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders",
 )
 @connected
 @click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
-    metavar="[DEBUG|INFO|WARNING|ERROR]",
-    default="INFO",
-    help="What is logged, to stderr [INFO].",
-)
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", help="How it is logged [text]."
-)
-@_settings_options
+@log_options
+@settings_options
 def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], **given: Any) -> None:
     """Redeliver what is not acknowledged in time; run two or more, they share the work.
 
@@ -119,6 +125,16 @@ def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], 
     settings.
     """
     logs.setup(log_level, log_format)
+    settings = settings_of(cli, queues, given)
+    register(cli.connection, settings.queues)
+    service = Tracker(cli.connection, settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.request_stop())
+    service.run()
+
+
+def settings_of(cli: Cli, queues: tuple[str, ...], given: Mapping[str, Any]) -> TrackerSettings:
+    """The settings of file, environment and options; `given`: the options of `settings_options`."""
     flags = {
         key: parse_duration_ms(value, _flag(key)) if key.endswith("_ms") else value
         for key, value in given.items()
@@ -126,16 +142,10 @@ def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], 
     }
     if queues:
         flags["queues"] = queues
-    environment = _from_environment(os.environ)
-    settings = build(TrackerSettings, cli.table("tracker"), environment, flags)
-    _register(cli.connection, settings.queues)
-    service = Tracker(cli.connection, settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.request_stop())
-    service.run()
+    return build(TrackerSettings, cli.table("tracker"), _from_environment(os.environ), flags)
 
 
-def _register(connection: Connection, queues: tuple[str, ...]) -> None:
+def register(connection: Connection, queues: tuple[str, ...]) -> None:
     """Register the named queues that nobody has; the only time that a tracker adds a queue."""
     if not queues:
         return

@@ -1,0 +1,14 @@
+"""pyspark.daemon whose workers die as tests.spark.deaths says; see spark.python.daemon.module."""
+
+import os
+
+from pyspark.daemon import manager
+
+from tests.chaos import sabotage
+from tests.spark.deaths import patch_executor
+
+if __name__ == "__main__":
+    if os.environ.get("KMQ_TEST_SABOTAGE"):
+        sabotage.apply(os.environ["KMQ_TEST_SABOTAGE"])
+    patch_executor()
+    manager()
