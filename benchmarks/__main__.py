@@ -15,7 +15,18 @@ from typing import Any
 
 import click
 
-from benchmarks import bulk, drain, failover, latency, lateness, memory, report, restart, spark_processing
+from benchmarks import (
+    bulk,
+    drain,
+    failover,
+    latency,
+    lateness,
+    memory,
+    report,
+    restart,
+    spark_processing,
+    spark_tracker,
+)
 from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
 from benchmarks.results import Case, Row, progress, run_case, to_json
@@ -36,6 +47,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "failover": failover.cases,
     "restart": restart.cases,
     "spark-processing": spark_processing.cases,
+    "spark-tracker": spark_tracker.cases,
 }
 
 # The embedded cluster is tuned for a quick start; this is what lets a broker run at its speed.

@@ -30,22 +30,26 @@ _PEERS: dict[str, tuple[Tracker, str]] = {
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     """One case; the client that drops is kmqpy's in each turn."""
     # A broker that has just started, and has never seen a transaction, is slow.
-    _turn(lab, trackers.KMQPY_JVM, replace(sizes, lateness_s=2.0))()
+    turn(lab, *_PEERS[trackers.KMQPY_JVM], replace(sizes, lateness_s=2.0))()
     yield Case(
         work="lateness",
         name=f"{RATE:,} msg/s, 10 % dropped, leases of {LEASE_MS // 1000} s, lease end to the copy's append",
         metrics={"p50_ms": "ms p50", "p99_ms": "ms p99"},
-        peers={peer: _turn(lab, peer, sizes) for peer in _PEERS if _PEERS[peer][1] in (*sizes.formats, "")},
+        peers={
+            peer: turn(lab, tracker, form, sizes)
+            for peer, (tracker, form) in _PEERS.items()
+            if form in (*sizes.formats, "")
+        },
         repeats=sizes.few_repeats,
     )
 
 
-def _turn(lab: Lab, peer: str, sizes: Sizes) -> Callable[[], Figures]:
-    tracker, marker_format = _PEERS[peer]
+def turn(lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes) -> Callable[[], Figures]:
+    """What measures a tracker once."""
     bootstrap = lab.connection.bootstrap
     count = int(sizes.lateness_s * RATE)
 
-    def turn() -> Figures:
+    def measure() -> Figures:
         with (
             lab.queue(PARTITIONS, register=True, redeliver_after_ms=LEASE_MS) as queue,
             tracker(lab, queue, PARTITIONS),
@@ -81,7 +85,7 @@ def _turn(lab: Lab, peer: str, sizes: Sizes) -> Callable[[], Figures]:
             "redelivered": len(delays),
         }
 
-    return turn
+    return measure
 
 
 def _delays(lab: Lab, queue: QueueSettings) -> list[float]:
