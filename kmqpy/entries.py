@@ -9,10 +9,11 @@ length of lease, of their deadlines; so a heap of such groups serves instead of 
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -141,17 +142,13 @@ class _Run:
 
 
 class _Rows:
-    """Some entries: in `values` the four numbers of each, in `rests` what most of them share.
+    """Some entries: in `values` the four numbers of each, in `rests` what most of them share."""
 
-    waiting  they are due some time; not handed out
-    """
+    __slots__ = ("rests", "values")
 
-    __slots__ = ("rests", "values", "waiting")
-
-    def __init__(self, *, waiting: bool) -> None:
+    def __init__(self) -> None:
         self.values = array("q")
         self.rests: list[tuple[Any, ...]] = []
-        self.waiting = waiting
 
     def __len__(self) -> int:
         return len(self.rests)
@@ -263,35 +260,40 @@ class _Lowest:
 class Entries:
     """The entries of one partition, one for each queue offset.
 
-    An entry waits until it is due; handed out, it is still there but no more due.
+    An entry waits until it is due; handed out, it is still there but no more due. What is handed out is
+    not packed: it is little at a time, and soon gone.
     """
 
     def __init__(self) -> None:
         self._count = 0
         self._runs: dict[int, list[_Run]] = {}  # by block
         self._slots: dict[int, _Slots] = {}
-        self._open: dict[bool, _Rows] = {}  # the groups that new rows go to: waiting and not
+        self._open = _Rows()  # the group that new rows go to
         self._by_take = _Lowest(lambda group: group.taken_at())
         self._by_due = _Lowest(lambda group: group.due_ms())
         self._rests: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self._rest: tuple[Any, ...] = ()
-        self.handed_out: set[int] = set()
-        """Offsets of the entries that hand_out() returned."""
+        self._held: tuple[Any, ...] = (Hold.HELD, True, None, None)
+        self.handed_out: dict[int, Entry] = {}
+        """The entries that hand_out() returned and that are still there, by offset; only to be read."""
 
     def __len__(self) -> int:
-        return self._count
+        return self._count + len(self.handed_out)
 
     def __iter__(self) -> Iterator[Entry]:
+        yield from self.handed_out.values()
         for group in self._by_take.groups():
             yield from map(group.entry, _bits(group.alive)) if isinstance(group, _Run) else group
 
     def rows(self) -> Iterator[Row]:
         """All of them, for a snapshot."""
+        yield from self.handed_out.values()
         for group in self._by_take.groups():
             yield from (group.row(),) if isinstance(group, _Run) else group
 
     def get(self, offset: int) -> Entry | None:
         """The entry of `offset`, or None."""
+        if offset in self.handed_out:
+            return self.handed_out[offset]
         block, bit = divmod(offset, _BLOCK)
         slots = self._slots.get(block)
         if slots is not None and slots.mask >> bit & 1:
@@ -301,7 +303,7 @@ class Entries:
 
     def has_any(self, runs: Runs) -> bool:
         """Whether there is an entry in a range."""
-        return any(
+        return bool(self._handed_out_in(runs)) or any(
             (block in self._slots and self._slots[block].mask & mask)
             or any(run.alive & mask for run in self._runs.get(block, ()))
             for block, mask in _masks(runs)
@@ -310,24 +312,35 @@ class Entries:
     def rows_in(self, runs: Runs) -> list[Entry]:
         """Those of a range that are not in a run."""
         there = ((block, mask, self._slots.get(block)) for block, mask in _masks(runs))
-        return [
+        return [self.handed_out[offset] for offset in self._handed_out_in(runs)] + [
             slots.groups[slots.rank(bit)].get(block * _BLOCK + bit)
             for block, mask, slots in there
             if slots is not None
             for bit in _bits(slots.mask & mask)
         ]
 
+    def put_held(self, offset: int, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> bool:
+        """Add the entry of a message that a client holds; False when there is one already."""
+        block, bit = divmod(offset, _BLOCK)
+        slots = self._slots.get(block)
+        if slots is not None and slots.mask >> bit & 1:
+            return False
+        if offset in self.handed_out or self._run(block, bit) is not None:
+            return False
+        if holder is not self._held[3]:
+            self._held = self._once((Hold.HELD, True, None, holder))
+        self._append(offset, taken_at, since_ms, due_ms, self._held)
+        self._count += 1
+        return True
+
     def put(self, entry: Entry, *, waiting: bool = True) -> None:
         """Add an entry of an offset that has none."""
-        rest = entry[4:]
-        if rest != self._rest:
-            if len(self._rests) >= _KNOWN_RESTS:
-                self._rests.clear()
-            self._rest = self._rests.setdefault(rest, rest)
-        self._append(entry[:4], self._rest, waiting=waiting)
-        self._count += 1
         if not waiting:
-            self.handed_out.add(entry.offset)
+            self.handed_out[entry.offset] = entry
+            return
+        offset, taken_at, since_ms, due_ms, *_ = entry
+        self._append(offset, taken_at, since_ms, due_ms, self._once(entry[4:]))
+        self._count += 1
 
     def replace(self, entry: Entry) -> None:
         """Put an entry in the place of what there may be; it waits unless that was handed out."""
@@ -361,6 +374,8 @@ class Entries:
 
     def discard(self, offset: int) -> bool:
         """Remove an entry; whether there was one."""
+        if self.handed_out.pop(offset, None) is not None:
+            return True
         block, bit = divmod(offset, _BLOCK)
         slots = self._slots.get(block)
         if slots is not None and slots.mask >> bit & 1:
@@ -374,8 +389,10 @@ class Entries:
 
     def discard_range(self, runs: Runs) -> int:
         """Remove those of a range; returns how many."""
-        before = self._count
-        for block, mask in _masks(runs):
+        before = len(self)
+        for offset in self._handed_out_in(runs):
+            del self.handed_out[offset]
+        for block, mask in _masks(runs) if self._count else ():
             slots = self._slots.get(block)
             if slots is not None:
                 for bit in _bits(slots.mask & mask):
@@ -383,12 +400,15 @@ class Entries:
             for run in list(self._runs.get(block, ())):
                 if run.alive & mask:
                     self._clear(run, run.alive & mask)
-        return before - self._count
+        return before - len(self)
 
     def oldest(self) -> Entry | None:
         """The one whose take came first."""
         _, group = self._by_take.first()
-        return None if group is None else group.oldest()
+        candidates = list(self.handed_out.values())
+        if group is not None:
+            candidates.append(group.oldest())
+        return min(candidates, key=lambda entry: entry.taken_at, default=None)
 
     def next_due_ms(self) -> int | None:
         """When the first of those that wait is due; None when none waits."""
@@ -408,10 +428,15 @@ class Entries:
             else:
                 for entry in entries:
                     self.discard(entry.offset)
-            for entry in entries:
-                self.put(entry, waiting=False)
+            self.handed_out.update((entry.offset, entry) for entry in entries)
             taken += entries
         return taken
+
+    def _handed_out_in(self, runs: Runs) -> list[int]:
+        if len(self.handed_out) < sum(count for _, count in runs):
+            return [offset for offset in self.handed_out if _covers(runs, offset)]
+        everything = itertools.chain.from_iterable(range(first, first + count) for first, count in runs)
+        return [offset for offset in everything if offset in self.handed_out]
 
     def _run(self, block: int, bit: int) -> _Run | None:
         for run in self._runs.get(block, ()):
@@ -431,26 +456,31 @@ class Entries:
             self._by_take.remove(run)
             self._by_due.remove(run)
 
-    def _append(self, numbers: Sequence[int], rest: tuple[Any, ...], *, waiting: bool) -> None:
+    def _once(self, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same for all that are equal, so that it is kept once."""
+        if len(self._rests) >= _KNOWN_RESTS:
+            self._rests.clear()
+        return self._rests.setdefault(rest, rest)
+
+    def _append(self, offset: int, taken_at: int, since_ms: int, due_ms: int, rest: tuple[Any, ...]) -> None:
         """Put a row into the open group; if it is in another already, that one is to forget it."""
-        group = self._open.get(waiting)
-        if group is None or len(group) >= _ROWS:
-            group = self._open[waiting] = _Rows(waiting=waiting)
-        offset, taken_at, _, due_ms = numbers
-        group.values.extend(numbers)
+        group = self._open
+        if len(group.rests) >= _ROWS:
+            group = self._open = _Rows()
+        group.values.extend((offset, taken_at, since_ms, due_ms))
         group.rests.append(rest)
         self._by_take.add(group, taken_at)
-        if waiting:
-            self._by_due.add(group, due_ms)
+        self._by_due.add(group, due_ms)
         block, bit = divmod(offset, _BLOCK)
         slots = self._slots.get(block)
         if slots is None:
             slots = self._slots[block] = _Slots()
-        rank = slots.rank(bit)
-        if slots.mask >> bit & 1:
+        mask = slots.mask
+        rank = (mask & ((1 << bit) - 1)).bit_count()
+        if mask >> bit & 1:
             slots.groups[rank] = group
         else:
-            slots.mask |= 1 << bit
+            slots.mask = mask | 1 << bit
             slots.groups.insert(rank, group)
 
     def _discard_row(self, slots: _Slots, block: int, bit: int) -> None:
@@ -458,18 +488,13 @@ class Entries:
         slots.mask ^= 1 << bit
         if not slots.mask:
             del self._slots[block]
-        offset = block * _BLOCK + bit
-        group.remove(offset)
+        group.remove(block * _BLOCK + bit)
         self._count -= 1
-        if not group.waiting:
-            self.handed_out.discard(offset)
-        is_open = self._open.get(group.waiting) is group
-        if len(group) > (0 if is_open else _FEW):
+        if len(group) > (0 if group is self._open else _FEW):
             return
-        if is_open:
-            del self._open[group.waiting]
         for index, rest in enumerate(group.rests):
-            self._append(group.values[4 * index : 4 * index + 4], rest, waiting=group.waiting)
+            offset, taken_at, since_ms, due_ms = group.values[4 * index : 4 * index + 4]
+            self._append(offset, taken_at, since_ms, due_ms, rest)
         self._by_take.remove(group)
         self._by_due.remove(group)
 
@@ -490,6 +515,11 @@ def _masks(runs: Runs) -> Iterator[tuple[int, int]]:
             first += size
     if bits:
         yield current, bits
+
+
+def _covers(runs: Runs, offset: int) -> bool:
+    index = bisect.bisect_right(runs, offset, key=lambda run: run[0]) - 1
+    return index >= 0 and offset < sum(runs[index])
 
 
 def _lowest_bit(mask: int) -> int:

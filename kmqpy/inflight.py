@@ -13,7 +13,7 @@ from kmqpy import entries
 from kmqpy.entries import Entries, Entry, Hold, Row, TakenTogether
 from kmqpy.markers import INT64_MAX, Marker, Op, Runs
 
-__all__ = ["Entry", "Hold", "InFlight", "Row", "TakenTogether"]
+__all__ = ["Entry", "Hold", "InFlight", "Row", "Series", "TakenTogether"]
 
 _HOLDS = {
     Op.TAKE: Hold.HELD,
@@ -22,6 +22,11 @@ _HOLDS = {
     Op.NACK: Hold.RELEASED,
     Op.DEAD_LETTER: Hold.DEAD,
 }
+
+
+Series = tuple[int, int, int]
+"""Markers alike that follow each other, of messages that do so, too: the first message's offset, how many,
+and the timestamp."""
 
 
 class InFlight:
@@ -93,41 +98,44 @@ class InFlight:
         return sum(self._operate_on(offset, marker, at) for offset in marker.offsets())
 
     def apply_takes(
-        self,
-        first: int,
-        count: int,
-        redeliver_after_ms: int,
-        at: int,
-        timestamp_ms: int,
-        holder: str | None = None,
+        self, series: Iterable[Series], redeliver_after_ms: int, at: int, holder: str | None = None
     ) -> None:
-        """Take in plain start markers of `count` messages that follow each other.
+        """Take in start markers with one lease and holder, that stand from markers offset `at` on."""
+        after_ms = max(0, redeliver_after_ms)
+        for first, count, taken_at in self._unread(series, at):
+            due_ms = min(self.now_ms + after_ms, INT64_MAX)
+            if count < entries._MIN_RUN or self._entries.has_any(((first, count),)):
+                for index in range(count):
+                    self._take(first + index, due_ms, holder, taken_at + index)
+            else:
+                every = (1 << count) - 1
+                self._entries.put_together(
+                    TakenTogether(first, every, taken_at, 1, self.now_ms, due_ms, holder)
+                )
 
-        The markers do so too, from markers offset `at` on, with the same lease, timestamp and holder.
-        """
-        read_before = min(max(0, self._position - at), count)
-        first, at, count = first + read_before, at + read_before, count - read_before
-        if not count or not self.observe(at + count - 1, timestamp_ms):
-            return
-        due_ms = min(self.now_ms + max(0, redeliver_after_ms), INT64_MAX)
-        if count < entries._MIN_RUN or self._entries.has_any(((first, count),)):
-            for index in range(count):
-                self._take(first + index, due_ms, holder, at + index)
-        else:
-            every = (1 << count) - 1
-            self._entries.put_together(TakenTogether(first, every, at, 1, self.now_ms, due_ms, holder))
+    def apply_ends(self, series: Iterable[Series], at: int) -> int:
+        """Take in end markers, as apply_takes() takes in starts; returns how many changed the state."""
+        ended = 0
+        for first, count, _ in self._unread(series, at):
+            if count == 1:
+                ended += self._entries.discard(first)
+            else:
+                ended += self._entries.discard_range(((first, count),))
+        return ended
 
-    def apply_ends(self, first: int, count: int, at: int, timestamp_ms: int) -> int:
-        """Take in end markers, as `apply_takes` takes in starts; returns how many changed the state."""
-        read_before = min(max(0, self._position - at), count)
-        first, at, count = first + read_before, at + read_before, count - read_before
-        if not count or not self.observe(at + count - 1, timestamp_ms):
-            return 0
-        return (
-            int(self._entries.discard(first))
-            if count == 1
-            else self._entries.discard_range(((first, count),))
-        )
+    def _unread(self, series: Iterable[Series], at: int) -> Iterator[tuple[int, int, int]]:
+        """First message, count and markers offset of what was not read before, which is then read."""
+        for first, count, timestamp_ms in series:
+            following = at + count
+            if at < self._position:
+                read_before = min(self._position - at, count)
+                first, count, at = first + read_before, count - read_before, at + read_before
+            if count:
+                self._position = following
+                if timestamp_ms > self.now_ms:
+                    self.now_ms = timestamp_ms
+                yield first, count, at
+            at = following
 
     def take_due(self, limit: int) -> list[Entry]:
         """Up to `limit` entries whose time is up, the longest overdue first.
@@ -225,14 +233,12 @@ class InFlight:
             self._entries.put_together(row._replace(bits=bits), min_run=1)
 
     def _take(self, offset: int, due_ms: int, holder: str | None, at: int) -> int:
+        if self._entries.put_held(offset, at, self.now_ms, due_ms, holder):
+            return 1
         existing = self._entries.get(offset)
         if existing is not None and existing.hold is Hold.DEAD:
             return 0
-        entry = Entry(offset, at, self.now_ms, due_ms, Hold.HELD, holder=holder)
-        if existing is None:
-            self._entries.put(entry)
-        else:
-            self._entries.replace(entry)
+        self._entries.replace(Entry(offset, at, self.now_ms, due_ms, Hold.HELD, holder=holder))
         return 1
 
     def _take_range(self, runs: Runs, due_ms: int, holder: str | None, at: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kmqpy import markers
 from kmqpy.errors import DecodeError, UnsupportedMarker
-from kmqpy.inflight import InFlight
+from kmqpy.inflight import InFlight, Series
 from kmqpy.markers import Marker, Op
 
 _KEY = struct.Struct(">iq")
@@ -43,36 +43,37 @@ class Applied:
 def apply_records(state: InFlight, partition: int, records: Iterable[Any]) -> Applied:
     """Take in `records` (confluent_kafka.Message, in log order, no errors) of one markers partition."""
     applied = Applied()
-    # The series being collected: `count` markers alike, of offsets from `first` on.
-    count = first = start = stamp = 0
+    # Markers alike that follow each other, from markers offset `start` to before `end`; the last `count` of
+    # them are of the messages from `first` on, with one timestamp.
+    series: list[Series] = []
+    start = end = first = count = stamp = -1
     like, by = _END, None
     for record in records:
         key, value, headers = record.key(), record.value(), record.headers()
         at, timestamp_ms = record.offset(), record.timestamp()[1]
         if key is not None and value is not None and len(key) == _KEY.size:
             number, offset = _KEY.unpack(key)
-            if (
-                count
-                and value == like
-                and offset == first + count
-                and at == start + count
-                and timestamp_ms == stamp
-                and headers == by
-                and number == partition
-            ):
-                count += 1
-                continue
-            if number == partition and _can_be_in_series(offset, value, headers):
-                if count:
-                    _apply_series(state, applied, first, count, like, by, start, stamp)
-                first, count, like, by, start, stamp = offset, 1, value, headers, at, timestamp_ms
-                continue
-        if count:
-            _apply_series(state, applied, first, count, like, by, start, stamp)
-            count = 0
+            if number == partition:
+                if value == like and at == end and offset >= 0 and headers == by:
+                    end += 1
+                    if offset == first + count and timestamp_ms == stamp:
+                        count += 1
+                    else:
+                        series.append((first, count, stamp))
+                        first, count, stamp = offset, 1, timestamp_ms
+                    continue
+                if _can_be_in_series(offset, value, headers):
+                    if end >= 0:
+                        _apply_series(state, applied, series, (first, count, stamp), start, like, by)
+                    first, count, stamp, like, by = offset, 1, timestamp_ms, value, headers
+                    start, end = at, at + 1
+                    continue
+        if end >= 0:
+            _apply_series(state, applied, series, (first, count, stamp), start, like, by)
+            end = -1
         _apply_one(state, applied, partition, key, value, headers, at, timestamp_ms)
-    if count:
-        _apply_series(state, applied, first, count, like, by, start, stamp)
+    if end >= 0:
+        _apply_series(state, applied, series, (first, count, stamp), start, like, by)
     return applied
 
 
@@ -85,23 +86,19 @@ def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
 
 
 def _apply_series(
-    state: InFlight,
-    applied: Applied,
-    first: int,
-    count: int,
-    like: bytes,
-    by: Any,
-    start: int,
-    stamp: int,
+    state: InFlight, applied: Applied, series: list[Series], last: Series, start: int, like: bytes, by: Any
 ) -> None:
+    """Take in `series` and `last`, markers like `like`; empties `series`."""
+    series.append(last)
     after_ms = markers.decode_value(like)
     if after_ms is not None:
         holder = markers.decode(_SOME_KEY, like, by).holder if by else None
-        state.apply_takes(first, count, after_ms, start, stamp, holder)
+        state.apply_takes(series, after_ms, start, holder)
     else:
-        ended = state.apply_ends(first, count, start, stamp)
+        ended = state.apply_ends(series, start)
         if by is None:
-            applied.late_acks += count - ended
+            applied.late_acks += sum(count for _, count, _ in series) - ended
+    series.clear()
 
 
 def _apply_one(

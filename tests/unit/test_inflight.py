@@ -696,9 +696,9 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
             self.log.append(Read(marker, self.position, self.now_ms))
             self.position += 1
         if op is Op.TAKE:
-            self.state.apply_takes(first, count, after, at, timestamp, holder)
+            self.state.apply_takes([(first, count, timestamp)], after, at, holder)
         else:
-            assert self.state.apply_ends(first, count, at, timestamp) == len(before)
+            assert self.state.apply_ends([(first, count, timestamp)], at) == len(before)
             self.in_redelivery.difference_update(offsets)
         dead = {entry.offset for entry in before if entry.hold is Hold.DEAD}
         for offset in offsets:
@@ -808,16 +808,9 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         assert len(packed._by_take._heap) <= 2 * len(groups)
         assert len(packed._by_due._heap) <= 2 * len(groups)
         rows = [group for group in groups if isinstance(group, entries._Rows)]
-        assert all(
-            entries._FEW < len(group) <= entries._ROWS for group in rows if group not in opened(packed)
-        )
+        assert all(entries._FEW < len(group) <= entries._ROWS for group in rows if group is not packed._open)
         assert sum(map(len, rows)) == sum(slots.mask.bit_count() for slots in packed._slots.values())
-        assert packed.handed_out == self.in_redelivery
-
-
-def opened(packed):
-    """The groups that may be of any size."""
-    return list(packed._open.values())
+        assert packed.handed_out.keys() == self.in_redelivery
 
 
 class AgainstTheNaiveModelWithMissedMarkers(AgainstTheNaiveModel):
