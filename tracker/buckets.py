@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kmqpy import snapshot
-from kmqpy.inflight import Entry, InFlight, Row, TakenTogether
+from kmqpy.inflight import Entry, InFlight, Row, Series, TakenTogether
 from kmqpy.markers import INT64_MAX, Marker
 
 SIZE = 4_096
@@ -153,22 +153,20 @@ class BucketedState(InFlight):
         return super().apply(marker, at, timestamp_ms)
 
     def apply_takes(
-        self,
-        first: int,
-        count: int,
-        redeliver_after_ms: int,
-        at: int,
-        timestamp_ms: int,
-        holder: str | None = None,
+        self, series: Iterable[Series], redeliver_after_ms: int, at: int, holder: str | None = None
     ) -> None:
-        """Take in plain start markers of `count` messages that follow each other."""
-        self._touch(first, count)
-        super().apply_takes(first, count, redeliver_after_ms, at, timestamp_ms, holder)
+        """Take in start markers with one lease and holder, that stand from markers offset `at` on."""
+        series = list(series)
+        for first, count, _ in series:
+            self._touch(first, count)
+        super().apply_takes(series, redeliver_after_ms, at, holder)
 
-    def apply_ends(self, first: int, count: int, at: int, timestamp_ms: int) -> int:
-        """Take in end markers of `count` messages that follow each other."""
-        self._touch(first, count)
-        return super().apply_ends(first, count, at, timestamp_ms)
+    def apply_ends(self, series: Iterable[Series], at: int) -> int:
+        """Take in end markers, as apply_takes() takes in starts; returns how many changed the state."""
+        series = list(series)
+        for first, count, _ in series:
+            self._touch(first, count)
+        return super().apply_ends(series, at)
 
     def restore(self, rows: Iterable[Row]) -> None:
         """Begin with the rows of a snapshot."""
@@ -189,9 +187,8 @@ class BucketedState(InFlight):
         super().retry(offset, delay_ms)
 
     def _touch(self, first: int, count: int) -> None:
-        if first < 0:
-            return  # a tick
-        for number in range(first // SIZE, (first + count - 1) // SIZE + 1):
+        # A series may begin with a tick, whose offset is negative.
+        for number in range(max(0, first) // SIZE, (first + count - 1) // SIZE + 1):
             self._touched.add(number)
             if number in self._unseen:
                 self._see(number)

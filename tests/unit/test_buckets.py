@@ -135,6 +135,19 @@ class TestWhatIsTouched:
         assert texts[7] is None
         assert state.safe_offset() == 0
 
+    def test_a_series_that_begins_with_a_tick(self, kept):
+        state = kept.state()
+        assert state.apply_ends([(-1, 2, T0)], 50) == 1
+        assert kept.loaded == [0]
+        assert 0 not in state
+
+    def test_takes_alike(self, kept):
+        state = kept.state()
+        state.apply_takes([(buckets.SIZE, 2, T0 + 1), (5, 1, T0 + 2)], 7, 50, "somebody")
+        assert sorted(kept.loaded) == [0, 1]
+        assert state.get(buckets.SIZE + 1)[1:4] == (51, T0 + 1, T0 + 8)
+        assert state.get(5)[1:4] == (52, T0 + 2, T0 + 9)
+
     def test_what_is_due_is_loaded(self, kept):
         state = kept.state()
         state.apply(Marker(0, -1, Op.END, 0), 50, T0 + 10_002)
