@@ -25,6 +25,7 @@ from benchmarks import (
     report,
     restart,
     spark_processing,
+    spark_state,
     spark_tracker,
 )
 from benchmarks import scale as scale_work
@@ -47,6 +48,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "failover": failover.cases,
     "restart": restart.cases,
     "spark-processing": spark_processing.cases,
+    "spark-state": spark_state.cases,
     "spark-tracker": spark_tracker.cases,
 }
 

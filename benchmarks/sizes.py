@@ -30,6 +30,7 @@ class Sizes:
     """Whether one long lease stands before all markers."""
     bulk_partitions: tuple[int, ...]
     spark_messages: int
+    spark_markers: int
 
 
 FULL = Sizes(
@@ -50,6 +51,7 @@ FULL = Sizes(
     restart_cases=(False, True),
     bulk_partitions=(1, 4),
     spark_messages=3_000_000,
+    spark_markers=5_000_000,
 )
 
 QUICK = Sizes(
@@ -70,4 +72,5 @@ QUICK = Sizes(
     restart_cases=(False,),
     bulk_partitions=(4,),
     spark_messages=600_000,
+    spark_markers=500_000,
 )

@@ -14,6 +14,7 @@ MODULES = {
     "sender": "benchmarks.peers.sender",
     "inflight": "benchmarks.peers.inflight",
     "spark": "benchmarks.peers.spark_processing",
+    "spark-state": "benchmarks.peers.spark_state",
     "spark_tracker": "benchmarks.peers.spark_tracker",
 }
 

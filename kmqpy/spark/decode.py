@@ -146,7 +146,10 @@ def number(text: Column) -> Column:
 
 def int64(data: Column) -> Column:
     """A big-endian signed integer of 8 bytes (Spark casts no bytes to numbers)."""
-    return F.conv(F.hex(data), 16, -10).cast("bigint")
+    # Nearly all are below 2**32, and conv() takes twice as long for twice the digits.
+    is_small = F.substring(data, 1, 4) == _binary(bytes(4))
+    digits = F.when(is_small, F.hex(F.substring(data, 5, 4))).otherwise(F.hex(data))
+    return F.conv(digits, 16, -10).cast("bigint")
 
 
 def _with_range(named: DataFrame) -> DataFrame:

@@ -64,6 +64,8 @@ def kafka_options(connection: Connection, more: Mapping[str, str] | None = None)
         java["ssl.endpoint.identification.algorithm"] = ""
     return {
         "kafka.bootstrap.servers": connection.bootstrap,
+        # Spark asks for the log's bounds at each poll, and seeks, which drops what was fetched.
+        "kafka.max.poll.records": "50000",
         "kafka.isolation.level": "read_committed",
         "includeHeaders": "true",
         **{f"kafka.{key}": value for key, value in java.items()},

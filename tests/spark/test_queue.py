@@ -202,6 +202,7 @@ class TestSecurity:
         )
         assert kafka_options(connection, {"minPartitions": "8"}) == {
             "kafka.bootstrap.servers": "host:9093",
+            "kafka.max.poll.records": "50000",
             "kafka.isolation.level": "read_committed",
             "includeHeaders": "true",
             "kafka.security.protocol": "SASL_SSL",
