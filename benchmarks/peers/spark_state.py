@@ -39,4 +39,7 @@ def _frame(kmq: KmqSpark, options: dict[str, Any]) -> DataFrame:
         return kmq.markers()
     topic = kmq.queue.markers_topic
     bounds = log_reader.bounds(kmq.connection, topic, range(options["partitions"]))
-    return read_topic(kmq.spark, kmq.options, topic, bounds)
+    given = dict(kmq.options)
+    if options["how"] == "read":
+        del given["kafka.max.poll.records"]
+    return read_topic(kmq.spark, given, topic, bounds)

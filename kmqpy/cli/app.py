@@ -89,6 +89,7 @@ for _command in (
     dead_letters.dlq,
     queues.purge,
     state.doctor,
+    spark.pipeline,
     spark.spark_jars,
     dev.dev,
     demo.demo,

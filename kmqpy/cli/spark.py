@@ -1,10 +1,20 @@
-"""`kmq spark-jars`."""
+"""`kmq spark-jars`, `kmq pipeline`."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
 import click
 
-from kmqpy.cli.options import Cli, connected
+from kmqpy.cli.options import DURATION, Cli, connected, pairs
 from kmqpy.cli.output import print_json
 
 
@@ -26,3 +36,113 @@ def spark_jars(cli: Cli) -> None:
         print_json(paths)
     else:
         click.echo(",".join(paths))
+
+
+@click.command(name="pipeline", short_help="Process a queue on Spark into files, message by message.")
+@click.argument("queue")
+@click.option("--out", required=True, metavar="DIR", help="Where the rows go; any path Spark can write to.")
+@click.option("--schema", required=True, metavar="DDL", help="Columns of the rows: 'id long, total double'.")
+@click.option(
+    "--function",
+    metavar="MODULE:NAME",
+    help="What makes rows of messages, see docs/spark.md. Default: bodies are JSON objects.",
+)
+@click.option("--format", "form", default="parquet", show_default=True, help="A format of Spark.")
+@click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="For the format; repeatable.")
+@click.option("--aggregate", metavar="SQL", help="Of the view `rows`, into DIR-aggregate, at the end.")
+@click.option("--report", metavar="DIR", help="Write the queue's health there, as text and PNG.")
+@click.option("--drain", is_flag=True, help="Until the queue is empty, redeliveries included.")
+@click.option("--follow", is_flag=True, help="Until SIGTERM or Ctrl-C.")
+@click.option(
+    "--markers",
+    type=click.Choice(["range", "jvm"]),
+    default="range",
+    show_default=True,
+    help="How markers are written; jvm where a JVM tracker serves the queue.",
+)
+@click.option("--lease", type=DURATION, default="5m", show_default=True, help="Must outlast a micro-batch.")
+@click.option("--master", metavar="URL", help="Of Spark [local[*], or what spark-submit says].")
+@click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[*].")
+@connected
+def pipeline(cli: Cli, queue: str, **given: Any) -> None:
+    """Process what a queue holds on Spark, and acknowledge each message that was written.
+
+    What fails comes again, what keeps failing becomes a dead letter; a tracker sees to both. Then the
+    health of the queue is printed.
+
+    \b
+    Example:
+      kmq pipeline orders --schema "id long, customer string, total double" --out orders.parquet \\
+        --aggregate "select customer, sum(total) total from rows group by customer" --report report --drain
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    from kmqpy.spark import KmqSpark, configure_spark_with_kmq
+    from kmqpy.spark.health import health
+    from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline, write_aggregate
+
+    if given["drain"] and given["follow"]:
+        raise click.UsageError("--drain and --follow: give one of them")
+    if given["master"] and given["remote"]:
+        raise click.UsageError("--master and --remote: give one of them")
+    function = None if given["function"] is None else _loaded(given["function"])
+    sink = Sink(path=given["out"], format=given["form"], options=dict(pairs(given["options"], "--option")))
+    settings = cli.queue(queue)
+    builder = SparkSession.builder.appName(f"kmq pipeline {queue}")
+    if given["remote"]:
+        builder = builder.remote(given["remote"])
+    elif given["master"] or not os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"}:
+        builder = builder.master(given["master"] or "local[*]")
+    spark = configure_spark_with_kmq(builder).getOrCreate()
+    try:
+        if given["aggregate"]:
+            check_aggregate(spark, given["schema"], given["aggregate"])
+        run_pipeline(
+            spark,
+            settings,
+            cli.connection,
+            schema=given["schema"],
+            sink=sink,
+            function=function,
+            drain=given["drain"],
+            stop=_stop_signal() if given["follow"] else None,
+            lease=given["lease"],
+            markers=given["markers"],
+        )
+        if given["aggregate"]:
+            write_aggregate(spark, sink, given["aggregate"])
+        found = health(KmqSpark(spark, cli.connection, settings))
+        if given["report"]:
+            found.save(given["report"])
+        if cli.json:
+            tables = found.tables.items()
+            print_json({name: json.loads(table.to_json(orient="records")) for name, table in tables})
+        else:
+            click.echo(str(found))
+    except PySparkException as error:
+        raise click.ClickException(f"Spark: {str(error).partition(chr(10))[0]}") from error
+    finally:
+        spark.stop()
+
+
+def _loaded(name: str) -> Any:
+    """The function `module:name`, in this folder, too. Executors are sent it, not only its name."""
+    module_name, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = import_module(module_name)
+        function = getattr(module, attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise click.UsageError(f"--function {name}: write it as module:name ({error})") from None
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
+    return function
+
+
+def _stop_signal() -> Callable[[], bool]:
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping.is_set

@@ -15,7 +15,14 @@ Bounds = Mapping[int, tuple[int, int]]
 """The first offset of each partition, and the one after the last."""
 
 _LOGIN = "org.apache.kafka.common.security"
-_SAME = ("security.protocol", "ssl.key.password", "sasl.kerberos.service.name")
+_SAME = ("security.protocol", "ssl.key.password")
+_UNDERSTOOD = {
+    *_SAME,
+    *("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"),
+    *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"),
+    "ssl.endpoint.identification.algorithm",
+}
+_SECURITY = ("sasl.", "ssl.", "security.", "enable.ssl.")
 
 
 def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, bounds: Bounds) -> DataFrame:
@@ -42,9 +49,17 @@ def kafka_options(connection: Connection, more: Mapping[str, str] | None = None)
     """Options of Spark's Kafka source that say what `connection` says to librdkafka, under `more`.
 
     Carried over are security.protocol, SASL with a password, and TLS files in PEM, which are read here:
-    executors need no files. Raises ConfigError when one can't be read.
+    executors need no files. Other settings of librdkafka tune it, and mean nothing to Spark.
+
+    Raises ConfigError for another setting of security, and for a file that can't be read.
     """
     given = {key: str(value) for key, value in connection.kafka.items()}
+    for key in given.keys() - _UNDERSTOOD:
+        if key.startswith(_SECURITY) and f"kafka.{key}" not in (more or {}):
+            raise ConfigError(
+                f"kafka: {key}: has no like in Spark's Kafka source; say it in Java's words, "
+                "with KmqSpark(…, options={'kafka.…': …})"
+            )
     java = {key: given[key] for key in _SAME if key in given}
     mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms")
     if mechanism:

@@ -221,3 +221,7 @@ class TestSecurity:
     def test_a_file_that_cant_be_read(self):
         with pytest.raises(KmqError, match=r"kafka: ssl\.ca\.location: '/nothing' can't be read"):
             kafka_options(Connection(kafka={"ssl.ca.location": "/nothing"}))
+
+    def test_a_setting_that_would_get_lost(self):
+        with pytest.raises(ConfigError, match=r"kafka: ssl\.engine\.id: has no like in Spark's Kafka source"):
+            kafka_options(Connection(kafka={"ssl.engine.id": "any"}))
