@@ -84,12 +84,16 @@ class Acknowledger(StreamingQueryListener):
 
     def close(self) -> None:
         """Acknowledge what Spark has told of, and stop listening."""
-        active = {str(query.runId) for query in self._spark.streams.active}
-        for run_id in list(self._running - active):
-            self.wait_for_end(run_id)
-        self._spark.streams.removeListener(self)
-        self._writer.close(_CLOSE_TIMEOUT_S)
-        self._group.close()
+        try:
+            active = {str(query.runId) for query in self._spark.streams.active}
+            for run_id in list(self._running - active):
+                self.wait_for_end(run_id)
+            self._spark.streams.removeListener(self)
+        except Exception:  # the session was stopped before, and says nothing any more
+            _log.warning("Spark does not answer", exc_info=True, extra={"queue": self._queue.name})
+        finally:
+            self._writer.close(_CLOSE_TIMEOUT_S)
+            self._group.close()
 
     # --- what Spark calls: one event after the other; nobody sees what is raised here
 

@@ -7,7 +7,6 @@ redelivered by the tracker, whatever happened.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import uuid
 from collections.abc import Mapping
@@ -20,12 +19,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from kmqpy import log_reader, stats
 from kmqpy import message as m
-from kmqpy.config import Connection, Duration, QueueSettings, ZooKeeperSecurity, duration_ms
+from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
 from kmqpy.errors import ConfigError
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.records import stream_topic
-from kmqpy.spark.taking import MarkersFormat
+from kmqpy.spark.taking import MarkersFormat, for_executors
 from kmqpy.spark.task import REPORT, Frames, Rows, Task
 from kmqpy.topics import Topics
 from kmqpy.worker import Backoff
@@ -247,13 +246,9 @@ class Processing:
         if not 0 < lease_ms <= self.queue.max_hold_ms:
             raise ConfigError(f"lease: {lease_ms} ms is not from 1 to max_hold, {self.queue.max_hold_ms} ms")
         wanted = self._schema(schema)
-        # Executors need no ZooKeeper, so they are not told its password.
-        connection = dataclasses.replace(
-            self.connection, zookeeper="", zookeeper_security=ZooKeeperSecurity()
-        )
         task = Task(
             queue=self.queue,
-            connection=connection,
+            connection=for_executors(self.connection),
             markers=self._markers,
             lease_ms=lease_ms,
             backoff=backoff,
@@ -262,7 +257,7 @@ class Processing:
             by_row=by_row,
         )
         if self._acknowledger is None:
-            self._acknowledger = Acknowledger(self.spark, self.queue, connection, self._markers)
+            self._acknowledger = Acknowledger(self.spark, self.queue, self.connection, self._markers)
         name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
         self._acknowledger.watch(name)
         both = StructType([*wanted.fields, StructField(REPORT, StringType())])

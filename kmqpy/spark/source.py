@@ -38,6 +38,7 @@ from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import Connection, QueueSettings, nearest
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
+from kmqpy.spark.taking import for_executors
 from kmqpy.topics import Topics
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ class _Options:
         header = given.get("redelivery_count_header", QueueSettings.redelivery_count_header)
         return cls(
             queue=QueueSettings(name=given["queue"], redelivery_count_header=header),
-            connection=Connection(
-                bootstrap=given.get("bootstrap", "127.0.0.1:9092"), zookeeper="", kafka=settings
+            connection=for_executors(
+                Connection(bootstrap=given.get("bootstrap", "127.0.0.1:9092"), kafka=settings)
             ),
             start=start,
             max_rows=None if limit is None else int(limit),

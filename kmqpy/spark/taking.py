@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from kmqpy import log_reader, markers, stats
@@ -38,6 +39,7 @@ _BETWEEN_TRIES_S = 0.2
 _WRITE_TIMEOUT_S = 10.0
 _MIN_LEASE_LEFT = 0.5
 _PLAIN_SIZES = (1, 9)
+_BLOCK = 1024
 
 
 @dataclass(slots=True)
@@ -58,21 +60,35 @@ class SortedOut:
 class TakenBefore:
     """What the markers of one partition say of its messages from some offset on.
 
-    takes  how often those were taken that were taken at all, since their last `survived`
+    Little is kept of what is finished: whoever reads a queue from its beginning meets millions of that.
     """
 
     first: int
     state: InFlight = field(default_factory=InFlight)
-    takes: Counter[int] = field(default_factory=Counter)
     now_ms: int = 0
+    _taken: dict[int, int] = field(default_factory=dict)
+    """By block: bit i stands for the message at block * _BLOCK + i."""
+    _takes: Counter[int] = field(default_factory=Counter)
+    """Of those in flight, how often they were taken without surviving."""
 
-    def note(self, marker: Marker) -> None:
-        """Count takes."""
+    def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
+        """Take in the marker at markers offset `at`."""
+        self.state.apply(marker, at, timestamp_ms)
+        offsets = [offset for offset in marker.offsets() if offset >= self.first]
         if marker.op in (Op.TAKE, Op.DELAY):
-            self.takes.update(offset for offset in marker.offsets() if offset >= self.first)
-        elif marker.op is Op.EXTEND:
-            for offset in self.takes.keys() & set(marker.offsets()):
-                self.takes[offset] = 0
+            self._takes.update(offsets)
+            for offset in offsets:
+                block, bit = divmod(offset, _BLOCK)
+                self._taken[block] = self._taken.get(block, 0) | 1 << bit
+        elif marker.op in (Op.EXTEND, Op.END):
+            for offset in offsets:
+                self._takes.pop(offset, None)
+
+    def taken(self, offsets: Iterable[int]) -> list[int]:
+        """Those of `offsets` that were taken at all."""
+        if not self._taken:
+            return []
+        return [one for one in offsets if self._taken.get(one // _BLOCK, 0) >> one % _BLOCK & 1]
 
     def sort_out(self, offsets: Iterable[int]) -> SortedOut:
         """Which of these are not to be handed out.
@@ -81,13 +97,13 @@ class TakenBefore:
         again, which renews its lease.
         """
         found = SortedOut()
-        for offset in self.takes.keys() & set(offsets) if self.takes else ():
+        for offset in self.taken(offsets):
             entry = self.state.get(offset)
             if entry is None:
                 found.finished.add(offset)
             elif entry.hold is not Hold.HELD or entry.due_ms <= self.now_ms:
                 found.left.add(offset)
-            elif self.takes[offset] >= MAX_TAKES:
+            elif self._takes[offset] >= MAX_TAKES:
                 found.deadly.add(offset)
         return found
 
@@ -120,10 +136,8 @@ class Taker:
                 marker = markers.decode(key, value, record.headers())
             except DecodeError:
                 return
-            if marker.partition != partition:
-                return
-            found.state.apply(marker, record.offset(), record.timestamp()[1])
-            found.note(marker)
+            if marker.partition == partition:
+                found.note(marker, record.offset(), record.timestamp()[1])
 
         start = self._markers_from(partition, first)
         log_reader.scan(self._connection, self._queue.markers_topic, {partition: start}, visit)
@@ -194,6 +208,17 @@ class Taker:
         commits = stats.committed_offsets(self._connection, self._queue, partition + 1)
         next_offset, known = commits.get(partition, (first + 1, None))
         return known or 0 if next_offset <= first else 0
+
+
+def for_executors(connection: Connection) -> Connection:
+    """The same without ZooKeeper, which executors don't need, and with PEM files as text: theirs differ."""
+    settings = dict(connection.kafka)
+    for name in ("ssl.ca", "ssl.certificate", "ssl.key"):
+        path = Path(str(settings.get(f"{name}.location", "")))
+        if path.is_file():
+            del settings[f"{name}.location"]
+            settings[f"{name}.pem"] = path.read_text()
+    return Connection(bootstrap=connection.bootstrap, zookeeper="", kafka=settings)
 
 
 _takers: dict[str, Taker] = {}

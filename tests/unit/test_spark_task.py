@@ -33,8 +33,7 @@ class Takes:
         found = TakenBefore(first)
         for at, marker in enumerate(self.before):
             if marker.partition == partition:
-                found.state.apply(marker, at, 0)
-                found.note(marker)
+                found.note(marker, at, 0)
         return found
 
     def take(self, offsets, delays, lease_ms):
@@ -204,6 +203,7 @@ def test_frames_that_are_not_of_the_queue_are_refused(takes):
 def test_row_by_row(takes):
     def function(row):
         assert isinstance(row, Row)
+        assert row["value"] == row.value == row.asDict()["value"] == pickle.loads(pickle.dumps(row)).value
         match row.value:
             case b"m0":
                 return None
