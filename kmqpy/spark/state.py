@@ -1,7 +1,8 @@
 """What is known of each message of a queue, worked out of its markers by Spark.
 
-The fold over the markers of a message says what kmqpy.inflight.InFlight says; that is the oracle that
-the tests compare with.
+It says what kmqpy.inflight.InFlight says; that is the oracle that the tests compare with. What a marker does
+depends on those of its message before it, so these are window functions, and then aggregates that Spark
+can hash: lists of markers for each message would be sorted twice.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ class State(StrEnum):
 
 
 _BY_CLIENT, _BY_TRACKER = 1, 2
-_NONE = ""
+_HOLDS = {
+    Op.TAKE.value: Hold.HELD.value,
+    Op.DELAY.value: Hold.DELAYED.value,
+    Op.EXTEND.value: Hold.HELD.value,
+    Op.NACK.value: Hold.RELEASED.value,
+    Op.DEAD_LETTER.value: Hold.DEAD.value,
+}
 
 
 def message_states(
@@ -69,10 +76,11 @@ def message_states(
     known = known.unionByName(_events(markers), allowMissingColumns=True)
     if dead_letters is not None:
         known = known.unionByName(_moved(dead_letters), allowMissingColumns=True)
-    events = F.sort_array(F.collect_list("event"))
-    found = known.groupBy("partition", "offset").agg(
-        *(F.max(name).alias(name) for name in ("enqueued", "first_enqueued_ms", "count", "moved")),
-        _folded(events).alias("end"),
+    message = ("enqueued", "first_enqueued_ms", "count", "moved")
+    found = (
+        _judged(known)
+        .groupBy("partition", "offset")
+        .agg(*(F.max(name).alias(name) for name in message), *_outcome())
     )
     found = found.filter(F.col("enqueued").isNotNull())
     return _described(found, now_ms, committed)
@@ -156,7 +164,7 @@ def _messages(records: DataFrame, count_header: str) -> DataFrame:
 
 
 def _events(markers: DataFrame) -> DataFrame:
-    """The markers, a row for each message and marker, `event` being what the fold reads."""
+    """The markers, a row for each message and marker, with the partition's now and the deadline."""
     decoded = decode_markers(markers).withColumn("read_ms", F.unix_millis("timestamp"))
     # A partition's now never goes back, and every record tells the time, whatever it is.
     log = Window.partitionBy("partition").orderBy("at").rowsBetween(Window.unboundedPreceding, 0)
@@ -166,10 +174,9 @@ def _events(markers: DataFrame) -> DataFrame:
     )
     due = F.when(after > INT64_MAX - F.col("now_ms"), INT64_MAX).otherwise(F.col("now_ms") + after)
     by = F.when(F.col("by_tracker"), _BY_TRACKER).otherwise(_BY_CLIENT)
-    event = F.struct("at", "op", "now_ms", due.alias("due_ms"), by.alias("by"))
-    return (
-        each_message(decoded).filter(F.col("offset") >= 0).select("partition", "offset", event.alias("event"))
-    )
+    told = decoded.withColumns({"due_ms": due, "by": by})
+    without_ticks = each_message(told).filter(F.col("offset") >= 0)
+    return without_ticks.select("partition", "offset", "at", "op", "now_ms", "due_ms", "by")
 
 
 def _moved(dead_letters: DataFrame) -> DataFrame:
@@ -182,56 +189,70 @@ def _moved(dead_letters: DataFrame) -> DataFrame:
     return found.filter(F.col("partition").isNotNull() & F.col("offset").isNotNull())
 
 
-def _folded(events: Column) -> Column:
-    """What is left when the markers of one message were read in their order.
+def _judged(known: DataFrame) -> DataFrame:
+    """Adds what each marker did, in the order of the log: `applies` and `ends`, its `at` or null.
 
-    hold     as kmqpy.inflight.Hold; empty: not in flight
-    taken_ms, due_ms    as in kmqpy.inflight.Entry; kept after the end
-    by       who ended it: 0 nobody
-    ended_ms when
+    The rules are those of InFlight, said of the markers of a message before this one.
     """
-    start = F.struct(
-        F.lit(_NONE).alias("hold"),
-        F.lit(None).cast("bigint").alias("taken_ms"),
-        F.lit(None).cast("bigint").alias("due_ms"),
-        F.lit(0).alias("by"),
-        F.lit(None).cast("bigint").alias("ended_ms"),
+    op, at = F.col("op"), F.col("at")
+    is_end, opens = op == Op.END.value, op.isin(Op.TAKE.value, Op.DELAY.value)
+    before = (
+        Window.partitionBy("partition", "offset").orderBy("at").rowsBetween(Window.unboundedPreceding, -1)
     )
-    return F.aggregate(events, start, _step)
 
+    def last(condition: Column) -> Column:
+        """Where the last marker of that kind before this one stands; -1: nowhere."""
+        return F.coalesce(F.max(F.when(condition, at)).over(before), F.lit(-1))
 
-def _step(state: Column, event: Column) -> Column:
-    hold, op = state["hold"], event["op"]
-    opens = op.isin(Op.TAKE.value, Op.DELAY.value)
-    alive = hold != _NONE
-    is_end = op == Op.END.value
+    judged = known.withColumns(
+        {"end": last(is_end), "opened": last(opens), "taken": last(op == Op.TAKE.value)}
+    )
+    alive = F.col("opened") > F.col("end")
+    judged = judged.withColumns(
+        {
+            "rejected": last((op == Op.DEAD_LETTER.value) & alive),
+            "released": last((op == Op.NACK.value) & alive),
+        }
+    )
+    is_dead = F.col("rejected") > F.col("end")
+    is_held = (F.col("taken") == F.col("opened")) & (F.col("released") < F.col("opened"))
+    applies = ~is_end & ~is_dead & (opens | (alive & ((op != Op.EXTEND.value) | is_held)))
     # An end of what is not in flight any more came too late; of what never was, it says that nobody
     # is to have it.
-    ends = is_end & (alive | (state["by"] == 0))
-    applies = (
-        ~is_end
-        & (hold != Hold.DEAD.value)
-        & (opens | alive)
-        & ~((op == Op.EXTEND.value) & (hold != Hold.HELD.value))
+    ends = is_end & (alive | (F.col("end") < 0))
+    return judged.withColumns(
+        {
+            "applies": F.when(applies, at),
+            "opens": F.when(applies & opens, at),
+            "ends": F.when(ends, at),
+        }
     )
-    new_hold = (
-        F.when(op == Op.DELAY.value, Hold.DELAYED.value)
-        .when(op == Op.NACK.value, Hold.RELEASED.value)
-        .when(op == Op.DEAD_LETTER.value, Hold.DEAD.value)
-        .otherwise(Hold.HELD.value)
-    )
-    return F.struct(
-        F.when(is_end, _NONE).when(applies, new_hold).otherwise(hold).alias("hold"),
-        F.when(applies & opens, event["now_ms"]).otherwise(state["taken_ms"]).alias("taken_ms"),
-        F.when(applies, event["due_ms"]).otherwise(state["due_ms"]).alias("due_ms"),
-        F.when(ends, event["by"]).otherwise(state["by"]).alias("by"),
-        F.when(ends, event["now_ms"]).otherwise(state["ended_ms"]).alias("ended_ms"),
-    )
+
+
+def _outcome() -> list[Column]:
+    """What the last markers that did something leave of a message.
+
+    hold      as kmqpy.inflight.Hold; null: not in flight
+    taken_ms, due_ms    as in kmqpy.inflight.Entry; kept after the end
+    by        who ended it; null: nobody
+    ended_ms  when
+    """
+    code = F.array_position(F.array(*map(F.lit, _HOLDS)), F.col("op"))  # a number, as hashing likes them
+    last = F.max_by(code, "applies")
+    in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(-1))
+    names = F.array(*map(F.lit, _HOLDS.values()))
+    return [
+        F.when(in_flight, F.try_element_at(names, last.cast("int"))).alias("hold"),
+        F.max_by("now_ms", "opens").alias("taken_ms"),
+        F.max_by("due_ms", "applies").alias("due_ms"),
+        F.max_by("by", "ends").alias("by"),
+        F.max_by("now_ms", "ends").alias("ended_ms"),
+    ]
 
 
 def _described(found: DataFrame, now_ms: int, committed: Sequence[tuple[int, int]]) -> DataFrame:
-    hold, due, by = F.col("end.hold"), F.col("end.due_ms"), F.col("end.by")
-    in_flight = hold != _NONE
+    hold, due, by = F.col("hold"), F.col("due_ms"), F.col("by")
+    in_flight = hold.isNotNull()
     places = F.create_map(*(F.lit(number) for place in ((-1, 0), *committed) for number in place))
     below = F.col("offset") < F.coalesce(F.try_element_at(places, "partition"), F.lit(0))
     state = (
@@ -243,7 +264,8 @@ def _described(found: DataFrame, now_ms: int, committed: Sequence[tuple[int, int
         .when((by == _BY_CLIENT) | below, State.PROCESSED.value)
         .otherwise(State.PENDING.value)
     )
-    not_delivered = (hold == Hold.DELAYED.value) | (F.col("state") == State.PENDING.value)
+    is_delayed = F.equal_null(hold, F.lit(Hold.DELAYED.value))
+    not_delivered = is_delayed | (F.col("state") == State.PENDING.value)
     return found.withColumn("state", state).select(
         "partition",
         "offset",
@@ -251,10 +273,10 @@ def _described(found: DataFrame, now_ms: int, committed: Sequence[tuple[int, int
         F.coalesce(F.timestamp_millis("first_enqueued_ms"), F.col("enqueued")).alias("first_enqueued"),
         "state",
         (F.col("count") + F.when(not_delivered, 0).otherwise(1)).alias("attempts"),
-        F.when(in_flight, hold).alias("hold"),
-        _moment(F.col("end.taken_ms")).alias("taken_at"),
+        hold,
+        _moment(F.col("taken_ms")).alias("taken_at"),
         F.when(in_flight, _moment(due)).alias("due_at"),
-        F.when(~in_flight, _moment(F.col("end.ended_ms"))).alias("ended_at"),
+        F.when(~in_flight, _moment(F.col("ended_ms"))).alias("ended_at"),
     )
 
 

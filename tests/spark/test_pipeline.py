@@ -13,7 +13,8 @@ from support import stopped_after
 from kmqpy import stats
 from kmqpy.cli.app import kmq
 from kmqpy.errors import ConfigError, Unfinished
-from kmqpy.spark import pipeline
+from kmqpy.spark import KmqSpark, pipeline
+from kmqpy.spark.health import health
 from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline, written
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_pipeline.py"
@@ -89,6 +90,9 @@ def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, mon
     sink = Sink(path=str(tmp_path / "rows"))
     with pytest.raises(Unfinished, match=r"1 messages in flight .* is a tracker running"):
         run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink, drain=True)
+    found = health(KmqSpark(spark, queue.connection, queue.settings))
+    assert found.tables["ages"][["state", "messages"]].to_numpy().tolist() == [["overdue", 1]]
+    assert "ages.png" in {path.name for path in found.save(tmp_path / "report")}
 
 
 def test_a_schema_that_is_none(spark, make_queue, tmp_path):
