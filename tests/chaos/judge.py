@@ -79,6 +79,9 @@ def judge(seen: Seen) -> Verdict:
     found = _Findings()
     wanted = seen.sent - seen.deleted_bodies
     acknowledged = {seen.records[place].body for place in seen.ended if place in seen.records}
+    if any(seen.log_start.values()):
+        # Of what was deleted after it had been acknowledged, no place says any more whose it was.
+        acknowledged |= seen.acked - {record.body for record in seen.records.values()}
     dead = {record.body for record in seen.dead}
     duplicates, missing, wrong = _copies(seen)
     repeated = sum(count - 1 for count in seen.handed_out.values())

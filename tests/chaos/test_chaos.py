@@ -146,6 +146,15 @@ def test_what_was_ended_below_the_start_of_the_log_is_not_counted_against_its_co
     assert judge(seen).problems == []
 
 
+def test_what_was_acknowledged_and_deleted_after_that_is_finished():
+    seen = good()
+    seen.log_start[0] = 2
+    del seen.records[0, 1]
+    assert judge(seen).problems == []
+    seen.acked.remove(1)
+    assert judge(seen).found["unfinished"] == [1]
+
+
 def test_what_an_interruption_may_cost_is_no_finding():
     seen = good()
     second_delivery(seen)
