@@ -6,7 +6,7 @@ the oracle that the tests compare with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -60,52 +60,53 @@ def decode_markers(records: DataFrame) -> DataFrame:
     Raises ConfigError when a column of Spark's Kafka source is missing.
     """
     check_columns(records, RECORD, "decode_markers")
-    kind = F.substring("value", 1, 1)
-    size = F.length("value")
-    named = records.select(
+    key, value, kind = F.col("key"), F.col("value"), F.substring("value", 1, 1)
+    size, first = F.length("value"), int64(F.substring("key", 5, 8))
+    # Few projections, since each copies its rows: one that looks at bytes, one that judges.
+    looked = records.select(
         "partition",
         F.col("offset").alias("at"),
         "timestamp",
-        "value",
-        header_text("kmq-op").alias("asked"),
-        header_text("kmq-by").alias("by"),
-        F.length("key").alias("key_size"),
-        int64(F.substring("key", 5, 8)).alias("first"),
-        # One of the type bytes where the size fits, too.
-        F.when((size == 1) & (kind == _binary(_END)), kind)
+        first.alias("first"),
+        # One of the type bytes where the sizes fit, too.
+        F.when((F.length(key) != _KEY_BYTES) | key.isNull(), None)
+        .when((size == 1) & (kind == _binary(_END)), kind)
         .when((size == _START_BYTES) & (kind == _binary(_START)), kind)
         .when((size > _START_BYTES) & (kind == _binary(_START_RUNS)), kind)
         .when((size > 1) & kind.isin([_binary(_END_RUNS), _binary(_END_BITMAP)]), kind)
         .when(kind.between(_binary(_FIRST_RESERVED), _binary(_LAST_RESERVED)), kind)
         .alias("kind"),
+        F.when(
+            (size > 1) & kind.between(_binary(_START_RUNS), _binary(_END_BITMAP)), _range(value, first)
+        ).alias("offsets"),
+        F.when(
+            (size >= _START_BYTES) & kind.isin([_binary(_START), _binary(_START_RUNS)]),
+            int64(F.substring("value", 2, 8)),
+        ).alias("after"),
+        header_text("kmq-op").alias("asked"),
+        header_text("kmq-by").alias("by"),
     )
-    ranged = _with_range(named)
-    kind, span = F.col("kind"), F.col("span")
+    kind, first, asked = F.col("kind"), F.col("first"), F.col("asked")
     is_end = kind.isin([_binary(end) for end in _ENDS])
     is_reserved = kind >= _binary(_FIRST_RESERVED)
-    is_range = kind.between(_binary(_START_RUNS), _binary(_END_BITMAP))
-    asked = F.col("asked")
+    is_range = _is_range(kind)
     is_bad = (
-        ~F.equal_null("key_size", F.lit(_KEY_BYTES))
-        | kind.isNull()
-        | (is_range & (span.isNull() | (F.col("first") > INT64_MAX - (span - 1))))
-        | (~is_reserved & (~is_end | is_range) & (F.col("first") < 0))
+        kind.isNull()
+        | (is_range & F.col("offsets").isNull())
+        | (~is_reserved & (~is_end | is_range) & (first < 0))
     )
     is_newer = is_reserved | (~is_end & asked.isNotNull() & ~asked.isin(_OPS_WITH_HEADER))
-    problem = F.when(is_bad, UNDECODABLE).when(is_newer, NEWER)
-    judged = ranged.withColumns({"problem": problem, "is_end": is_end})
-    good = F.col("problem").isNull()
-    op = F.when(F.col("is_end"), Op.END.value).otherwise(F.coalesce("asked", F.lit(Op.TAKE.value)))
-    return judged.select(
+    good = ~is_bad & ~is_newer
+    return looked.select(
         "partition",
         "at",
         "timestamp",
-        F.when(good, op).alias("op"),
-        F.when(good, F.col("first")).alias("offset"),
-        F.when(good, _offsets()).alias("offsets"),
-        F.when(good & ~F.col("is_end"), int64(F.substring("value", 2, 8))).alias("redeliver_after_ms"),
-        (good & F.col("is_end") & F.equal_null("by", F.lit("tracker"))).alias("by_tracker"),
-        "problem",
+        F.when(good & is_end, Op.END.value).when(good, F.coalesce(asked, F.lit(Op.TAKE.value))).alias("op"),
+        F.when(good, first).alias("offset"),
+        F.when(good, F.col("offsets")).alias("offsets"),
+        F.when(good & ~is_end, F.col("after")).alias("redeliver_after_ms"),
+        (good & is_end & F.equal_null("by", F.lit("tracker"))).alias("by_tracker"),
+        F.when(is_bad, UNDECODABLE).when(is_newer, NEWER).alias("problem"),
     )
 
 
@@ -152,55 +153,68 @@ def int64(data: Column) -> Column:
     return F.conv(digits, 16, -10).cast("bigint")
 
 
-def _with_range(named: DataFrame) -> DataFrame:
-    """Adds what is needed of range markers: `numbers`, and `span`, null where the range is not valid.
-
-    Each step is a projection of its own because an expression can't name its parts.
-    """
-    kind = F.col("kind")
-    runs = F.when(kind == _binary(_START_RUNS), F.substring("value", _START_BYTES + 1, _REST)).when(
-        kind == _binary(_END_RUNS), F.substring("value", 2, _REST)
-    )
-    stepped = named.withColumn("digits", F.hex(runs))
-    found = F.regexp_extract_all("digits", F.lit(_NUMBER), F.lit(1))
-    stepped = stepped.withColumn("found", found)
-    # Together they are all the digits, they end with the count of a run, and none is 0 or longer than
-    # it need be.
-    whole = (
-        (F.length(F.array_join("found", "")) == F.length("digits"))
-        & (F.size("found") % 2 == 1)
-        & ~F.exists("found", lambda number: number.endswith("00"))
-    )
-    stepped = stepped.withColumn("numbers", F.when(whole, F.transform("found", _leb128)))
-    total = F.aggregate("numbers", F.lit(0).cast("bigint"), lambda sum_, number: sum_ + number)
-    size = F.length("value")
-    last = _byte(F.substring("value", -1, 1))
-    good_bitmap = (
-        (kind == _binary(_END_BITMAP))
-        & (size <= MAX_SPAN // 8 + 1)
-        & (last > 0)
-        & (_byte(F.substring("value", 2, 1)) % 2 == 1)
-    )
-    span = F.when(good_bitmap, ((size - 2) * 8 + F.length(F.bin(last))).cast("bigint")).when(
-        total <= MAX_SPAN, total
-    )
-    return stepped.withColumn("span", span)
+def _is_range(kind: Column) -> Column:
+    return kind.between(_binary(_START_RUNS), _binary(_END_BITMAP))
 
 
-def _offsets() -> Column:
-    """The messages of a valid range, null for a single marker; of the columns of `_with_range`."""
-    first, numbers = F.col("first"), F.col("numbers")
-    bits = F.when(numbers.isNotNull(), _bits_of_runs(numbers)).otherwise(
-        _bits_of_bitmap(F.hex(F.substring("value", 2, _REST)))
+def _range(value: Column, first: Column) -> Column:
+    """The messages of a range marker, null where the range is not valid."""
+    kind, size = F.substring(value, 1, 1), F.length(value)
+    return (
+        F.when(kind == _binary(_END_BITMAP), _of_bitmap(value, first))
+        .when(kind == _binary(_END_RUNS), _of_runs(F.substring(value, 2, _REST), size - 1, first))
+        .otherwise(_of_runs(F.substring(value, _START_BYTES + 1, _REST), size - _START_BYTES, first))
     )
-    listed = F.filter(
+
+
+def _of_runs(data: Column, size: Column, first: Column) -> Column:
+    found = F.regexp_extract_all(F.hex(data), F.lit(_NUMBER), F.lit(1))
+
+    def of_found(found: Column) -> Column:
+        # Together they are all the bytes, they end with the count of a run, and none is 0 or longer than
+        # it need be.
+        whole = (
+            (F.length(F.array_join(found, "")) == 2 * size)
+            & (F.size(found) % 2 == 1)
+            & ~F.exists(found, lambda number: number.endswith("00"))
+        )
+        return F.when(whole, _let(F.transform(found, _leb128), of_numbers))
+
+    def of_numbers(numbers: Column) -> Column:
+        span = F.aggregate(numbers, F.lit(0).cast("bigint"), lambda sum_, number: sum_ + number)
+        return _let(span, lambda span: F.when(_fits(first, span), of_span(numbers, span)))
+
+    def of_span(numbers: Column, span: Column) -> Column:
+        one_run = F.sequence(first, first + (span - 1))
+        return F.when(F.size(numbers) == 1, one_run).otherwise(_listed(first, _bits_of_runs(numbers)))
+
+    return _let(found, of_found)
+
+
+def _of_bitmap(value: Column, first: Column) -> Column:
+    size = F.length(value)
+    last = _byte(F.substring(value, -1, 1))
+    good = (size <= MAX_SPAN // 8 + 1) & (last > 0) & (_byte(F.substring(value, 2, 1)) % 2 == 1)
+    span = ((size - 2) * 8 + F.length(F.bin(last))).cast("bigint")
+    bits = _bits_of_bitmap(F.hex(F.substring(value, 2, _REST)))
+    return F.when(good & _fits(first, span), _listed(first, bits))
+
+
+def _fits(first: Column, span: Column) -> Column:
+    return (span <= MAX_SPAN) & (first <= INT64_MAX - (span - 1))
+
+
+def _listed(first: Column, bits: Column) -> Column:
+    """The offsets whose bits are 1."""
+    return F.filter(
         F.transform(F.split(bits, ""), lambda bit, index: F.when(bit == "1", first + index)),
         lambda offset: offset.isNotNull(),
     )
-    return F.when(
-        F.col("span").isNotNull(),
-        F.when(F.size(numbers) == 1, F.sequence(first, first + (F.col("span") - 1))).otherwise(listed),
-    )
+
+
+def _let(value: Column, body: Callable[[Column], Column]) -> Column:
+    """`body` of `value`, worked out once: SQL has no other way to name a part of an expression."""
+    return F.element_at(F.transform(F.array(value), body), 1)
 
 
 def _bits_of_runs(numbers: Column) -> Column:
