@@ -181,7 +181,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    def fetch(_name: str, coordinates: list[str], scratch: Path) -> list[tuple[str, Path]]:
+    def fetch(_name: str, coordinates: list[str], scratch: Path, _extra: str) -> list[tuple[str, Path]]:
         (scratch / "fetched").write_bytes(content)
         return [(coordinate, scratch / "fetched") for coordinate in coordinates]
 

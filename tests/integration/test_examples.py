@@ -10,7 +10,8 @@ import pytest
 from kmqpy import Connection
 from kmqpy.admin import Admin
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted({*FOLDER.glob("*.py")} - {FOLDER / "spark_pipeline.py"})  # that one is run by tests/spark
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -358,6 +358,9 @@ def test_a_stranger_with_an_open_transaction_holds_a_turn_up_but_not_for_ever(qu
     quick.task = Task(quick.task.connection, quick.task.queue, "driver", quick.task.settings, turn_s=1.0)
     time.sleep(0.2)
     report = driver.turn(executor=quick)
+    for _ in range(10):  # what its takeover says first on a machine that is busy
+        if "Not coordinator" in str(report.problem):
+            report = driver.turn(executor=quick)
     assert "transaction may be open" in report.problem
     assert not report.active
     stranger.abort_transaction(10)
