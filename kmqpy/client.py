@@ -27,10 +27,12 @@ from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
 from kmqpy.errors import Closed, ConfigError, DecodeError, ReceiptError, Unavailable
 from kmqpy.held import Held, Place
 from kmqpy.kafka_message import Batch, KafkaMessage
-from kmqpy.marker_writer import MarkerWriter, Started
+from kmqpy.marker_writer import MarkerWriter
 from kmqpy.markers import INT64_MAX, Marker, Op
 from kmqpy.message import Message, Receipt
-from kmqpy.source import QueueSource, by_partition
+from kmqpy.records import by_partition
+from kmqpy.source import QueueSource
+from kmqpy.starting import Started
 from kmqpy.telemetry import Telemetry
 from kmqpy.topics import Topics
 

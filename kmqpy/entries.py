@@ -132,7 +132,10 @@ class _Run:
         return self.due
 
     def due_until(self, _until_ms: int, limit: int) -> list[Entry]:
-        return [self.entry(bit) for bit in itertools.islice(_bits(self.alive), limit)]
+        first, taken, stride = self.block * _BLOCK, self.taken - self.stride * self.base, self.stride
+        same = self.since_ms, self.due, Hold.HELD, True, None, self.holder
+        bits = itertools.islice(_bits(self.alive), limit)
+        return [Entry._make((first + bit, taken + stride * bit, *same)) for bit in bits]
 
     def row(self) -> TakenTogether:
         """The same for a snapshot."""

@@ -95,4 +95,6 @@ class MissingExtra(KmqError):
     """An optional dependency is not installed."""
 
     def __init__(self, extra: str, what: str) -> None:
-        super().__init__(f'{what} needs an extra; run: pip install "kmqpy[{extra}]"')
+        super().__init__(
+            f'{what} needs an extra; run: pip install "kmqpy[{extra}]" (in a clone: ".[{extra}]")'
+        )

@@ -229,7 +229,9 @@ class InFlight:
                 continue
             bits = row.bits
             if row.stride:
-                bits &= (1 << -((row.taken_at - self._position) // row.stride)) - 1
+                read = -((row.taken_at - self._position) // row.stride)
+                if read < bits.bit_length():  # else a number of as many bits would be made
+                    bits &= (1 << read) - 1
             self._entries.put_together(row._replace(bits=bits), min_run=1)
 
     def _take(self, offset: int, due_ms: int, holder: str | None, at: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -32,6 +33,8 @@ class _OnceInAWhile(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to show it. The kind is the first word, FAIL for example."""
         kind = record.getMessage().partition(" ")[0]
+        if kind == "GETPID":  # of a broker that has just started; one that goes on like this fails a call
+            return _log.isEnabledFor(logging.DEBUG)
         now = SYSTEM_CLOCK.monotonic()
         if now - self._shown.get(kind, -_REPEAT_S) < _REPEAT_S:
             return False
@@ -81,6 +84,8 @@ _WRONG_LISTENER_S = 3.0
 """How long it must say nothing else: a proxy whose broker is just starting looks the same."""
 
 _POLL_S = 0.05
+_CONNECT_S = 0.05
+"""In which librdkafka has a connection, if there is one to be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +103,12 @@ _heard: dict[tuple[str, int], _Heard] = {}
 def producer(connection: Connection, defaults: KafkaSettings) -> Producer:
     """A producer whose records are acknowledged by all in-sync replicas and never reordered."""
     common = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
-    with _settings_errors():
-        return Producer(_settings(connection, {**common, **defaults}), logger=_log)
+    with _settings_errors(connection):
+        made = Producer(_settings(connection, {**common, **defaults}), logger=_log)
+    if "transactional.id" in defaults:
+        # init_transactions() looks for the coordinator at once and, without a connection yet, after 500 ms.
+        made.poll(_CONNECT_S)
+    return made
 
 
 def consumer(connection: Connection, defaults: KafkaSettings) -> Consumer:
@@ -112,13 +121,13 @@ def consumer(connection: Connection, defaults: KafkaSettings) -> Consumer:
         "fetch.queue.backoff.ms": 5,
         "group.id": "kmq-none",
     }
-    with _settings_errors():
+    with _settings_errors(connection):
         return Consumer(_settings(connection, {**common, **defaults}), logger=_log)
 
 
 def admin(connection: Connection) -> AdminClient:
     """An administration client."""
-    with _settings_errors():
+    with _settings_errors(connection):
         return AdminClient(_settings(connection, {}), logger=_log)
 
 
@@ -273,9 +282,12 @@ def _text(error: KafkaError) -> str:
 
 
 @contextmanager
-def _settings_errors() -> Iterator[None]:
+def _settings_errors(connection: Connection) -> Iterator[None]:
     try:
         yield
     except (KafkaException, TypeError, ValueError) as exception:
         error = error_of(exception)
+        for name, value in connection.kafka.items():
+            if name.endswith(".location") and value != "probe" and not Path(str(value)).exists():
+                raise ConfigError(f"Kafka settings: {name}: there is no {str(value)!r}") from None
         raise ConfigError(f"Kafka settings: {error.str() if error else exception}") from None

@@ -1,7 +1,7 @@
 """Reads parts of topics once: from an offset to the end, or single records. Joins no group.
 
-Only committed records are seen. The end is the last stable offset at the time of the call, so an open
-transaction holds nobody up, and neither do control records at the end of the log.
+Only committed records are seen, unless asked otherwise. The end is the last stable offset at the time of the
+call, so an open transaction holds nobody up, and neither do control records at the end of the log.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def bounds(
 
     Not by an AdminClient: librdkafka's first list_offsets of a client takes 3 s now and then.
     """
-    isolation = "read_uncommitted" if uncommitted else "read_committed"
-    with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK, isolation) as reader:
+    with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK, uncommitted=uncommitted) as reader:
         return reader.bounds(partitions)
 
 
@@ -78,16 +77,18 @@ def scan(
     visit: Callable[[Any], None],
     *,
     limit: int | None = None,
+    uncommitted: bool = False,
     timeout_s: float = kafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, Reached]:
     """Hand the records of each partition from its offset in `starts` on to `visit`.
 
     A start outside the log is moved to its nearest end. `limit` bounds the records of each partition.
+    `uncommitted`: also those of open and aborted transactions, up to the end of the log.
 
     Raises Unavailable when nothing comes for `timeout_s` seconds, TopicError when the topic is gone.
     """
-    with _Reader(connection, topic, timeout_s, clock) as reader:
+    with _Reader(connection, topic, timeout_s, clock, uncommitted=uncommitted) as reader:
         reached = reader.open(starts)
         left = dict.fromkeys(reached, limit)
         for record, place in reader.records(reached):
@@ -143,7 +144,8 @@ class _Reader:
         topic: str,
         timeout_s: float,
         clock: Clock,
-        isolation: str = "read_committed",
+        *,
+        uncommitted: bool = False,
     ) -> None:
         self._connection = connection
         self._topic = topic
@@ -152,7 +154,11 @@ class _Reader:
         self._open: set[int] = set()
         self._consumer: Consumer = kafka.consumer(
             connection,
-            {"enable.partition.eof": True, "fetch.wait.max.ms": 20, "isolation.level": isolation},
+            {
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,
+                "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
+            },
         )
 
     def __enter__(self) -> _Reader:

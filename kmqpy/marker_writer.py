@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,7 +16,8 @@ from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection
 from kmqpy.errors import Unavailable
 from kmqpy.held import Place
-from kmqpy.markers import INT64_MAX, Marker, Op
+from kmqpy.markers import Marker, Op
+from kmqpy.starting import POLL_S, Fence, Report, Starting, is_fatal
 
 _log = logging.getLogger(__name__)
 
@@ -27,29 +27,12 @@ _LOOK_WHILE_FLUSHING_S = 0.001
 _COLLECT_S = 0.002
 """For how long single end markers are collected, so that they are written together."""
 _MANY_COLLECTED = 100_000
-_POLL_S = 0.01
 _MANY = 200
 """From so many start markers on for one partition, they are written without a report of each."""
 _REPOST_AFTER_S = 0.2
 _COMPLAIN_EVERY_S = 10.0
 _CHUNK = 1_000
 """Markers given to librdkafka at once; other threads wait meanwhile."""
-
-
-Report = Callable[[KafkaError | None, Any], None]
-"""What takes delivery reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """What became of start markers, by partition.
-
-    last_at  the markers offset of the last one that was confirmed
-    failed   the lowest queue offset that was not, where there is one
-    """
-
-    last_at: dict[int, int]
-    failed: dict[int, int]
 
 
 class MarkerWriter:
@@ -83,7 +66,7 @@ class MarkerWriter:
         self._producer = self._new_producer()
         self._starts: Producer | None = None
         self._bulk: Producer | None = None
-        self._unsettled: dict[int, _Fence] = {}
+        self._unsettled: dict[int, Fence] = {}
         self._starts_polled_at = clock.monotonic()
         self._broken = False
         self._complained_at = -_COMPLAIN_EVERY_S
@@ -119,7 +102,7 @@ class MarkerWriter:
         producer = self._starts_producer()
         starting = Starting(producer, self._clock, timeout_s, self._drop_starts_producers, self._settle)
         for partition in {*takes, *(partition for partition, _ in delays)}:
-            self._unsettled.setdefault(partition, _Fence(self._topic, partition)).add(producer)
+            self._unsettled.setdefault(partition, Fence(self._topic, partition, self._clock)).add(producer)
         headers = markers.encode(Marker(0, 0, Op.TAKE, holder=holder))[2] or None
         for partition, offsets in takes.items():
             if self._coalesces:
@@ -155,6 +138,10 @@ class MarkerWriter:
         if fence is not None and fence.passed():
             del self._unsettled[partition]
         return partition not in self._unsettled
+
+    def all_settled(self) -> bool:
+        """The same of all partitions."""
+        return not [partition for partition in list(self._unsettled) if not self.settled(partition)]
 
     def post(self, marker: Marker) -> None:
         """Write `marker` some time soon, whatever it takes; blocks only while the queue is full."""
@@ -202,8 +189,15 @@ class MarkerWriter:
         return not (self._collected or self._sending or self._failed or len(self._producer))
 
     def close(self, timeout_s: float = 10.0) -> int:
-        """Flush and stop; returns how many markers stay unconfirmed. Their messages come again."""
+        """Flush and stop; returns how many markers stay unconfirmed. Their messages come again.
+
+        For the thread that calls `start`.
+        """
+        deadline = self._clock.monotonic() + timeout_s
         left = self.flush(timeout_s)
+        # Whoever has the partitions next reads what was started, and must not do so too early.
+        while not self.all_settled() and self._clock.monotonic() < deadline:
+            self._clock.sleep(POLL_S)
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
@@ -280,9 +274,9 @@ class MarkerWriter:
                 if starting is not None:
                     if starting.left_s() <= 0:
                         break
-                    producer.poll(_POLL_S)
+                    producer.poll(POLL_S)
                 elif threading.current_thread() is self._thread:
-                    producer.poll(_POLL_S)  # nobody else makes room
+                    producer.poll(POLL_S)  # nobody else makes room
                 else:
                     self._clock.sleep(0.001)
             except KafkaException as exception:
@@ -292,7 +286,7 @@ class MarkerWriter:
                 error = kafka.error_of(exception)
                 if starting is not None:
                     break
-                self._broken = self._broken or _is_fatal(error)
+                self._broken = self._broken or is_fatal(error)
                 if self._broken and threading.current_thread() is self._thread:
                     self._replace_producer()  # nobody else does
                 else:
@@ -389,7 +383,7 @@ class MarkerWriter:
         if now - self._complained_at >= _COMPLAIN_EVERY_S:
             self._complained_at = now
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": error.name()})
-        self._broken = self._broken or _is_fatal(error)
+        self._broken = self._broken or is_fatal(error)
         self._failed.append((now + _REPOST_AFTER_S, message))
 
     def _replace_producer(self) -> None:
@@ -411,162 +405,6 @@ class MarkerWriter:
         self._starts = self._bulk = None
 
 
-class _Fence:
-    """Ticks behind start markers of one partition, one by each producer that was given some of them.
-
-    An idempotent producer writes in order, also when it has given something up: once its tick is
-    written, nothing that it was given before can be. One with a fatal error can't say so.
-    """
-
-    def __init__(self, topic: str, partition: int) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._ticks: dict[Producer, object | None] = {}  # on their way
-
-    def add(self, producer: Producer) -> None:
-        """It was given start markers; a tick on its way stands before them."""
-        self._ticks[producer] = None
-
-    def passed(self) -> bool:
-        """Whether all ticks are written; sends those that are not on their way."""
-        for producer, tick in list(self._ticks.items()):
-            if tick is None:
-                self._send(producer)
-            producer.poll(0)
-            # What reports failures only has written what it holds no more.
-            if self._ticks.get(producer) and not len(producer):
-                self._ticks.pop(producer, None)
-        return not self._ticks
-
-    def _send(self, producer: Producer) -> None:
-        key, value, headers = markers.encode(markers.tick(self._partition))
-        tick = self._ticks[producer] = object()
-
-        def report(error: KafkaError | None, _: Any) -> None:
-            if self._ticks.get(producer) is not tick:
-                return
-            unknown = error is not None and error.code() == KafkaError._UNKNOWN_PARTITION
-            if error is None or unknown or _is_fatal(error):
-                del self._ticks[producer]
-            else:
-                self._ticks[producer] = None
-
-        try:
-            producer.produce(
-                self._topic,
-                value,
-                key,
-                self._partition,
-                on_delivery=report,
-                headers=headers,  # type: ignore[arg-type]
-            )
-        except BufferError:
-            self._ticks[producer] = None
-        except KafkaException as exception:
-            report(kafka.error_of(exception) or KafkaError(KafkaError._FAIL), None)
-
-
-class Starting:
-    """Start markers on their way; used by one thread."""
-
-    def __init__(
-        self,
-        producer: Producer,
-        clock: Clock,
-        timeout_s: float,
-        give_up: Callable[[], None],
-        settle: Callable[[int], None],
-    ) -> None:
-        self._producer = producer
-        self._clock = clock
-        self._deadline = clock.monotonic() + timeout_s
-        self._give_up = give_up
-        self._settle = settle
-        self._expected: dict[int, list[int]] = {}
-        self._size = 0
-        # Written by whoever polls the producer.
-        self._written: dict[int, list[Any]] = {}
-        self._refused: list[tuple[KafkaError | None, Place]] = []
-        self._bulk: Producer | None = None
-        self._quiet: dict[int, Sequence[int]] = {}
-        self._refused_quietly: list[tuple[KafkaError | None, Place]] = []
-
-    def left_s(self) -> float:
-        """Seconds until the time-out."""
-        return self._deadline - self._clock.monotonic()
-
-    def expect(self, partition: int, offsets: Sequence[int]) -> Report:
-        """There are markers of which these are the lowest offsets; returns what takes their reports."""
-        self._expected.setdefault(partition, []).extend(offsets)
-        self._size += len(offsets)
-        written = self._written.setdefault(partition, [])
-
-        def report(error: KafkaError | None, message: Any) -> None:
-            if error is None:
-                written.append(message)
-            else:
-                self.refuse(error, message.key(), quiet=False)
-
-        return report
-
-    def producer_of(self, *, quiet: bool) -> Producer:
-        """What the markers are given to, that are expected quietly or not."""
-        return self._bulk if quiet and self._bulk is not None else self._producer
-
-    def expect_quietly(self, bulk: Producer, partition: int, offsets: Sequence[int]) -> Report:
-        """The same of markers given to a producer that reports failures only."""
-        self._bulk = bulk
-        self._quiet[partition] = offsets
-
-        def report(error: KafkaError | None, message: Any) -> None:
-            self.refuse(error, message.key(), quiet=True)
-
-        return report
-
-    def refuse(self, error: KafkaError | None, key: bytes, *, quiet: bool) -> None:
-        """The marker of that key failed."""
-        (self._refused_quietly if quiet else self._refused).append((error, markers.decode_key(key)))
-
-    def confirmed(self) -> Started:
-        """Wait until they are confirmed, until the time-out at most.
-
-        One that counts as failed may have been written all the same, or be so later.
-        """
-        while self._pending() and (left_s := self.left_s()) > 0:
-            # Another thread may have polled what this one waits for.
-            self._producer.poll(min(left_s, _POLL_S))
-        if self._bulk is not None:
-            while len(self._bulk) and self.left_s() > 0:
-                self._bulk.poll(_LOOK_WHILE_FLUSHING_S)
-        # Giving up a quiet producer has it say which markers it still holds (rule R18).
-        stuck = self._bulk is not None and len(self._bulk) > 0
-        if stuck or any(map(_is_fatal, (error for error, _ in self._refused + self._refused_quietly))):
-            self._give_up()
-        failed: dict[int, int] = {}
-        last_at: dict[int, int] = {}
-        for partition, offsets in self._expected.items():
-            written = self._written[partition][:]
-            if written:
-                last_at[partition] = written[-1].offset()
-            if len(written) < len(offsets):
-                done = {markers.decode_key(message.key())[1] for message in written}
-                failed[partition] = min(offset for offset in offsets if offset not in done)
-        if self._bulk is not None and len(self._bulk):  # it did not say
-            failed.update((partition, offsets[0]) for partition, offsets in self._quiet.items())
-        for _, (partition, offset) in self._refused_quietly:
-            failed[partition] = min(offset, failed.get(partition, offset))
-        for partition in self._expected.keys() - last_at.keys():  # nor where they are
-            failed[partition] = min(
-                *self._quiet.get(partition, ())[:1], *self._expected[partition], INT64_MAX
-            )
-        for partition in self._expected.keys() - failed.keys():
-            self._settle(partition)
-        return Started(last_at, failed)
-
-    def _pending(self) -> bool:
-        return len(self._refused) + sum(map(len, self._written.values())) < self._size
-
-
 def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:
     """The end markers of what was acknowledged at various times and in any order."""
     found: list[Marker] = []
@@ -579,7 +417,3 @@ def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:
     if single:
         found += markers.ranges(partition, Op.END, sorted(single))
     return found
-
-
-def _is_fatal(error: KafkaError | None) -> bool:
-    return error is not None and (error.fatal() or error.code() == KafkaError._FATAL)

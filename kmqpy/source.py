@@ -11,18 +11,19 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
-from kmqpy import kafka, markers
+from kmqpy import kafka, log_reader, markers
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import AccessDenied, DecodeError, TopicError
+from kmqpy.errors import AccessDenied, DecodeError, KmqError, TopicError
 from kmqpy.held import Place
 from kmqpy.markers import INT64_MAX, Op
+from kmqpy.records import ascends, by_partition
 from kmqpy.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class _Partition:
     """Offsets whose start markers this member may have written or not."""
     pending: int = 0
     """Records returned by poll that are neither taken nor rewound yet."""
+    position: int = 0
+    """The lowest offset that may come next; what is below has come already."""
     skipped_to: int = 0
     too_early: int | None = None
     """A record that came before the recovery; it must be read again."""
@@ -157,14 +160,15 @@ class QueueSource:
         log_starts: dict[int, int] = {}
         if not any(map(Record.error, records)):
             offsets = by_partition(records)
-            if all(self._takes_all_of(partition, log_starts) for partition in offsets):
+            if all(self._takes_all_of(partition, ones, log_starts) for partition, ones in offsets.items()):
                 for partition, ones in offsets.items():
                     self._partitions[partition].pending += len(ones)
+                    self._partitions[partition].position = ones[-1] + 1
                 return records, offsets
         records = [record for record in records if self._is_ours(record, log_starts)]
         return records, by_partition(records)
 
-    def _takes_all_of(self, partition: int, log_starts: dict[int, int]) -> bool:
+    def _takes_all_of(self, partition: int, offsets: Sequence[int], log_starts: dict[int, int]) -> bool:
         """Whether there is nothing to look at in single records of `partition`; the usual case."""
         known = self._partitions.get(partition)
         return (
@@ -172,6 +176,8 @@ class QueueSource:
             and known.recovered
             and not known.started
             and known.next_offset is not None
+            and known.position <= offsets[0]
+            and ascends(offsets)
             and not self._was_deleted(partition, known.next_offset, log_starts)
         )
 
@@ -213,7 +219,7 @@ class QueueSource:
         known.pending = 0
         known.skipped_to = 0
         known.recovered = False
-        known.too_early = offset
+        known.too_early = known.position = offset
         self._back_off(known)
         self._seek(partition, offset)
         self._apply_pauses()
@@ -310,6 +316,9 @@ class QueueSource:
         if not known.recovered:
             known.too_early = offset if known.too_early is None else known.too_early
             return False
+        if offset < known.position and not self._is_anew(record.partition(), known.position):
+            return False
+        known.position = offset + 1
         if offset in known.started or self._was_deleted(record.partition(), offset, log_starts):
             known.skipped_to = offset + 1
             if not known.pending:
@@ -317,6 +326,17 @@ class QueueSource:
             return False
         known.pending += 1
         return True
+
+    def _is_anew(self, partition: int, position: int) -> bool:
+        """Whether the log ends before `position`: the topic was deleted and made again.
+
+        Otherwise a lower offset is one that librdkafka reads again. When pause, resume or seek overtake
+        its look-up of where to begin, it repeats that half a second later and goes back there.
+        """
+        bounds = self._consumer.get_watermark_offsets(
+            TopicPartition(self._queue.name, partition), cached=True
+        )
+        return bounds is not None and bounds[1] < position
 
     def _back_off(self, known: _Partition) -> None:
         known.failures += 1
@@ -366,7 +386,7 @@ class QueueSource:
                 raise KafkaException(committed.error)
             start = committed_markers_offset(committed.metadata) if committed.offset >= 0 else 0
             read = self._read_markers(partition, start, max(committed.offset, 0))
-        except KafkaException as exception:
+        except (KafkaException, KmqError) as exception:
             self._not_recovered(partition, known, exception)
             return
         known.started = read.started
@@ -375,8 +395,9 @@ class QueueSource:
         known.failures = 0
         # With no newer start the next commit must keep saying what this one said.
         known.markers_offset = known.recovered_from = start
+        known.position = max(known.too_early or 0, committed.offset, 0)
         if known.too_early is not None:
-            self._seek(partition, max(known.too_early, committed.offset))
+            self._seek(partition, known.position)
 
     def _look_again(self, partition: int, known: _Partition) -> None:
         """Learn which of this member's own start markers were written although they had failed."""
@@ -385,7 +406,7 @@ class QueueSource:
         start = known.held_back[0]
         try:
             read = self._read_markers(partition, start, min(known.unknown))
-        except KafkaException as exception:
+        except KmqError as exception:
             self._not_recovered(partition, known, exception)
             return
         # They were no attempts: nobody was handed them.
@@ -398,7 +419,7 @@ class QueueSource:
         known.recovered = True
         self._seek(partition, known.too_early)
 
-    def _not_recovered(self, partition: int, known: _Partition, exception: KafkaException) -> None:
+    def _not_recovered(self, partition: int, known: _Partition, exception: Exception) -> None:
         self._back_off(known)
         self._telemetry.failed(self._queue.name, "recovery")
         _log.warning(
@@ -408,43 +429,22 @@ class QueueSource:
 
     def _read_markers(self, partition: int, start: int | None, first_offset: int) -> _Read:
         """What stands at or after `start` of queue offsets >= first_offset; nothing if that is None."""
-        topic = self._queue.markers_topic
-        # Start markers are never part of a transaction, and an open one must not hold us up.
-        reader = kafka.consumer(
-            self._connection, {"isolation.level": "read_uncommitted", "enable.partition.eof": True}
+        read = _Read()
+        scan = partial(
+            log_reader.scan,
+            self._connection,
+            self._queue.markers_topic,
+            visit=partial(_read_marker, first_offset=first_offset, read=read),
+            # Start markers are never part of a transaction, and an open one must not hold us up.
+            uncommitted=True,
+            timeout_s=_LOOK_TIMEOUT_S,
+            clock=self._clock,
         )
-        try:
-            bounds = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=_LOOK_TIMEOUT_S)
-            if bounds is None:  # what librdkafka's binding gives for a time-out
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            low, high = bounds
-            read = _Read(end=high)
-            if start is None:
-                return read
-            if start > high:  # the markers topic is a new one
-                start = low
-            position = max(start, low)
-            if position >= high:
-                return read
-            reader.assign([TopicPartition(topic, partition, position)])
-            deadline = self._clock.monotonic() + _LOOK_TIMEOUT_S
-            while position < high:
-                records = reader.consume(10_000, 0.05)
-                for record in records:
-                    error = record.error()
-                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                        raise KafkaException(error)
-                    if error is None:
-                        _read_marker(record, first_offset, read)
-                    # The end of the log is told as an offset, and may lie behind control records.
-                    position = (record.offset() or 0) + (error is None)
-                if records:
-                    deadline = self._clock.monotonic() + _LOOK_TIMEOUT_S
-                elif self._clock.monotonic() > deadline:
-                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            return read
-        finally:
-            reader.close()
+        reached = scan({partition: INT64_MAX if start is None else start})
+        if start is not None and start > reached[partition].end:  # the markers topic is a new one
+            reached = scan({partition: 0})
+        read.end = reached[partition].end
+        return read
 
     def _commit(self, *, asynchronous: bool) -> None:
         self._last_commit = self._clock.monotonic()
@@ -542,28 +542,6 @@ def _ends(call: Callable[[], object]) -> bool:
     thread.start()
     thread.join(_LEAVE_TIMEOUT_S)
     return not thread.is_alive()
-
-
-def by_partition(records: list[Any]) -> dict[int, Sequence[int]]:
-    """The ascending offsets of Kafka records by partition; ranges where none is missing.
-
-    The records of each partition are in the order of its log, and have no error.
-    """
-    partitions = list(map(Record.partition, records))
-    if partitions and partitions.count(partitions[0]) == len(partitions):
-        return {partitions[0]: _offsets(records)}  # type: ignore[dict-item]
-    parts: dict[int, list[Any]] = {}
-    first = 0
-    for partition, run in groupby(partitions):
-        after = first + sum(1 for _ in run)
-        parts.setdefault(partition, []).extend(records[first:after])  # type: ignore[arg-type]
-        first = after
-    return {partition: _offsets(ones) for partition, ones in parts.items()}
-
-
-def _offsets(records: list[Any]) -> Sequence[int]:
-    low, high = records[0].offset(), records[-1].offset()
-    return range(low, high + 1) if high - low + 1 == len(records) else list(map(Record.offset, records))  # type: ignore[arg-type]
 
 
 def committed_markers_offset(metadata: str | None) -> int | None:

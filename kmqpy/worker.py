@@ -217,11 +217,12 @@ class Worker:
 
     def start(self) -> None:
         """Begin to work, in threads of its own; once only."""
-        if self._started:
-            raise KmqError("the worker was started before; make another one")
-        self._started = True
-        for thread in (self._taker, self._keeper, *self._servers):
-            thread.start()
+        with self._draining:  # stop() waits for threads, which must all be there
+            if self._started:
+                raise KmqError("the worker was started before; make another one")
+            self._started = True
+            for thread in (self._taker, self._keeper, *self._servers):
+                thread.start()
 
     def stop(self, *, wait: bool = True) -> None:
         """Take no more messages, give back what has not begun, wait for the handlers that run.

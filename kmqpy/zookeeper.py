@@ -163,7 +163,7 @@ def connect(
         while not connected.wait(_POLL_S):
             check_access(zk)
             if SYSTEM_CLOCK.monotonic() > deadline:
-                raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{_last_failure(zk)}")
+                raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}")
         yield zk
     finally:
         stop(zk)
@@ -198,7 +198,7 @@ def unavailable(zk: KazooClient) -> Iterator[None]:
         yield
     except KazooTimeoutError:
         check_access(zk)
-        raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{_last_failure(zk)}") from None
+        raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}") from None
     except KazooException as error:
         check_access(zk)
         if type(error) in _DENIED:
@@ -281,7 +281,8 @@ def _reason(error: BaseException) -> str | None:
     return None
 
 
-def _last_failure(zk: KazooClient) -> str:
+def last_failure(zk: KazooClient) -> str:
+    """The reason why the last try to connect failed, in brackets; empty when there is none."""
     failures: list[_Failure] = getattr(zk, "failures", [])
     if not failures:
         return ""

@@ -44,7 +44,9 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 _CHOICE = "KMQ_TEST_CLUSTER"
-_SPARK = "tests/spark/"
+_SPARK = ("tests/spark/test_process", "tests/spark/processes/", "tests/spark/")
+"""Two that share a Spark session each; between them those with sessions of their own."""
+_LONG = (*_SPARK[:2], "tests/chaos/", *_SPARK[2:])
 _shared = contextlib.ExitStack()
 
 
@@ -55,15 +57,23 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[_CHOICE] = f"{servers.bootstrap};{servers.zookeeper}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes comes first, so that no worker begins it when the others are done."""
+    items.sort(key=lambda item: next((i for i, one in enumerate(_LONG) if item.nodeid.startswith(one)), 9))
+
+
 class _ByFile(LoadFileScheduling):
-    """Gives each file to one worker, and all tests of Spark to the same: they share a session."""
+    """Gives each file to one worker, in the order of the tests; each part of Spark's as well."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _SPARK if nodeid.startswith(_SPARK) else super()._split_scope(nodeid)
+        return next((one for one in _SPARK if nodeid.startswith(one)), super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return _ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return _ByFile(config, log)
 
 
 def pytest_unconfigure() -> None:

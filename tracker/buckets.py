@@ -199,7 +199,7 @@ class BucketedState(InFlight):
             raise Damaged(f"bucket {number} of a partition's state is missing or another")
         del self._unseen[number]
         try:
-            super().restore(snapshot.unpack(text))
+            super().restore(snapshot.unpack(text, max_json_bytes=0))
         except ValueError as error:
             raise Damaged(str(error)) from error
 

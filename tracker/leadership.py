@@ -33,7 +33,16 @@ from kmqpy.registry import (
     StoredOffset,
     TrackerInfo,
 )
-from kmqpy.zookeeper import address, check_access, failure, gather, new_client, stop, unavailable
+from kmqpy.zookeeper import (
+    address,
+    check_access,
+    failure,
+    gather,
+    last_failure,
+    new_client,
+    stop,
+    unavailable,
+)
 from tracker.assignment import STAND_INS, Member, Partition, Plan, plan, propose
 from tracker.offsets import Offsets
 from tracker.tree import Tree, TreeReader, owner
@@ -341,6 +350,7 @@ class Leadership:
                 self._begin_session(None)
             elif self._view.connected:
                 view = self._view
+                log.warning("ZooKeeper connection lost: no redelivery", extra={"tracker": self._id})
                 self._publish(LeadershipView(view.owned, view.releasing, view.queues))
             self._revive()
             return None
@@ -363,7 +373,11 @@ class Leadership:
             self._dead_since = now
         elif now - self._dead_since > MAX_BACKOFF_S:
             if not self._refused:
-                log.error("ZooKeeper refused us; trying again", extra={"tracker": self._id})
+                log.error(
+                    "ZooKeeper can't be reached or refused us%s; trying again",
+                    last_failure(self._zk),
+                    extra={"tracker": self._id},
+                )
             self._refused = True
             self._dead_since = None
             stop(self._zk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _LATENESS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -12,9 +14,12 @@ class TrackerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._counters: list[Counter] = []
+        self._queues: set[str] = set()
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, ["queue"], registry=self.registry)
+            self._counters.append(Counter(name, text, ["queue"], registry=self.registry))
+            return self._counters[-1]
 
         self.markers = counter("kmq_markers_read", "Markers read")
         self.undecodable_markers = counter("kmq_undecodable_markers", "Markers skipped: not decodable")
@@ -45,3 +50,16 @@ class TrackerMetrics:
             buckets=_LATENESS_BUCKETS,
             registry=self.registry,
         )
+
+    def begin(self, queue: str) -> None:
+        """Let the counters of a queue begin at 0, so that the first event is an increase."""
+        self._queues.add(queue)
+        for counter in self._counters:
+            counter.labels(queue)
+
+    def keep_only(self, queues: Collection[str]) -> None:
+        """Show nothing more of queues that are not among these: they were removed."""
+        for queue in self._queues.difference(queues):
+            for metric in (*self._counters, self.in_flight, self.oldest, self.owned, self.lateness):
+                metric.remove_by_labels({"queue": queue})
+        self._queues.intersection_update(queues)

@@ -10,6 +10,9 @@ from kmqpy.errors import DecodeError
 from kmqpy.inflight import Entry, Hold
 from kmqpy.markers import encode_count
 
+_MAX_REASON = 1_000
+"""Of a dead letter: clients write no more, and a record that is too large would never be moved."""
+
 _RECORD_OVERHEAD = 64
 """Bytes of a record beside key, value and headers; generous."""
 
@@ -82,7 +85,7 @@ def reason_of(entry: Entry) -> str:
     if entry.hold not in words:
         return "expired"
     word = words[entry.hold]
-    return f"{word}: {entry.reason}" if entry.reason else word
+    return f"{word}: {entry.reason[:_MAX_REASON]}" if entry.reason else word
 
 
 _DEAD_LETTER_HEADERS = (

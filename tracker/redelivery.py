@@ -32,6 +32,8 @@ _MAX_GAP = 500
 _MAX_FETCH_BYTES = 32_000_000
 _READ_AT_ONCE = 1_000
 
+SOON_S = 0.05
+"""Until the next try of what only had no room."""
 _AT_ONCE = 3
 """How often a batch is tried again at once."""
 
@@ -268,7 +270,7 @@ class Redeliverer:
         done = {copy.entry.offset for copy in outcome.copies} | {*outcome.gone}
         for offset in by_offset.keys() - done - outcome.failed.keys():
             was_dead = any(copy.entry.offset == offset for copy in dead) and outcome.dead_letter_problem
-            outcome.failed[offset] = self._backoff(offset) if was_dead else 0.05
+            outcome.failed[offset] = self._backoff(offset) if was_dead else SOON_S
         if self._tries:
             for offset in done:
                 self._tries.pop(offset, None)

@@ -266,6 +266,7 @@ class Tracker:
             elif registered is not None:
                 redeliverer = Redeliverer(self._connection, registered.settings, key[1], self._settings)
                 self._parts[key] = OwnedPartition(key, grant.epoch, registered.settings, redeliverer)
+                self.metrics.begin(key[0])
         for part in self._parts.values():
             if part.key[0] in view.queues:
                 part.queue = part.redeliverer.queue = view.queues[part.key[0]].settings
@@ -600,9 +601,12 @@ class Tracker:
         self._next_offsets = now + self._settings.offset_interval_ms / 1000
         due: dict[Partition, StoredOffset] = {}
         owned = Counter(part.key[0] for part in self._parts.values())
-        for name in self._view().queues:
+        queues = self._view().queues
+        for name in queues:
             self.metrics.owned.labels(name).set(owned[name])
-        partitions = sum(queue.partitions for queue in self._view().queues.values())
+        if self._view().connected:
+            self.metrics.keep_only(queues)
+        partitions = sum(queue.partitions for queue in queues.values())
         self._pace.forget(self._parts)
         for part in self._parts.values():
             self._show(part, now)

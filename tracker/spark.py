@@ -13,6 +13,7 @@ checkpoint stands; a takeover reads markers in any case, and nothing is then mov
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 from dataclasses import replace
@@ -21,9 +22,9 @@ from typing import Any, Self
 
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import AccessDenied, ConfigError, KmqError, MissingExtra, QueueNotFound, TopicError
+from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, TopicError
 from kmqpy.registry import Registry, StoredOffset, connect
-from kmqpy.topics import Topics
+from kmqpy.topics import TopicInfo, Topics
 from tracker.health import HealthServer
 from tracker.leadership import Leadership, LeadershipView
 from tracker.metrics import TrackerMetrics
@@ -32,11 +33,12 @@ from tracker.settings import TrackerSettings
 from tracker.turn import Task
 
 try:
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from tracker.spark_checkpoint import claim, one_line
+    from kmqpy.spark.checkpoint import claim, one_line
     from tracker.spark_query import COUNTERS, SESSION, reports
 except ImportError:
     raise MissingExtra("spark", "tracker.spark") from None
@@ -49,9 +51,17 @@ _PROBE_EVERY_S = 2.0
 _PROBE_TIMEOUT_S = 3.0
 _WITHDRAW_AFTER_S = 10.0
 _STOP_TIMEOUT_S = 10.0
-_STUCK_S = 120.0
+_MAX_TURN_S = 10.0
+_MAX_BATCH_S = 60.0
+"""Of the turns that one task does one after the other; nothing of a batch is kept before it ends."""
+_MAX_LINGER_S = 2.0
+"""For what is due soon: as long as from one batch to the next, but a stop has to wait for it."""
+_STUCK_S = 2 * _MAX_BATCH_S
 _MAX_BACKOFF_S = 30.0
+_GIVE_UP_STATE_AFTER = 4
+"""Failures of the query, one after the other."""
 _COMPLAIN_EVERY_S = 60.0
+_NUMBER = re.compile(r"-?\d+")
 
 
 def track(
@@ -176,7 +186,12 @@ class SparkTracker:
 
     def run(self) -> None:
         """Run until `request_stop` is called."""
-        self._connect()
+        try:
+            self._connect()
+        except (Py4JError, ConnectionError) as error:
+            if self._gone_first(error):
+                return
+            raise KmqError(f"Spark: {one_line(error)}") from error
         self._run()
         self._raise()
 
@@ -234,7 +249,8 @@ class SparkTracker:
         self._session = self._spark.newSession()
         for key, value in SESSION.items():
             self._session.conf.set(key, value)
-        claim(self._session, self._checkpoint, self._queue, self._topic_ids)
+        ids = dict(zip(("queue_topic_id", "markers_topic_id"), self._topic_ids, strict=True))
+        claim(self._session, self._checkpoint, "queue", self._queue, ids)
         leadership = self._leadership = Leadership(
             connection.zookeeper,
             root=connection.root,
@@ -264,10 +280,21 @@ class SparkTracker:
                 self._wake.clear()
         except Exception as error:  # raised by run() and stop()
             ours = isinstance(error, KmqError)
-            _log.error("tracker ends: %s", error, exc_info=not ours, extra={"queue": self._queue})
+            if self._gone_first(error):
+                return
             self._error = error if ours else KmqError(f"Spark: {one_line(error)}")
+            # Spark says its own traceback, and Java's of pages.
+            known = ours or isinstance(error, PySparkException | Py4JError | OSError)
+            _log.error("tracker ends: %s", self._error, exc_info=not known, extra={"queue": self._queue})
         finally:
             self._close()
+
+    def _gone_first(self, error: Exception) -> bool:
+        """Whether this tells only that the signal which we stop for has ended the JVM before us."""
+        gone = self._stopping.is_set() and isinstance(error, Py4JError | ConnectionError)
+        if gone:
+            _log.warning("Spark has gone first: %s", one_line(error), extra={"queue": self._queue})
+        return gone
 
     def _turn(self) -> None:
         assert self._leadership is not None
@@ -306,22 +333,25 @@ class SparkTracker:
     # --- the query ------------------------------------------------------------------------------------------
 
     def _start_query(self, queue: QueueSettings, partitions: int) -> None:
-        task = Task(self._connection, queue, self._settings.tracker_id, self._settings)
         tasks = self._tasks or min(partitions, self._spark.sparkContext.defaultParallelism)
+        turn_s = min(_MAX_TURN_S, _MAX_BATCH_S * tasks / partitions)
+        linger_s = min(_MAX_LINGER_S, self._trigger)
+        task = Task(self._connection, queue, self._settings.tracker_id, self._settings, turn_s, linger_s)
         self._session.conf.set("spark.sql.shuffle.partitions", str(tasks))
         try:
             self._query = (
-                reports(self._session, task, partitions)
+                reports(self._session, task, partitions, tasks)
                 .writeStream.foreachBatch(self._after_batch)
                 .outputMode("update")
                 .option("checkpointLocation", f"{self._checkpoint}/query")
                 .trigger(processingTime=f"{round(self._trigger * 1000)} milliseconds")
                 .start()
             )
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:  # the file system, for example
             self._failed(error)
             return
         self._running = (queue, partitions)
+        self.metrics.begin(self._queue)
         self._batch_at = self._clock.monotonic()
         _log.info("query started", extra={"queue": self._queue, "partitions": sorted(self._held)})
 
@@ -335,12 +365,26 @@ class SparkTracker:
 
     def _failed(self, error: Exception | None, now: float | None = None) -> None:
         self._failures += 1
+        if self._failures == _GIVE_UP_STATE_AFTER and error is not None:
+            self._discard_state()
         wait_s = min(_MAX_BACKOFF_S, 0.2 * 2 ** min(self._failures, 8))
         self._retry_at = (self._clock.monotonic() if now is None else now) + wait_s
-        self._query_problem = f"the query failed: {one_line(error)}"
-        _log.warning(
-            "query failed; starting it again", extra={"queue": self._queue, "error": one_line(error)}
-        )
+        why = one_line(error) if error else "stopped by somebody else, who may use the same checkpoint"
+        self._query_problem = f"the query failed: {why}"
+        _log.warning("query failed; starting it again", extra={"queue": self._queue, "error": why})
+
+    def _discard_state(self) -> None:
+        """Begin without what is in the checkpoint, which may be why it fails; nothing is lost by it."""
+        folder = f"{self._checkpoint}/query"
+        _log.warning("the state in the checkpoint is thrown away", extra={"folder": folder})
+        try:
+            jvm: Any = self._spark.sparkContext._jvm
+            path = jvm.org.apache.hadoop.fs.Path(folder)
+            conf = self._session._jsparkSession.sessionState().newHadoopConf()
+            recursive = True
+            path.getFileSystem(conf).delete(path, recursive)
+        except Py4JJavaError as error:
+            _log.warning("it can't be thrown away", extra={"folder": folder, "error": one_line(error)})
 
     def _stop_query(self, why: str, *, gracefully: bool = False) -> None:
         """End the query; `gracefully`: when the turn it is in has ended."""
@@ -409,10 +453,10 @@ class SparkTracker:
             )
 
     def _complain(self, report: Report) -> None:
-        """Log a warning, once a minute for each text."""
-        now = self._clock.monotonic()
-        if now - self._complained.get(report.problem, -_COMPLAIN_EVERY_S) >= _COMPLAIN_EVERY_S:
-            self._complained[report.problem] = now
+        """Log a warning, once a minute for each kind: many texts have offsets in them."""
+        now, kind = self._clock.monotonic(), _NUMBER.sub("", report.problem)
+        if now - self._complained.get(kind, -_COMPLAIN_EVERY_S) >= _COMPLAIN_EVERY_S:
+            self._complained[kind] = now
             _log.warning(report.problem, extra={"queue": self._queue, "partition": report.partition})
 
     def _store_offsets(self) -> None:
@@ -441,14 +485,14 @@ class SparkTracker:
             return
         self._next_probe = now + _PROBE_EVERY_S
         queue = self._running[0]
+        found: dict[str, TopicInfo] = {}
         try:
-            found = self._topics.describe([queue.name, queue.markers_topic])
+            # Any broker can answer this; that no controller does is no reason to withdraw.
+            self._topics.brokers()
             self._kafka_ok_at = self._clock.monotonic()
-        except AccessDenied:
-            raise
+            found = self._topics.describe([queue.name, queue.markers_topic])
         except KmqError as error:
             _log.debug("Kafka does not answer: %s", error)
-            found = {}
         ids = zip((queue.name, queue.markers_topic), self._topic_ids, strict=True)
         if any(found[name].topic_id != topic_id for name, topic_id in ids if name in found):
             raise TopicError(

@@ -11,7 +11,7 @@ import click
 
 from kmqpy import logs
 from kmqpy.cli.options import DURATION, Cli, connected, pairs
-from kmqpy.spark.session import configure_spark_with_kmq
+from kmqpy.spark.session import start, stop
 from tracker.command import log_options, register, settings_of, settings_options
 
 _OF_THREADS = (
@@ -74,7 +74,7 @@ def spark_tracker(
 
     register(cli.connection, settings.queues)
     builder = SparkSession.builder.appName(f"kmq tracker of {queue}").config(map=options)
-    session = configure_spark_with_kmq(builder).getOrCreate()
+    session = start(builder)
     try:
         service = SparkTracker(
             session,
@@ -89,4 +89,4 @@ def spark_tracker(
             signal.signal(number, lambda *_: service.request_stop())
         service.run()
     finally:
-        session.stop()
+        stop(session)

@@ -9,6 +9,9 @@ have been read.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -20,12 +23,13 @@ from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import KmqError
 from kmqpy.marker_log import Applied, apply_records
 from kmqpy.markers import INT64_MAX
+from kmqpy.registry import StoredOffset
 from kmqpy.topics import QueueTopics, Topics
 from tracker.buckets import BucketedState, Damaged, Head
 from tracker.mandate import Mandate
 from tracker.markers_reader import MarkersReader
 from tracker.partition import Begin, begin_at
-from tracker.redelivery import OriginalsReader, Outcome, Redeliverer, send_tick
+from tracker.redelivery import SOON_S, OriginalsReader, Outcome, Redeliverer, send_tick
 from tracker.report import Report
 from tracker.settings import TrackerSettings
 
@@ -33,9 +37,18 @@ _TICK_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 10.0
 _TOPICS_FOR_S = 2.0
 """How long an answer about the topics holds."""
+_PAUSE_S = 0.1
+"""At least, between two rounds of redelivery of turns that linger."""
+_MAX_LINGERING = 32
+"""Turns: each may have a producer open."""
+_LEAST_READ_S = 0.5
+"""For reading, however short turns are: some records must come in each."""
+_CATCH_UP_S = 2.0
+"""For reading up to a tick, whatever is left of the turn; longer only where a transaction is open."""
 _SNAPSHOT_ROWS = 4_000
 _SNAPSHOT_MAX_BYTES = 500_000
 """Of ZooKeeper's 1 MB in a packet."""
+_SHORTER = "the markers topic is shorter than what was read of it"
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,8 @@ class Task:
     """What executors are told: for whom they work, and on what.
 
     tracker_id  the member in ZooKeeper that holds the leader znodes
-    turn_s      after which a turn ends, though there is more to do
+    turn_s      after which a turn ends, about, though there is more to do
+    linger_s    how long turns go on, at the most, for what is due soon
     """
 
     connection: Connection
@@ -51,6 +65,7 @@ class Task:
     tracker_id: str
     settings: TrackerSettings
     turn_s: float = 10.0
+    linger_s: float = 0.0
 
 
 class Store(Protocol):
@@ -106,27 +121,39 @@ class Executor:
         self.markers.close()
         self.originals.close()
 
-    def turn(self, partition: int, store: Store) -> Report:
-        """One turn; what could not be done is in the report, and the next turn tries again."""
-        report = Report(partition)
-        turn = _Turn(self, partition, store, report)
+    def turns(self, stores: Mapping[int, Store]) -> list[Report]:
+        """A turn of each of these partitions; then they linger together for what is due soon.
+
+        What could not be done is in the reports, and the next turns try again.
+        """
+        turns = [_Turn(self, partition, store) for partition, store in stores.items()]
+        lingers = self.task.linger_s > 0 and len(turns) <= _MAX_LINGERING
         try:
-            turn.run()
-        except Damaged as error:
-            # Nothing is lost: the next turn begins at the safe offset in ZooKeeper.
-            store.clear()
-            report.active = False
-            report.problem = f"stored state thrown away: {error}"
-        except KmqError as error:
-            report.active = False
-            report.problem = str(error)
-        except KafkaException as exception:
-            found = kafka.error_of(exception)
-            report.active = False
-            report.problem = f"Kafka: {found.name() if found is not None else exception}"
+            for turn in turns:
+                turn.begin()
+                if not lingers or turn.due_in_s() > self.task.linger_s:
+                    turn.end()
+            if lingers:
+                self._linger(turns)
+            for turn in turns:
+                turn.end()
         finally:
-            self.redeliverer(partition).close()
-        return report
+            for turn in turns:
+                turn.close()
+        return [turn.report for turn in turns]
+
+    def _linger(self, turns: list[_Turn]) -> None:
+        """Between batches nobody redelivers, and that is a second: it is worth waiting here."""
+        end = self.clock.monotonic() + self.task.linger_s
+        while True:
+            due_in_s = min((turn.due_in_s() for turn in turns), default=math.inf)
+            wait_s = max(_PAUSE_S, due_in_s)
+            if self.clock.monotonic() + wait_s > end:
+                return
+            self.clock.sleep(wait_s)
+            for turn in turns:
+                if turn.due_in_s() <= 0 and self.clock.monotonic() < end:
+                    turn.go_on()
 
     # --- what a turn works with -----------------------------------------------------------------------
 
@@ -157,120 +184,189 @@ class Executor:
 class _Turn:
     """A turn of one partition."""
 
-    def __init__(self, executor: Executor, partition: int, store: Store, report: Report) -> None:
+    def __init__(self, executor: Executor, partition: int, store: Store) -> None:
+        self.report = Report(partition)
         self._executor = executor
         self._queue = executor.task.queue
         self._partition = partition
         self._store = store
-        self._report = report
         self._clock = executor.clock
-        self._deadline = self._clock.monotonic() + executor.task.turn_s
+        self._deadline = 0.0
         self._redeliverer = executor.redeliverer(partition)
         self._ranges = False
         self._epoch: int | None = None
+        self._head: Head | None = None
+        self._state: BucketedState | None = None  # to be kept
+        self._fenced = self._caught_up = False
+        self._goes_on = False
 
-    def run(self) -> None:
-        """Do it, and keep the state that it led to."""
+    def begin(self) -> None:
+        """Read what is new, and redeliver what is due."""
+        self._deadline = self._clock.monotonic() + self._executor.task.turn_s
+        with self._reporting():
+            self._begin()
+
+    def go_on(self) -> None:
+        """The same once more."""
+        with self._reporting():
+            # Asked first, or whoever has the partition by now would be fenced for nothing.
+            self._goes_on = self._may_go_on()
+            if self._goes_on:
+                self._redeliver()
+
+    def due_in_s(self) -> float:
+        """When there is more to do, by the broker's clock carried forward; infinite: not in this turn."""
+        anchor = self._executor.anchors.get(self._partition)
+        if not self._goes_on or self._state is None or anchor is None:
+            return math.inf
+        due_ms = self._state.next_due_ms()
+        return math.inf if due_ms is None else (due_ms - self._now_ms(anchor)) / 1000
+
+    def end(self) -> None:
+        """Keep the state that it led to."""
+        with self._reporting():
+            self._keep()
+        self._state = None
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the partition."""
+        self._redeliverer.close()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """After an error nothing is done any more, and nothing kept; it is in the report."""
+        try:
+            yield
+        except Damaged as error:
+            # Nothing is lost: the next turn begins at the safe offset in ZooKeeper.
+            self._store.clear()
+            self.report.problem = f"stored state thrown away: {error}"
+        except KmqError as error:
+            self.report.problem = str(error)
+        except KafkaException as exception:
+            found = kafka.error_of(exception)
+            self.report.problem = f"Kafka: {found.name() if found is not None else exception}"
+        else:
+            return
+        self.report.active = self._goes_on = False
+        self._state = None
+
+    def _begin(self) -> None:
         mandate, name = self._executor.mandate, self._queue.name
         self._epoch = mandate.epoch(name, self._partition)
         if self._epoch is None:
             return
-        self._report.owned = True
+        self.report.owned = True
         topic_id = self._executor.topics().markers.topic_id
         text = self._store.head()
         head = Head.from_json(text) if text is not None else None
-        fence = head is None or head.epoch != self._epoch or head.topic_id != topic_id
-        if fence and not self._fence():
+        if (head is None or head.epoch != self._epoch or head.topic_id != topic_id) and not self._fence():
             return
-        head, begin = self._begin(head, topic_id, fence)
-        state = BucketedState(head, self._store.load)
+        self._head, begin = self._begin_at(head, topic_id)
+        self._state = BucketedState(self._head, self._store.load)
         if begin is not None:
-            state.restore(begin.at.in_flight)
-        self._ranges = self._redeliverer.ranges = head.ranges
-        head = self._redeliver(state, head, fence)
-        self._keep(state, replace(head, ranges=self._ranges))
+            self._state.restore(begin.at.in_flight)
+        self._ranges = self._redeliverer.ranges = self._head.ranges
+        self._redeliver()
 
     # --- where to begin -------------------------------------------------------------------------------
 
-    def _begin(self, head: Head | None, topic_id: str, fenced: bool) -> tuple[Head, Begin | None]:
+    def _begin_at(self, head: Head | None, topic_id: str) -> tuple[Head, Begin | None]:
         """The head to go on from; with what ZooKeeper says where that is newer, or all there is."""
         low, end = self._executor.markers.bounds(self._queue.markers_topic, self._partition)
-        if head is not None and head.topic_id == topic_id and head.position < low:
-            # What is in flight is known all the same.
-            self._report.problem = "markers were deleted before they were read; raise their retention"
-            self._report.markers_lost += 1
-            head = replace(head, position=low, missed_markers=True, missed_until_ms=INT64_MAX)
-        if head is not None and not fenced:
+        if head is not None and head.topic_id != topic_id:
+            head = None
+        if head is not None and head.position >= low and not self._fenced:
             return head, None
         stored = self._executor.mandate.stored_offset(self._queue.name, self._partition)
+        if head is not None and head.position <= end and not _is_newer(stored, head, end):
+            if head.position < low:
+                # What is in flight is known all the same.
+                self.report.problem = "markers were deleted before they were read; raise their retention"
+                self.report.markers_lost += 1
+                head = replace(head, position=low, missed_markers=True, missed_until_ms=INT64_MAX)
+            return head, None
         begin = begin_at(stored, topic_id, low, end)
         at = begin.at
-        if head is not None and head.topic_id == topic_id and at.offset <= head.position <= end:
-            return head, None
         if begin.problem is not None:
-            self._report.problem = begin.problem
-        self._report.markers_lost += begin.markers_lost
+            self.report.problem = begin.problem
+        self.report.markers_lost += begin.markers_lost
         self._store.clear()
         return Head(topic_id, at.offset, at.now_ms, missed_markers=at.missed_markers), begin
 
     def _fence(self) -> bool:
         """Fence predecessors, then look again whether the partition is the driver's."""
         self._redeliverer.open(_OPEN_TIMEOUT_S)
-        self._report.takeovers += 1
+        self.report.takeovers += 1
+        self._fenced = True
         return self._executor.mandate.epoch(self._queue.name, self._partition) == self._epoch
 
     # --- reading and redelivering -----------------------------------------------------------------------
 
-    def _redeliver(self, state: BucketedState, head: Head, fenced: bool) -> Head:
+    def _redeliver(self) -> None:
+        state, head = self._state, self._head
+        assert state is not None
+        assert head is not None
+        self._goes_on = False
         _, end = self._executor.markers.bounds(self._queue.markers_topic, self._partition)
-        self._read(state, end)
-        if not (fenced or self._may_be_due(state)):
-            self._report.active = self._clock.monotonic() < self._deadline
-            return head
-        if not fenced and not self._fence():
-            return head
+        if end < state.position:
+            raise Damaged(_SHORTER)
+        read_by = max(self._deadline, self._clock.monotonic() + _LEAST_READ_S)
+        self._read(state, end, read_by)
+        in_time = self._clock.monotonic() < read_by
+        if (self._caught_up or not self._fenced) and not self._may_be_due(state):
+            self.report.active = self._goes_on = in_time
+            return
+        if not self._fenced and not self._fence():
+            return
         if not self._catch_up(state):
-            return head
-        head = replace(head, epoch=self._epoch or 0)
+            return
+        self._caught_up = True
+        self._head = head = replace(head, epoch=self._epoch or 0)
         if state.missed_markers and head.missed_until_ms == INT64_MAX:
             # By then every message whose take was missed has been acknowledged or has had its time.
             longest_ms = max(self._queue.max_hold_ms, self._queue.max_delay_ms)
-            head = replace(head, missed_until_ms=state.now_ms + longest_ms)
-        self._report.active = True
+            self._head = replace(head, missed_until_ms=state.now_ms + longest_ms)
+        self.report.active = True
         limit = self._executor.task.settings.max_batch_messages * 5
-        while self._clock.monotonic() < self._deadline and (entries := state.take_due(limit)):
+        # Once in any case: taking over may have needed all the time of a short turn.
+        while entries := state.take_due(limit):
             outcome = self._redeliverer.redeliver(
                 entries, self._executor.originals, self._may_go_on, self._executor.dead_letters_exist
             )
             self._note(outcome)
             if outcome.broken:
-                break  # the next turn takes over again before anything else (rules R1, R6)
+                return  # the next turn takes over again before anything else (rules R1, R6)
             for offset, delay_s in outcome.failed.items():
                 state.retry(offset, int(delay_s * 1000))
-            # Our own end markers. What became due meanwhile is for the next turn: others wait for theirs.
-            if not self._catch_up(state) or len(entries) < limit:
+            # Our own end markers. What became due meanwhile is for later: others wait for theirs.
+            if not self._catch_up(state):
+                return
+            more = len(entries) == limit or (outcome.copies and SOON_S in outcome.failed.values())
+            if not more or self._clock.monotonic() >= self._deadline:
                 break
-        return head
+        self._goes_on = True
 
     def _catch_up(self, state: BucketedState) -> bool:
         """Read up to a tick that is written now: its time is the new now; False when it takes too long."""
         topic = self._queue.markers_topic
         tick = send_tick(self._executor.ticker, topic, self._partition, _TICK_TIMEOUT_S)
         written_at = self._clock.monotonic()
-        self._report.ticks += 1
+        self.report.ticks += 1
         if tick < state.position:
-            raise Damaged("the markers topic is shorter than what was read of it")
-        self._read(state, tick + 1)
+            raise Damaged(_SHORTER)
+        self._read(state, tick + 1, self._clock.monotonic() + _CATCH_UP_S)
         if state.position <= tick:
-            self._report.problem = "markers up to now can't be read yet; a transaction may be open"
+            self.report.problem = "markers up to now can't be read yet; a transaction may be open"
             return False
         self._executor.anchors[self._partition] = _Anchor(state.now_ms, written_at)
         return True
 
-    def _read(self, state: BucketedState, end: int) -> None:
-        topic, report = self._queue.markers_topic, self._report
+    def _read(self, state: BucketedState, end: int, deadline: float) -> None:
+        topic, report = self._queue.markers_topic, self.report
         reader = self._executor.markers
-        for records in reader.read(topic, self._partition, state.position, end, self._deadline):
+        for records in reader.read(topic, self._partition, state.position, end, deadline):
             applied = apply_records(state, self._partition, records)
             self._ranges = self._redeliverer.ranges = self._ranges or applied.ranges
             report.markers += len(records)
@@ -283,7 +379,7 @@ class _Turn:
         found = applied.newer or applied.undecodable
         if found:
             kind = "marker of a newer kmqpy" if applied.newer else "undecodable marker skipped"
-            self._report.problem = f"{kind}, at {found[0][0]}: {found[0][1]}"
+            self.report.problem = f"{kind}, at {found[0][0]}: {found[0][1]}"
 
     def _may_be_due(self, state: BucketedState) -> bool:
         """Whether a lease is over, or probably is by the broker's clock carried forward."""
@@ -293,25 +389,27 @@ class _Turn:
         anchor = self._executor.anchors.get(self._partition)
         if due_ms <= state.now_ms or anchor is None:
             return True
-        return due_ms <= anchor.now_ms + (self._clock.monotonic() - anchor.at_s) * 1000
+        return due_ms <= self._now_ms(anchor)
+
+    def _now_ms(self, anchor: _Anchor) -> float:
+        return anchor.now_ms + (self._clock.monotonic() - anchor.at_s) * 1000
 
     def _may_go_on(self) -> bool:
         """Asked before each transaction; the fencing covers what happens after."""
         try:
             epoch = self._executor.mandate.epoch(self._queue.name, self._partition)
         except KmqError as error:
-            self._report.problem = str(error)
+            self.report.problem = str(error)
             return False
         return epoch == self._epoch
 
     def _note(self, outcome: Outcome) -> None:
-        report = self._report
+        report = self.report
         report.redelivered += len(outcome.redelivered)
         report.dead_lettered += len(outcome.dead_lettered)
         report.lost_to_retention += len(outcome.gone)
         report.undecodable_counts += outcome.undecodable_counts
-        anchor = self._executor.anchors[self._partition]
-        now_ms = anchor.now_ms + (self._clock.monotonic() - anchor.at_s) * 1000
+        now_ms = self._now_ms(self._executor.anchors[self._partition])
         report.lateness += [max(0.0, now_ms - copy.entry.due_ms) / 1000 for copy in outcome.copies]
         for problem in (outcome.problem, outcome.dead_letter_problem):
             if problem:
@@ -320,8 +418,11 @@ class _Turn:
 
     # --- what is kept -----------------------------------------------------------------------------------
 
-    def _keep(self, state: BucketedState, head: Head) -> None:
-        report, since_ms = self._report, state.oldest_since_ms()
+    def _keep(self) -> None:
+        state, head = self._state, self._head
+        if state is None or head is None:
+            return
+        report, since_ms = self.report, state.oldest_since_ms()
         if (state.now_ms if since_ms is None else since_ms) > head.missed_until_ms:
             state.missed_markers = False
         if state.pinned:
@@ -336,6 +437,7 @@ class _Turn:
             now_ms=state.now_ms,
             pinned=state.pinned_at,
             missed_markers=state.missed_markers,
+            ranges=self._ranges,
             snapshot_at=self._snapshot(state, head.snapshot_at),
         )
         found, texts = state.changes()
@@ -345,7 +447,7 @@ class _Turn:
 
     def _snapshot(self, state: BucketedState, last: int) -> int:
         """Give ZooKeeper a snapshot now and then, where the safe offset lies far behind."""
-        report, after = self._report, self._executor.task.settings.snapshot_after_markers
+        report, after = self.report, self._executor.task.settings.snapshot_after_markers
         if min(state.position - report.offset, state.position - last) <= after or state.rows > _SNAPSHOT_ROWS:
             return last
         offset, now_ms, rows = state.snapshot(_SNAPSHOT_ROWS)
@@ -353,6 +455,11 @@ class _Turn:
         if len(text) < _SNAPSHOT_MAX_BYTES:
             report.offset, report.now_ms, report.in_flight_rows = offset, now_ms, text
         return state.position
+
+
+def _is_newer(stored: StoredOffset | None, head: Head, end: int) -> bool:
+    """Whether another has stored where it was after `head`, which may know what can't be read any more."""
+    return stored is not None and stored.topic_id == head.topic_id and head.position < stored.offset <= end
 
 
 _EXECUTORS: dict[str, Executor] = {}

@@ -24,6 +24,7 @@ from tracker.spark import SparkTracker
 
 _TIMEOUT_S = 600.0
 _HANDFUL = 0.01
+_WARM_UP_TURNS = 8
 
 
 def track(options: dict[str, Any]) -> dict[str, Any]:
@@ -31,18 +32,20 @@ def track(options: dict[str, Any]) -> dict[str, Any]:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     with _tracker(options) as tracker:
-        _until(lambda: len(tracker.owned()) == options["partitions"], tracker)
-        sys.stdout.write(json.dumps({"ready": True}) + "\n")
-        sys.stdout.flush()
+        _ready(tracker, options)
         stopping.wait()
     return {}
 
 
 def read(options: dict[str, Any]) -> dict[str, float]:
-    """Read the markers that are there; then a turn without news, and one with ends of a random 1 %."""
+    """Prints a line when all partitions are owned, and reads `records` markers that come then.
+
+    Then a turn without news, and one with ends of a random 1 %.
+    """
     state = Path(options["checkpoint"]) / "query" / "state"
     with _tracker(options) as tracker:
         seen: dict[int, dict[str, Any]] = {}
+        _ready(tracker, options)
 
         def read_all() -> bool:
             _note(tracker, seen)
@@ -53,8 +56,8 @@ def read(options: dict[str, Any]) -> dict[str, float]:
         reading = [turn for turn in seen.values() if _markers(turn) > 2 * options["partitions"]]
         read_s = sum(_seconds(turn) for turn in reading)
         last = max(seen)
-        _until(lambda: _note(tracker, seen) or max(seen) >= last + 3, tracker)
-        idle_s = min(_seconds(seen[number]) for number in range(last + 1, last + 4))
+        _until(lambda: _note(tracker, seen) or max(seen) >= last + 2, tracker)
+        idle_s = min(_seconds(seen[number]) for number in range(last + 1, last + 3))
         result = {
             "markers_per_s": sum(_markers(turn) for turn in reading) / read_s,
             "read_s": read_s,
@@ -96,6 +99,14 @@ def _tracker(options: dict[str, Any]) -> Iterator[SparkTracker]:
             yield tracker
     finally:
         spark.stop()
+
+
+def _ready(tracker: SparkTracker, options: dict[str, Any]) -> None:
+    """Everything is warm: the first turns of a JVM take several times as long."""
+    _until(lambda: len(tracker.owned()) == options["partitions"], tracker)
+    _until(lambda: (tracker.progress() or {"batchId": 0})["batchId"] >= _WARM_UP_TURNS, tracker)
+    sys.stdout.write(json.dumps({"ready": True}) + "\n")
+    sys.stdout.flush()
 
 
 def _note(tracker: SparkTracker, seen: dict[int, dict[str, Any]]) -> None:

@@ -69,6 +69,7 @@ def _display(console: Console, total: int) -> Iterator[Callable[..., None]]:
                     soft_wrap=True,
                 )
 
+        console.print("starting a Kafka and a ZooKeeper ...")
         yield line
         return
     with Live(console=console, refresh_per_second=8, transient=True) as live:

@@ -157,7 +157,7 @@ def _lines() -> Iterator[list[bytes]]:
     show_default=True,
     help="For the first message, once the group has assigned partitions (within 15s).",
 )
-@click.option("--lease", type=DURATION, help="How long they are yours [the queue's: 30s].")
+@click.option("--lease", type=DURATION, help="How long they are yours [the queue's lease].")
 @click.option("--holder", help="A name that in-flight shows beside them [kmq-HOST-PID].")
 @click.option("--ack", is_flag=True, help="Acknowledge each once it is printed.")
 @click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")

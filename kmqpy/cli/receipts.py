@@ -29,7 +29,7 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
     """Acknowledge messages: they do not come again.
 
     RECEIPTS are those that receive printed; without any, they are read from standard input, one or one
-    JSON object of receive a line. Harmless when a message was redelivered already.
+    JSON object of receive a line. When a message was redelivered already, its copy comes all the same.
 
     \b
     Example:

@@ -75,12 +75,15 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
       kmq pipeline orders --schema "id long, customer string, total double" --out orders.parquet \\
         --aggregate "select customer, sum(total) total from rows group by customer" --report report --drain
     """
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    from kmqpy.spark import KmqSpark, configure_spark_with_kmq
+    from kmqpy.spark import KmqSpark  # first: says what is missing
+    from kmqpy.spark.checkpoint import one_line
     from kmqpy.spark.health import health
     from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline, write_aggregate
+    from kmqpy.spark.session import start, stop
+
+    from py4j.protocol import Py4JError  # isort: skip
+    from pyspark.errors import PySparkException  # isort: skip
+    from pyspark.sql import SparkSession  # isort: skip
 
     if given["drain"] and given["follow"]:
         raise click.UsageError("--drain and --follow: give one of them")
@@ -94,7 +97,10 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         builder = builder.remote(given["remote"])
     elif given["master"] or not os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"}:
         builder = builder.master(given["master"] or "local[*]")
-    spark = configure_spark_with_kmq(builder).getOrCreate()
+        if (given["master"] or "local").startswith("local"):  # 200 are for a cluster
+            builder = builder.config("spark.sql.shuffle.partitions", "4")
+    spark = start(builder)
+    stopping = _stop_signal() if given["follow"] else None
     try:
         if given["aggregate"]:
             check_aggregate(spark, given["schema"], given["aggregate"])
@@ -106,7 +112,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
             sink=sink,
             function=function,
             drain=given["drain"],
-            stop=_stop_signal() if given["follow"] else None,
+            stop=stopping,
             lease=given["lease"],
             markers=given["markers"],
         )
@@ -121,9 +127,13 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         else:
             click.echo(str(found))
     except PySparkException as error:
-        raise click.ClickException(f"Spark: {str(error).partition(chr(10))[0]}") from error
+        raise click.ClickException(f"Spark: {one_line(error)}") from error
+    except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once
+        if stopping is None or not stopping():
+            raise click.ClickException(f"Spark: {one_line(error)}") from error
+        click.echo("kmq: Spark has gone first; what it did not acknowledge comes again", err=True)
     finally:
-        spark.stop()
+        stop(spark)
 
 
 def _loaded(name: str) -> Any:

@@ -150,7 +150,7 @@ class _Demo:
         self._show = show
         self._folder = folder
         self._poison = {number for number in range(progress.total) if fate(number) == "fail"}
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: dict[str, subprocess.Popen[str]] = {}
         self._killed_at = 0.0
         self._killed_at_ms = 0
         self._victims: list[int] = []
@@ -201,9 +201,11 @@ class _Demo:
                 follower = threading.Thread(target=self._follow, args=(process,), daemon=True)
                 follower.start()
                 stack.callback(follower.join)
-            yield
-            for process in self._processes:
-                process.send_signal(signal.SIGTERM)
+            try:
+                yield
+            finally:  # all at once; and who follows one waits for its end
+                for process in self._processes.values():
+                    process.terminate()
 
     @contextlib.contextmanager
     def _process(self, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -213,16 +215,20 @@ class _Demo:
                 [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=log, text=True
             ) as process,
         ):
-            self._processes.append(process)
+            self._processes[name] = process
             try:
                 yield process
             finally:
-                self._processes.remove(process)
+                del self._processes[name]
                 process.terminate()
                 try:
                     process.wait(20)
                 except subprocess.TimeoutExpired:
                     process.kill()
+
+    def _last_words(self, name: str) -> str:
+        lines = (self._folder / f"{name}.log").read_text().split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "without a word")
 
     def _follow(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -251,10 +257,8 @@ class _Demo:
         deadline = SYSTEM_CLOCK.monotonic() + _KILL_WITHIN_S
         while not self._due() and SYSTEM_CLOCK.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(0.002)
-        self._processes.remove(trackers[victim])
         trackers[victim].kill()
         self._killed_at, self._killed_at_ms = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall_ms()
-        self._processes.append(trackers[victim])
         self._progress.note = f"killed {victim}, owner of partitions {self._victims}"
 
     def _due(self) -> bool:
@@ -282,9 +286,9 @@ class _Demo:
         last, changed_at = (-1, -1), SYSTEM_CLOCK.monotonic()
         while not condition():
             self._show(self._progress)
-            for process in self._processes:
+            for name, process in self._processes.items():
                 if process.poll() not in (None, -signal.SIGKILL):
-                    raise ClusterError(f"the demo's {process.args!r} ended; see the logs in {self._folder}")
+                    raise ClusterError(f"the demo's {name} ended: {self._last_words(name)}")
             now = SYSTEM_CLOCK.monotonic()
             figures = (self._progress.delivered, self._progress.dead_lettered)
             if figures != last:

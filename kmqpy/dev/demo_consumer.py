@@ -6,15 +6,18 @@ Prints a line for everything it does: `<what> <partition> <offset> <attempts> <b
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
 
 from kmqpy.client import KmqClient
 from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import Unavailable
 from kmqpy.message import Message
 
 _NACK_DELAY_S = 0.3
+_TRIES = 5
 
 
 def fate(number: int) -> str:
@@ -34,6 +37,14 @@ def what_to_do(message: Message) -> str:
     return chosen if chosen == "fail" or message.attempts == 1 else "ack"
 
 
+def _client(queue: QueueSettings, connection: Connection, name: str) -> KmqClient:
+    """A broker that has just started on a busy machine may need more than one try."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(Unavailable):
+            return KmqClient(queue, connection, holder=name)
+    return KmqClient(queue, connection, holder=name)
+
+
 def main() -> None:
     """Consume until SIGTERM: `bootstrap queue lease_ms name`."""
     bootstrap, queue, lease_ms, name = sys.argv[1:]
@@ -41,7 +52,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = QueueSettings(name=queue, redeliver_after_ms=int(lease_ms))
-    with KmqClient(settings, Connection(bootstrap=bootstrap), holder=name) as client:
+    with _client(settings, Connection(bootstrap=bootstrap), name) as client:
         while not stop.is_set():
             messages = client.receive(200, wait=0.2)
             lines = []

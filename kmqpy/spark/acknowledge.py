@@ -15,6 +15,7 @@ from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import Unavailable
 from kmqpy.held import Place
 from kmqpy.marker_writer import MarkerWriter
+from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.report import merged
 from kmqpy.spark.taking import MarkersFormat
 
@@ -66,7 +67,8 @@ class Acknowledger(StreamingQueryListener):
 
     def watch(self, name: str) -> None:
         """Acknowledge what is reported as the observed metric `name`."""
-        self._names[name] = None
+        with self._changed:
+            self._names[name] = None
 
     def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Wait until the end markers of what Spark has told of are confirmed; raises Unavailable."""
@@ -89,8 +91,8 @@ class Acknowledger(StreamingQueryListener):
             for run_id in list(self._running - active):
                 self.wait_for_end(run_id)
             self._spark.streams.removeListener(self)
-        except Exception:  # the session was stopped before, and says nothing any more
-            _log.warning("Spark does not answer", exc_info=True, extra={"queue": self._queue.name})
+        except Exception as error:  # the session was stopped before, and says nothing any more
+            _log.warning("Spark does not answer: %s", one_line(error), extra={"queue": self._queue.name})
         finally:
             self._writer.close(_CLOSE_TIMEOUT_S)
             self._group.close()
@@ -104,11 +106,15 @@ class Acknowledger(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """See StreamingQueryListener."""
         progress = event.progress
-        for name in self._names.keys() & progress.observedMetrics.keys():
-            try:
-                self._acknowledge(name, str(progress.runId), progress.observedMetrics[name][REPORTS])
-            except Exception:  # what was not acknowledged comes again
-                _log.exception("acknowledging failed", extra={"queue": self._queue.name})
+        try:
+            # Together: what one process() of the plan handed on, another may have given back.
+            reports: list[str] = []
+            for name in self._names.keys() & progress.observedMetrics.keys():
+                if self._is_of(name, str(progress.runId)):
+                    reports += progress.observedMetrics[name][REPORTS] or ()
+            self._acknowledge(reports)
+        except Exception:  # what was not acknowledged comes again
+            _log.exception("acknowledging failed", extra={"queue": self._queue.name})
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """See StreamingQueryListener."""
@@ -124,16 +130,19 @@ class Acknowledger(StreamingQueryListener):
 
     # --------------------------------------------------------------------------------------------------
 
-    def _acknowledge(self, name: str, run_id: str, reports: list[str] | None) -> None:
-        other = self._names[name]
-        if other not in (None, run_id):
-            _log.error(
-                "two queries run on one result of process(); only the first one's are acknowledged",
-                extra={"queue": self._queue.name, "run": run_id},
-            )
-            return
-        self._names[name] = run_id
-        report = merged(reports or ())
+    def _is_of(self, name: str, run_id: str) -> bool:
+        with self._changed:
+            if self._names[name] in (None, run_id):
+                self._names[name] = run_id
+                return True
+        _log.error(
+            "two queries run on one result of process(); only the first one's are acknowledged",
+            extra={"queue": self._queue.name, "run": run_id},
+        )
+        return False
+
+    def _acknowledge(self, reports: list[str]) -> None:
+        report = merged(reports)
         for partition, offsets in report.done.items():
             if offsets:
                 self._writer.end(partition, offsets)

@@ -142,7 +142,7 @@ def redelivery_count(data: Column) -> Column:
 
 def number(text: Column) -> Column:
     """A decimal number in a header, or null."""
-    return F.when(text.rlike("^-?[0-9]{1,19}$"), text.try_cast("bigint"))
+    return F.when(text.rlike(r"^-?[0-9]{1,19}\z"), text.try_cast("bigint"))
 
 
 def int64(data: Column) -> Column:

@@ -21,7 +21,8 @@ from kmqpy import stats
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, Duration, QueueSettings
 from kmqpy.errors import ConfigError, Unfinished
-from kmqpy.spark.process import DEFAULT_LEASE_S
+from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.process import DEFAULT_LEASE_S, parsed
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.taking import MarkersFormat
 from kmqpy.spark.task import ERROR, REJECT, Frames
@@ -74,7 +75,7 @@ def run_pipeline(
     minutes, and what KmqSpark.process raises.
     """
     settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
-    fields = _parsed(spark, schema)
+    fields = parsed(spark, schema)
     wanted = _with_origin(fields)
     work = WithOrigin(function or JsonFields(fields.names))
     checkpoint = f"{sink.path.rstrip('/')}/{CHECKPOINT}"
@@ -105,10 +106,10 @@ def written(spark: SparkSession, sink: Sink) -> DataFrame:
 def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
     """Raise ConfigError unless `sql` says something of rows of this schema; better now than at the end."""
     try:
-        spark.createDataFrame([], _with_origin(_parsed(spark, schema))).createOrReplaceTempView(VIEW)
+        spark.createDataFrame([], _with_origin(parsed(spark, schema))).createOrReplaceTempView(VIEW)
         assert spark.sql(sql).columns
     except PySparkException as error:
-        raise ConfigError(f"aggregate: {sql!r} can't be run: {_first_line(error)}") from None
+        raise ConfigError(f"aggregate: {sql!r} can't be run: {one_line(error)}") from None
 
 
 def write_aggregate(spark: SparkSession, sink: Sink, sql: str) -> str:
@@ -170,19 +171,6 @@ class WithOrigin:
 def _with_origin(fields: StructType) -> StructType:
     kinds = (IntegerType(), LongType(), LongType())
     return StructType([*fields.fields, *map(StructField, ORIGIN, kinds)])
-
-
-def _parsed(spark: SparkSession, schema: str) -> StructType:
-    try:
-        return spark.createDataFrame([], schema).schema
-    except PySparkException as error:
-        raise ConfigError(
-            f"schema: {schema!r} is none; write it like 'id long, total double' ({_first_line(error)})"
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
 
 
 def _more_comes(connection: Connection, queue: QueueSettings, clock: Clock) -> bool:

@@ -11,21 +11,25 @@ import json
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 
 from kmqpy import log_reader, stats
 from kmqpy import message as m
 from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
 from kmqpy.errors import ConfigError
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
+from kmqpy.spark.checkpoint import claim, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.records import stream_topic
+from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.taking import MarkersFormat, for_executors
-from kmqpy.spark.task import REPORT, Frames, Rows, Task
+from kmqpy.spark.task import OURS, REPORT, Frames, Rows, Task
 from kmqpy.topics import Topics
 from kmqpy.worker import Backoff
 
@@ -44,6 +48,20 @@ DEFAULT_LEASE_S = 300.0
 _BACKOFF = Backoff(jitter=0)  # so that what fails together is one range marker
 _IDENTITY = "kmq"
 """The file in a checkpoint that says of which queue it is."""
+
+
+def parsed(spark: SparkSession, schema: StructType | str) -> StructType:
+    """A schema that Python workers can return; raises ConfigError."""
+    try:
+        found = spark.createDataFrame([], schema).schema if isinstance(schema, str) else schema
+        if not isinstance(found, StructType):
+            raise ConfigError(f"schema: {type(schema).__name__} is neither text nor a StructType")
+        to_arrow_schema(found, timezone="UTC")
+    except (PySparkException, Py4JError) as error:
+        raise ConfigError(
+            f"schema: {schema!r} is none; write it like 'id long, total double' ({one_line(error)})"
+        ) from None
+    return found
 
 
 class Processing:
@@ -93,8 +111,15 @@ class Processing:
         max_offsets_per_trigger  messages of a micro-batch, which must be done within its leases
         options                  of Spark's `kafka` source, over those made here
         """
+        if start not in get_args(Start):
+            raise ConfigError(f"start: {start!r} is none of {', '.join(get_args(Start))}")
         given = {**self.options, **(options or {})}
         if max_offsets_per_trigger is not None:
+            whole = isinstance(max_offsets_per_trigger, int) and not isinstance(max_offsets_per_trigger, bool)
+            if not whole or not 0 < max_offsets_per_trigger < 2**63:
+                raise ConfigError(
+                    f"max_offsets_per_trigger: {max_offsets_per_trigger!r} is no whole number above 0"
+                )
             given["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
         read = stream_topic(self.spark, given, self.queue.name, self._starting_offsets(start))
         count = redelivery_count(header_bytes(self.queue.redelivery_count_header))
@@ -109,7 +134,7 @@ class Processing:
             "partition",
             "offset",
             "timestamp",
-            (count + 1).cast("int").alias("attempts"),
+            F.least(count + 1, F.lit(MAX_ATTEMPTS)).cast("int").alias("attempts"),
             F.coalesce(partition.try_cast("int"), "partition").alias("original_partition"),
             F.coalesce(offset, "offset").alias("original_offset"),
             due.alias("deliver_at_ms"),
@@ -126,6 +151,9 @@ class Processing:
     ) -> DataFrame:
         """Have `function` process the messages of `df`, an Arrow batch at a time as a pandas frame.
 
+        The frame has the columns of `df` without `topic`. The fewer, the faster: drop those of
+        read_stream() that neither you nor process() needs, which is topic, partition, offset, attempts
+        and deliver_at_ms.
         It returns a frame with the columns of `schema`, and the index (`kmq_row`) of the frame it was
         given: that says which messages its rows are of. A message has
 
@@ -169,26 +197,7 @@ class Processing:
         offsets would mean other messages.
         """
         topic = Topics(self.connection).check(self.queue).queue
-        own = {"queue": self.queue.name, "topic_id": topic.topic_id}
-        path = f"{checkpoint.rstrip('/')}/{_IDENTITY}"
-        try:
-            found = [row.value for row in self.spark.read.text(path).collect()]
-        except AnalysisException:  # there is none
-            line = self.spark.range(1).select(F.lit(json.dumps(own)).alias("value"))
-            line.coalesce(1).write.mode("overwrite").text(path)
-            found = [json.dumps(own)]
-        try:
-            identity = json.loads("".join(found))
-        except ValueError:
-            raise ConfigError(f"checkpoint {checkpoint!r}: its file {_IDENTITY!r} can't be read") from None
-        if identity != own:
-            what = "another topic of that name, which was deleted since"
-            if identity.get("queue") != own["queue"]:
-                what = f"queue {identity.get('queue')!r}"
-            raise ConfigError(
-                f"checkpoint {checkpoint!r}: it is of {what}, not of queue {own['queue']!r}; "
-                "use a checkpoint of its own"
-            )
+        claim(self.spark, checkpoint, _IDENTITY, self.queue.name, {"topic_id": topic.topic_id})
         return out.writeStream.option("checkpointLocation", checkpoint)
 
     def await_termination(self, query: StreamingQuery, timeout: int | None = None) -> bool:
@@ -242,6 +251,13 @@ class Processing:
                 "process: not a stream; for what is there now, and no more, use read_stream() and "
                 ".trigger(availableNow=True)"
             )
+        if not callable(function):
+            raise ConfigError(f"function: {type(function).__name__} can't be called")
+        if not isinstance(backoff, Backoff):
+            raise ConfigError(f"backoff: {backoff!r} is no Backoff")
+        for name in NEEDED[1:]:
+            if not isinstance(kind := df.schema[name].dataType, IntegralType):
+                raise ConfigError(f"process: column {name!r} is {kind.simpleString()}, not a whole number")
         lease_ms = duration_ms(lease, "lease")
         if not 0 < lease_ms <= self.queue.max_hold_ms:
             raise ConfigError(f"lease: {lease_ms} ms is not from 1 to max_hold, {self.queue.max_hold_ms} ms")
@@ -262,20 +278,24 @@ class Processing:
         self._acknowledger.watch(name)
         both = StructType([*wanted.fields, StructField(REPORT, StringType())])
         return (
-            df.mapInArrow(task, both)
+            df.withColumn(OURS, F.col("topic") == self.queue.name)
+            .drop("topic")
+            .mapInArrow(task, both)
             .observe(name, F.collect_list(REPORT).alias(REPORTS))
             .where(F.col(REPORT).isNull())
             .drop(REPORT)
         )
 
     def _schema(self, schema: StructType | str) -> StructType:
-        if isinstance(schema, str):
-            schema = self.spark.createDataFrame([], schema).schema
-        for field in schema.fields:
-            if field.name.startswith("kmq_"):
-                raise ConfigError(f"schema: a column must not be named {field.name!r}; kmq_… are kmqpy's own")
-        # A report is a row without values.
-        return StructType([StructField(one.name, one.dataType) for one in schema.fields])
+        schema = parsed(self.spark, schema)
+        names = [name.lower() for name in schema.fieldNames()]  # as Spark compares them
+        for name in names:
+            if name.startswith("kmq_"):
+                raise ConfigError(f"schema: a column must not be named {name!r}; kmq_… are kmqpy's own")
+            if names.count(name) > 1:
+                raise ConfigError(f"schema: there is more than one column {name!r}")
+        # A report is a row without values; and nobody looks for nulls within the values of others.
+        return schema.toNullable()
 
     def _starting_offsets(self, start: Start) -> str:
         if start != "committed":

@@ -99,7 +99,8 @@ class KmqSpark(Processing):
         """
         partitions = Topics(self.connection).check(self.queue).partitions
         numbers = self.spark.range(partitions).select(F.col("id").cast("int").alias("partition"))
-        return state.depth(self.messages() if messages is None else messages, numbers)
+        found = state.depth(self.messages() if messages is None else messages, numbers)
+        return found.orderBy("partition")
 
     def attempts(self, messages: DataFrame | None = None) -> DataFrame:
         """How many messages of each state had how many deliveries: state, attempts, messages."""

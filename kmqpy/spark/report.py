@@ -51,8 +51,7 @@ def merged(texts: Iterable[str]) -> Report:
             for partition, offsets in map(_decoded, fields.get("left", ())):
                 left.setdefault(partition, set()).update(offsets)
             for partition, (offset, at) in fields.get("next", ()):
-                before = next_.get(partition, (0, 0))
-                next_[partition] = max(offset, before[0]), max(at, before[1])
+                next_[partition] = max(next_.get(partition, (0, 0)), (offset, at))
         except (ValueError, TypeError) as error:
             raise DecodeError(f"report of a task: {error}") from None
     return Report(

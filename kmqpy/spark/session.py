@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -9,11 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pyspark
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kmqpy.dev.jars import cache_folder, jar_set
 from kmqpy.dev.java import find_java
 from kmqpy.errors import ConfigError
+from kmqpy.spark.checkpoint import one_line
+
+_log = logging.getLogger(__name__)
 
 SPARK = "4.2"
 """The Spark that the pinned connector was built for."""
@@ -59,6 +65,29 @@ def configure_spark_with_kmq(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         _add_to_python_path(Path(__file__).parents[2])
     return builder
+
+
+def start(builder: SparkSession.Builder) -> SparkSession:
+    """The session, for a command: made ready for queues; raises ConfigError when Spark does not want to."""
+    builder = configure_spark_with_kmq(builder)
+    # py4j logs a page for each lost connection, and raises the same.
+    for logger in map(logging.getLogger, ("", "py4j.java_gateway", "py4j.clientserver")):
+        logger.addFilter(lambda record: f"{os.sep}py4j{os.sep}" not in record.pathname)
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, Py4JError, ValueError) as error:
+        raise ConfigError(f"Spark: it can't be started: {one_line(error)}") from None
+
+
+def stop(spark: SparkSession) -> None:
+    """Stop a session as the last thing a command does: one whose JVM has gone before it, too.
+
+    A signal to the whole process group (Ctrl-C, systemd) ends the JVM at once.
+    """
+    try:
+        spark.stop()
+    except Exception as error:
+        _log.debug("Spark has gone: %s", error)
 
 
 def check_version(found: str, what: str) -> None:

@@ -68,6 +68,8 @@ _ARROW = pa.schema(
 )
 _OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redelivery_count_header")
 _STARTS = ("committed", "earliest", "latest")
+MAX_ATTEMPTS = 2**31 - 1
+"""What a column of `attempts` can hold; a header can say one more."""
 _BATCH = 10_000
 _WAIT_S = 0.1
 _TIMEOUT_S = 30.0
@@ -167,8 +169,8 @@ class _Reading:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a part; runs on an executor."""
-        assert isinstance(partition, _Part)
-        return _read(self._options, partition)
+        # Where there are no parts, Spark reads one that it made itself.
+        return _read(self._options, partition) if isinstance(partition, _Part) else iter(())
 
     def _topic(self) -> tuple[str, int]:
         topic = Topics(self._options.connection).check(self._options.queue).queue
@@ -342,7 +344,8 @@ def _as_arrow(queue: QueueSettings, records: list[Any]) -> pa.RecordBatch:
 def _note_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, Any], row: int) -> None:
     columns["headers"][row] = [{"key": name, "value": value} for name, value in headers]
     with contextlib.suppress(DecodeError):
-        columns["attempts"][row] = m.redelivery_count(headers, queue.redelivery_count_header) + 1
+        count = m.redelivery_count(headers, queue.redelivery_count_header)
+        columns["attempts"][row] = min(count + 1, MAX_ATTEMPTS)
     for name, column in (
         (m.ORIGINAL_PARTITION, "original_partition"),
         (m.ORIGINAL_OFFSET, "original_offset"),
@@ -352,5 +355,5 @@ def _note_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, A
             number = m.int_header(headers, name)
         except DecodeError:
             continue
-        if number is not None:
+        if number is not None and (column != "original_partition" or -(2**31) <= number < 2**31):
             columns[column][row] = number

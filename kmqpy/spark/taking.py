@@ -64,6 +64,10 @@ class TakenBefore:
     """
 
     first: int
+    start: int = 0
+    """The markers offset that was read from: no start of those messages stands before it."""
+    highest: int = -1
+    """The highest of them that was taken."""
     state: InFlight = field(default_factory=InFlight)
     now_ms: int = 0
     _taken: dict[int, int] = field(default_factory=dict)
@@ -73,10 +77,14 @@ class TakenBefore:
 
     def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
         """Take in the marker at markers offset `at`."""
+        last = sum(marker.runs[-1]) - 1 if marker.runs else marker.offset
+        if last < self.first:
+            return
         self.state.apply(marker, at, timestamp_ms)
         offsets = [offset for offset in marker.offsets() if offset >= self.first]
         if marker.op in (Op.TAKE, Op.DELAY):
             self._takes.update(offsets)
+            self.highest = max(self.highest, *offsets[-1:], -1)
             for offset in offsets:
                 block, bit = divmod(offset, _BLOCK)
                 self._taken[block] = self._taken.get(block, 0) | 1 << bit
@@ -117,14 +125,13 @@ class Taker:
         self._ranges = markers_format == "range"
         self._writer = MarkerWriter(connection, queue.markers_topic, coalesce_ms=1 if self._ranges else None)
         self._after: dict[int, Place] = {}
-        """By partition: the starts of messages from the one offset on stand at the other or behind."""
 
     def taken_before(self, partition: int, first: int) -> TakenBefore:
         """What the markers say of the messages of `partition` from `first` on.
 
         Raises Unavailable.
         """
-        found = TakenBefore(first)
+        found = TakenBefore(first, self._markers_from(partition, first))
         lowest = markers.encode_key(partition, first)[4:]  # compares as the number does
 
         def visit(record: Any) -> None:
@@ -139,8 +146,7 @@ class Taker:
             if marker.partition == partition:
                 found.note(marker, record.offset(), record.timestamp()[1])
 
-        start = self._markers_from(partition, first)
-        log_reader.scan(self._connection, self._queue.markers_topic, {partition: start}, visit)
+        log_reader.scan(self._connection, self._queue.markers_topic, {partition: found.start}, visit)
         return found
 
     def take(
@@ -153,9 +159,6 @@ class Taker:
         began = SYSTEM_CLOCK.monotonic()
         after: dict[int, int] = {}
         due: dict[int, Sequence[int]] = {p: ones for p, ones in offsets.items() if len(ones)}
-        highest = {p: [ones[-1]] for p, ones in due.items()}
-        for partition, offset in delays:
-            highest.setdefault(partition, []).append(offset)
         while due or delays:
             started = self._writer.start(due, delays, lease_ms, None, _START_TIMEOUT_S).confirmed()
             for partition, at in started.last_at.items():
@@ -184,11 +187,13 @@ class Taker:
                 f"markers topic {self._queue.markers_topic}: start markers took most of the lease of "
                 f"{lease_ms} ms; nothing was handed out. Choose a longer lease"
             )
-        for partition, at in after.items():
-            after_these = max(highest[partition]) + 1
-            if after_these > self._after.get(partition, (0, 0))[0]:
-                self._after[partition] = (after_these, at)
         return after
+
+    def remember(self, places: Mapping[int, Place]) -> None:
+        """By partition: the starts of messages from the one offset on stand at the other or behind."""
+        for partition, place in places.items():
+            if place[0] > self._after.get(partition, (0, 0))[0]:
+                self._after[partition] = place
 
     def write(self, operations: Iterable[Marker]) -> None:
         """Give messages back, or extend their leases, and wait until that is confirmed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache, partial
 from operator import itemgetter
 from typing import Any
@@ -39,6 +40,9 @@ REJECT = "kmq_reject"
 ROW = "kmq_row"
 """Name of the index of the frames that the user's function is given."""
 
+OURS = "kmq_ours"
+"""A column that says whether a row is of the queue; cheaper than its name in every row."""
+
 REPORT = "kmq_report"
 _DEADLY = f"the worker that processed it, or others with it, died {MAX_TAKES} times"
 _MAX_CALLS = 64
@@ -49,6 +53,10 @@ Frames = Callable[[pd.DataFrame], pd.DataFrame]
 
 Rows = Callable[[Row], Any]
 """A function of one message; see `process_rows`."""
+
+
+class NotOfSchema(ValueError):
+    """What a function returned can't be made into columns of its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +137,16 @@ class Task:
             left[partition].add(offset)
         taken = everything if mine.all() else _by_partition(partitions[mine], offsets[mine])
         after = taker.take(taken, delays, self.lease_ms)
+        # Messages behind these may have been taken before them: by a consumer, or a query that began later.
+        next_ = {
+            p: (everything[p][-1] + 1, at if known[p].highest <= everything[p][-1] else known[p].start)
+            for p, at in after.items()
+        }
+        taker.remember(next_)
         outcome = _Outcome()
         if taken:
-            outcome = (self._call_rows if self.by_row else self._call_frame)(batch.filter(pa.array(mine)))
+            given = batch.select([name for name in batch.schema.names if name != OURS]).filter(pa.array(mine))
+            outcome = (self._call_rows if self.by_row else self._call_frame)(given)
         operations += self._survivors(known, taken, alone=alone)
         if outcome.failed:
             partitions, offsets = partitions[mine], offsets[mine]
@@ -146,18 +161,18 @@ class Task:
             Report(
                 done={p: ones for p, ones in done.items() if len(ones)},
                 left={p: sorted(ones) for p, ones in left.items() if ones},
-                next={p: (everything[p][-1] + 1, at) for p, at in after.items()},
+                next=next_,
             )
         )
 
     def _places(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
         """The partitions and offsets of a batch; raises ConfigError where they name no messages of ours."""
         columns = [batch.column(name) for name in ("partition", "offset")]
-        topics = batch.column("topic").unique().to_pylist()
-        if any(column.null_count for column in columns) or topics != [self.queue.name]:
+        ours = batch.column(OURS)
+        if any(column.null_count for column in (*columns, ours)) or ours.false_count:
             raise ConfigError(
-                f"process: rows of topic {', '.join(map(str, topics))}, not of queue {self.queue.name!r}; "
-                "give it what read_stream() of the same queue returns"
+                f"process: rows that are not of queue {self.queue.name!r}; give it what read_stream() of the "
+                "same queue returns"
             )
         partitions, offsets = (column.to_numpy() for column in columns)
         return partitions, offsets
@@ -168,7 +183,8 @@ class Task:
         if column.null_count == len(column):
             return {}
         now_ms = SYSTEM_CLOCK.wall_ms()
-        waits = column.fill_null(0).to_numpy(zero_copy_only=False) - now_ms
+        # What lies before 1970 is as good as 1970, and can't overflow.
+        waits = np.maximum(column.fill_null(0).to_numpy(zero_copy_only=False), 0) - now_ms
         early = np.flatnonzero(mine & (waits > 0))
         mine[early] = False
         return {(int(partitions[i]), int(offsets[i])): min(int(waits[i]), 2**62) for i in early}
@@ -193,7 +209,8 @@ class Task:
             good = result[~result.index.isin(list(failed))] if failed else result
             try:
                 output = self._as_arrow(good)
-            except (pa.ArrowException, TypeError, ValueError) as error:  # not of the schema
+            except Exception as error:  # of many kinds: a number too large is an OverflowError
+                error = NotOfSchema(described(error))
                 self._split(part, error, parts, outcome, may=calls < _MAX_CALLS)
                 continue
             outcome.failed |= failed
@@ -223,8 +240,11 @@ class Task:
         what = f"process: the function of queue {self.queue.name!r}"
         if not isinstance(result, pd.DataFrame):
             raise ConfigError(f"{what} returned {type(result).__name__}, not a pandas DataFrame")
-        if missing := [name for name in self.schema.fieldNames() if name not in result.columns]:
+        columns, names = list(result.columns), self.schema.fieldNames()
+        if missing := [name for name in names if name not in columns]:
             raise ConfigError(f"{what} returned no column {missing[0]!r}, which its schema names")
+        if twice := [name for name in (*names, ERROR, DELAY, REJECT) if columns.count(name) > 1]:
+            raise ConfigError(f"{what} returned the column {twice[0]!r} more than once")
         if len(result) and result.index.name != ROW:
             raise ConfigError(
                 f"{what} returned rows without the index {ROW!r} of the frame it was given, so nobody can "
@@ -242,21 +262,20 @@ class Task:
         failed: dict[int, _Failure] = {}
         if not result.index.equals(part.index):
             for row in part.index.difference(result.index):
-                failed[row] = self._given_back("the function returned no row for it", attempts[row])
+                failed[int(row)] = self._given_back("the function returned no row for it", attempts[row])
         if ERROR not in result.columns and REJECT not in result.columns:
             return failed
         nothing = pd.Series(None, index=result.index, dtype=object)
         errors, delays = result.get(ERROR, nothing), result.get(DELAY, nothing)
-        rejected = result.get(REJECT, nothing).eq(True)  # noqa: FBT003
-        for at in np.flatnonzero(errors.notna() | rejected):
-            row, delay = result.index[at], delays.iloc[at]
-            reason = str(errors.iloc[at]) if pd.notna(errors.iloc[at]) else None
+        rejected = _flags(result.get(REJECT, nothing))
+        has_error = errors.notna()
+        for at in np.flatnonzero(has_error | rejected):
+            row, error = int(result.index[at]), errors.iloc[at]  # labels may be 1.0, too
+            reason = _reason(error) if has_error.iloc[at] else None
             if rejected.iloc[at]:
                 failed[row] = self._failure(Reject(reason) if reason else Reject(), attempts[row])
             else:
-                failed[row] = self._given_back(
-                    reason, attempts[row], None if pd.isna(delay) else float(delay)
-                )
+                failed[row] = self._given_back(reason, attempts[row], _wait(delays.iloc[at]))
         return failed
 
     # --- row by row -----------------------------------------------------------------------------------
@@ -286,8 +305,8 @@ class Task:
         except Exception as error:
             if len(results) == 1:
                 row = results[0][0]
-                reason = f"what the function returned is not of the schema: {described(error)}"
-                outcome.failed[row] = self._given_back(reason, attempts[row])
+                error = NotOfSchema(described(error))
+                outcome.failed[row] = self._failure(error, attempts[row])
                 self._complain(error, 1)
                 return
             half = len(results) // 2
@@ -342,11 +361,11 @@ class Task:
         return [Marker(partition, offset, op, **fields) for offset in offsets]
 
     def _complain(self, error: Exception, count: int) -> None:
-        _log.warning(
-            "processing failed; the messages come again",
-            exc_info=error,
-            extra={"queue": self.queue.name, "count": count},
-        )
+        about = {"queue": self.queue.name, "count": count}
+        if isinstance(error, NotOfSchema):  # raised by nobody's function, and tells of the values
+            _log.warning("not of the schema, see the reason in the dead letter; comes again", extra=about)
+        else:
+            _log.warning("processing failed; the messages come again", exc_info=error, extra=about)
 
     # --- reports --------------------------------------------------------------------------------------
 
@@ -389,4 +408,31 @@ def _as_rows(result: Any) -> list[Any]:
         return []
     if isinstance(result, dict | tuple):  # a Row is a tuple
         return [result]
+    if isinstance(result, str | bytes) or not isinstance(result, Iterable):
+        raise NotOfSchema(f"the function returned {type(result).__name__}, not a dict, tuple, Row or list")
     return list(result)
+
+
+def _reason(error: Any) -> str:
+    if not isinstance(error, str | BaseException):
+        raise ConfigError(f"{ERROR}: {type(error).__name__} is no text; what has not failed has None there")
+    return str(error)
+
+
+def _wait(delay: Any) -> Duration | None:
+    if isinstance(delay, timedelta):
+        return delay
+    if pd.api.types.is_scalar(delay) and pd.isna(delay):
+        return None
+    try:
+        return float(delay)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{DELAY}: {delay!r} is neither seconds nor a timedelta") from None
+
+
+def _flags(rejected: pd.Series) -> pd.Series:
+    """Where a column has True; raises ConfigError where it has anything but that, False and nothing."""
+    true, false = (rejected.eq(one).fillna(value=False).astype(bool) for one in (True, False))
+    if len(odd := rejected[~(true | false | rejected.isna())]):
+        raise ConfigError(f"{REJECT}: {odd.iloc[0]!r} is neither True nor False")
+    return true

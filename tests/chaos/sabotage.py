@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from kmqpy import kafka
-from kmqpy.marker_writer import MarkerWriter, Started
+from kmqpy.marker_writer import MarkerWriter
 from kmqpy.registry import StoredOffset
+from kmqpy.starting import Started
 from tracker.redelivery import Redeliverer
 from tracker.service import Tracker
 

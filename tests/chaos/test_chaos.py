@@ -201,13 +201,14 @@ def test_the_proxy_cuts_and_heals():
     with socket.create_server(("127.0.0.1", 0)) as server, Proxy() as proxy:
 
         def echo() -> None:
-            while True:
-                connection, _ = server.accept()
-                with connection, contextlib.suppress(ConnectionError):
-                    while data := connection.recv(100):
-                        connection.sendall(data)
+            with contextlib.suppress(OSError):  # the server is closed
+                while True:
+                    connection, _ = server.accept()
+                    with connection, contextlib.suppress(ConnectionError):
+                        while data := connection.recv(100):
+                            connection.sendall(data)
 
-        threading.Thread(target=echo, daemon=True).start()  # for as long as the tests run
+        threading.Thread(target=echo, daemon=True).start()
         gate = proxy.gate()
         port = proxy.listen(gate, lambda: server.getsockname()[1])
 

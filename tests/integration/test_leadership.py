@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NotEmptyError
 
 from kmqpy.clock import SystemClock
 from kmqpy.config import QueueSettings
@@ -532,7 +533,13 @@ def test_a_queue_that_is_gone_is_dropped_quietly(registry, join, zk, root):
     registry.register(QueueSettings(name="q"), 2)
     a = join("a")
     until(lambda: len(owned(a)) == 2)
-    zk.delete(f"{root}/queues/q", recursive=True)
+
+    def deleted() -> bool:
+        with contextlib.suppress(NotEmptyError):  # it takes a partition again meanwhile
+            zk.delete(f"{root}/queues/q", recursive=True)
+        return not zk.exists(f"{root}/queues/q")
+
+    until(deleted)
     assert not a.write_offset("q", 0, StoredOffset(4, "t", 1))
     until(lambda: not owned(a) and not a.snapshot().queues)
     a.release("q", 0)

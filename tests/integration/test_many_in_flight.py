@@ -21,7 +21,7 @@ def test_f3_trackers_killed_while_they_redeliver_many(queue):
     sent = [str(number) for number in range(MANY)]
     queue.send(*sent)
     # Small transactions, so that there are many moments to be killed in.
-    trackers = [queue.tracker_process(**{"max-batch-messages": MANY // 100}) for _ in range(3)]
+    trackers = [queue.tracker_process(**{"max-batch-messages": MANY // 400}) for _ in range(3)]
     until(lambda: any(tracker.value("owned_partitions") for tracker in trackers), 20)
     queue.mark_all(markers.ranges(0, Op.TAKE, range(MANY), redeliver_after_ms=1))
 
@@ -30,7 +30,7 @@ def test_f3_trackers_killed_while_they_redeliver_many(queue):
         return log_reader.bounds(queue.connection, queue.name, [0], uncommitted=True)[0][1] - MANY
 
     at_kill = []
-    for part in (0.2, 0.6):
+    for part in (0.1, 0.4):
         until(lambda part=part: copies() > part * MANY, 60, copies)
         (leader,) = (tracker for tracker in trackers if tracker.value("owned_partitions"))
         trackers.remove(leader)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from kmqpy import kafka, log_reader
 from kmqpy.config import QueueSettings
 from kmqpy.errors import Unavailable
 from kmqpy.markers import Marker, Op
+from tracker.buckets import Head
 from tracker.leadership import Leadership
-from tracker.redelivery import Redeliverer
+from tracker.redelivery import Broken, Redeliverer
 from tracker.report import Report
 from tracker.settings import TrackerSettings
 from tracker.turn import Executor, Task, executor_for
@@ -74,15 +76,16 @@ class Driver:
         until(lambda: len(self.leadership.snapshot().owned) == self.queue.partitions)
         return self
 
-    def another_executor(self, **settings):
-        settings = {"snapshot_after_markers": 50, **settings}
-        task = Task(self.queue.connection, self.queue.settings, "driver", TrackerSettings(**settings))
+    def another_executor(self, turn_s=10.0, linger_s=0.0, **settings):
+        settings = TrackerSettings(**{"snapshot_after_markers": 50, **settings})
+        task = Task(self.queue.connection, self.queue.settings, "driver", settings, turn_s, linger_s)
         executor = Executor(task)
         self._ends.callback(executor.close)
         return executor
 
     def turn(self, partition=0, executor=None) -> Report:
-        return (executor or self.executor).turn(partition, self.stores[partition])
+        (report,) = (executor or self.executor).turns({partition: self.stores[partition]})
+        return report
 
     def store_offset(self, report):
         self.leadership.write_offset(self.queue.name, report.partition, report.stored)
@@ -180,7 +183,7 @@ def test_a_late_executor_is_fenced(queue, drive, monkeypatch):
     def transact(self, *arguments):
         if self is mine and not reports:
             state = copy.deepcopy(driver.stores[0])
-            reports.append(other.turn(0, state))
+            reports.extend(other.turns({0: state}))
         real(self, *arguments)
 
     monkeypatch.setattr(Redeliverer, "_transact", transact)
@@ -198,7 +201,7 @@ def test_an_executor_killed_within_a_transaction(queue, drive):
     program = (
         "import sys, pickle; from tests.chaos import sabotage; sabotage.apply('die-within-transaction');"
         "from tracker.turn import Executor; from test_turn import Kept;"
-        "Executor(pickle.loads(bytes.fromhex(sys.argv[1]))).turn(0, Kept())"
+        "Executor(pickle.loads(bytes.fromhex(sys.argv[1]))).turns({0: Kept()})"
     )
     command = [sys.executable, "-c", program, pickle.dumps(driver.executor.task).hex()]
     here = Path(__file__).parent
@@ -258,6 +261,36 @@ def test_handed_to_a_classic_tracker_and_back(queue, drive):
     give_back(queue, 60)
     driver.turns_until(lambda total: total["redelivered"] == 60)
     assert set(queue.copies().values()) == {2}
+
+
+@pytest.mark.parametrize("beyond", [0, 2])
+def test_old_state_when_what_another_read_since_is_deleted(queue, drive, beyond):
+    """A checkpoint of last month: what was in flight then was acknowledged, in markers that are gone."""
+    driver = drive(queue).leads_all()
+    take(queue, names(5, "acked"), HELD_MS)
+    assert driver.turn().in_flight == 5
+    old = driver.stores
+    driver.leadership.close()
+    queue.mark_all(Marker(0, number, Op.END, 0) for number in range(5))
+    other = drive(queue).leads_all()
+    take(queue, ["held"], HELD_MS)
+    take(queue, names(100), HELD_MS)
+    queue.mark_all(Marker(0, number, Op.END, 0) for number in range(6, 106))
+    report = other.turn()
+    assert [row.offset for row in report.stored.in_flight] == [5]
+    other.store_offset(report)
+    other.leadership.close()
+    for _ in range(3):
+        queue.mark(Marker(0, -1, Op.END, 0))
+    queue.topics.delete_records(queue.settings.markers_topic, {0: report.stored.offset + beyond})
+    driver = drive(queue).leads_all()
+    driver.stores = old
+    report = driver.turn()
+    assert (report.in_flight, report.markers_lost) == (1, int(beyond > 0))
+    queue.mark_all(Marker(0, number, Op.NACK, 0) for number in (5,))
+    until(lambda: driver.turn().redelivered)
+    copies = queue.copies()
+    assert [body for body in copies if copies[body] > 1] == ["held"]
 
 
 def test_without_its_state_it_begins_at_the_safe_offset(queue, drive):
@@ -354,8 +387,7 @@ def test_a_stranger_with_an_open_transaction_holds_a_turn_up_but_not_for_ever(qu
     stranger.begin_transaction()
     stranger.produce(queue.settings.markers_topic, b"\0", b"\0\0\0\0" + b"\xff" * 8, 0)
     stranger.flush(10)
-    quick = driver.another_executor()
-    quick.task = Task(quick.task.connection, quick.task.queue, "driver", quick.task.settings, turn_s=1.0)
+    quick = driver.another_executor(turn_s=1.0)
     time.sleep(0.2)
     report = driver.turn(executor=quick)
     for _ in range(10):  # what its takeover says first on a machine that is busy
@@ -364,4 +396,118 @@ def test_a_stranger_with_an_open_transaction_holds_a_turn_up_but_not_for_ever(qu
     assert "transaction may be open" in report.problem
     assert not report.active
     stranger.abort_transaction(10)
+    driver.turns_until(lambda total: total["redelivered"] == 1)
+
+
+def test_turns_linger_for_what_is_due_soon(make_queue, drive):
+    queue = make_queue(2)
+    driver = drive(queue).leads_all()
+    leases_ms = range(600, 3_000, 200)
+    take(queue, ["held"], HELD_MS)
+    for partition in (0, 1):
+        queue.send(*names(len(leases_ms), f"{partition}-"), partition=partition)
+    queue.mark_all(
+        Marker(partition, number + (partition == 0), Op.TAKE, lease_ms)
+        for partition in (0, 1)
+        for number, lease_ms in enumerate(leases_ms)
+    )
+    reports = driver.another_executor(linger_s=4.0).turns(dict(enumerate(driver.stores)))
+    assert [report.problem for report in reports] == ["", ""]
+    assert [report.redelivered for report in reports] == [len(leases_ms)] * 2
+    assert max(report.ticks for report in reports) > 2  # not all at once
+    assert max(report.takeovers for report in reports) == 1
+    assert [driver.turn(partition).in_flight for partition in (0, 1)] == [1, 0]
+    assert queue.copies().pop("held") == 1
+    assert driver.another_executor(linger_s=2.0).turns({}) == []  # more tasks than partitions
+
+
+def test_leadership_lost_while_lingering(queue, drive):
+    """Whoever has the partition by then is not fenced, and nothing is redelivered."""
+    driver = drive(queue).leads_all()
+    driver.turn()
+    executor = driver.another_executor(linger_s=5.0)
+    take(queue, ["a", "b"], 3_000)
+    driver.turn()  # which knows the broker's clock
+    executor.anchors = driver.executor.anchors
+    opened, redeliverer = [], executor.redeliverer(0)
+    redeliverer.open = opened.append
+
+    class ClosesFirst:
+        monotonic = staticmethod(time.monotonic)
+
+        def sleep(self, seconds):
+            driver.leadership.close()
+            time.sleep(seconds)
+
+    executor.clock = ClosesFirst()
+    report = driver.turn(executor=executor)
+    assert (report.redelivered, report.in_flight, opened) == (0, 2, [])
+    assert report.ticks == 0
+    kept = driver.stores
+    driver = drive(queue).leads_all()
+    driver.stores = kept
+    driver.turns_until(lambda total: total["redelivered"] == 2)
+    assert queue.copies() == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["aborted", "committed"])
+def test_one_that_breaks_while_lingering_holds_up_nobody(make_queue, drive, monkeypatch, done):
+    queue = make_queue(2)
+    driver = drive(queue).leads_all()
+    for partition in (0, 1):
+        for lease_ms in (50, 600, 1_200, 1_500):
+            take(queue, [f"{partition}-{lease_ms}"], lease_ms, partition)
+    executor = driver.another_executor(linger_s=2.0)
+    bad, real, tries = executor.redeliverer(0), Redeliverer._transact, []
+
+    def transact(self, *arguments):
+        tries.extend([1] if self is bad else [])
+        breaks = self is bad and len(tries) == 2
+        if done or not breaks:
+            real(self, *arguments)
+        if breaks:
+            raise Broken("outcome unknown")
+
+    monkeypatch.setattr(Redeliverer, "_transact", transact)
+    reports = executor.turns(dict(enumerate(driver.stores)))
+    assert reports[1].redelivered == 4
+    until(lambda: [driver.turn(partition).in_flight for partition in (0, 1)] == [0, 0])
+    assert set(queue.copies().values()) == {2}
+
+
+def test_short_turns_redeliver_too(queue, drive):
+    """Many partitions and few tasks: one takeover needs longer than a turn has."""
+    driver = drive(queue).leads_all()
+    take(queue, names(20), lease_ms=100)
+    driver.turns_until(lambda total: total["redelivered"] == 20, driver.another_executor(turn_s=0.001))
+    assert queue.copies() == dict.fromkeys(names(20), 2)
+
+
+def test_more_than_is_read_at_once_is_redelivered_in_one_turn(queue, drive, monkeypatch):
+    monkeypatch.setattr("tracker.redelivery._MAX_FETCH_BYTES", 1_000)
+    driver = drive(queue).leads_all()
+    driver.turn()
+    take(queue, ["x" * 400 + str(number) for number in range(12)], lease_ms=100)
+    time.sleep(0.2)
+    assert driver.turn().redelivered == 12
+
+
+def test_reasons_that_fill_a_bucket(queue, drive):
+    """Anybody can write them as long as a record may be."""
+    driver = drive(queue).leads_all()
+    take(queue, names(20), HELD_MS)
+    queue.mark_all(Marker(0, n, Op.NACK, HELD_MS, reason="r" * 900_000) for n in range(20))
+    assert driver.turn().in_flight == 20
+    give_back(queue, 20)
+    driver.turns_until(lambda total: total["redelivered"] == 20)
+
+
+def test_markers_topic_cut_short(queue, drive):
+    """A broker that lost its disk: what is written anew below our position is not passed over."""
+    driver = drive(queue).leads_all()
+    driver.turn()
+    head = Head.from_json(driver.stores[0].text)
+    driver.stores[0].set_head(replace(head, position=head.position + 1_000).to_json())
+    take(queue, ["a"], lease_ms=100)
+    assert "shorter" in driver.turn().problem
     driver.turns_until(lambda total: total["redelivered"] == 1)

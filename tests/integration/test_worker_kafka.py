@@ -140,10 +140,10 @@ def test_a_stopped_worker_gives_back_what_it_has_not_begun(live, queue):
     gate = threading.Event()
     queue.send_many(["x"] * 20)
     worker = Worker(
-        queue, lambda message: gate.wait(10), concurrency=1, prefetch=9, lease=60, drain_timeout=5
+        queue, lambda message: gate.wait(60), concurrency=1, prefetch=9, lease=60, drain_timeout=5
     )
     worker.start()
-    until(lambda: queue.in_flight() == 10)
+    until(lambda: queue.in_flight() > 1, 30.0)  # up to ten; more is asked for when half of the room is free
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
     until(lambda: worker.stopping)
@@ -154,7 +154,7 @@ def test_a_stopped_worker_gives_back_what_it_has_not_begun(live, queue):
         seen = Seen()
         with Worker(other, seen.note, lease=5):
             until(seen.done(19), 10)
-    # Not one of them was an attempt, although nine were taken before.
+    # Not one of them was an attempt, although some were taken before.
     assert Counter(seen.calls) == {("x", 1): 19}
 
 

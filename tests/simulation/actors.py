@@ -21,7 +21,7 @@ from tracker.leadership import Grant, LeadershipView
 from tracker.settings import TrackerSettings
 
 from .checker import History
-from .kafka import Connection, Module, TrackerModule, timed_out
+from .kafka import Connection, LogReader, Module, TrackerModule, timed_out
 from .model import ZK_SESSION_MS, NoSession, Process, Steps, World, ZooKeeper
 from .stepwise import stepwise
 
@@ -380,16 +380,22 @@ _service = stepwise(
     Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
     send_tick=_redelivery.send_tick,
 )
+_records = stepwise("kmqpy.records", set())
 _source = stepwise(
     "kmqpy.source",
     {"poll", "keep_alive", "_prepare", "_recover", "_look_again", "_read_markers"},
     kafka=Module,
+    log_reader=LogReader,
+    by_partition=_records.by_partition,
     _ends=lambda call: call() is None,
 )
+_starting = stepwise("kmqpy.starting", {"confirmed"}, kafka=Module)
 _writer = stepwise(
     "kmqpy.marker_writer",
-    {"start", "confirmed", "_serve"},
+    {"start", "_serve"},
     kafka=Module,
+    Fence=_starting.Fence,
+    Starting=_starting.Starting,
     threading=_Threading,
 )
 _writer._MANY = 3  # batches are small here
@@ -400,10 +406,10 @@ _client = stepwise(
         connection, *rest, **more
     ),
     Topics=Topics,
-    by_partition=_source.by_partition,
+    by_partition=_records.by_partition,
 )
 _client._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
-STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _writer, _client)]
+STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _starting, _writer, _client)]
 """The modules that run in here, which log by these names."""
 
 Redeliverer = _redelivery.Redeliverer
@@ -415,11 +421,11 @@ original_of = _redelivery._original
 
 def started(partitions: Any) -> Any:
     """What a writer says that has written all start markers."""
-    return _writer.Started(dict.fromkeys(partitions, 0), {})
+    return _starting.Started(dict.fromkeys(partitions, 0), {})
 
 
 class Claim:
-    """_writer.Starting that says so, true or not."""
+    """kmqpy.starting.Starting that says so, true or not."""
 
     def __init__(self, partitions: Any, starting: Any = None) -> None:
         self._started = started(partitions)
@@ -595,8 +601,9 @@ def client(
             waiting = source._uncommitted or any(not known.recovered for known in source._partitions.values())
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):
-            if not own._writer.idle:
+            if not (own._writer.idle and own._writer.all_settled()):
                 yield 100.0
+        own._writer._unsettled.clear()  # a close() that waits in vain comes to its end
         own.close()
         world.trace(process.name, "closed")
     finally:

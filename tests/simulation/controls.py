@@ -115,6 +115,13 @@ class ReadsTooEarly(QueueSource):
         super().__init__(*rest, **{**more, "settled": lambda partition: True})
 
 
+class TakesWhatIsReadAgain(QueueSource):
+    """Takes whatever librdkafka reads, also what it reads again."""
+
+    def _is_anew(self, partition: int, position: int) -> bool:
+        return True
+
+
 class AnyOriginal(OriginalsReader):
     """Takes the next record for one that is gone, as the JVM tracker does (case F5)."""
 
@@ -159,4 +166,5 @@ CONTROLS = {
     "predecessors forgotten": Controls(source=ForgetsPredecessors),
     "failed starts taken again unread": Controls(source=TakesAgainUnread),
     "own starts read too early": Controls(source=ReadsTooEarly),
+    "what is read again taken again": Controls(source=TakesWhatIsReadAgain),
 }

@@ -1,13 +1,15 @@
 """confluent_kafka's clients as kmqpy sees them, over the simulated broker."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kmqpy import kafka as real
 from kmqpy import markers
+from kmqpy.errors import Unavailable
+from kmqpy.log_reader import Reached
 
 from .model import Broker, Fenced, Group, Log, Process, Record, Steps, decoded
 
@@ -66,7 +68,7 @@ class Module:
     def consumer(connection: Connection, settings: dict[str, Any]) -> Any:
         if "on_commit" in settings:
             return GroupConsumer(connection, settings["on_commit"])
-        return Reader(connection, uncommitted=settings.get("isolation.level") == "read_uncommitted")
+        return Reader(connection)
 
 
 class TrackerModule(Module):
@@ -318,10 +320,9 @@ class _EndOfLog:
 class Reader:
     """Reads one assigned partition; joins no group."""
 
-    def __init__(self, connection: Connection, *, uncommitted: bool) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._world = connection.world
-        self._uncommitted = uncommitted
         self._log: Log | None = None
         self._position = 0
         self._told_end = -1
@@ -329,10 +330,7 @@ class Reader:
     def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> Steps:
         yield from self._connection.reach()
         log = self._connection.broker.logs[place.topic, place.partition]
-        end = log.end if self._uncommitted else log.stable
-        if self._uncommitted:
-            self._connection.process.recovered[place.partition] = end
-        return log.start, end
+        return log.start, log.stable
 
     def assign(self, places: Sequence[TopicPartition]) -> None:
         (place,) = places
@@ -356,7 +354,7 @@ class Reader:
         if self._position < log.start:
             raise KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET))
         some = 1 + int(limit * world.random())
-        found, position = log.read(self._position, some, uncommitted=self._uncommitted)
+        found, position = log.read(self._position, some)
         self._position = position
         result: list[Any] = list(found)
         if not found:
@@ -368,6 +366,43 @@ class Reader:
 
     def close(self) -> None:
         self._log = None
+
+
+class LogReader:
+    """Stands where kmqpy.log_reader is imported."""
+
+    @staticmethod
+    def scan(
+        connection: Connection,
+        topic: str,
+        starts: Mapping[int, int],
+        visit: Callable[[Record], None],
+        *,
+        uncommitted: bool,
+        timeout_s: float,
+        clock: Any,
+    ) -> Steps:
+        """Read one partition up to where it ends now, in some pieces."""
+        ((partition, start),) = starts.items()
+        world = connection.world
+        try:
+            yield from connection.reach()
+        except KafkaException as exception:
+            raise Unavailable(str(exception)) from exception
+        log = connection.broker.logs[topic, partition]
+        end = connection.process.recovered[partition] = log.end if uncommitted else log.stable
+        reached = Reached(log.start, min(max(start, log.start), max(end, log.start)), end)
+        while not reached.done:
+            yield world.latency()
+            if connection.process.kafka_cut_until > world.now:
+                yield timeout_s * 1000
+                raise Unavailable("sends nothing")
+            some = min(end - reached.position, 1 + int(100 * world.random()))
+            found, reached.position = log.read(reached.position, some, uncommitted=uncommitted)
+            for record in found:
+                if record.offset() < end:
+                    visit(record)
+        return {partition: reached}
 
 
 class MarkersConsumer:
@@ -465,6 +500,8 @@ class GroupConsumer:
         position = self._positions[partition]
         if position is None:
             position = self._group.committed.get(partition, (0, ""))[0]
+        elif self._world.faults and self._world.random() < 0.01:  # librdkafka repeats a look-up, too late
+            position = int(position * self._world.random())
         found, self._positions[partition] = log.read(max(position, log.start), limit)
         return found
 

@@ -34,6 +34,7 @@ IO = {
     "poll",
     "read_offset",
     "redeliver",
+    "scan",
     "send_tick",
     "start",
     "verify",

@@ -15,6 +15,8 @@ SECONDS = float(os.environ.get("KMQ_SIMULATION_SECONDS", "40"))
 FOUND = {
     1712: "R10: after a start marker failed, a commit told its reader to begin behind the starts of "
     "messages that it does not cover",
+    1214: "R10: a start marker arrived after its producer had a fatal error, and the message was taken again",
+    213556: "R10: a start marker arrived after its client had closed, behind what its successor had read",
 }
 """Seeds that failed once, and why; a seed is the same run only while simulation and kmqpy stay the same."""
 

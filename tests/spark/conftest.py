@@ -9,25 +9,12 @@ from pyspark.sql import SparkSession
 from support import LiveQueue
 
 from kmqpy.config import Connection
-from kmqpy.spark import configure_spark_with_kmq
-
-SMALL = {
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.default.parallelism": "2",
-    "spark.driver.memory": "1g",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # Half the start; what runs for seconds gains nothing from the second compiler.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+from tests.spark.sessions import small
 
 
-def small(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Settings for little data and little time."""
-    return configure_spark_with_kmq(builder.config(map=SMALL))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Again, if Spark gave up on a Python worker that was not there in ten seconds (nobody can set more)."""
+    item.add_marker(pytest.mark.flaky(reruns=3, only_rerun=["Python worker failed to connect back"]))
 
 
 @pytest.fixture(scope="session")

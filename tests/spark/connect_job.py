@@ -3,10 +3,10 @@
 import json
 import sys
 
-from conftest import small
 from pyspark.sql import SparkSession
 
 from kmqpy.spark import KmqSpark
+from tests.spark.sessions import small
 
 
 def main(bootstrap: str, queue: str) -> None:

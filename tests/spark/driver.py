@@ -1,8 +1,8 @@
 """A Spark driver in a process of its own: processes a queue into Parquet files until nothing is left.
 
-    driver.py <connection> <queue settings> <Spark settings> <folder> [--connect]
+    driver.py <connection> <queue settings> <Spark settings> <folder>
 
-A file in <folder>/seen tells of each frame that was processed. --connect: over Spark Connect.
+A file in <folder>/seen tells of each frame that was processed, <folder>/written.json of what was written.
 """
 
 import argparse
@@ -27,7 +27,6 @@ def main() -> None:
     parser.add_argument("queue")
     parser.add_argument("spark")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--connect", action="store_true")
     options = parser.parse_args()
     queue = QueueSettings.from_json(options.queue.encode())
     connection = Connection(**json.loads(options.connection))
@@ -41,8 +40,7 @@ def main() -> None:
     builder = SparkSession.builder.config(map=json.loads(options.spark)).config(
         "spark.sql.execution.arrow.maxRecordsPerBatch", 50
     )
-    builder = builder.remote("local[2]") if options.connect else builder.master("local[2]")
-    spark = configure_spark_with_kmq(builder).getOrCreate()
+    spark = configure_spark_with_kmq(builder.master("local[2]")).getOrCreate()
     with KmqSpark(spark, connection, queue, markers="range") as kmq:
         out = kmq.process(
             kmq.read_stream(max_offsets_per_trigger=300), function, "body string", lease=LEASE_S
@@ -60,6 +58,9 @@ def main() -> None:
             time.sleep(0.1)
         query.stop()
         kmq.await_termination(query)
+    # Spark knows which of the files count.
+    written = [row.body for row in spark.read.parquet(str(options.folder / "out")).collect()]
+    (options.folder / "written.json").write_text(json.dumps(written))
     spark.stop()
 
 

@@ -11,7 +11,7 @@ from frames import naive
 from kmqpy import markers
 from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
 from kmqpy.markers import INT64_MAX, MAX_SPAN, Marker, Op
-from kmqpy.spark.decode import decode_markers, each_message
+from kmqpy.spark.decode import decode_markers, each_message, number
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "unit" / "golden_markers.json").read_text())
 WHEN_MS = 1_795_262_400_123
@@ -175,3 +175,10 @@ def test_a_column_is_missing(spark):
     frame = frame_of(spark, []).drop("partition", "headers")
     with pytest.raises(ConfigError, match=r"column 'partition' is missing, it has key, value.*needs key"):
         decode_markers(frame)
+
+
+def test_numbers_in_headers(spark):
+    texts = ["12", "-3", "12\n", "\n12", "1 2", "9" * 19, "9" * 20, "", None]
+    frame = spark.createDataFrame([(text,) for text in texts], "text string")
+    found = [row[0] for row in frame.select(number(frame["text"])).collect()]
+    assert found == [12, -3, None, None, None, None, None, None, None]

@@ -1,10 +1,6 @@
 """The pipeline: from a queue to files, on a real Kafka with a tracker."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,9 +11,7 @@ from kmqpy.cli.app import kmq
 from kmqpy.errors import ConfigError, Unfinished
 from kmqpy.spark import KmqSpark, pipeline
 from kmqpy.spark.health import health
-from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline, written
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_pipeline.py"
+from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline
 
 
 def test_the_command(spark, make_queue, tmp_path, monkeypatch):
@@ -57,30 +51,19 @@ def test_the_command(spark, make_queue, tmp_path, monkeypatch):
     assert (left.depth, left.in_flight, left.dead_letters) == (0, 0, 2)
 
 
-@pytest.mark.timeout(300)
-def test_the_example_by_way_of_connect(spark, make_queue, tmp_path):
-    queue = make_queue(4)
-    out, report = tmp_path / "orders", tmp_path / "report"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "KMQ_BOOTSTRAP": queue.connection.bootstrap,
-        "KMQ_ZOOKEEPER": "",
-        "SPARK_TESTING": "1",
-    }
-    command = [sys.executable, str(EXAMPLE), "--queue", queue.name, "--orders", "200", "--out", str(out)]
-    command += ["--report", str(report), "--remote", "local[2]"]
-    with stopped_after(queue.tracker()):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = written(spark, Sink(path=str(out))).collect()
-    good = [number for number in range(200) if number % 100 != 99]
-    assert sorted((row["id"], row["attempts"]) for row in rows) == [
-        (number, 2 if number % 10 == 0 else 1) for number in good
-    ]
-    assert "no order: JSONDecodeError" in (report / "report.txt").read_text()
-    customers = spark.read.parquet(f"{out}-by-customer")
-    assert sum(row["orders"] for row in customers.collect()) == len(good)
+@pytest.mark.parametrize("signalled", [True, False])
+def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signalled):
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr("kmqpy.cli.spark._stop_signal", lambda: lambda: signalled)
+
+    def gone(*_, **__):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(pipeline, "run_pipeline", gone)
+    line = ["pipeline", "q", "--schema", "id int", "--out", str(tmp_path), "--follow"]
+    done = CliRunner().invoke(kmq, line)
+    assert done.exit_code == (0 if signalled else 1)
+    assert ("comes again" if signalled else "Spark: ") in done.output
 
 
 def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, monkeypatch):

@@ -1,24 +1,21 @@
 """Processing with acknowledgement, on real servers with a real tracker."""
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
 from pyspark.errors import StreamingQueryException
-from support import Process, until
+from support import until
 
 from kmqpy import stats
 from kmqpy.config import Connection
 from kmqpy.errors import ConfigError
+from kmqpy.markers import Marker, Op
 from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.process import NEEDED
 from kmqpy.spark.records import kafka_options, stream_topic
@@ -63,24 +60,6 @@ class Run:
         """Whether nothing waits and nothing is in flight."""
         found = stats.queue_stats(self.queue.connection, self.queue.settings)
         return (found.depth, found.in_flight) == (0, 0)
-
-
-class Driver(Process):
-    """driver.py, and the JVM that it starts."""
-
-    def __init__(self, queue, folder: Path, *arguments: str) -> None:
-        connection = {"bootstrap": queue.connection.bootstrap, "zookeeper": queue.connection.zookeeper}
-        told = [json.dumps(connection), queue.settings.to_json().decode(), json.dumps(SMALL), str(folder)]
-        script = str(Path(__file__).with_name("driver.py"))
-        self._process = subprocess.Popen([sys.executable, script, *told, *arguments], start_new_session=True)
-
-    def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.kill()
 
 
 @pytest.fixture
@@ -158,11 +137,11 @@ def test_both_sources_have_the_same_rows(spark, make_run):
     run = make_run(2)
     run.queue.tracker()
     for partition in (0, 1):
-        run.queue.send(*bodies(50), partition=partition, key="k", headers={"h": "1"})
+        run.queue.send(*bodies(12), partition=partition, key="k", headers={"h": "1"})
     with run.queue.client() as client:
-        for message in client.receive(100, wait=10):
+        for message in client.receive(24, wait=10):
             client.nack(message)
-    until(lambda: len(run.queue.records()) > 100)
+    until(lambda: len(run.queue.records()) > 24)
     run.queue.send("later", delay=3_600)
     register(spark)
     options = {"bootstrap": run.queue.connection.bootstrap, "queue": run.queue.name}
@@ -170,7 +149,7 @@ def test_both_sources_have_the_same_rows(spark, make_run):
     kafka = run.kmq.read_stream(start="earliest")
     # Control records of the tracker's transactions lie between the messages, and some batches end there.
     own = (
-        spark.readStream.format("kmq").options(**options, start="earliest", max_offsets_per_trigger=7).load()
+        spark.readStream.format("kmq").options(**options, start="earliest", max_offsets_per_trigger=5).load()
     )
     place = attrgetter("partition", "offset")
     found = []
@@ -187,6 +166,13 @@ def test_both_sources_have_the_same_rows(spark, make_run):
     assert sum(row.deliver_at_ms is not None for row in found[0]) == 1
     copies = [row for row in found[0] if row.attempts == 2]
     assert all(row.original_offset < row.offset and row.headers[0].key == "h" for row in copies)
+
+
+def test_an_empty_queue_is_an_empty_frame(spark, make_queue):
+    queue = make_queue(2)
+    register(spark)
+    options = {"bootstrap": queue.connection.bootstrap, "queue": queue.name}
+    assert spark.read.format("kmq").options(**options).load().collect() == []
 
 
 def test_the_source_without_jars_is_processed_like_the_other(spark, make_run):
@@ -238,6 +224,33 @@ def test_a_new_checkpoint_goes_on_where_the_old_one_was(make_run, tmp_path):
     assert run.got.total() == 15
 
 
+def test_what_was_finished_behind_unfinished_messages_is_not_processed_again(make_run):
+    run = make_run()
+    run.queue.send(*bodies(10))
+    run.queue.send(*bodies(10, "n"))
+    runs = ((10, 10),)
+    run.queue.mark_all([Marker(0, 10, Op.TAKE, 10**6, runs=runs), Marker(0, 10, Op.END, runs=runs)])
+    # Those that nobody has taken so far are taken behind the others, in micro-batches of their own.
+    df = run.kmq.read_stream(start="earliest", max_offsets_per_trigger=5)
+    run.once(run.kmq.process(df, lambda frame: frame, "value binary"))
+    assert run.got == Counter(bodies(10))
+    assert run.settled()
+
+
+def test_a_message_is_ended_only_if_both_sides_of_a_union_handed_it_on(make_run):
+    run = make_run()
+    run.queue.send("good", "bad")
+    df = run.kmq.read_stream()
+
+    def picky(frame):
+        return frame.assign(kmq_error=["no" if value == b"bad" else None for value in frame["value"]])
+
+    one, other = (run.kmq.process(df, function, "value binary") for function in (lambda frame: frame, picky))
+    run.once(one.union(other))
+    assert run.got == Counter(["good", "good", "bad"])
+    assert stats.queue_stats(run.queue.connection, run.queue.settings).in_flight == 1
+
+
 def test_two_actions_on_one_micro_batch_see_the_same_messages(make_run):
     run = make_run()
     run.queue.send(*bodies(10))
@@ -283,17 +296,73 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_run, make_queue, qu
             run.kmq.process(df.drop(name), lambda frame: frame, "value binary")
     with pytest.raises(ConfigError, match="not a stream"):
         run.kmq.process(spark.createDataFrame([], df.schema), lambda frame: frame, "value binary")
-    with pytest.raises(ConfigError, match="kmq_mine"):
-        run.kmq.process(df, lambda frame: frame, "kmq_mine binary")
+    for schema, problem in [
+        ("KMQ_mine binary", "a column must not be named 'kmq_mine'"),
+        ("id int, ID long", "more than one column 'id'"),
+        ("no schema", "schema: 'no schema' is none; write it like"),
+        ("id varchar(3)", r"schema: 'id varchar\(3\)' is none"),
+        (None, "schema: NoneType is neither"),
+    ]:
+        with pytest.raises(ConfigError, match=problem):
+            run.kmq.process(df, lambda frame: frame, schema)
+    with pytest.raises(ConfigError, match="column 'offset' is string"):
+        run.kmq.process(df.withColumn("offset", df["offset"].cast("string")), lambda frame: frame, "id int")
+    with pytest.raises(ConfigError, match="function: str can't be called"):
+        run.kmq.process(df, "enrich", "id int")
+    with pytest.raises(ConfigError, match="backoff: 5 is no Backoff"):
+        run.kmq.process(df, lambda frame: frame, "id int", backoff=5)
+    with pytest.raises(ConfigError, match="start: 'first' is none of committed, earliest, latest"):
+        run.kmq.read_stream(start="first")
+    for number in (0, -1, "many", True):
+        with pytest.raises(ConfigError, match=f"max_offsets_per_trigger: {number!r} is no whole number"):
+            run.kmq.read_stream(max_offsets_per_trigger=number)
+    for folder in ("", "/", None):
+        with pytest.raises(ConfigError, match=r"checkpoint: .* is no folder"):
+            run.kmq.write_stream(df, folder)
     run.kmq.write_stream(df, run.checkpoint)
     other = make_queue(name=f"{queue_name}-other")
     other.send("x")
     kmq = KmqSpark(spark, other.connection, other.settings)
-    with pytest.raises(ConfigError, match=f"it is of queue '{queue_name}', not of queue '{other.name}'"):
+    with pytest.raises(ConfigError, match=f"is of queue '{queue_name}', not of '{other.name}'"):
         kmq.write_stream(df, run.checkpoint)
     out = run.kmq.process(kmq.read_stream(), lambda frame: frame, "value binary")
     with pytest.raises(StreamingQueryException, match=rf"ConfigError.*not of queue '{queue_name}'"):
         run.once(out)
+
+
+@pytest.mark.parametrize("source", ["kafka", "kmq"])
+def test_forged_headers_hold_nothing_up(spark, make_run, source):
+    run = make_run()
+    count = run.queue.settings.redelivery_count_header
+    for header in [
+        (count, b"\x7f\xff\xff\xff"),
+        ("kmq-original-partition", b"9999999999"),
+        ("kmq-deliver-at", b"-9223372036854775808"),
+    ]:
+        run.queue.append(None, header[0].encode(), [header], topic=run.queue.name)
+    df = run.kmq.read_stream()
+    if source == "kmq":
+        register(spark)
+        options = {"bootstrap": run.queue.connection.bootstrap, "queue": run.queue.name}
+        df = spark.readStream.format("kmq").options(**options).load()
+    rows = []
+    out = run.kmq.process(df, lambda frame: frame, "attempts int, original_partition int")
+    run.once(out, lambda batch, _: rows.extend(batch.collect()))
+    assert sorted(rows) == [(1, 0), (1, 0), (2**31 - 1, 0)]
+    assert run.settled()
+
+
+def test_a_number_too_large_for_its_column_fails_alone(make_run):
+    run = make_run()
+    run.queue.send("1", str(2**70), "3")
+    df = run.kmq.read_stream()
+
+    def number(frame):
+        return frame.assign(number=[int(value) for value in frame["value"]])
+
+    run.once(run.kmq.process(df, number, "value binary, number long"))
+    assert run.got == Counter(["1", "3"])
+    assert stats.queue_stats(run.queue.connection, run.queue.settings).in_flight == 1
 
 
 def test_secrets_are_not_shown_in_plans(spark, make_run, capsys):
@@ -351,39 +420,3 @@ def test_a_message_that_kills_the_worker_becomes_a_dead_letter_and_no_other(make
     assert letter.value() == b"killer"
     assert b"died 3 times" in dict(letter.headers())["kmq-dead-letter-reason"]
     assert run.got.keys() == {*bodies(5), *bodies(5, "n")}
-
-
-@pytest.mark.slow
-def test_a_driver_killed_while_it_processes_loses_nothing(spark, make_queue, tmp_path, record_property):
-    queue = make_queue(2)
-    queue.tracker()
-    for partition in (0, 1):
-        queue.send(*bodies(1_000, f"{partition}-"), partition=partition)
-    seen = tmp_path / "seen"
-    seen.mkdir()
-    for frames in (8, 25):
-        with Driver(queue, tmp_path) as driver:
-            until(lambda frames=frames: len(list(seen.iterdir())) >= frames, 600)
-            assert driver.running
-            driver.kill()
-    with Driver(queue, tmp_path) as driver:
-        assert driver.wait(600) == 0
-    written = Counter(row.body for row in spark.read.parquet(str(tmp_path / "out")).collect())
-    assert written.keys() == {*bodies(1_000, "0-"), *bodies(1_000, "1-")}
-    called = Counter(line for one in seen.iterdir() for line in one.read_text().splitlines())
-    record_property("processed more than once", sum(count - 1 for count in called.values()))
-    twice = sum(count - 1 for count in written.values())
-    record_property("written more than once", twice)
-    assert twice <= 2 * 300  # at most the micro-batch that each kill met between sink and acknowledgement
-
-
-@pytest.mark.slow
-def test_over_spark_connect(spark, make_queue, tmp_path):
-    queue = make_queue(2)
-    for partition in (0, 1):
-        queue.send(*bodies(200, f"{partition}-"), partition=partition)
-    (tmp_path / "seen").mkdir()
-    with Driver(queue, tmp_path, "--connect") as driver:
-        assert driver.wait(600) == 0
-    written = Counter(row.body for row in spark.read.parquet(str(tmp_path / "out")).collect())
-    assert written == Counter([*bodies(200, "0-"), *bodies(200, "1-")])

@@ -1,35 +1,22 @@
-"""The tracker on Spark: what trackers do, in executors; beside classic ones; when it may not go on.
-
-KMQ_KILLS=<rounds>: kill -9 at every step, of executor and driver, that many times, and the controls.
-"""
+"""The tracker on Spark: what trackers do, in executors; beside classic ones; when it may not go on."""
 
 import contextlib
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter
-from pathlib import Path
+import shutil
 
 import pytest
-from conftest import SMALL
+from pyspark.sql import functions as sf
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 from support import SESSION_MS, collect, until, value
 
 from kmqpy import log_reader
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError
-from kmqpy.markers import Marker, Op
 from kmqpy.registry import Paths, connect
-from tests.spark.deaths import STEPS
+from tests.spark.tracking import LONG_S, stored, take
 from tracker.settings import TrackerSettings
 from tracker.spark import SparkTracker, track
+from tracker.spark_query import _keys
 
 TRIGGER_S = 0.2
-LONG_S = 300.0  # what Spark may need on a busy machine; a few seconds elsewhere
-ROOT = Path(__file__).parents[2]
-
 
 pytestmark = pytest.mark.timeout(1_200)
 
@@ -62,27 +49,13 @@ def start(spark, tmp_path):
         yield start
 
 
-def take(queue, each, name, lease_ms=lambda number: 200):
-    """Send `each` messages to every partition, and take them; their bodies."""
-    bodies, markers = [], []
-    for partition in range(queue.partitions):
-        ends = log_reader.bounds(queue.connection, queue.name, [partition], uncommitted=True)
-        new = [f"{name}-{partition}-{number}" for number in range(each)]
-        queue.send(*new, partition=partition)
-        bodies += new
-        first = ends[partition][1]
-        markers += [Marker(partition, first + n, Op.TAKE, lease_ms(n)) for n in range(each)]
-    queue.mark_all(markers)
-    return bodies
-
-
 def each_came_again_once(queue, bodies):
     def came():
-        copies = queue.copies()
+        copies = stored(queue)
         return all(copies[body] >= 2 for body in bodies)
 
-    until(came, LONG_S, queue.copies, every=0.2)
-    copies = queue.copies()
+    until(came, LONG_S, lambda: stored(queue), every=0.2)
+    copies = stored(queue)
     assert {body: copies[body] for body in bodies if copies[body] != 2} == {}
 
 
@@ -116,6 +89,17 @@ def test_redelivery_and_dead_letters_in_both_formats(make_queue, start):
         offsets = registry.offsets(queue.name)
     ends = log_reader.bounds(queue.connection, queue.settings.markers_topic, [0, 1])
     assert {p: stored.offset >= ends[p][1] - 2 for p, stored in offsets.items()} == {0: True, 1: True}
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 8])
+def test_each_task_has_one_key(spark, tasks):
+    keys = _keys(spark, tasks)
+    key = sf.get(sf.array(*map(sf.lit, keys)), sf.col("id"))
+    shares = spark.range(tasks).repartition(1).select(key.alias("share")).repartition(tasks, "share")
+    found = {
+        row.task: row.share for row in shares.select("share", sf.spark_partition_id().alias("task")).collect()
+    }
+    assert found == dict(enumerate(keys))
 
 
 def test_beside_classic_trackers_and_handed_over_both_ways(make_queue, start):
@@ -196,6 +180,36 @@ def test_bad_input(make_queue, start, tmp_path, spark):
         track(remote, connection, queue.name, checkpoint="x")
 
 
+@pytest.mark.slow
+def test_a_checkpoint_that_does_not_work_is_given_up(make_queue, start, tmp_path):
+    """Damaged between starts, and deleted while it runs: what it knew stands in the markers, too."""
+    queue = make_queue(1)
+    tracker = start(queue)
+    held = take(queue, 20, "held", lambda _: 600_000)
+    tracker.stop()
+    query = tmp_path / "checkpoint" / "query"
+    shutil.rmtree(query)
+    query.write_text("not a folder")
+    tracker = start(queue)
+    each_came_again_once(queue, take(queue, 20, "after"))
+    shutil.rmtree(query / "state")
+    each_came_again_once(queue, take(queue, 20, "deleted"))
+    assert {stored(queue)[body] for body in held} == {1}
+    until(
+        lambda: value(tracker, queue.name, "takeovers") and not tracker.problems(), LONG_S, tracker.problems
+    )
+
+
+def test_complaints_of_one_kind_are_logged_once(make_queue, start, caplog):
+    queue = make_queue(1)
+    tracker = start(queue)
+    for number in range(1, 6):
+        queue.append(b"not a marker", b"payload")
+        until(lambda wanted=number: value(tracker, queue.name, "undecodable_markers") == wanted, LONG_S)
+    assert sum("undecodable" in record.getMessage() for record in caplog.records) == 1
+    assert "payload" not in caplog.text
+
+
 def test_topics_created_anew_while_it_runs(make_queue, start):
     queue = make_queue(1)
     tracker = start(queue)
@@ -205,129 +219,3 @@ def test_topics_created_anew_while_it_runs(make_queue, start):
     until(lambda: not tracker._thread.is_alive(), LONG_S)
     with pytest.raises(TopicError, match="created anew"):
         tracker.stop()
-
-
-# --- killed -----------------------------------------------------------------------------------------------
-
-
-class SparkTrackerProcess:
-    """`kmq spark-tracker`, started again whenever it dies; executors and driver die as told."""
-
-    def __init__(self, queue, folder: Path, deaths: list[str], sabotage: str = "") -> None:
-        self._deaths = folder / "deaths"
-        conf = {
-            **SMALL,
-            "spark.python.daemon.module": "tests.spark.executor_daemon",
-            "spark.sql.shuffle.partitions": "2",
-        }
-        options = {
-            "bootstrap": queue.connection.bootstrap,
-            "zookeeper": queue.connection.zookeeper,
-            "root": queue.connection.root,
-            "queue": queue.name,
-            "checkpoint": str(folder / "checkpoint"),
-            "trigger": "200ms",
-            "session-timeout": f"{SESSION_MS}ms",
-            "offset-interval": "200ms",
-            "max-batch-messages": "20",
-            "http-port": "-1",
-            "log-level": "WARNING",
-            # A task is tried three times, then the query fails and is started again.
-            "master": "local[2,3]",
-        }
-        self._command = [sys.executable, "-m", "tests.spark.deaths"]
-        self._command += [f"--{name}={value}" for name, value in options.items()]
-        self._command += [f"--conf={name}={value}" for name, value in conf.items()]
-        self._environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "KMQ_TEST_DEATHS": ",".join(deaths),
-            "KMQ_TEST_DEATHS_DONE": str(self._deaths),
-            "KMQ_TEST_SABOTAGE": sabotage,
-        }
-        self.starts = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._process = subprocess.Popen(self._command, env=self._environment)
-        self.starts += 1
-
-    def keep_running(self) -> None:
-        code = self._process.poll()
-        if code is not None:
-            assert code == -signal.SIGKILL, f"it ended by itself: {code}"
-            self._start()
-
-    def died(self) -> int:
-        return len(list(self._deaths.parent.glob(f"{self._deaths.name}.*")))
-
-    def stop(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(60)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
-
-
-def killed(queue, folder, deaths, each=60, sabotage="") -> Counter[str]:
-    """How often each message stands in the topic when all these deaths have been died and it is quiet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = len(deaths)
-    with SparkTrackerProcess(queue, folder, deaths, sabotage) as tracker:
-        # Something is due all the time, so that there is a transaction to die in.
-        bodies = take(queue, each, "one", lambda number: 20 * number)
-        rounds, deadline = 0, time.monotonic() + LONG_S + 90 * wanted
-        while (died := tracker.died()) < wanted or any(queue.copies()[body] < 2 for body in bodies):
-            assert time.monotonic() < deadline, f"{died} deaths of {deaths}, {tracker.starts} starts"
-            tracker.keep_running()
-            time.sleep(0.2)
-            if died < wanted and all(queue.copies()[body] >= 2 for body in bodies):
-                rounds += 1
-                bodies += take(queue, each, f"more{rounds}", lambda number: 20 * number)
-        time.sleep(1.0)
-        assert tracker.stop() == 0
-    copies = queue.copies()
-    assert copies.keys() == {*bodies}
-    return copies
-
-
-@pytest.mark.timeout(1_500)
-def test_an_executor_is_killed_at_every_step(make_queue, tmp_path):
-    """Spark tries the task again, then the driver the query."""
-    queue = make_queue(2)
-    assert set(killed(queue, tmp_path, [*STEPS]).values()) == {2}
-
-
-@pytest.mark.timeout(1_500)
-def test_the_driver_is_killed(make_queue, tmp_path):
-    """Within a transaction, which an executor then commits or not; and before a batch is complete."""
-    queue = make_queue(2)
-    assert set(killed(queue, tmp_path, ["sent:driver", "reported"]).values()) == {2}
-
-
-ROUNDS = int(os.environ.get("KMQ_KILLS", "0"))
-
-
-@pytest.mark.skipif(not ROUNDS, reason="KMQ_KILLS is not set")
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("number", range(ROUNDS))
-def test_killed_again_and_again(make_queue, tmp_path, number):
-    queue = make_queue(3)
-    dice = random.Random(number)
-    deaths = [*STEPS, *(f"{step}:driver" for step in STEPS), "reported"]
-    dice.shuffle(deaths)
-    copies = killed(queue, tmp_path, deaths, each=100)
-    assert set(copies.values()) == {2}
-    sys.stderr.write(f"round {number}: {len(deaths)} deaths, {len(copies)} messages, each came again once\n")
-
-
-@pytest.mark.skipif(not ROUNDS, reason="KMQ_KILLS is not set")
-@pytest.mark.timeout(1_800)
-def test_without_transactions_there_are_duplicates(make_queue, tmp_path):
-    """The control: the same deaths, and the checker sees them."""
-    copies = killed(make_queue(2), tmp_path, [*STEPS], sabotage="two-sends")
-    assert max(copies.values()) > 2

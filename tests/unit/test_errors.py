@@ -39,7 +39,7 @@ def test_decode_error_carries_the_bytes_but_does_not_print_them():
 
 def test_missing_extra_says_what_to_run():
     assert str(errors.MissingExtra("dev", "kmq dev up")) == (
-        'kmq dev up needs an extra; run: pip install "kmqpy[dev]"'
+        'kmq dev up needs an extra; run: pip install "kmqpy[dev]" (in a clone: ".[dev]")'
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kmqpy import entries, inflight, markers, snapshot
-from kmqpy.inflight import Entry, Hold, InFlight
+from kmqpy.inflight import Entry, Hold, InFlight, TakenTogether
 from kmqpy.markers import INT64_MAX, TICK_OFFSET, Marker, Op, tick
 
 LEASE = 30_000
@@ -933,6 +933,13 @@ class TestRestart:
         assert (offset, now_ms) == (3, T0 + 40)
         assert [row.offset for row in rows] == [0, 2]
         assert log.state.snapshot(3)[0] == log.state.position == 5
+
+    def test_what_was_taken_long_ago_is_restored_as_quickly(self):
+        """Once a number of as many bits as markers since was made of it."""
+        row = TakenTogether(0, (1 << 1024) - 1, 5, 1, T0, T0 + LEASE, None)
+        state = InFlight(position=2**60)
+        state.restore([row])
+        assert len(state) == 1024
 
     def test_restarts_do_not_prolong_leases(self):
         records = [(Marker(0, 7, Op.TAKE, LEASE), 0, T0)]

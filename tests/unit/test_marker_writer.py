@@ -6,10 +6,11 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kmqpy import kafka
-from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.config import Connection
-from kmqpy.marker_writer import MarkerWriter, Started, Starting
+from kmqpy.marker_writer import MarkerWriter
 from kmqpy.markers import encode_key
+from kmqpy.starting import Fence, Started, Starting
 
 
 class Delivered:
@@ -107,6 +108,42 @@ def test_r10_starts_of_unknown_outcome_are_settled_when_a_tick_behind_them_is_wr
     assert writer.start({0: [1]}, {}, 1_000, None, 5).confirmed().failed == {}
     assert writer.settled(0)
     writer.close(1)
+
+
+def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
+    writer = MarkerWriter(Connection(), "m")
+    assert writer.start({0: [1], 1: [5]}, {}, 1_000, None, 0.02).confirmed().failed == {0: 1, 1: 5}
+    ends = threading.Thread(target=writer.close, args=(5.0,))
+    ends.start()
+    ends.join(0.2)
+    assert ends.is_alive()
+    producer.answers.set()
+    ends.join(2.0)
+    assert not ends.is_alive()
+    assert producer.written == 4  # two starts, and a tick behind each
+
+
+def test_r10_what_a_broken_producer_sent_gets_a_while_to_arrive(producer):
+    clock = Jumping()
+    fence = Fence("m", 0, clock)
+    fence.add(producer)
+    assert not fence.passed()
+    producer.error = KafkaError(KafkaError._FATAL, fatal=True)
+    producer.answers.set()
+    assert not fence.passed()
+    clock.now = 4.0
+    assert not fence.passed()
+    clock.now = 6.0
+    assert fence.passed()
+
+
+class Jumping(SystemClock):
+    """A clock that stands still until it is set."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
 
 
 class Quiet:

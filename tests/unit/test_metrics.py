@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from kmqpy.metrics import PrometheusTelemetry
 from kmqpy.telemetry import Combined, Telemetry
 from kmqpy.worker import Worker
+from tracker.metrics import TrackerMetrics
 
 
 class Ticking:
@@ -105,3 +106,17 @@ def test_it_is_told_beside_others(registry):
         assert headers == (("x", b"1"),)
     both.finished("jobs", "send")
     assert value(registry, "client_sent_total") == 1
+
+
+def test_a_tracker_shows_nothing_more_of_a_queue_that_was_removed():
+    metrics = TrackerMetrics()
+    for queue in ("kept", "removed"):
+        metrics.begin(queue)
+        metrics.in_flight.labels(queue, "0").set(3)
+        metrics.owned.labels(queue).set(1)
+        metrics.lateness.labels(queue).observe(0.1)
+    metrics.keep_only({"kept", "not yet begun"})
+    shown = generate_latest(metrics.registry).decode()
+    assert 'queue="removed"' not in shown
+    assert metrics.registry.get_sample_value("kmq_in_flight", {"queue": "kept", "partition": "0"}) == 3
+    assert metrics.registry.get_sample_value("kmq_redelivered_total", {"queue": "kept"}) == 0

@@ -183,6 +183,9 @@ class TestDeadLetter:
     def test_rejected_though_it_does_not_count(self):
         assert plan(entry(Hold.DEAD, counts=False), original()).dead_letter
 
+    def test_a_reason_that_no_client_writes_does_not_make_the_record_too_large(self):
+        assert plan(entry(Hold.DEAD, reason="r" * 1_000_000), original()).size < 2_000
+
     def test_a_reason_that_utf8_has_no_form_for(self):
         copy = plan(entry(Hold.DEAD, reason="\ud800"), original())
         assert dict(copy.headers)[m.DEAD_LETTER_REASON] == b"rejected: ?"

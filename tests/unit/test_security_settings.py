@@ -11,6 +11,7 @@ from kmqpy import config, zookeeper
 from kmqpy.cli.app import run
 from kmqpy.config import Connection, ZooKeeperSecurity
 from kmqpy.errors import ConfigError, MissingExtra
+from kmqpy.kafka import consumer
 
 CANARY = "canary-b2d1"
 
@@ -109,6 +110,11 @@ class TestWhereTheyStand:
             acl=("world:anyone:r", "sasl:you:cdrwa"),
         )
         assert CANARY not in repr(connection)
+
+    def test_a_file_that_is_not_there_is_named(self):
+        kafka = {"security.protocol": "SSL", "ssl.ca.location": "/nothing/ca.pem"}
+        with pytest.raises(ConfigError, match=r"ssl\.ca\.location: there is no '/nothing/ca\.pem'"):
+            consumer(Connection(bootstrap="h:1", kafka=kafka), {})
 
     def test_a_misspelt_variable_is_refused(self):
         environ = {"KMQ_ZOOKEEPER_SECURITY_PASWORD": CANARY}

@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 
 from kmqpy import kafka
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.source import QueueSource, _Partition, by_partition
+from kmqpy.records import by_partition
+from kmqpy.source import QueueSource, _Partition
 from kmqpy.telemetry import Telemetry
 
 
 class FakeRecord(NamedTuple):
     place: int
     at: int
+
+    def error(self):
+        return None
 
     def partition(self):
         return self.place
@@ -24,14 +28,26 @@ class FakeRecord(NamedTuple):
         return self.at
 
 
+def record(offset, partition=0):
+    return Message(topic="q", value=b"", partition=partition, offset=offset)
+
+
 class FakeConsumer:
     def __init__(self):
         self.commits = []
         self.polls = 0
+        self.offsets = []  # to come first
+        self.end = 1_000
 
     def consume(self, count, timeout):
         self.polls += 1
-        return [FakeRecord(0, 100 + self.polls)]
+        if not self.offsets:
+            return [FakeRecord(0, 100 + self.polls)]
+        some, self.offsets = self.offsets[:count], self.offsets[count:]
+        return [record(at) for at in some]
+
+    def get_watermark_offsets(self, place, cached):
+        return 0, self.end
 
     def subscribe(self, topics, **callbacks):
         pass
@@ -116,14 +132,41 @@ def test_a_busy_member_keeps_polling_although_something_came(source, consumer):
     assert source._stash == []  # it will be read again
 
 
+@pytest.mark.parametrize("usual", [True, False])
+def test_what_librdkafka_reads_again_is_not_taken_again(source, consumer, usual):
+    known = source._partitions[0]
+    if usual:  # nothing to look at in single records
+        known.next_offset = 0
+    consumer.offsets = [0, 1, 2, 5, 6]
+    _, found = source.poll(5, 0)
+    assert found == {0: [0, 1, 2, 5, 6]}
+    consumer.offsets = [7, 0, 1, 2, 5, 6, 7, 8]  # from the beginning, in the middle of a batch
+    _, found = source.poll(3, 0)
+    assert found == {0: range(7, 8)}
+    _, found = source.poll(5, 0)
+    assert found == {0: range(8, 9)}
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning(source, consumer):
+    consumer.offsets, consumer.end = [70, 71], 72
+    source.poll(2, 0)
+    consumer.offsets, consumer.end = [0, 1, 2], 3
+    _, found = source.poll(3, 0)
+    assert found == {0: range(3)}
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3))))
 def test_offsets_by_partition(steps):
     at, records, expected = {0: 0, 1: 7, 2: 3}, [], {}
     for partition, gap in steps:
         at[partition] += gap
-        records.append(Message(topic="t", value=b"", partition=partition, offset=at[partition]))
+        records.append(record(at[partition], partition))
         expected.setdefault(partition, []).append(at[partition])
     found = by_partition(records)
     assert {partition: list(offsets) for partition, offsets in found.items()} == expected
     for offsets in found.values():
         assert isinstance(offsets, range) == (offsets[-1] - offsets[0] + 1 == len(offsets))
+
+
+def test_offsets_that_go_back_are_no_range():
+    assert by_partition(list(map(record, (10, 12, 12)))) == {0: [10, 12, 12]}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 import kmqpy.spark
@@ -134,3 +136,20 @@ class TestCommand:
     def test_as_json(self):
         done = CliRunner().invoke(kmq, ["spark-jars", "-o", "json"])
         assert done.output == '["/jars/connector.jar", "/jars/clients.jar"]\n'
+
+
+@pytest.mark.usefixtures("jars")
+@pytest.mark.parametrize(
+    "error",
+    [
+        Py4JError("An error occurred\n: java.lang.Nonsense: a b\n\tat java.x\n\tat java.y"),
+        PySparkRuntimeError("Java gateway exited\n\n and more"),
+    ],
+)
+def test_a_command_says_in_one_line_why_spark_does_not_start(monkeypatch, error):
+    def fail(_builder):
+        raise error
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", fail)
+    with pytest.raises(ConfigError, match=r"Spark: it can't be started: .*(a b|exited)$"):
+        session.start(SparkSession.builder)

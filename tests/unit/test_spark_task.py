@@ -1,5 +1,6 @@
 """What a task makes of what the user's function returns. No Spark session, no servers."""
 
+import logging
 import pickle
 
 import pandas as pd
@@ -40,6 +41,9 @@ class Takes:
         self.log.append(({p: list(ones) for p, ones in offsets.items()}, dict(delays)))
         return dict.fromkeys([*offsets, *(p for p, _ in delays)], 7)
 
+    def remember(self, places):
+        self.places = places
+
     def write(self, operations):
         self.nacks += [marker for marker in operations if marker.op is not Op.EXTEND]
         self.extended += [
@@ -57,7 +61,7 @@ def takes(monkeypatch):
 def batch(count, *, first=10, partition=0, attempts=1, topic="q", **columns):
     rows = {
         "value": [f"m{number}".encode() for number in range(count)],
-        "topic": [topic] * count,
+        "kmq_ours": [topic == "q"] * count,
         "partition": pa.array([partition] * count, pa.int32()),
         "offset": pa.array(range(first, first + count), pa.int64()),
         "attempts": pa.array(attempts if isinstance(attempts, list) else [attempts] * count, pa.int32()),
@@ -166,13 +170,45 @@ def test_a_function_that_always_raises_is_not_called_for_each_row(takes):
     assert len(calls) < 200
 
 
-def test_a_value_that_is_not_of_the_schema_fails_alone(takes):
+def test_a_value_that_is_not_of_the_schema_fails_alone(takes, caplog):
     def function(frame):
         return frame.assign(value=["text" if value == b"m2" else 1 for value in frame["value"]])
 
-    output, report = run(task(function, schema="value long"), batch(4))
+    with caplog.at_level(logging.WARNING):
+        output, report = run(task(function, schema="value long"), batch(4))
     assert output == [1, 1, 1]
     assert report.left == {0: [12]}
+    assert takes.nacks[0].reason.startswith("NotOfSchema: Arrow")
+    assert "text" not in caplog.text  # values are not logged
+
+
+@pytest.mark.parametrize("kind", ["integer", "long", "date", "timestamp"])
+def test_a_number_too_large_for_any_column_fails_alone(takes, kind):
+    def function(frame):
+        values = [2**70 if value == b"m2" else None for value in frame["value"]]
+        return frame.assign(value=pd.Series(values, index=frame.index, dtype=object))
+
+    output, report = run(task(function, schema=f"value {kind}"), batch(4))
+    assert len(output) == 3
+    assert report.left == {0: [12]}
+    assert takes.nacks[0].reason.startswith("NotOfSchema: Overflow")
+
+
+def test_labels_and_flags_in_other_types_of_pandas_are_understood(takes):
+    def function(frame):
+        return frame.set_axis(pd.Index([0.0, 1.0, 2.0], name="kmq_row")).assign(
+            kmq_error=pd.array([None, "later", None], dtype="string"),
+            kmq_delay=pd.to_timedelta([None, "2s", None]),
+            kmq_reject=pd.array([True, None, False], dtype="boolean"),
+        )
+
+    output, report = run(task(function), batch(3))
+    assert output == [b"m2"]
+    assert report.left == {0: [10, 11]}
+    assert takes.nacks == [
+        Marker(0, 10, Op.DEAD_LETTER, reason="rejected by the handler"),
+        Marker(0, 11, Op.NACK, 2_000, reason="later"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +220,10 @@ def test_a_value_that_is_not_of_the_schema_fails_alone(takes):
         (lambda frame: pd.DataFrame({"value": [b"x"]}), "without the index 'kmq_row'"),
         (lambda frame: frame.set_axis(pd.Index([7, 8, 9], name="kmq_row")), "was not given: [7, 8, 9]"),
         (lambda frame: frame.assign(kmq_error="x", kmq_delay=-1.0), "kmq_delay: -1.0"),
+        (lambda frame: frame.assign(kmq_error="x", kmq_delay="soon"), "kmq_delay: 'soon' is neither"),
+        (lambda frame: frame.assign(kmq_error=False), "kmq_error: bool is no text"),
+        (lambda frame: frame.assign(kmq_reject="true"), "kmq_reject: 'true' is neither True nor False"),
+        (lambda frame: pd.concat([frame, frame], axis=1), "the column 'value' more than once"),
     ],
 )
 def test_results_that_say_nothing_of_the_messages_stop_the_query(takes, function, complaint):
@@ -193,7 +233,7 @@ def test_results_that_say_nothing_of_the_messages_stop_the_query(takes, function
 
 
 def test_frames_that_are_not_of_the_queue_are_refused(takes):
-    with pytest.raises(ConfigError, match="rows of topic other, not of queue 'q'"):
+    with pytest.raises(ConfigError, match="rows that are not of queue 'q'"):
         run(task(only_value), batch(1, topic="other"))
     with pytest.raises(ConfigError, match="more than once"):
         run(task(only_value), batch(2, offset=pa.array([4, 4], pa.int64())))
@@ -226,8 +266,27 @@ def test_row_by_row(takes):
     ]
 
 
+@pytest.mark.parametrize("returned", ["text", b"", 5])
+def test_what_is_no_row_has_failed(takes, returned):
+    output, report = run(task(lambda _: returned, by_row=True, schema="value string"), batch(2))
+    assert output == []
+    assert report.left == {0: [10, 11]}
+    kind = type(returned).__name__
+    assert (
+        takes.nacks[0].reason == f"NotOfSchema: the function returned {kind}, not a dict, tuple, Row or list"
+    )
+
+
+def test_a_place_in_the_markers_is_told_only_if_nobody_had_later_messages(takes):
+    assert run(task(only_value), batch(3))[1].next == {0: (13, 7)}
+    takes.before = [Marker(0, 13, Op.TAKE, 1), Marker(0, 13, Op.END)]
+    assert run(task(only_value), batch(3))[1].next == {0: (13, 0)} == takes.places
+    # The place is that of the last messages, wherever the others' were.
+    assert merged(map(str, [Report(next={0: (13, 0)}), Report(next={0: (12, 7)})])).next == {0: (13, 0)}
+
+
 def test_delayed_messages_are_left_to_the_tracker(takes):
-    due = pa.array([None, 2**62, 1], pa.int64())
+    due = pa.array([None, 2**62, -(2**63)], pa.int64())
     output, report = run(task(only_value), batch(3, deliver_at_ms=due))
     assert output == [b"m0", b"m2"]
     assert (report.done, report.left) == ({0: [10, 12]}, {0: [11]})

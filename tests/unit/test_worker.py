@@ -535,6 +535,23 @@ class TestStopping:
         assert queue.of("ack") == ["r1"]
         assert signal.getsignal(number) is before
 
+    def test_stop_in_the_middle_of_start(self, monkeypatch):
+        worker = Worker(FakeQueue("x"), lambda message: None)
+        gate, start = threading.Event(), worker._keeper.start
+        monkeypatch.setattr(worker._keeper, "start", lambda: gate.wait(5) and start())
+        starting = threading.Thread(target=worker.start)
+        starting.start()
+        while not worker._taker.is_alive():
+            time.sleep(0.001)
+        stopping = threading.Thread(target=worker.stop)  # what a thread raises fails the test
+        stopping.start()
+        stopping.join(0.05)
+        gate.set()
+        stopping.join(5)
+        starting.join(5)
+        assert not stopping.is_alive()
+        assert not starting.is_alive()
+
     def test_run_outside_the_main_thread_leaves_signals_alone(self):
         queue = FakeQueue("x")
         before = signal.getsignal(signal.SIGTERM)

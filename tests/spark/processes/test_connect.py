@@ -18,10 +18,10 @@ def test_frames_by_way_of_connect(make_queue):
     for _ in range(3):
         producer.send("any")
     queue.mark_all([Marker(0, 0, Op.TAKE, 10**9, runs=((0, 2),)), Marker(0, 0, Op.END)])
-    here = Path(__file__)
+    job = Path(__file__).parents[1] / "connect_job.py"
     # SPARK_TESTING: a port of its own, rather than Connect's one for all.
     environment = {**os.environ, "SPARK_TESTING": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(here.with_name("connect_job.py")), queue.connection.bootstrap, queue.name]
+    command = [sys.executable, str(job), queue.connection.bootstrap, queue.name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

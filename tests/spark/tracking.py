@@ -1,0 +1,34 @@
+"""What tests of the tracker on Spark do with a queue."""
+
+import contextlib
+import time
+from collections import Counter
+
+from kmqpy import log_reader
+from kmqpy.errors import KmqError
+from kmqpy.markers import Marker, Op
+
+LONG_S = 300.0
+"""What Spark may need on a busy machine; a few seconds elsewhere."""
+
+
+def take(queue, each, name, lease_ms=lambda number: 200):
+    """Send `each` messages to every partition, and take them; their bodies."""
+    bodies, markers = [], []
+    for partition in range(queue.partitions):
+        ends = log_reader.bounds(queue.connection, queue.name, [partition], uncommitted=True)
+        new = [f"{name}-{partition}-{number}" for number in range(each)]
+        queue.send(*new, partition=partition)
+        bodies += new
+        first = ends[partition][1]
+        markers += [Marker(partition, first + n, Op.TAKE, lease_ms(n)) for n in range(each)]
+    queue.mark_all(markers)
+    return bodies
+
+
+def stored(queue) -> Counter[str]:
+    """How often each body stands in the queue topic; a broker that is slow to answer is asked again."""
+    while True:
+        with contextlib.suppress(KmqError):
+            return queue.copies()
+        time.sleep(0.5)
