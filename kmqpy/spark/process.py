@@ -184,9 +184,9 @@ class Processing:
     ) -> DataFrame:
         """The same, a message at a time: `function` is called with a Row.
 
-        It returns a row (dict, tuple or Row), several (a list), or None: done, nothing to hand on. What
-        it raises has failed: `Reject` dead-letters it now, `Retry` says when it comes again, anything
-        else gives it back with the error as reason.
+        It returns a row (tuple, Row, or a dict with every field of `schema`), several (a list), or None:
+        done, nothing to hand on. What it raises has failed: `Reject` dead-letters it now, `Retry` says
+        when it comes again, anything else gives it back with the error as reason.
         """
         return self._process(df, function, schema, lease, backoff, by_row=True)
 

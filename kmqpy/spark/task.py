@@ -288,12 +288,27 @@ class Task:
         results: list[tuple[int, list[Any]]] = []
         for row, message in enumerate(map(make, zip(*columns, strict=True))):
             try:
-                results.append((row, _as_rows(self.function(message))))
+                results.append((row, self._as_rows(self.function(message))))
             except Exception as error:
                 outcome.failed[row] = self._failure(error, attempts[row])
                 self._complain(error, 1)
         self._convert(results, attempts, outcome)
         return outcome
+
+    def _as_rows(self, result: Any) -> list[Any]:
+        """What a function of one message returned: nothing, a row, or rows."""
+        if result is None:
+            return []
+        several = isinstance(result, Iterable) and not isinstance(result, dict | tuple | str | bytes)
+        rows = list(result) if several else [result]
+        for row in rows:
+            if not isinstance(row, dict | tuple):  # a Row is a tuple
+                what = f"a list with a {type(row).__name__}" if several else type(row).__name__
+                raise NotOfSchema(f"the function returned {what}, not a dict, tuple, Row or list of these")
+            if isinstance(row, dict) and (missing := [name for name in self.schema.names if name not in row]):
+                # Spark would take None for it, and a misspelt name would be lost.
+                raise NotOfSchema(f"the function returned a dict without its schema's {missing[0]!r}")
+        return rows
 
     def _convert(self, results: list[tuple[int, list[Any]]], attempts: list[int], outcome: _Outcome) -> None:
         """Add the rows to the output; those that are not of the schema have failed."""
@@ -400,17 +415,6 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
     """A Row with these fields, whose attributes are found several times as fast."""
     fields = {name: property(itemgetter(at)) for at, name in enumerate(names) if not hasattr(Row, name)}
     return type("Row", (Row,), {"__slots__": (), "__fields__": list(names), **fields})
-
-
-def _as_rows(result: Any) -> list[Any]:
-    """What a function of one message returned: nothing, a row, or rows."""
-    if result is None:
-        return []
-    if isinstance(result, dict | tuple):  # a Row is a tuple
-        return [result]
-    if isinstance(result, str | bytes) or not isinstance(result, Iterable):
-        raise NotOfSchema(f"the function returned {type(result).__name__}, not a dict, tuple, Row or list")
-    return list(result)
 
 
 def _reason(error: Any) -> str:

@@ -267,15 +267,23 @@ def test_row_by_row(takes):
     ]
 
 
-@pytest.mark.parametrize("returned", ["text", b"", 5])
-def test_what_is_no_row_has_failed(takes, returned):
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        ("text", "str, not a dict, tuple, Row or list of these"),
+        (b"", "bytes, not a dict, tuple, Row or list of these"),
+        (5, "int, not a dict, tuple, Row or list of these"),
+        (["a"], "a list with a str, not a dict, tuple, Row or list of these"),
+        ([None], "a list with a NoneType, not a dict, tuple, Row or list of these"),
+        ({"valeu": "a"}, "a dict without its schema's 'value'"),
+        ([{"value": "a"}, {}], "a dict without its schema's 'value'"),
+    ],
+)
+def test_what_is_no_row_has_failed(takes, returned, what):
     output, report = run(task(lambda _: returned, by_row=True, schema="value string"), batch(2))
     assert output == []
     assert report.left == {0: [10, 11]}
-    kind = type(returned).__name__
-    assert (
-        takes.nacks[0].reason == f"NotOfSchema: the function returned {kind}, not a dict, tuple, Row or list"
-    )
+    assert takes.nacks[0].reason == f"NotOfSchema: the function returned {what}"
 
 
 def test_a_place_in_the_markers_is_told_only_if_nobody_had_later_messages(takes):
