@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import queue as queues
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +31,8 @@ from kmqpy.registry import StoredOffset
 from kmqpy.telemetry import Telemetry
 from kmqpy.topics import Topics
 from tracker.assignment import Partition
-from tracker.health import HealthServer
 from tracker.leadership import Leadership, LeadershipView
+from tracker.membership import Membership
 from tracker.metrics import TrackerMetrics
 from tracker.offsets import Pace
 from tracker.partition import OwnedPartition, Phase, begin_at
@@ -45,11 +44,9 @@ _log = logging.getLogger(__name__)
 _MAX_WAIT_S = 0.05
 _BUSY_WAIT_S = 0.005
 _OPEN_TIMEOUT_S = 10.0
-_START_TIMEOUT_S = 10.0
 _PROBE_EVERY_S = 2.0
 _PROBE_TIMEOUT_S = 3.0
 """Short: what is to be stored or released waits behind a probe."""
-_WITHDRAW_AFTER_S = 10.0
 _COMPLAIN_EVERY_S = 60.0
 _STOP_TIMEOUT_S = 15.0
 _LOOP_STUCK_S = 30.0
@@ -96,12 +93,10 @@ class Tracker:
         # Not among the redeliveries: it must get its turn when all of those are stuck.
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kmq-background")
         self._stopping = threading.Event()
-        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._leadership: Leadership | None = None
-        self._health: HealthServer | None = None
+        self._member: Membership | None = None
         self._beat = clock.monotonic()
-        self._kafka_ok_at = clock.monotonic()
         self._next_probe = 0.0
         self._probing = False
         self._next_offsets = 0.0
@@ -117,7 +112,7 @@ class Tracker:
     @property
     def http_port(self) -> int | None:
         """Where /metrics, /livez and /readyz are served; None when they are not."""
-        return self._health.port if self._health is not None else None
+        return self._member.http_port if self._member is not None else None
 
     def owned(self) -> list[Partition]:
         """The partitions being redelivered by this tracker now."""
@@ -163,10 +158,7 @@ class Tracker:
     def problems(self) -> list[str]:
         """Why it is not ready; empty when it is."""
         found = list(self._unready.copy().values())
-        if self._leadership is None or not self._leadership.may_redeliver():
-            found.append("ZooKeeper: no verified session")
-        if self._clock.monotonic() - self._kafka_ok_at > _WITHDRAW_AFTER_S:
-            found.append(f"Kafka at {self._connection.bootstrap} does not answer")
+        found += ["not started"] if self._member is None else self._member.problems()
         for (queue, partition), part in self._parts.copy().items():
             name = f"queue {queue}, partition {partition}"
             if part.state.pinned:
@@ -177,41 +169,28 @@ class Tracker:
     # --- the main loop ----------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        settings = self._settings
         self._consumer = kafka.consumer(self._connection, {"fetch.wait.max.ms": 100})
         self._ticker = kafka.producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
         self._topics = Topics(self._connection)
         self._probed_topics = Topics(self._connection, _PROBE_TIMEOUT_S)
-        leadership = self._leadership = Leadership(
-            self._connection.zookeeper,
-            root=self._connection.root,
-            tracker_id=settings.tracker_id,
-            host=socket.gethostname(),
-            queues=frozenset(settings.queues) or None,
-            session_timeout_ms=settings.session_timeout_ms,
-            security=self._connection.zookeeper_security,
+        member = self._member = Membership(
+            self,
+            self._connection,
+            self._settings,
+            queues=frozenset(self._settings.queues) or None,
             clock=self._clock,
         )
-        # Both before the first partition could be ours: a tracker that can't work must take none.
-        if settings.http_port >= 0:
-            self._health = HealthServer(self, settings.http_host, settings.http_port)
+        self._leadership = member.leadership
         try:
             self._topics.brokers()
+            member.kafka_probed(answered=True)
         except AccessDenied:
-            if self._health is not None:
-                self._health.close()
+            member.leave()
             raise
         except KmqError as error:
             _log.warning("Kafka does not answer; waiting for it", extra={"error": str(error)})
-            self._kafka_ok_at = -_WITHDRAW_AFTER_S * 2
-            leadership.set_kafka_ok(False)
-        try:
-            leadership.start(timeout=_START_TIMEOUT_S)
-        except KmqError:
-            if self._health is not None:
-                self._health.close()
-            raise
-        _log.info("tracker started", extra={"tracker": settings.tracker_id, "http_port": self.http_port})
+            member.kafka_probed(answered=False)
+        member.join()
 
     def _run(self) -> None:
         try:
@@ -564,11 +543,11 @@ class Tracker:
 
     def _close(self) -> None:
         assert self._leadership is not None
+        assert self._member is not None
         self._leadership.close()
         self._pool.shutdown(wait=True)
         self._background.shutdown(wait=True)
-        if self._health is not None:
-            self._health.close()
+        self._member.leave()
         while not self._readers.empty():
             self._readers.get().close()
         self._consumer.close()
@@ -668,11 +647,8 @@ class Tracker:
 
         def probed(found: dict[str, str] | None) -> None:
             self._probing = False
-            assert self._leadership is not None
-            now = self._clock.monotonic()
-            if found is not None:
-                self._kafka_ok_at = now
-            self._leadership.set_kafka_ok(now - self._kafka_ok_at <= _WITHDRAW_AFTER_S)
+            assert self._member is not None
+            self._member.kafka_probed(answered=found is not None)
             for part in self._parts.values():
                 if not found or part.phase is not Phase.ACTIVE or part.queue.name not in wanted:
                     continue

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import threading
 from dataclasses import replace
 from types import TracebackType
@@ -25,8 +24,8 @@ from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, TopicError
 from kmqpy.registry import Registry, StoredOffset, connect
 from kmqpy.topics import TopicInfo, Topics
-from tracker.health import HealthServer
 from tracker.leadership import Leadership, LeadershipView
+from tracker.membership import Membership
 from tracker.metrics import TrackerMetrics
 from tracker.report import Report
 from tracker.settings import TrackerSettings
@@ -45,11 +44,9 @@ except ImportError:
 
 _log = logging.getLogger(__name__)
 
-_START_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _PROBE_EVERY_S = 2.0
 _PROBE_TIMEOUT_S = 3.0
-_WITHDRAW_AFTER_S = 10.0
 _STOP_TIMEOUT_S = 10.0
 _MAX_TURN_S = 10.0
 _MAX_BATCH_S = 60.0
@@ -136,7 +133,7 @@ class SparkTracker:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._leadership: Leadership | None = None
-        self._health: HealthServer | None = None
+        self._member: Membership | None = None
 
         self._query: StreamingQuery | None = None
         self._running: tuple[QueueSettings, int] | None = None  # for which the query was started
@@ -145,7 +142,6 @@ class SparkTracker:
         self._retry_at = 0.0
         self._query_problem = ""
         self._topic_ids = ("", "")
-        self._kafka_ok_at = clock.monotonic()
         self._next_probe = 0.0
         self._beat = clock.monotonic()
 
@@ -164,7 +160,7 @@ class SparkTracker:
     @property
     def http_port(self) -> int | None:
         """Where /metrics, /livez and /readyz are served; None when they are not."""
-        return self._health.port if self._health is not None else None
+        return self._member.http_port if self._member is not None else None
 
     def owned(self) -> list[int]:
         """The partitions being redelivered by this tracker now."""
@@ -225,10 +221,7 @@ class SparkTracker:
     def problems(self) -> list[str]:
         """Why it is not ready; empty when it is."""
         found = [self._query_problem] if self._query_problem else []
-        if self._leadership is None or not self._leadership.may_redeliver():
-            found.append("ZooKeeper: no verified session")
-        if self._clock.monotonic() - self._kafka_ok_at > _WITHDRAW_AFTER_S:
-            found.append(f"Kafka at {self._connection.bootstrap} does not answer")
+        found += ["not started"] if self._member is None else self._member.problems()
         with self._lock:
             problems = sorted(self._problems.items())
         return found + [f"queue {self._queue}, partition {number}: {text}" for number, text in problems]
@@ -241,7 +234,7 @@ class SparkTracker:
     # --- the driver's loop --------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        connection, settings = self._connection, self._settings
+        connection = self._connection
         with connect(connection.zookeeper, security=connection.zookeeper_security) as zookeeper:
             queue = Registry(zookeeper, connection.root).get(self._queue).settings
         topics = Topics(connection).check(queue)
@@ -251,26 +244,17 @@ class SparkTracker:
             self._session.conf.set(key, value)
         ids = dict(zip(("queue_topic_id", "markers_topic_id"), self._topic_ids, strict=True))
         claim(self._session, self._checkpoint, "queue", self._queue, ids)
-        leadership = self._leadership = Leadership(
-            connection.zookeeper,
-            root=connection.root,
-            tracker_id=settings.tracker_id,
-            host=socket.gethostname(),
+        member = self._member = Membership(
+            self,
+            connection,
+            self._settings,
             queues=frozenset({self._queue}),
-            session_timeout_ms=settings.session_timeout_ms,
-            security=connection.zookeeper_security,
             wake=self._wake,
             clock=self._clock,
         )
-        if settings.http_port >= 0:
-            self._health = HealthServer(self, settings.http_host, settings.http_port)
-        try:
-            leadership.start(timeout=_START_TIMEOUT_S)
-        except KmqError:
-            if self._health is not None:
-                self._health.close()
-            raise
-        _log.info("tracker started", extra={"tracker": settings.tracker_id, "http_port": self.http_port})
+        self._leadership = member.leadership
+        member.kafka_probed(answered=True)
+        member.join()
 
     def _run(self) -> None:
         try:
@@ -480,16 +464,17 @@ class SparkTracker:
 
     def _probe(self, now: float) -> None:
         """See whether Kafka answers, and that the markers topic is still the one we know (rule R8)."""
-        assert self._leadership is not None
+        assert self._member is not None
         if now < self._next_probe or self._running is None:
             return
         self._next_probe = now + _PROBE_EVERY_S
         queue = self._running[0]
         found: dict[str, TopicInfo] = {}
+        answered = False
         try:
             # Any broker can answer this; that no controller does is no reason to withdraw.
             self._topics.brokers()
-            self._kafka_ok_at = self._clock.monotonic()
+            answered = True
             found = self._topics.describe([queue.name, queue.markers_topic])
         except KmqError as error:
             _log.debug("Kafka does not answer: %s", error)
@@ -499,19 +484,17 @@ class SparkTracker:
                 f"queue {self._queue!r}: its topics were deleted and created anew; "
                 "start the tracker again, with another checkpoint"
             )
-        self._leadership.set_kafka_ok(self._clock.monotonic() - self._kafka_ok_at <= _WITHDRAW_AFTER_S)
+        self._member.kafka_probed(answered=answered)
 
     def _close(self) -> None:
         assert self._leadership is not None
+        assert self._member is not None
         try:
             self._leadership.set_kafka_ok(False)  # so that it takes no more partitions
             self._stop_query("stopping", gracefully=self._error is None)
             self._store_offsets()
         finally:
-            # All leader znodes vanish at once; released one by one they would come straight back.
-            self._leadership.close()
-            if self._health is not None:
-                self._health.close()
+            self._member.leave()
         _log.info("tracker stopped", extra={"tracker": self._settings.tracker_id})
 
 

@@ -56,8 +56,8 @@ def send(
 ) -> None:
     """Send messages: arguments, or lines of standard input.
 
-    Prints their ids. Returns when Kafka has confirmed them. Lines that are too large are named, and the
-    others sent (exit code 1).
+    Prints their ids (partition-offset) when Kafka has confirmed them. Lines that are too large are named,
+    and the others sent (exit code 1).
 
     \b
     Example:

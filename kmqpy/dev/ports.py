@@ -7,6 +7,9 @@ import socket
 # sit on the port of a server that is down for a moment.
 LOWEST, HIGHEST = 10_000, 32_767
 
+_CHOICE = random.SystemRandom()
+"""What a test seeds must not make two processes choose alike."""
+
 
 def is_free(port: int) -> bool:
     """Tell whether a server could listen on this port now."""
@@ -24,7 +27,7 @@ def free_ports(count: int) -> list[int]:
     """Return different ports that are free now; one can still be taken before it is used."""
     found: set[int] = set()
     while len(found) < count:
-        port = random.randint(LOWEST, HIGHEST)
+        port = _CHOICE.randint(LOWEST, HIGHEST)
         if is_free(port):
             found.add(port)
     return list(found)
