@@ -173,6 +173,25 @@ class TestWithoutTheExtra:
         assert done.stderr == f"kmq: error: {MissingExtra('cli', 'kmq')}\n"
         assert 'pip install "kmqpy[cli]"' in done.stderr
 
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["pipeline", "q", "--out", "o", "--schema", "id long"],
+            ["spark-jars"],
+            ["spark-tracker", "--queue", "q", "--checkpoint", "c"],
+        ],
+    )
+    def test_of_spark(self, command):
+        code = (
+            "import importlib.util, sys; importlib.util.find_spec = lambda name: None;"
+            f"sys.argv[1:] = {command}; from kmqpy.cli import main; main()"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert 'run: pip install "kmqpy[spark]"' in done.stderr
+        assert done.stderr.count("\n") == 1
+
 
 class TestConnection:
     def test_later_layers_win(self, tmp_path, monkeypatch):
