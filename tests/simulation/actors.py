@@ -367,12 +367,13 @@ _redelivery = stepwise(
     kafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
+_membership = stepwise("tracker.membership", set(), Leadership=Leadership)
 _service = stepwise(
     "tracker.service",
     {"_take_over", "_redeliver"},
     kafka=TrackerModule,
     Topics=TrackerTopics,
-    Leadership=Leadership,
+    Membership=_membership.Membership,
     ThreadPoolExecutor=Pool,
     TrackerMetrics=NoMetrics,
     OriginalsReader=lambda connection, clock: connection.world.controls.reader(connection, clock),
