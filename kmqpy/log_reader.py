@@ -180,7 +180,10 @@ class _Reader:
                 offsets = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s)
             except KafkaException as exception:  # a topic that was just created has no leader yet
                 error = kafka.error_of(exception)
-                if error is None or error.code() not in _PASSING or self._clock.monotonic() > deadline:
+                passing = error is not None and error.code() in _PASSING
+                # A broker that is slow, too, reads as "unknown partition" to librdkafka.
+                passing = passing or kafka.look_again(self._consumer, self._topic, partition, exception)
+                if not passing or self._clock.monotonic() > deadline:
                     raise
                 self._clock.sleep(_SLICE_S)
                 continue
