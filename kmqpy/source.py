@@ -36,6 +36,9 @@ _LOOK_TIMEOUT_S = 2.0
 """How long one markers partition that gives nothing may keep the others waiting (rule R18)."""
 _MAX_BACKOFF_S = 10.0
 _LEAVE_TIMEOUT_S = 5.0
+_SETTLE_TIMEOUT_S = 2.0
+"""How long a rebalance may be kept waiting for start markers of unknown outcome."""
+_SETTLE_POLL_S = 0.02
 _COMPLAIN_EVERY_S = 10.0
 _METADATA = re.compile(r"kmq1:([0-9]{1,19})")
 """The commit's metadata: `kmq1:` + the markers offset after the last start that it covers."""
@@ -514,12 +517,19 @@ class QueueSource:
         )
 
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        if not self._closing:
+        if not self._closing:  # then the client has waited
+            self._wait_until_settled(self._numbers(places))
             gone = [(p, self._partitions[p]) for p in self._numbers(places) & self._partitions.keys()]
             self._commit_these(
                 [(p, known) for p, known in gone if known.next_offset is not None], asynchronous=False
             )
         self._on_lost(consumer, places)
+
+    def _wait_until_settled(self, partitions: set[int]) -> None:
+        """Whoever has them next reads what was started, and must not do so too early (rule R10)."""
+        deadline = self._clock.monotonic() + _SETTLE_TIMEOUT_S
+        while [p for p in partitions if not self._settled(p)] and self._clock.monotonic() < deadline:
+            self._clock.sleep(_SETTLE_POLL_S)
 
     def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         gone = self._numbers(places)

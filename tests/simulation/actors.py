@@ -384,7 +384,16 @@ _service = stepwise(
 _records = stepwise("kmqpy.records", set())
 _source = stepwise(
     "kmqpy.source",
-    {"poll", "keep_alive", "_prepare", "_recover", "_look_again", "_read_markers"},
+    {
+        "poll",
+        "keep_alive",
+        "_prepare",
+        "_recover",
+        "_look_again",
+        "_read_markers",
+        "_on_revoke",
+        "_wait_until_settled",
+    },
     kafka=Module,
     log_reader=LogReader,
     by_partition=_records.by_partition,

@@ -471,7 +471,8 @@ class GroupConsumer:
     def unsubscribe(self) -> None:
         """Give up what one has; takes effect at once."""
         self._notice_losses()
-        self._give_up([p for p, owner in self._group.owner.items() if owner is self])
+        for _ in self._give_up([p for p, owner in self._group.owner.items() if owner is self]):
+            raise AssertionError("who leaves the group has waited before")
 
     def wake(self) -> None:
         self._world.wake(self.process.main, self._world.latency())
@@ -480,7 +481,7 @@ class GroupConsumer:
         yield self._world.latency()
         if self.process.kafka_cut_until > self._world.now:
             return []
-        self._rebalance()
+        yield from self._rebalance()
         if self._failed_commit:
             self._failed_commit = False
             self._on_commit(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), [])
@@ -505,7 +506,7 @@ class GroupConsumer:
         found, self._positions[partition] = log.read(max(position, log.start), limit)
         return found
 
-    def _rebalance(self) -> None:
+    def _rebalance(self) -> Steps:
         group, me = self._group, self
         self._notice_losses()
         if me not in group.members:
@@ -514,7 +515,7 @@ class GroupConsumer:
             for other in group.members:
                 other.wake()
         mine = [p for p, owner in group.owner.items() if owner is me]
-        self._give_up([p for p in mine if group.target(p) is not me])
+        yield from self._give_up([p for p in mine if group.target(p) is not me])
         got = [p for p in range(group.partitions) if group.target(p) is me and p not in group.owner]
         if got:
             for p in got:
@@ -530,12 +531,13 @@ class GroupConsumer:
             self._world.trace(self.process.name, f"lost {lost}")
             self._on_lost(self, [TopicPartition(self._topic, p) for p in lost])
 
-    def _give_up(self, partitions: list[int]) -> None:
+    def _give_up(self, partitions: list[int]) -> Steps:
         if not partitions:
             return
-        self._on_revoke(self, [TopicPartition(self._topic, p) for p in partitions])
+        yield from self._on_revoke(self, [TopicPartition(self._topic, p) for p in partitions])
         for p in partitions:
-            del self._group.owner[p]
+            if self._group.owner.get(p) is self:  # nobody has thrown us out meanwhile
+                del self._group.owner[p]
         self._world.trace(self.process.name, f"gave up {partitions}")
         for other in self._group.members:
             other.wake()

@@ -73,8 +73,9 @@ class Process:
     def monotonic(self) -> float:
         return (self.world.now + self.skew_ms) / 1000 + 1_000_000
 
-    def sleep(self, _seconds: float) -> None:
-        raise AssertionError("the simulation can't sleep inside a step")
+    def sleep(self, seconds: float) -> Steps:
+        """For code that is stepwise; other code can't sleep inside a step."""
+        yield seconds * 1000
 
 
 class Actor:

@@ -36,6 +36,7 @@ IO = {
     "redeliver",
     "scan",
     "send_tick",
+    "sleep",
     "start",
     "verify",
     "wait",

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +60,9 @@ class FakeConsumer:
 
     def commit(self, offsets, asynchronous):
         self.commits += [(place.offset, place.metadata) for place in offsets]
+
+    def incremental_unassign(self, places):
+        pass
 
 
 @pytest.fixture
@@ -119,6 +122,36 @@ def test_r10_what_is_recovered_and_lies_ahead_keeps_the_older_offset(source, con
     source.taken(0, 10, markers_offset=12)
     commit(source)
     assert consumer.commits == [(8, "kmq1:2"), (11, "kmq1:13")]
+
+
+class SleepingClock:
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("settles_at", "given_up_at"), [(0.5, 0.5), (1_000.0, 2.0)])
+def test_r10_a_partition_is_given_up_when_nothing_started_can_come_any_more(
+    consumer, settles_at, given_up_at
+):
+    clock = SleepingClock()
+    source = QueueSource(
+        Connection(),
+        QueueSettings(name="q"),
+        Telemetry(),
+        settled=lambda partition: partition == 1 or clock.now >= settles_at,
+        clock=clock,
+    )
+    source._partitions = {0: _Partition(recovered=True), 1: _Partition(recovered=True)}
+    source._on_revoke(consumer, [TopicPartition("q", 1)])
+    assert clock.now == 0.0
+    source._on_revoke(consumer, [TopicPartition("q", 0)])
+    assert clock.now == pytest.approx(given_up_at, abs=0.05)  # a rebalance does not wait for ever
+    assert source.partitions == []
 
 
 def test_a_busy_member_keeps_polling_although_something_came(source, consumer):
