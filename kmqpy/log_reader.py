@@ -237,12 +237,14 @@ class _Reader:
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     self._check(error)
                     continue
-                deadline = self._clock.monotonic() + self._timeout_s
-                if error is not None or offset >= place.end:
+                if offset >= place.end:
                     # The end of the log is told as an event, and may lie behind control records.
                     place.position = place.end
+                elif error is not None:  # of a replica that lags behind its leader
+                    continue
                 elif offset >= place.position:  # others were fetched before a seek
                     yield record, place
+                deadline = self._clock.monotonic() + self._timeout_s
                 if place.done:
                     self.leave(partition)
 

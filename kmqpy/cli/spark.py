@@ -117,7 +117,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
             markers=given["markers"],
         )
         if given["aggregate"]:
-            write_aggregate(spark, sink, given["aggregate"])
+            write_aggregate(spark, sink, given["schema"], given["aggregate"])
         found = health(KmqSpark(spark, cli.connection, settings))
         if given["report"]:
             found.save(given["report"])

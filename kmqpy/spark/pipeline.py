@@ -98,9 +98,10 @@ def run_pipeline(
                 return
 
 
-def written(spark: SparkSession, sink: Sink) -> DataFrame:
-    """The rows that pipelines have written to a sink of files, each once."""
-    return spark.read.format(sink.format).load(sink.path).dropDuplicates(list(ORIGIN))
+def written(spark: SparkSession, sink: Sink, schema: str) -> DataFrame:
+    """The rows of this schema that pipelines have written to a sink of files, each once."""
+    read = spark.read.format(sink.format).options(**(sink.options or {}))
+    return read.schema(_with_origin(parsed(spark, schema))).load(sink.path).dropDuplicates(list(ORIGIN))
 
 
 def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
@@ -112,11 +113,12 @@ def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
         raise ConfigError(f"aggregate: {sql!r} can't be run: {one_line(error)}") from None
 
 
-def write_aggregate(spark: SparkSession, sink: Sink, sql: str) -> str:
+def write_aggregate(spark: SparkSession, sink: Sink, schema: str, sql: str) -> str:
     """Write what `sql` makes of the view `rows`, each row once; returns the path."""
-    written(spark, sink).createOrReplaceTempView(VIEW)
+    written(spark, sink, schema).createOrReplaceTempView(VIEW)
     path = f"{sink.path.rstrip('/')}-aggregate"
-    spark.sql(sql).write.mode("overwrite").format(sink.format).save(path)
+    result = spark.sql(sql).write.mode("overwrite").format(sink.format)
+    result.options(**(sink.options or {})).save(path)
     return path
 
 
@@ -154,11 +156,14 @@ class WithOrigin:
 
     def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
         """For KmqSpark.process."""
-        found = self.function(frame)
-        if not isinstance(found, pd.DataFrame) or found.index.name != frame.index.name:
-            return found  # which process() refuses with a better word
         partition, offset, row = ORIGIN
-        origin = frame[[partition, offset]].reindex(found.index)
+        origin = frame[[partition, offset]].copy()
+        found = self.function(frame)
+        if not isinstance(found, pd.DataFrame) or (len(found) and found.index.name != frame.index.name):
+            return found  # which process() refuses with a better word
+        if not len(found):  # all have failed
+            return found.reindex(columns=[*found.columns, *ORIGIN])
+        origin = origin.reindex(found.index)
         return found.assign(
             **{
                 partition: origin[partition],

@@ -285,11 +285,12 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                 offset = record.offset() or 0
                 if error is None and offset < part.end:
                     found.append(record)
-                elif error is None or error.code() == KafkaError._PARTITION_EOF:
+                elif offset >= part.end and (error is None or error.code() == KafkaError._PARTITION_EOF):
                     # The end may lie behind control records, of which nothing else tells.
                     position = part.end
                     break
-                elif error.code() not in _PASSING:
+                elif error is not None and error.code() not in {*_PASSING, KafkaError._PARTITION_EOF}:
+                    # A replica that lags behind its leader tells of an end before the end.
                     with kafka.kafka_errors(doing, options.connection):
                         raise KafkaException(error)
             if found:

@@ -98,6 +98,10 @@ class TakenBefore:
             return []
         return [one for one in offsets if self._taken.get(one // _BLOCK, 0) >> one % _BLOCK & 1]
 
+    def takes(self, offset: int) -> int:
+        """How often the message was taken since it was last known to survive that."""
+        return self._takes[offset]
+
     def sort_out(self, offsets: Iterable[int]) -> SortedOut:
         """Which of these are not to be handed out.
 

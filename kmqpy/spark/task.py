@@ -30,6 +30,7 @@ from kmqpy.held import Place
 from kmqpy.markers import Marker, Op
 from kmqpy.spark.report import Offsets, Report
 from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, TakenBefore, Taker, taker_of
+from kmqpy.spark.values import NotOfSchema, as_column, check
 from kmqpy.worker import Backoff, Reject, Retry, described, shortened
 
 _log = logging.getLogger(__name__)
@@ -53,10 +54,6 @@ Frames = Callable[[pd.DataFrame], pd.DataFrame]
 
 Rows = Callable[[Row], Any]
 """A function of one message; see `process_rows`."""
-
-
-class NotOfSchema(ValueError):
-    """What a function returned can't be made into columns of its schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +96,34 @@ class Task:
         taker = taker_of(self.queue, self.connection, self.markers)
         known: dict[int, TakenBefore] = {}
         for batch in filter(len, batches):
-            for group, alone in self._groups(batch):
-                yield from self._process(taker, known, group, alone=alone)
+            partitions, offsets = self._places(batch)
+            for partition, ones in _by_partition(partitions, offsets).items():
+                if partition not in known or known[partition].first > ones[0]:
+                    known[partition] = taker.taken_before(partition, ones[0])
+            for group in self._groups(batch, known, partitions, offsets):
+                yield from self._process(taker, known, group)
 
-    def _groups(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, bool]]:
-        """What is taken together, and whether that is one message on its last attempt.
+    def _groups(
+        self, batch: pa.RecordBatch, known: Mapping[int, TakenBefore], partitions: Any, offsets: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """What is taken together.
 
-        So one that kills the worker takes no others to the dead letters.
+        A message on its last attempt, which was taken and did not survive, is taken alone: so one that
+        kills the worker takes no others to the dead letters.
         """
         most = self.queue.max_redeliveries
-        last = np.zeros(len(batch), dtype=bool)
+        alone = np.zeros(len(batch), dtype=bool)
         if most is not None:
             last = batch.column("attempts").to_numpy(zero_copy_only=False) > most
-        if not last.all():
-            yield (batch.filter(pa.array(~last)) if last.any() else batch), False
-        for index in np.flatnonzero(last):
-            yield batch.slice(index, 1), True
+            for row in np.flatnonzero(last):
+                alone[row] = known[int(partitions[row])].takes(int(offsets[row])) > 0
+        if not alone.all():
+            yield batch.filter(pa.array(~alone)) if alone.any() else batch
+        for row in np.flatnonzero(alone):
+            yield batch.slice(row, 1)
 
     def _process(
-        self, taker: Taker, known: dict[int, TakenBefore], batch: pa.RecordBatch, *, alone: bool
+        self, taker: Taker, known: Mapping[int, TakenBefore], batch: pa.RecordBatch
     ) -> Iterator[pa.RecordBatch]:
         partitions, offsets = self._places(batch)
         everything = _by_partition(partitions, offsets)
@@ -125,8 +131,6 @@ class Task:
         left: dict[int, set[int]] = {partition: set() for partition in everything}
         operations: list[Marker] = []
         for partition, ones in everything.items():
-            if partition not in known or known[partition].first > ones[0]:
-                known[partition] = taker.taken_before(partition, ones[0])
             out = known[partition].sort_out(ones)
             left[partition] = out.left | out.deadly
             operations += self._alike(partition, Op.NACK, sorted(out.deadly), reason=_DEADLY)
@@ -147,7 +151,7 @@ class Task:
         if taken:
             given = batch.select([name for name in batch.schema.names if name != OURS]).filter(pa.array(mine))
             outcome = (self._call_rows if self.by_row else self._call_frame)(given)
-        operations += self._survivors(known, taken, alone=alone)
+        operations += self._survivors(known, taken)
         if outcome.failed:
             partitions, offsets = partitions[mine], offsets[mine]
             operations += self._nacks(partitions, offsets, outcome.failed)
@@ -192,26 +196,26 @@ class Task:
     # --- many messages at once ------------------------------------------------------------------------
 
     def _call_frame(self, batch: pa.RecordBatch) -> _Outcome:
-        frame = batch.to_pandas(use_threads=False)  # Spark runs a task for each core
-        frame.index = pd.RangeIndex(len(frame), name=ROW)
+        attempts = batch.column("attempts")
         outcome = _Outcome()
-        parts, calls = [frame], 0
+        parts, calls = [range(batch.num_rows)], 0
         while parts:
-            part = parts.pop()
+            rows = parts.pop()
             calls += 1
+            may = calls < _MAX_CALLS
             try:
-                result = self.function(part.copy(deep=False))
+                result = self.function(_frame(batch, rows))
             except Exception as error:
-                self._split(part, error, parts, outcome, may=calls < _MAX_CALLS)
+                self._split(rows, attempts, error, parts, outcome, may=may)
                 continue
-            self._check_frame(result, part)
-            failed = self._failed_rows(result, part)
+            index = pd.RangeIndex(rows, name=ROW)
+            self._check_frame(result, index)
+            failed = self._failed_rows(result, index, attempts)
             good = result[~result.index.isin(list(failed))] if failed else result
             try:
                 output = self._as_arrow(good)
-            except Exception as error:  # of many kinds: a number too large is an OverflowError
-                error = NotOfSchema(described(error))
-                self._split(part, error, parts, outcome, may=calls < _MAX_CALLS)
+            except NotOfSchema as error:
+                self._split(rows, attempts, error, parts, outcome, may=may)
                 continue
             outcome.failed |= failed
             if output.num_rows:
@@ -219,24 +223,32 @@ class Task:
         return outcome
 
     def _split(
-        self, part: pd.DataFrame, error: Exception, parts: list[pd.DataFrame], outcome: _Outcome, *, may: bool
+        self,
+        rows: range,
+        attempts: pa.Array,
+        error: Exception,
+        parts: list[range],
+        outcome: _Outcome,
+        *,
+        may: bool,
     ) -> None:
         """A row that makes the function raise should fail alone: its halves are tried, or it has failed."""
-        half = len(part) // 2
+        half = len(rows) // 2
         if half and may and not isinstance(error, Retry | Reject):
-            parts += [part.iloc[half:], part.iloc[:half]]
+            parts += [rows[half:], rows[:half]]
             return
-        outcome.failed |= {row: self._failure(error, part["attempts"][row]) for row in part.index}
-        self._complain(error, len(part))
+        outcome.failed |= {row: self._failure(error, attempts[row].as_py()) for row in rows}
+        self._complain(error, len(rows))
 
     def _as_arrow(self, result: pd.DataFrame) -> pa.RecordBatch:
         arrow = to_arrow_schema(self.schema, timezone="UTC")
-        table = pa.RecordBatch.from_pandas(
-            result[arrow.names], schema=arrow, preserve_index=False, nthreads=1
-        )
-        return self._with_report(table, None)
+        columns = [
+            as_column(column.name, result[column.name], column.dataType, one.type)
+            for column, one in zip(self.schema, arrow, strict=True)
+        ]
+        return self._with_report(pa.RecordBatch.from_arrays(columns, arrow.names), None)
 
-    def _check_frame(self, result: Any, part: pd.DataFrame) -> None:
+    def _check_frame(self, result: Any, index: pd.Index) -> None:
         what = f"process: the function of queue {self.queue.name!r}"
         if not isinstance(result, pd.DataFrame):
             raise ConfigError(f"{what} returned {type(result).__name__}, not a pandas DataFrame")
@@ -251,18 +263,17 @@ class Task:
                 "tell which messages they are; keep it: frame.assign(…), frame[…], or "
                 "pd.DataFrame(…, index=frame.index)"
             )
-        if not result.index.equals(part.index) and len(unknown := result.index.difference(part.index)):
+        if not result.index.equals(index) and len(unknown := result.index.difference(index)):
             raise ConfigError(
                 f"{what} returned rows that it was not given: {unknown[:3].tolist()} in the index {ROW!r}"
             )
 
-    def _failed_rows(self, result: pd.DataFrame, part: pd.DataFrame) -> dict[int, _Failure]:
+    def _failed_rows(self, result: pd.DataFrame, index: pd.Index, attempts: pa.Array) -> dict[int, _Failure]:
         """Those that the function says have failed, and those that it left out."""
-        attempts = part["attempts"]
         failed: dict[int, _Failure] = {}
-        if not result.index.equals(part.index):
-            for row in part.index.difference(result.index):
-                failed[int(row)] = self._given_back("the function returned no row for it", attempts[row])
+        if not result.index.equals(index):
+            for row in map(int, index.difference(result.index)):
+                failed[row] = self._given_back("the function returned no row for it", attempts[row].as_py())
         if ERROR not in result.columns and REJECT not in result.columns:
             return failed
         nothing = pd.Series(None, index=result.index, dtype=object)
@@ -271,11 +282,11 @@ class Task:
         has_error = errors.notna()
         for at in np.flatnonzero(has_error | rejected):
             row, error = int(result.index[at]), errors.iloc[at]  # labels may be 1.0, too
-            reason = _reason(error) if has_error.iloc[at] else None
+            reason, count = _reason(error) if has_error.iloc[at] else None, attempts[row].as_py()
             if rejected.iloc[at]:
-                failed[row] = self._failure(Reject(reason) if reason else Reject(), attempts[row])
+                failed[row] = self._failure(Reject(reason) if reason else Reject(), count)
             else:
-                failed[row] = self._given_back(reason, attempts[row], _wait(delays.iloc[at]))
+                failed[row] = self._given_back(reason, count, _wait(delays.iloc[at]))
         return failed
 
     # --- row by row -----------------------------------------------------------------------------------
@@ -301,14 +312,23 @@ class Task:
             return []
         several = isinstance(result, Iterable) and not isinstance(result, dict | tuple | str | bytes)
         rows = list(result) if several else [result]
-        for row in rows:
-            if not isinstance(row, dict | tuple):  # a Row is a tuple
-                what = f"a list with a {type(row).__name__}" if several else type(row).__name__
-                raise NotOfSchema(f"the function returned {what}, not a dict, tuple, Row or list of these")
-            if isinstance(row, dict) and (missing := [name for name in self.schema.names if name not in row]):
+        return [self._as_row(row, several=several) for row in rows]
+
+    def _as_row(self, row: Any, *, several: bool) -> tuple[Any, ...]:
+        if not isinstance(row, dict | tuple):
+            what = f"a list with a {type(row).__name__}" if several else type(row).__name__
+            raise NotOfSchema(f"the function returned {what}, not a dict, tuple, Row or list of these")
+        names = getattr(row, "__fields__", getattr(row, "_fields", None))  # of a Row, or a named tuple
+        if names is not None:
+            row = dict(zip(names, row, strict=True))
+        if isinstance(row, dict):
+            if missing := [name for name in self.schema.names if name not in row]:
                 # Spark would take None for it, and a misspelt name would be lost.
-                raise NotOfSchema(f"the function returned a dict without its schema's {missing[0]!r}")
-        return rows
+                raise NotOfSchema(f"the function returned a row without its schema's {missing[0]!r}")
+            row = tuple(row[name] for name in self.schema.names)
+        for column, value in zip(self.schema, row, strict=False):  # Spark counts them
+            check(column.name, value, column.dataType)
+        return tuple(row)
 
     def _convert(self, results: list[tuple[int, list[Any]]], attempts: list[int], outcome: _Outcome) -> None:
         """Add the rows to the output; those that are not of the schema have failed."""
@@ -346,11 +366,11 @@ class Task:
         delay_ms = min(duration_ms(delay, DELAY), self.queue.max_delay_ms)
         return _Failure(Op.NACK, delay_ms, counts, None if reason is None else shortened(reason))
 
-    def _survivors(self, known: Mapping[int, TakenBefore], taken: Offsets, *, alone: bool) -> list[Marker]:
+    def _survivors(self, known: Mapping[int, TakenBefore], taken: Offsets) -> list[Marker]:
         """Extend the leases of what was taken before: so it is known not to kill the worker."""
         found: list[Marker] = []
         for partition, ones in taken.items():
-            again = ones if alone else known[partition].taken(ones)
+            again = known[partition].taken(ones)
             found += self._alike(partition, Op.EXTEND, again, redeliver_after_ms=self.lease_ms)
         return found
 
@@ -393,6 +413,13 @@ class Task:
         arrow = to_arrow_schema(self.schema, timezone="UTC")
         nothing = pa.RecordBatch.from_arrays([pa.nulls(1, one.type) for one in arrow], arrow.names)
         return self._with_report(nothing, str(report))
+
+
+def _frame(batch: pa.RecordBatch, rows: range) -> pd.DataFrame:
+    """Some rows as a frame of their own: the function may change what it is given."""
+    frame = batch.slice(rows.start, len(rows)).to_pandas(use_threads=False)  # Spark runs a task for each core
+    frame.index = pd.RangeIndex(rows, name=ROW)
+    return frame
 
 
 def _by_partition(partitions: Any, offsets: Any) -> Offsets:

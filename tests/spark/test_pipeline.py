@@ -51,6 +51,22 @@ def test_the_command(spark, make_queue, tmp_path, monkeypatch):
     assert (left.depth, left.in_flight, left.dead_letters) == (0, 0, 2)
 
 
+@pytest.mark.parametrize("bodies", [[], ['{"id": 1, "name": "a, b"}', '{"id": 2}']])
+def test_an_aggregate_of_text_files_and_of_nothing(spark, make_queue, tmp_path, monkeypatch, bodies):
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    queue = make_queue(1)
+    queue.send(*bodies)
+    out = tmp_path / "rows"
+    where = ["--bootstrap", queue.connection.bootstrap, "--zookeeper", queue.connection.zookeeper]
+    line = ["pipeline", queue.name, *where, "--root", queue.connection.root, "--out", str(out)]
+    line += ["--schema", "id long, name string", "--format", "csv", "--option", "header=true"]
+    line += ["--aggregate", "select max(name) name, sum(id) total, count(id) ids from rows"]
+    done = CliRunner().invoke(kmq, line, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    (row,) = spark.read.csv(f"{out}-aggregate", header=True).collect()
+    assert tuple(row) == (("a, b", "3", "2") if bodies else (None, None, "0"))
+
+
 @pytest.mark.parametrize("signalled", [True, False])
 def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signalled):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)

@@ -137,10 +137,10 @@ def test_attempts_are_deliveries_so_far(of_one_partition):
 
 
 def test_when_a_message_was_first_sent(of_one_partition):
-    values = [b"1795262400000", b"-5", b"99999999999999999999", b"1 ", None]
+    values = [b"1795262400000", b"-5", b"99999999999999999999", b"9000000000000000000", b"1 ", None]
     queue = [(0, n, START_MS + 7, None, b"", [("kmq-original-timestamp", v)]) for n, v in enumerate(values)]
     rows = of_one_partition(queue, []).orderBy("offset").collect()
-    expected = [START_MS, -5, START_MS + 7, START_MS + 7, START_MS + 7]
+    expected = [START_MS, -5, START_MS + 7, START_MS + 7, START_MS + 7, START_MS + 7]
     assert [row["first_enqueued"] for row in rows] == [naive(ms) for ms in expected]
 
 
@@ -188,8 +188,13 @@ def test_quantiles_that_are_none(wrong, of_one_partition):
         latency(of_one_partition([], []), wrong)
 
 
-def test_dead_letters_with_headers_that_cant_be_read(spark):
-    headers = [("kmq-dead-letter-partition", b"x"), ("kmq-dead-letter-reason", b"expired")]
+@pytest.mark.parametrize("partition", [b"x", b"3000000000"])
+def test_dead_letters_with_headers_that_cant_be_read(spark, partition):
+    headers = [
+        ("kmq-dead-letter-partition", partition),
+        ("kmq-dead-letter-reason", b"expired"),
+        ("kmq-original-timestamp", b"9000000000000000000"),
+    ]
     (row,) = dead_letters_of(frame_of(spark, [(0, 3, START_MS, b"k", b"v", headers)])).collect()
     assert (row["offset"], row["origin_partition"], row["attempts"], row["reason"]) == (
         3,

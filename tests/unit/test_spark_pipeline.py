@@ -46,6 +46,22 @@ def test_every_row_is_told_apart():
     assert found[columns].values.tolist() == [["b", 3, 101, 0], ["a", 3, 100, 0], ["b", 3, 101, 1]]
 
 
+def test_when_all_have_failed_the_columns_are_there():
+    found = WithOrigin(lambda _: pd.DataFrame(columns=["id"]))(messages("a"))
+    assert found.columns.tolist() == ["id", "original_partition", "original_offset", "original_row"]
+
+
+def test_the_function_may_change_the_frame():
+    found = WithOrigin(lambda frame: frame.assign(original_offset=0))(messages("a"))
+    assert found["original_offset"].tolist() == [100]
+
+    def in_place(frame):
+        frame["original_offset"] = 0
+        return frame
+
+    assert WithOrigin(in_place)(messages("a"))["original_offset"].tolist() == [100]
+
+
 @pytest.mark.parametrize("wrong", [None, pd.DataFrame({"x": [1]})])
 def test_what_process_refuses_is_left_to_it(wrong):
     assert WithOrigin(lambda _: wrong)(messages("a")) is wrong

@@ -2,12 +2,13 @@
 
 import logging
 import pickle
+from typing import NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DecimalType, LongType, StructType
 
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import ConfigError
@@ -72,10 +73,8 @@ def batch(count, *, first=10, partition=0, attempts=1, topic="q", **columns):
 
 
 def task(function, *, by_row=False, markers="range", queue=QUEUE, schema="value binary"):
-    fields = [tuple(one.split()) for one in schema.split(",")]
-    struct = StructType()
-    for name, kind in fields:
-        struct.add(name, kind)
+    name, kind = schema if isinstance(schema, tuple) else schema.split()
+    struct = StructType().add(name, kind)
     return Task(
         queue=queue,
         connection=Connection(),
@@ -178,7 +177,7 @@ def test_a_value_that_is_not_of_the_schema_fails_alone(takes, caplog):
         output, report = run(task(function, schema="value long"), batch(4))
     assert output == [1, 1, 1]
     assert report.left == {0: [12]}
-    assert takes.nacks[0].reason.startswith("NotOfSchema: Arrow")
+    assert takes.nacks[0].reason.startswith("NotOfSchema: value: Arrow")
     assert caplog.records  # of any formatter: one that pytest attaches may be another library's
     assert not any("secret" in str(record.__dict__) for record in caplog.records)
 
@@ -192,7 +191,46 @@ def test_a_number_too_large_for_any_column_fails_alone(takes, kind):
     output, report = run(task(function, schema=f"value {kind}"), batch(4))
     assert len(output) == 3
     assert report.left == {0: [12]}
-    assert takes.nacks[0].reason.startswith("NotOfSchema: Overflow")
+    assert takes.nacks[0].reason.startswith("NotOfSchema: value: ")
+
+
+def test_a_function_may_change_the_frame_that_it_is_given(takes):
+    def function(frame):
+        frame["attempts"] *= 100
+        frame["value"] = frame["value"] + b"!"
+        if (frame["value"] == b"m3!").any():
+            raise ValueError("poison")
+        return frame
+
+    output, _ = run(task(function), batch(4))
+    assert output == [b"m0!", b"m1!", b"m2!"]
+    assert takes.nacks == [Marker(0, 13, Op.NACK, 1_000, reason="ValueError: poison")]  # after 1 attempt
+
+
+@pytest.mark.parametrize("kind", ["string", "timestamp", "binary", ArrayType(LongType()), DecimalType(5, 2)])
+def test_what_no_row_has_is_null(takes, kind):
+    """To pandas, a column of nothing is one of floats."""
+    work = task(lambda frame: pd.DataFrame({}, columns=["value"], index=frame.index), schema=("value", kind))
+    output, report = run(work, batch(2))
+    assert (output, report.done) == ([None, None], {0: range(10, 12)})
+
+
+def test_when_all_have_failed_what_the_function_says_of_them_holds(takes):
+    def function(frame):
+        return pd.DataFrame({"value": [None], "kmq_error": ["bad"], "kmq_reject": [True]}, index=frame.index)
+
+    assert run(task(function, schema="value string"), batch(1))[0] == []
+    assert takes.nacks == [Marker(0, 10, Op.DEAD_LETTER, reason="bad")]
+
+
+def test_named_rows_go_by_their_names(takes):
+    class Named(NamedTuple):
+        other: int
+        value: bytes
+
+    returned = [Row(other=1, value=b"a"), Named(other=1, value=b"b"), Row(b"c")]
+    output, _ = run(task(lambda _: returned, by_row=True), batch(1))
+    assert output == [b"a", b"b", b"c"]
 
 
 def test_labels_and_flags_in_other_types_of_pandas_are_understood(takes):
@@ -275,8 +313,9 @@ def test_row_by_row(takes):
         (5, "int, not a dict, tuple, Row or list of these"),
         (["a"], "a list with a str, not a dict, tuple, Row or list of these"),
         ([None], "a list with a NoneType, not a dict, tuple, Row or list of these"),
-        ({"valeu": "a"}, "a dict without its schema's 'value'"),
-        ([{"value": "a"}, {}], "a dict without its schema's 'value'"),
+        ({"valeu": "a"}, "a row without its schema's 'value'"),
+        (Row(valeu="a"), "a row without its schema's 'value'"),
+        ([{"value": "a"}, {}], "a row without its schema's 'value'"),
     ],
 )
 def test_what_is_no_row_has_failed(takes, returned, what):
@@ -304,10 +343,14 @@ def test_delayed_messages_are_left_to_the_tracker(takes):
     assert list(delays) == [(0, 11)]
 
 
-def test_a_message_on_its_last_attempt_is_taken_alone(takes):
-    run(task(only_value), batch(4, attempts=[1, 4, 2, 5]))
-    assert [list(taken[0]) for taken, _ in takes.log] == [[10, 12], [11], [13]]
-    assert takes.extended == [11, 13]  # what follows one of them may kill the worker
+def test_a_message_on_its_last_attempt_that_did_not_survive_is_taken_alone(takes):
+    takes.before = [
+        Marker(0, 10, Op.TAKE, 3_600_000, runs=((10, 5),)),
+        Marker(0, 14, Op.EXTEND, 3_600_000),  # it survived
+    ]
+    run(task(only_value), batch(6, attempts=[1, 4, 2, 5, 4, 4]))
+    assert [list(taken[0]) for taken, _ in takes.log] == [[10, 12, 14, 15], [11], [13]]
+    assert takes.extended == [10, 12, 14, 11, 13]  # what follows one of them may kill the worker
 
 
 def test_finished_messages_are_not_handed_out_again_and_taken_ones_are(takes):
