@@ -184,7 +184,7 @@ class Processing:
     ) -> DataFrame:
         """The same, a message at a time: `function` is called with a Row.
 
-        It returns a row (tuple, Row, or a dict with every field of `schema`), several (a list), or None:
+        It returns a row (a dict or Row with every field of `schema`, or a tuple), several (a list), or None:
         done, nothing to hand on. What it raises has failed: `Reject` dead-letters it now, `Retry` says
         when it comes again, anything else gives it back with the error as reason.
         """
