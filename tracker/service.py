@@ -251,13 +251,14 @@ class Tracker:
                 part.queue = part.redeliverer.queue = view.queues[part.key[0]].settings
 
     def _advance(self, part: OwnedPartition, now: float) -> None:
-        if part.busy:
+        assert self._leadership is not None
+        # Asked before a takeover, too, or whoever has the partition by now would be fenced for nothing.
+        if part.busy or not self._leadership.may_redeliver():
             return
         if part.phase is Phase.OPENING and now >= part.retry_at:
             self._submit(part, lambda: self._take_over(part), lambda found: self._taken_over(part, found))
             return
-        assert self._leadership is not None
-        if part.phase is not Phase.ACTIVE or not self._leadership.may_redeliver():
+        if part.phase is not Phase.ACTIVE:
             return
         entries = part.due(self._settings.max_batch_messages * 5)
         if entries:
