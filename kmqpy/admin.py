@@ -80,8 +80,8 @@ class Admin:
         queue topic if it exists, else to 1. `retention` (seconds) defaults to 14
         days, or more where the longest hold or delay asks for it; `replication` to 3, or fewer brokers.
 
-        Raises ConfigError for bad numbers and when the queue exists with other settings, TopicError when
-        existing topics do not fit.
+        Raises ConfigError for bad numbers, when the queue exists with other settings and for the markers
+        topic of another queue; TopicError when existing topics do not fit.
         """
         settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
         # Asked first: without ZooKeeper nothing is created.
@@ -95,6 +95,8 @@ class Admin:
             raise ConfigError(
                 f"queue {settings.name!r} exists with other settings ({changed}); use kmq queue alter"
             )
+        if known is None and self._has_registry:
+            self._check_markers_topic(settings)
         longest = max(settings.max_delay_ms, settings.max_hold_ms)
         retention_ms = (
             max(DEFAULT_RETENTION_MS, longest + 7 * DAY_MS)
@@ -291,6 +293,17 @@ class Admin:
         if known is None:
             return {}, {}
         return self._registry.owners(name), self._registry.offsets(name)
+
+    def _check_markers_topic(self, settings: QueueSettings) -> None:
+        """Markers say only partition and offset: those of two queues can't be told apart."""
+        if settings.markers_topic == QueueSettings(name=settings.name).markers_topic:
+            return  # not worth reading the whole registry
+        for other in self._registry.queues():
+            if settings.markers_topic == other.settings.markers_topic:
+                raise ConfigError(
+                    f"markers_topic: {settings.markers_topic!r} is that of queue {other.settings.name!r}; "
+                    "each queue needs its own"
+                )
 
     def _check_retention(self, settings: QueueSettings, retention: Duration | None) -> None:
         longest = max(settings.max_delay_ms, settings.max_hold_ms)

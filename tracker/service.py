@@ -47,6 +47,7 @@ _OPEN_TIMEOUT_S = 10.0
 _PROBE_EVERY_S = 2.0
 _PROBE_TIMEOUT_S = 3.0
 """Short: what is to be stored or released waits behind a probe."""
+_SHARED_WAIT_S = 10.0
 _COMPLAIN_EVERY_S = 60.0
 _STOP_TIMEOUT_S = 15.0
 _LOOP_STUCK_S = 30.0
@@ -329,6 +330,10 @@ class Tracker:
             part.problem = f"takeover failed: {found}"
             self.metrics.failures.labels(part.key[0]).inc()
             self._complain("takeover", part.key, "takeover failed; trying again", error=str(found))
+        elif (other := self._by_topic.get((part.queue.markers_topic, part.number), part)) is not part:
+            part.problem = f"its markers topic is also that of queue {other.key[0]}; give each its own"
+            self._complain("topics", part.key, part.problem)
+            self._reopen(part, _SHARED_WAIT_S)
         else:
             part.problem = None
             if part.reading and found.topic_ids != part.topic_ids:

@@ -84,6 +84,13 @@ class TestCreateAlterDelete:
             admin.create_queue(queue_name, partitions=3)
         assert admin.list_queues()[0].settings.max_redeliveries == 3
 
+    def test_a_markers_topic_is_of_one_queue(self, admin, queue_name):
+        admin.create_queue(queue_name)
+        other = QueueSettings(name=f"{queue_name}-b", markers_topic=f"{queue_name}__markers")
+        with pytest.raises(ConfigError, match=f"that of queue '{queue_name}'"):
+            admin.create_queue(other)
+        assert [queue.settings.name for queue in admin.list_queues()] == [queue_name]
+
     def test_retention_is_longer_than_the_longest_hold(self, admin, queue_name):
         settings = QueueSettings(name=queue_name, max_hold_ms=30 * DAY_MS)
         with pytest.raises(ConfigError, match="retention"):

@@ -1,11 +1,14 @@
 """The tracker's main loop, without servers: what it does with what leadership tells."""
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kmqpy.config import Connection, QueueSettings
+from kmqpy.inflight import InFlight
 from kmqpy.registry import RegisteredQueue
 from tracker.leadership import Grant, LeadershipView
-from tracker.service import Tracker
+from tracker.partition import OwnedPartition, Phase
+from tracker.service import Tracker, _Takeover
 from tracker.settings import TrackerSettings
 
 
@@ -21,10 +24,28 @@ class FakeLeadership:
         self.released.append((queue, partition))
 
 
+class FakeConsumer:
+    """As librdkafka's: what is assigned can't be assigned again."""
+
+    def __init__(self) -> None:
+        self.assigned: set[tuple[str, int]] = set()
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        for place in places:
+            if (place.topic, place.partition) in self.assigned:
+                raise KafkaException(KafkaError(KafkaError._CONFLICT))
+            self.assigned.add((place.topic, place.partition))
+
+    def incremental_unassign(self, places: list[TopicPartition]) -> None:
+        self.assigned -= {(place.topic, place.partition) for place in places}
+
+
 @pytest.fixture
 def tracker() -> Tracker:
     tracker = Tracker(Connection(), TrackerSettings(http_port=-1))
     tracker._leadership = FakeLeadership()
+    tracker._consumer = FakeConsumer()
+    tracker._diagnose = lambda _: None
     return tracker
 
 
@@ -32,6 +53,15 @@ def view(releasing: set[tuple[str, int]]) -> LeadershipView:
     queue = RegisteredQueue(QueueSettings(name="q"), partitions=2)
     owned = {("q", 0): Grant(1), ("q", 1): Grant(2)}
     return LeadershipView(owned, frozenset(releasing), {"q": queue}, connected=True)
+
+
+def part_of(tracker: Tracker, queue: QueueSettings) -> OwnedPartition:
+    """Partition 0 of the queue, granted beside what the tracker has."""
+    queues = {part.queue.name: part.queue for part in tracker._parts.values()} | {queue.name: queue}
+    owned = {(name, 0): Grant(1) for name in queues}
+    registered = {name: RegisteredQueue(one, 1) for name, one in queues.items()}
+    tracker._follow(LeadershipView(owned, frozenset(), registered, connected=True))
+    return tracker._parts[queue.name, 0]
 
 
 def test_a_partition_asked_for_again_before_it_was_taken_over_is_released(tracker: Tracker) -> None:
@@ -61,3 +91,18 @@ def test_who_may_not_redeliver_does_not_take_over(tracker: Tracker) -> None:
     tracker._leadership.verified = True
     tracker._advance(part, now=0.0)
     assert part.busy
+
+
+def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracker: Tracker) -> None:
+    first = part_of(tracker, QueueSettings(name="a"))
+    second = part_of(tracker, QueueSettings(name="b", markers_topic="a__markers"))
+    takeover = _Takeover(("queue-id", "markers-id"), 0, InFlight())
+    tracker._taken_over(first, takeover)
+    tracker._taken_over(second, takeover)
+    assert (first.phase, second.phase) == (Phase.CATCHING_UP, Phase.OPENING)
+    assert first.problem is None
+    assert "also that of queue a" in (second.problem or "")
+    tracker._drop(first, "leadership lost")
+    tracker._taken_over(second, takeover)
+    assert second.phase is Phase.CATCHING_UP
+    assert second.problem is None
