@@ -141,7 +141,7 @@ class SparkTracker:
         self._failures = 0
         self._retry_at = 0.0
         self._query_problem = ""
-        self._topic_ids = ("", "")
+        self._topic_ids: dict[str, str] = {}  # of the queue and the markers topic
         self._next_probe = 0.0
         self._beat = clock.monotonic()
 
@@ -238,11 +238,11 @@ class SparkTracker:
         with connect(connection.zookeeper, security=connection.zookeeper_security) as zookeeper:
             queue = Registry(zookeeper, connection.root).get(self._queue).settings
         topics = Topics(connection).check(queue)
-        self._topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
+        self._topic_ids = {info.name: info.topic_id for info in (topics.queue, topics.markers)}
         self._session = self._spark.newSession()
         for key, value in SESSION.items():
             self._session.conf.set(key, value)
-        ids = dict(zip(("queue_topic_id", "markers_topic_id"), self._topic_ids, strict=True))
+        ids = dict(zip(("queue_topic_id", "markers_topic_id"), self._topic_ids.values(), strict=True))
         claim(self._session, self._checkpoint, "queue", self._queue, ids)
         member = self._member = Membership(
             self,
@@ -292,6 +292,7 @@ class SparkTracker:
         if lost and self._query is not None:
             # The executors ask ZooKeeper by themselves; this also ends what they are in the middle of.
             self._stop_query("leadership lost")
+        self._probe(now)  # also while nothing is ours: who does not reach Kafka must be given nothing
         registered = view.queues.get(self._queue)
         if registered is None:
             if view.connected and self._running is not None:
@@ -303,7 +304,6 @@ class SparkTracker:
             self._stop_query("nothing to do" if not mine else "queue changed", gracefully=True)
         if self._query is None and mine and now >= self._retry_at:
             self._start_query(*wanted)
-        self._probe(now)
 
     def _release(self, view: LeadershipView) -> None:
         """Give up what others are to have: the executors see it, and the next owner fences them."""
@@ -463,23 +463,21 @@ class SparkTracker:
                 self._stored[key[1]] = due[key].offset
 
     def _probe(self, now: float) -> None:
-        """See whether Kafka answers, and that the markers topic is still the one we know (rule R8)."""
+        """See whether Kafka answers, and that the topics are still the ones we know (rules R8, R13)."""
         assert self._member is not None
-        if now < self._next_probe or self._running is None:
+        if now < self._next_probe:
             return
         self._next_probe = now + _PROBE_EVERY_S
-        queue = self._running[0]
         found: dict[str, TopicInfo] = {}
         answered = False
         try:
             # Any broker can answer this; that no controller does is no reason to withdraw.
             self._topics.brokers()
             answered = True
-            found = self._topics.describe([queue.name, queue.markers_topic])
+            found = self._topics.describe([*self._topic_ids])
         except KmqError as error:
             _log.debug("Kafka does not answer: %s", error)
-        ids = zip((queue.name, queue.markers_topic), self._topic_ids, strict=True)
-        if any(found[name].topic_id != topic_id for name, topic_id in ids if name in found):
+        if any(info.topic_id != self._topic_ids[name] for name, info in found.items()):
             raise TopicError(
                 f"queue {self._queue!r}: its topics were deleted and created anew; "
                 "start the tracker again, with another checkpoint"
