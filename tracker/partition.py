@@ -87,6 +87,7 @@ class OwnedPartition:
         self.stored_offset: int | None = None
         self.missed_until_ms = INT64_MAX
         self.problem: str | None = None
+        self.tick_problem: str | None = None
         self.dead_letter_problem: str | None = None
         self._read_to = -1
         self._now_read_at = 0.0
@@ -116,7 +117,7 @@ class OwnedPartition:
         """Note that the record at markers offset `at` was read; True when that ends catching up."""
         self._read_to = at
         self._marker_read_at = now
-        self._tick_sent_at = None
+        self._tick_sent_at = self.tick_problem = None
         if self.state.now_ms != now_before_ms:
             self._now_read_at = now
         return self._end_catching_up()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.inflight import Entry
 from kmqpy.markers import Op
 from kmqpy.message import headers_of
+from kmqpy.starting import is_fatal
 from tracker.plan import Copy, Original, batches, copy_of
 from tracker.settings import TrackerSettings
 
@@ -378,31 +380,84 @@ class Redeliverer:
         return float(min(30.0, 0.2 * 2 ** min(tries, 10)))
 
 
-def send_tick(producer: Producer, topic: str, partition: int, timeout_s: float) -> int:
-    """Append a tick and return its markers offset; raises Unavailable."""
-    offsets: list[int | None] = []
+class Ticker:
+    """Appends ticks, for any thread; raises Unavailable where that fails.
 
-    def report(error: KafkaError | None, record: Any) -> None:
-        offsets.append(None if error is not None else record.offset())
+    A fatal error (a broker lost what it had acknowledged, or we may not write yet) ends an idempotent
+    producer for good: then another takes its place.
+    """
 
-    key, value, headers = markers.encode(markers.tick(partition))
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._producer = self._new_producer()
+        self._broken = False
 
-    def send() -> None:
-        producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
+    def post_tick(self, topic: str, partition: int) -> None:
+        """Append a tick without waiting for it; `poll` now and then."""
+        try:
+            self._produce(self._current(), topic, partition, lambda *_: None)
+        except KafkaException as exception:
+            raise _no_tick(topic, partition, exception) from exception
 
-    try:
-        send()
-    except KafkaException as exception:
-        if not kafka.look_again(producer, topic, partition, exception):
-            what = f"markers topic {topic}, partition {partition}"
-            raise Unavailable(f"{what}: {_name(exception)}") from exception
-        send()
-    deadline = SYSTEM_CLOCK.monotonic() + timeout_s
-    while not offsets and SYSTEM_CLOCK.monotonic() < deadline:
-        producer.poll(0.02)
-    if not offsets or offsets[0] is None:
-        raise Unavailable(f"markers topic {topic}, partition {partition}: a tick could not be written")
-    return offsets[0]
+    def send_tick(self, topic: str, partition: int, timeout_s: float) -> int:
+        """Append a tick and return its markers offset."""
+        producer = self._current()
+        offsets: list[int | None] = []
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            offsets.append(None if error is not None else record.offset())
+
+        try:
+            self._produce(producer, topic, partition, report)
+        except KafkaException as exception:
+            if not kafka.look_again(producer, topic, partition, exception):
+                raise _no_tick(topic, partition, exception) from exception
+            self._produce(producer, topic, partition, report)
+        deadline = SYSTEM_CLOCK.monotonic() + timeout_s
+        while not offsets and SYSTEM_CLOCK.monotonic() < deadline:
+            producer.poll(0.02)
+        if not offsets or offsets[0] is None:
+            raise _no_tick(topic, partition)
+        return offsets[0]
+
+    def poll(self) -> None:
+        """See what became of those that were posted."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Give what was posted a moment to arrive."""
+        self._producer.flush(1)
+
+    def _new_producer(self) -> Producer:
+        return kafka.producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
+
+    def _current(self) -> Producer:
+        with self._lock:
+            if self._broken:
+                _log.error("producer of ticks replaced after a fatal error")
+                self._producer, self._broken = self._new_producer(), False
+            return self._producer
+
+    def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
+        def report(error: KafkaError | None, record: Any) -> None:
+            # Knows not of which producer, which it would keep alive; one replaced for nothing is no harm.
+            self._broken = self._broken or is_fatal(error)
+            done(error, record)
+
+        key, value, headers = markers.encode(markers.tick(partition))
+        try:
+            producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
+        except BufferError:
+            raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+        except KafkaException as exception:
+            self._broken = self._broken or is_fatal(kafka.error_of(exception))
+            raise
+
+
+def _no_tick(topic: str, partition: int, why: KafkaException | None = None) -> Unavailable:
+    text = f"markers topic {topic}, partition {partition}: a tick could not be written"
+    return Unavailable(text if why is None else f"{text}: {_name(why)}")
 
 
 def _original(record: Any) -> Original:

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
-from kmqpy import kafka, markers
+from kmqpy import kafka
 from kmqpy.admin import Admin
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.doctor import Severity
-from kmqpy.errors import AccessDenied, DecodeError, KmqError
+from kmqpy.errors import AccessDenied, DecodeError, KmqError, Unavailable
 from kmqpy.inflight import Entry, InFlight, Row
 from kmqpy.marker_log import apply_records
 from kmqpy.registry import StoredOffset
@@ -36,7 +36,7 @@ from tracker.membership import Membership
 from tracker.metrics import TrackerMetrics
 from tracker.offsets import Pace
 from tracker.partition import OwnedPartition, Phase, begin_at
-from tracker.redelivery import OriginalsReader, Outcome, Redeliverer, send_tick
+from tracker.redelivery import OriginalsReader, Outcome, Redeliverer, Ticker
 from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)
@@ -164,14 +164,15 @@ class Tracker:
             name = f"queue {queue}, partition {partition}"
             if part.state.pinned:
                 found.append(f"{name}: markers of a newer kmqpy; update this tracker")
-            found += [f"{name}: {text}" for text in (part.problem, part.dead_letter_problem) if text]
+            texts = (part.problem, part.tick_problem, part.dead_letter_problem)
+            found += [f"{name}: {text}" for text in texts if text]
         return found
 
     # --- the main loop ----------------------------------------------------------------------------
 
     def _connect(self) -> None:
         self._consumer = kafka.consumer(self._connection, {"fetch.wait.max.ms": 100})
-        self._ticker = kafka.producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
+        self._ticker = Ticker(self._connection)
         self._topics = Topics(self._connection)
         self._probed_topics = Topics(self._connection, _PROBE_TIMEOUT_S)
         member = self._member = Membership(
@@ -206,7 +207,7 @@ class Tracker:
         self._follow(self._view())
         for part in list(self._parts.values()):
             self._advance(part, now)
-        self._ticker.poll(0)
+        self._ticker.poll()
         self._store_offsets(now)
         self._probe(now)
         self._read(self._wait_s(now))
@@ -269,10 +270,10 @@ class Tracker:
                 lambda outcome: self._redelivered(part, entries, outcome),
             )
         elif part.wants_tick(now, self._silence_s):
-            key, value, headers = markers.encode(markers.tick(part.number))
             try:
-                self._ticker.produce(part.queue.markers_topic, value, key, part.number, headers=headers)  # type: ignore[arg-type]
-            except (BufferError, KafkaException) as error:
+                self._ticker.post_tick(part.queue.markers_topic, part.number)
+            except Unavailable as error:
+                part.tick_problem = str(error)
                 self._complain("tick", part.key, "a tick could not be written", error=str(error))
             part.tick_sent(now)
             self.metrics.ticks.labels(part.key[0]).inc()
@@ -308,7 +309,7 @@ class Tracker:
         with self._offsets_turn:
             stored = self._leadership.read_offset(queue.name, number)
         # Written after the fencing: when it has been read, so has everything before it.
-        tick = send_tick(self._ticker, queue.markers_topic, number, _OPEN_TIMEOUT_S)
+        tick = self._ticker.send_tick(queue.markers_topic, number, _OPEN_TIMEOUT_S)
         with self._reader() as reader:
             low = reader.log_start(queue.markers_topic, number)
         topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
@@ -532,7 +533,7 @@ class Tracker:
         deadline = self._clock.monotonic() + _STOP_TIMEOUT_S
         while any(part.busy for part in self._parts.values()) and self._clock.monotonic() < deadline:
             self._read(_BUSY_WAIT_S)
-            self._ticker.poll(0)
+            self._ticker.poll()
             while not self._results.empty():
                 self._results.get()()
         offsets = {key: stored for key, part in self._parts.items() if (stored := self._offset_of(part))}
@@ -557,7 +558,7 @@ class Tracker:
         while not self._readers.empty():
             self._readers.get().close()
         self._consumer.close()
-        self._ticker.flush(1)
+        self._ticker.close()
         _log.info("tracker stopped", extra={"tracker": self._settings.tracker_id})
 
     # --- in the background --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tracker.buckets import BucketedState, Damaged, Head
 from tracker.mandate import Mandate
 from tracker.markers_reader import MarkersReader
 from tracker.partition import Begin, begin_at
-from tracker.redelivery import SOON_S, OriginalsReader, Outcome, Redeliverer, send_tick
+from tracker.redelivery import SOON_S, OriginalsReader, Outcome, Redeliverer, Ticker
 from tracker.report import Report
 from tracker.settings import TrackerSettings
 
@@ -109,7 +109,7 @@ class Executor:
         self.mandate = Mandate(connection, task.tracker_id, clock)
         self.markers = MarkersReader(connection, clock)
         self.originals = OriginalsReader(connection, clock)
-        self.ticker = kafka.producer(connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
+        self.ticker = Ticker(connection)
         self._topics = Topics(connection)
         self._topics_seen: tuple[QueueTopics, float] | None = None
         self._redeliverers: dict[int, Redeliverer] = {}
@@ -351,7 +351,7 @@ class _Turn:
     def _catch_up(self, state: BucketedState) -> bool:
         """Read up to a tick that is written now: its time is the new now; False when it takes too long."""
         topic = self._queue.markers_topic
-        tick = send_tick(self._executor.ticker, topic, self._partition, _TICK_TIMEOUT_S)
+        tick = self._executor.ticker.send_tick(topic, self._partition, _TICK_TIMEOUT_S)
         written_at = self._clock.monotonic()
         self.report.ticks += 1
         if tick < state.position:

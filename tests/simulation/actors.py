@@ -379,7 +379,7 @@ _service = stepwise(
     OriginalsReader=lambda connection, clock: connection.world.controls.reader(connection, clock),
     Outcome=_redelivery.Outcome,
     Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
-    send_tick=_redelivery.send_tick,
+    Ticker=_redelivery.Ticker,
 )
 _records = stepwise("kmqpy.records", set())
 _source = stepwise(

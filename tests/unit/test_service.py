@@ -4,6 +4,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kmqpy.config import Connection, QueueSettings
+from kmqpy.errors import Unavailable
 from kmqpy.inflight import InFlight
 from kmqpy.registry import RegisteredQueue
 from tracker.leadership import Grant, LeadershipView
@@ -22,6 +23,11 @@ class FakeLeadership:
 
     def release(self, queue: str, partition: int) -> None:
         self.released.append((queue, partition))
+
+
+class FakeMember:
+    def problems(self) -> list[str]:
+        return []
 
 
 class FakeConsumer:
@@ -106,3 +112,21 @@ def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracker: Tracker) 
     tracker._taken_over(second, takeover)
     assert second.phase is Phase.CATCHING_UP
     assert second.problem is None
+
+
+def test_a_tick_that_can_not_be_written_is_shown_until_markers_are_read(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FakeTicker:
+        def post_tick(self, _topic: str, _partition: int) -> None:
+            raise Unavailable("no tick")
+
+    tracker._member = FakeMember()
+    tracker._ticker = FakeTicker()
+    part = part_of(tracker, QueueSettings(name="q"))
+    part.phase = Phase.ACTIVE
+    monkeypatch.setattr(part, "wants_tick", lambda *_: True)
+    tracker._advance(part, now=0.0)
+    assert tracker.problems() == ["queue q, partition 0: no tick"]
+    part.read(5, 0, 0.0)
+    assert tracker.problems() == []

@@ -1,0 +1,75 @@
+"""Ticks: a fatal error ends their producer, not the tracker's redelivery."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kmqpy import kafka
+from kmqpy.config import Connection
+from kmqpy.errors import Unavailable
+from tracker.redelivery import Ticker
+
+
+class FakeProducer:
+    """`fatal`: what librdkafka does after a fatal error, once it is known, `later` by a report."""
+
+    def __init__(self, *, fatal: bool = False, later: bool = False) -> None:
+        self.fatal, self.later = fatal, later
+        self.written = 0
+        self._reports: list[Callable[[], None]] = []
+
+    def produce(self, *_: Any, on_delivery: Callable[..., None], **__: Any) -> None:
+        if self.fatal and not self.later:
+            raise KafkaException(KafkaError(KafkaError._FATAL))
+        error = KafkaError(KafkaError._FATAL) if self.fatal else None
+        self.written += error is None
+        self.later = False
+        self._reports.append(lambda: on_delivery(error, self))
+
+    def offset(self) -> int:
+        return 7
+
+    def poll(self, _timeout_s: float) -> None:
+        for report in self._reports:
+            report()
+        self._reports.clear()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeProducer]:
+    """The producers that are made, in order: only the first one fails."""
+    made: list[FakeProducer] = []
+
+    def producer(*_: Any) -> FakeProducer:
+        made.append(FakeProducer(fatal=not made))
+        return made[-1]
+
+    monkeypatch.setattr(kafka, "producer", producer)
+    return made
+
+
+def test_a_takeover_works_again_after_a_fatal_error(made: list[FakeProducer]) -> None:
+    ticker = Ticker(Connection())
+    with pytest.raises(Unavailable, match=r"q__markers, partition 3: a tick could not be written: _FATAL"):
+        ticker.send_tick("q__markers", 3, 0.1)
+    assert ticker.send_tick("q__markers", 3, 0.1) == 7
+    assert len(made) == 2
+
+
+def test_a_fatal_error_that_is_reported_later(made: list[FakeProducer]) -> None:
+    ticker = Ticker(Connection())
+    made[0].later = True
+    ticker.post_tick("q__markers", 3)
+    ticker.poll()
+    ticker.post_tick("q__markers", 3)
+    assert [producer.written for producer in made] == [0, 1]
+
+
+def test_idle_queues_are_redelivered_again_after_a_fatal_error(made: list[FakeProducer]) -> None:
+    ticker = Ticker(Connection())
+    with pytest.raises(Unavailable):
+        ticker.post_tick("q__markers", 3)
+    ticker.post_tick("q__markers", 3)
+    assert [producer.written for producer in made] == [0, 1]
