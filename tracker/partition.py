@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -88,7 +89,7 @@ class OwnedPartition:
         self.missed_until_ms = INT64_MAX
         self.problem: str | None = None
         self.tick_problem: str | None = None
-        self.dead_letter_problem: str | None = None
+        self._stuck: dict[int, str] = {}
         self._read_to = -1
         self._now_read_at = 0.0
         self._marker_read_at = 0.0
@@ -159,6 +160,23 @@ class OwnedPartition:
         due_in_s = (next_due_ms - self.state.now_ms) / 1000 - (now - self._now_read_at)
         silence_in_s = self._marker_read_at + silence_s - now
         return max(due_in_s, silence_in_s)
+
+    def redelivered(self, entries: list[Entry], failed: Collection[int], why: str) -> None:
+        """Note why those of `entries` that failed did; what was said of the others holds no more."""
+        for entry in entries:
+            if why and entry.offset in failed:
+                self._stuck[entry.offset] = why
+            else:
+                self._stuck.pop(entry.offset, None)
+
+    def problems(self) -> list[str]:
+        """What is wrong; for any thread, which must not look at the state."""
+        found = [text for text in (self.problem, self.tick_problem) if text]
+        return found + sorted({*self._stuck.copy().values()})
+
+    def forget_ended(self) -> None:
+        """What is in flight no more (purged, acknowledged late) is not stuck; call it now and then."""
+        self._stuck = {offset: why for offset, why in self._stuck.items() if offset in self.state}
 
     def lateness_s(self, entry: Entry, now: float) -> float:
         """How long ago `entry` was due, in seconds by the partition's clock carried forward."""

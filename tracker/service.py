@@ -164,8 +164,7 @@ class Tracker:
             name = f"queue {queue}, partition {partition}"
             if part.state.pinned:
                 found.append(f"{name}: markers of a newer kmqpy; update this tracker")
-            texts = (part.problem, part.tick_problem, part.dead_letter_problem)
-            found += [f"{name}: {text}" for text in texts if text]
+            found += [f"{name}: {text}" for text in part.problems()]
         return found
 
     # --- the main loop ----------------------------------------------------------------------------
@@ -479,12 +478,11 @@ class Tracker:
                 "messages in flight are gone from the queue topic; raise its retention",
                 extra={**self._about(part), "count": len(outcome.gone), "offsets": outcome.gone[:10]},
             )
-        part.dead_letter_problem = outcome.dead_letter_problem
-        part.problem = outcome.problem
-        for problem in (outcome.problem, outcome.dead_letter_problem):
-            if problem:
-                self.metrics.failures.labels(name).inc()
-                self._complain("redelivery", part.key, "redelivery failed; trying again", error=problem)
+        problems = [text for text in (outcome.problem, outcome.dead_letter_problem) if text]
+        part.redelivered(entries, outcome.failed, "; ".join(problems))
+        for problem in problems:
+            self.metrics.failures.labels(name).inc()
+            self._complain("redelivery", part.key, "redelivery failed; trying again", error=problem)
         if outcome.broken:
             self._reopen(part, 0.0)
             return
@@ -596,6 +594,7 @@ class Tracker:
         self._pace.forget(self._parts)
         for part in self._parts.values():
             self._show(part, now)
+            part.forget_ended()
             unread = part.state.position - (part.stored_offset or 0)
             if part.phase is Phase.ACTIVE and self._pace.is_due(part.key, unread, partitions, now):
                 offset = self._offset_of(part)

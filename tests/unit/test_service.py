@@ -6,9 +6,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import Unavailable
 from kmqpy.inflight import InFlight
+from kmqpy.markers import Marker, Op
 from kmqpy.registry import RegisteredQueue
 from tracker.leadership import Grant, LeadershipView
 from tracker.partition import OwnedPartition, Phase
+from tracker.plan import Copy
+from tracker.redelivery import Outcome
 from tracker.service import Tracker, _Takeover
 from tracker.settings import TrackerSettings
 
@@ -20,6 +23,12 @@ class FakeLeadership:
 
     def may_redeliver(self) -> bool:
         return self.verified
+
+    def snapshot(self) -> LeadershipView:
+        return LeadershipView()
+
+    def write_offsets(self, offsets: dict[tuple[str, int], object]) -> frozenset[tuple[str, int]]:
+        return frozenset(offsets)
 
     def release(self, queue: str, partition: int) -> None:
         self.released.append((queue, partition))
@@ -129,4 +138,21 @@ def test_a_tick_that_can_not_be_written_is_shown_until_markers_are_read(
     tracker._advance(part, now=0.0)
     assert tracker.problems() == ["queue q, partition 0: no tick"]
     part.read(5, 0, 0.0)
+    assert tracker.problems() == []
+
+
+def test_a_stuck_message_is_shown_whatever_becomes_of_others_and_until_it_has_ended(tracker: Tracker) -> None:
+    tracker._member = FakeMember()
+    part = part_of(tracker, QueueSettings(name="q"))
+    part.phase = Phase.ACTIVE
+    for offset in (1, 2):
+        part.state.apply(Marker(0, offset, Op.TAKE, 0), at=offset, timestamp_ms=100)
+    stuck, other = part.due(10)
+    text = "topic q__undelivered does not exist"
+    tracker._redelivered(part, [stuck], Outcome(failed={1: 0.2}, dead_letter_problem=text))
+    copy = Copy(other, key=None, value=None, headers=[], dead_letter=False)
+    tracker._redelivered(part, [other], Outcome(redelivered=[copy]))
+    assert tracker.problems() == [f"queue q, partition 0: {text}"]
+    part.state.apply(Marker(0, 1, Op.END), at=3, timestamp_ms=100)  # acknowledged late
+    tracker._store_offsets(now=0.0)
     assert tracker.problems() == []
