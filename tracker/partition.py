@@ -142,10 +142,6 @@ class OwnedPartition:
 
     def wants_tick(self, now: float, silence_s: float) -> bool:
         """Whether a lease is probably over while no marker says so; call it when not `due`."""
-        if self.phase is not Phase.ACTIVE:
-            return False
-        if self._tick_sent_at is not None and now - self._tick_sent_at < _TICK_TIMEOUT_S:
-            return False
         return self.seconds_to_tick(now, silence_s) <= 0
 
     def tick_sent(self, now: float) -> None:
@@ -153,13 +149,15 @@ class OwnedPartition:
         self._tick_sent_at = now
 
     def seconds_to_tick(self, now: float, silence_s: float) -> float:
-        """How long until a tick may be needed; infinite while nothing is waiting."""
+        """How long until a tick, or another one, may be needed; infinite while nothing is waiting."""
         next_due_ms = self.state.next_due_ms() if self.phase is Phase.ACTIVE else None
         if next_due_ms is None:
             return float("inf")
         due_in_s = (next_due_ms - self.state.now_ms) / 1000 - (now - self._now_read_at)
         silence_in_s = self._marker_read_at + silence_s - now
-        return max(due_in_s, silence_in_s)
+        sent_at = self._tick_sent_at
+        tick_in_s = 0.0 if sent_at is None else sent_at + _TICK_TIMEOUT_S - now
+        return max(due_in_s, silence_in_s, tick_in_s)
 
     def redelivered(self, entries: list[Entry], failed: Collection[int], why: str) -> None:
         """Note why those of `entries` that failed did; what was said of the others holds no more."""

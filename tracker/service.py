@@ -220,6 +220,9 @@ class Tracker:
     def _wait_s(self, now: float) -> float:
         if any(part.busy for part in self._parts.values()):
             return _BUSY_WAIT_S
+        assert self._leadership is not None
+        if not self._leadership.may_redeliver():
+            return _MAX_WAIT_S  # what is due stays so
         silence_s = self._silence_s
         wait_s = min((part.seconds_to_tick(now, silence_s) for part in self._parts.values()), default=1.0)
         return max(0.001, min(_MAX_WAIT_S, wait_s))

@@ -156,3 +156,18 @@ def test_a_stuck_message_is_shown_whatever_becomes_of_others_and_until_it_has_en
     part.state.apply(Marker(0, 1, Op.END), at=3, timestamp_ms=100)  # acknowledged late
     tracker._store_offsets(now=0.0)
     assert tracker.problems() == []
+
+
+def test_what_is_due_while_nothing_can_be_done_does_not_keep_the_loop_busy(tracker: Tracker) -> None:
+    part = part_of(tracker, QueueSettings(name="q"))
+    part.start_reading(InFlight(now_ms=100), now=0.0)
+    part.phase = Phase.ACTIVE
+    part.state.apply(Marker(0, 1, Op.TAKE, 50), at=1, timestamp_ms=100)
+    assert tracker._wait_s(1.0) == 0.001
+    tracker._leadership.verified = False
+    assert tracker._wait_s(1.0) == 0.05
+    tracker._leadership.verified = True
+    part.tick_sent(1.0)  # which does not come back while Kafka is away
+    assert tracker._wait_s(1.1) == 0.05
+    assert not part.wants_tick(2.9, 0.05)
+    assert part.wants_tick(3.0, 0.05)
