@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -170,10 +170,7 @@ class Tracker:
     # --- the main loop ----------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        self._consumer = kafka.consumer(self._connection, {"fetch.wait.max.ms": 100})
-        self._ticker = Ticker(self._connection)
-        self._topics = Topics(self._connection)
-        self._probed_topics = Topics(self._connection, _PROBE_TIMEOUT_S)
+        # First: it fails at once where the HTTP port is taken, and serves the health of what follows.
         member = self._member = Membership(
             self,
             self._connection,
@@ -182,16 +179,29 @@ class Tracker:
             clock=self._clock,
         )
         self._leadership = member.leadership
-        try:
-            self._topics.brokers()
-            member.kafka_probed(answered=True)
-        except AccessDenied:
-            member.leave()
-            raise
-        except KmqError as error:
-            _log.warning("Kafka does not answer; waiting for it", extra={"error": str(error)})
-            member.kafka_probed(answered=False)
-        member.join()
+        with ExitStack() as undo:
+            undo.callback(member.leave)
+            self._consumer = kafka.consumer(self._connection, {"fetch.wait.max.ms": 100})
+            undo.callback(self._disconnect)
+            self._ticker = Ticker(self._connection)
+            self._topics = Topics(self._connection)
+            self._probed_topics = Topics(self._connection, _PROBE_TIMEOUT_S)
+            try:
+                self._topics.brokers()
+                member.kafka_probed(answered=True)
+            except AccessDenied:
+                raise
+            except KmqError as error:
+                _log.warning("Kafka does not answer; waiting for it", extra={"error": str(error)})
+                member.kafka_probed(answered=False)
+            member.join()
+            undo.pop_all()
+
+    def _disconnect(self) -> None:
+        """Give back threads and connections at once; producers and admin clients have no close()."""
+        self._consumer.close()
+        for name in ("_ticker", "_topics", "_probed_topics"):
+            self.__dict__.pop(name, None)
 
     def _run(self) -> None:
         try:

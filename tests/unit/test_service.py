@@ -1,13 +1,20 @@
 """The tracker's main loop, without servers: what it does with what leadership tells."""
 
+import gc
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from kmqpy import kafka
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import Unavailable
+from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.inflight import InFlight
 from kmqpy.markers import Marker, Op
 from kmqpy.registry import RegisteredQueue
+from kmqpy.topics import Topics
 from tracker.leadership import Grant, LeadershipView
 from tracker.partition import OwnedPartition, Phase
 from tracker.plan import Copy
@@ -62,6 +69,14 @@ def tracker() -> Tracker:
     tracker._consumer = FakeConsumer()
     tracker._diagnose = lambda _: None
     return tracker
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def view(releasing: set[tuple[str, int]]) -> LeadershipView:
@@ -171,3 +186,32 @@ def test_what_is_due_while_nothing_can_be_done_does_not_keep_the_loop_busy(track
     assert tracker._wait_s(1.1) == 0.05
     assert not part.wants_tick(2.9, 0.05)
     assert part.wants_tick(3.0, 0.05)
+
+
+def test_a_taken_port_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(kafka, "consumer", lambda *_: made.append("consumer"))
+    monkeypatch.setattr(kafka, "producer", lambda *_: made.append("producer"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = TrackerSettings(http_host="127.0.0.1", http_port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="can't be had"):
+            Tracker(Connection(), settings).start()
+    assert made == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads where Linux tells them")
+@pytest.mark.usefixtures("no_gc")
+def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Topics) -> int:
+        raise AccessDenied("no")
+
+    def held() -> dict[str, int]:
+        return {of: len([*Path(f"/proc/self/{of}").iterdir()]) for of in ("task", "fd")}
+
+    monkeypatch.setattr(Topics, "brokers", denied)
+    tracker = Tracker(Connection(bootstrap="127.0.0.1:1"), TrackerSettings(http_port=0))
+    before = held()
+    with pytest.raises(AccessDenied):
+        tracker.start()
+    after = held()
+    assert [of for of in after if after[of] > before[of]] == [], (before, after)
