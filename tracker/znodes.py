@@ -63,6 +63,7 @@ class Znodes:
         if self._expired:
             self._expired = False
             self._values.clear()
+            self._changed.clear()  # with what is gone for good, and which nobody asks for again
         stale = [path for path in paths if path in self._changed or path not in self._values]
         self._changed.difference_update(stale)
         read = functools.partial(call, watch=self._watch)
