@@ -517,13 +517,15 @@ class QueueSource:
         )
 
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        if not self._closing:  # then the client has waited
-            self._wait_until_settled(self._numbers(places))
-            gone = [(p, self._partitions[p]) for p in self._numbers(places) & self._partitions.keys()]
-            self._commit_these(
-                [(p, known) for p, known in gone if known.next_offset is not None], asynchronous=False
-            )
-        self._on_lost(consumer, places)
+        try:
+            if not self._closing:  # then the client has waited
+                self._wait_until_settled(self._numbers(places))
+                gone = [(p, self._partitions[p]) for p in self._numbers(places) & self._partitions.keys()]
+                self._commit_these(
+                    [(p, known) for p, known in gone if known.next_offset is not None], asynchronous=False
+                )
+        finally:  # confluent-kafka unassigns them after an error, too
+            self._on_lost(consumer, places)
 
     def _wait_until_settled(self, partitions: set[int]) -> None:
         """Whoever has them next reads what was started, and must not do so too early (rule R10)."""

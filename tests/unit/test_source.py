@@ -154,6 +154,21 @@ def test_r10_a_partition_is_given_up_when_nothing_started_can_come_any_more(
     assert source.partitions == []
 
 
+def test_a_partition_is_given_up_whatever_is_raised_on_the_way(consumer):
+    def interrupted(partition):
+        raise KeyboardInterrupt
+
+    given_up = []
+    consumer.incremental_unassign = given_up.extend
+    source = QueueSource(Connection(), QueueSettings(name="q"), Telemetry(), settled=interrupted)
+    source._partitions = {0: _Partition(recovered=True), 1: _Partition(recovered=True)}
+    with pytest.raises(KeyboardInterrupt):
+        source._on_revoke(consumer, [TopicPartition("q", 0)])
+    source.start_over()  # what the client does after an error
+    assert list(source._partitions) == [1]
+    assert given_up == [TopicPartition("q", 0)]
+
+
 def test_a_busy_member_keeps_polling_although_something_came(source, consumer):
     # Else it would be no member any more after max.poll.interval.ms.
     for _ in range(3):
