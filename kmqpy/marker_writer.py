@@ -329,10 +329,11 @@ class MarkerWriter:
             self._send_ends()
             self._producer.poll(0)
             self._send_again()
-            if self._starts is not None and self._clock.monotonic() - self._starts_polled_at > 1:
-                self._starts.poll(0)  # what it logs would heap up
-                if self._bulk is not None:
-                    self._bulk.poll(0)
+            starts, bulk = self._starts, self._bulk  # another thread may drop them at any moment
+            if starts is not None and self._clock.monotonic() - self._starts_polled_at > 1:
+                starts.poll(0)  # what it logs would heap up
+                if bulk is not None:
+                    bulk.poll(0)
             with self._changed:
                 if not self._flushing:
                     self._hurry.clear()
