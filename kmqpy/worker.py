@@ -323,6 +323,7 @@ class Worker:
                     task.finished = True
                     self._held.discard(task)
                     self._lanes.done(task.key)
+                    self._changed.notify_all()  # there is room
                     self._count_failure("stale leases")
         return None
 
@@ -404,7 +405,8 @@ class Worker:
                 task.extend_at = now + self._lease_s / 10
                 self._complain("extend", "a lease could not be extended; trying again", error)
             else:
-                task.lease_ends = now + self._lease_s
+                if self._clock.monotonic() < task.lease_ends:  # else it may have been redelivered before
+                    task.lease_ends = now + self._lease_s
                 task.extend_at = now + self._lease_s / 3
 
     # --- stopping ---------------------------------------------------------------------------------

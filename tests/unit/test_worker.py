@@ -10,6 +10,7 @@ from fake_queue import FakeQueue
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmqpy.clock import SystemClock
 from kmqpy.errors import Closed, ConfigError, KmqError, Unavailable
 from kmqpy.lanes import Lanes
 from kmqpy.queue import Queue
@@ -22,6 +23,13 @@ EXACT = Backoff(0.5, 2, 4, jitter=0)
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr("kmqpy.worker._RECEIVE_WAIT_S", 0.02)
+
+
+class JumpingClock(SystemClock):
+    ahead = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.ahead
 
 
 class Failures(Telemetry):
@@ -386,7 +394,7 @@ class TestLeases:
     def test_what_waits_is_extended_too(self):
         queue = FakeQueue("a", "b")
         gate = threading.Event()
-        with Worker(queue, lambda message: gate.wait(5), concurrency=1, prefetch=1, lease=0.1):
+        with Worker(queue, lambda message: gate.wait(5), concurrency=1, prefetch=1, lease=0.6):
             queue.wait_for(lambda: {"r1", "r2"} <= set(queue.of("extend")))
             gate.set()
             queue.wait_until_finished(2)
@@ -416,6 +424,46 @@ class TestLeases:
         assert "extend" in failures.what
         assert "stale leases" in failures.what
         assert list(queue.taken) == ["r2"]  # left to come again when its lease ends
+
+    def test_a_message_whose_lease_ended_while_the_process_stood_still_is_not_handled(self):
+        queue = FakeQueue("a", "b")
+        failures, clock = Failures(), JumpingClock()
+        handled = []
+        begun, gate = threading.Event(), threading.Event()
+
+        def handler(message):
+            handled.append(message.body)
+            begun.set()
+            gate.wait(5)
+
+        options = {"concurrency": 1, "prefetch": 1, "lease": 0.6, "telemetry": failures, "clock": clock}
+        with Worker(queue, handler, **options):
+            assert begun.wait(5)
+            clock.ahead = 1.0
+            queue.wait_for(lambda: {"r1", "r2"} <= set(queue.of("extend")))
+            gate.set()
+            queue.wait_until_finished(1)
+            time.sleep(0.05)
+        assert handled == [b"a"]
+        assert failures.what == ["stale leases"]
+
+    def test_a_lease_that_ended_makes_room_for_the_next_message(self):
+        clock = JumpingClock()
+        queue = FakeQueue("a")
+        worker = Worker(queue, print, concurrency=1, prefetch=0, clock=clock)
+        worker._accept(queue.receive())
+        taker = threading.Thread(target=worker._wait_for_room, daemon=True)
+        taker.start()
+        while not worker._changed._waiters:
+            time.sleep(0.001)
+        clock.ahead = 60.0
+        server = threading.Thread(target=worker._next, daemon=True)
+        server.start()
+        taker.join(2)
+        noticed = not taker.is_alive()
+        worker.stop()
+        server.join(5)
+        assert noticed
 
 
 class TestStopping:
