@@ -53,7 +53,10 @@ class AsyncQueue:
         # Apart, so that receives which wait for messages don't hold up acknowledgements.
         self._takers = ThreadPoolExecutor(threads, "kmq-aio-receive")
         self._pool = ThreadPoolExecutor(threads, "kmq-aio")
-        self._ahead: deque[tuple[Message, float]] = deque()
+        self._ahead: deque[Message] = deque()  # of one batch
+        self._use_until = 0.0
+        self._giving_back: asyncio.TimerHandle | None = None
+        self._turn = asyncio.Lock()
         self._closed = False
 
     @property
@@ -95,7 +98,7 @@ class AsyncQueue:
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
             left = max(0.0, deadline - self._clock.monotonic())
-            messages = await self._receive(max_messages, min(left, _SLICE_S), lease)
+            messages, _ = await self._receive(max_messages, min(left, _SLICE_S), lease)
             if messages or self._clock.monotonic() >= deadline:
                 return messages
 
@@ -127,20 +130,19 @@ class AsyncQueue:
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages one by one until the queue is closed, with the queue's default lease.
 
-        A few are taken ahead; one whose lease ended before its turn is left to come again.
+        A few are taken ahead. Those whose turn does not come in time are given back, which does not
+        count as an attempt.
         """
         while not self._closed:
-            if not self._ahead:
-                try:
-                    messages = await self.receive(_AHEAD)
-                except Closed:
-                    return
-                now, now_ms = self._clock.monotonic(), self._clock.wall_ms()
-                self._ahead.extend((one, now + (one.lease_until_ms - now_ms) / 1000) for one in messages)
-            while self._ahead:
-                message, lease_ends = self._ahead.popleft()
-                if self._clock.monotonic() < lease_ends:
-                    yield message
+            if self._clock.monotonic() >= self._use_until:  # the loop may have stood still
+                self._give_back_ahead()
+            if self._ahead:
+                yield self._ahead.popleft()
+                continue
+            try:
+                await self._take_ahead()
+            except Closed:
+                return
 
     async def close(self) -> None:
         """Give back what was taken ahead, let operations end, close the queue."""
@@ -157,19 +159,44 @@ class AsyncQueue:
     ) -> None:
         await self.close()
 
-    async def _receive(self, max_messages: int, wait_s: float, lease: Duration | None) -> list[Message]:
+    async def _take_ahead(self) -> None:
+        async with self._turn:
+            if self._ahead:  # of another `async for`
+                return
+            messages, self._use_until = await self._receive(_AHEAD, _SLICE_S, None)
+            self._ahead.extend(messages)
+            if self._giving_back is not None:
+                self._giving_back.cancel()
+            left_s = self._use_until - self._clock.monotonic()
+            self._giving_back = asyncio.get_running_loop().call_later(left_s, self._give_back_ahead)
+
+    def _give_back_ahead(self) -> None:
+        if self._ahead:
+            self._pool.submit(self._give_back, list(self._ahead))
+            self._ahead.clear()
+
+    async def _receive(
+        self, max_messages: int, wait_s: float, lease: Duration | None
+    ) -> tuple[list[Message], float]:
         self._check_open()
-        taking = self._takers.submit(self._queue.receive, max_messages, wait=wait_s, lease=lease)
+        taking = self._takers.submit(self._take, max_messages, wait_s, lease)
         try:
             return await asyncio.wrap_future(taking)
         except asyncio.CancelledError:
             taking.add_done_callback(self._give_back_later)
             raise
 
-    def _give_back_later(self, taking: Future[list[Message]]) -> None:
+    def _take(self, max_messages: int, wait_s: float, lease: Duration | None) -> tuple[list[Message], float]:
+        """Messages, and until when they may be handed out: half a lease must be left (rule R11)."""
+        messages = self._queue.receive(max_messages, wait=wait_s, lease=lease)
+        now_ms = self._clock.wall_ms()
+        left_ms = min((one.lease_until_ms - now_ms for one in messages), default=0)
+        return messages, self._clock.monotonic() + left_ms / 2000
+
+    def _give_back_later(self, taking: Future[tuple[list[Message], float]]) -> None:
         """Runs in any thread, the event loop's included, so it must not block."""
-        if not taking.cancelled() and taking.exception() is None and taking.result():
-            self._pool.submit(self._give_back, taking.result())
+        if not taking.cancelled() and taking.exception() is None and (messages := taking.result()[0]):
+            self._pool.submit(self._give_back, messages)
 
     def _give_back(self, messages: list[Message]) -> None:
         try:
@@ -181,7 +208,7 @@ class AsyncQueue:
         self._takers.shutdown()  # first: what its calls still receive is given back by the other pool
         self._pool.shutdown()
         if self._ahead:
-            self._give_back([message for message, _ in self._ahead])
+            self._give_back(list(self._ahead))
             self._ahead.clear()
         self._queue.close()
 

@@ -19,6 +19,20 @@ def short_waits(monkeypatch):
     monkeypatch.setattr("kmqpy.worker._RECEIVE_WAIT_S", 0.02)
 
 
+@pytest.fixture
+def short_leases(monkeypatch):
+    """Gives a queue a default lease of so many seconds."""
+
+    def shorten(fake, lease_s):
+        take = fake.receive
+        monkeypatch.setattr(
+            fake, "receive", lambda most, *, wait, lease: take(most, wait=wait, lease=lease or lease_s)
+        )
+        return fake
+
+    return shorten
+
+
 async def until(condition, timeout=5.0):
     async with asyncio.timeout(timeout):
         while not condition():
@@ -144,25 +158,49 @@ class TestQueue:
         assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
         assert fake.closed
 
-    def test_async_for_hands_out_nothing_stale(self, monkeypatch):
+    @pytest.mark.parametrize("blocks", [False, True])
+    def test_async_for_hands_out_nothing_stale(self, short_leases, blocks):
+        """What waits behind a slow handler is given back in time, even one that stops the event loop."""
+
         async def main():
-            fake = FakeQueue("a", "b")
-            take = fake.receive
-            monkeypatch.setattr(
-                fake, "receive", lambda most, *, wait, lease: take(most, wait=wait, lease=lease or 0.1)
-            )
+            fake = short_leases(FakeQueue("a", "b", "c"), 0.8)
             bodies = []
             async with AsyncQueue(fake) as queue:
                 async for message in queue:
                     bodies.append(message.body)
-                    await asyncio.sleep(0.15)
-                    if not fake.ready and len(bodies) == 1:
-                        fake.put("c")
+                    if blocks:
+                        time.sleep(0.5)
                     else:
+                        await until(lambda: len(fake.of("nack")) == 2, 0.75)  # before their leases end
+                    if fake.ready or len(bodies) == 2:
                         break
-            return bodies
+                    fake.put("d")
+            return fake, bodies
 
-        assert asyncio.run(main()) == [b"a", b"c"]
+        fake, bodies = asyncio.run(main())
+        assert bodies == [b"a", b"d"]
+        assert fake.of("nack")[:2] == ["r2", "r3"]
+        assert fake.arguments("nack")[:2] == [{"delay": 0, "count": False, "reason": None}] * 2
+
+    def test_async_for_takes_each_message_once_with_several_at_work(self):
+        async def main():
+            fake = FakeQueue(*map(str, range(100)))
+            receipts = []
+
+            async def work(queue):
+                async for message in queue:
+                    receipts.append(message.receipt)
+                    await queue.ack(message)
+                    if len(receipts) == 100:
+                        await queue.close()
+
+            queue = AsyncQueue(fake)
+            async with asyncio.timeout(10):
+                await asyncio.gather(*(work(queue) for _ in range(3)))
+            return fake, receipts
+
+        fake, receipts = asyncio.run(main())
+        assert sorted(receipts) == sorted(fake.of("ack")) == sorted(f"r{n}" for n in range(1, 101))
 
     def test_after_close_everything_raises_closed(self):
         async def main():
