@@ -190,11 +190,10 @@ class KmqClient:
             if message is not None:
                 yield message
                 continue
-            asked = self._clock.monotonic()
-            if batch := self.receive():
-                until = asked + self._queue.redeliver_after_ms / 1000
-                with self._room:
-                    self._iterating.extend((until, one) for one in batch)
+            try:
+                self._take_ahead()
+            except Closed:
+                return
 
     def ack(self, *messages: Message | str, wait: bool = False) -> None:
         """Acknowledge messages, or the messages of receipts: they do not come again.
@@ -268,8 +267,9 @@ class KmqClient:
         if self._housekeeper is not None:
             self._housekeeper.join()
         with self._taking:
-            self._release((one.partition, one.offset) for _, one in self._iterating)
-            self._iterating.clear()
+            with self._room:
+                ahead, self._iterating = self._iterating, deque()
+            self._release((one.partition, one.offset) for _, one in ahead)
             self._writer.close(_CLOSE_TIMEOUT_S)
             if self._source is not None:
                 self._source.close()
@@ -283,6 +283,17 @@ class KmqClient:
         self.close()
 
     # --- taking -----------------------------------------------------------------------------------
+
+    def _take_ahead(self) -> None:
+        """Take a batch to be iterated over."""
+        if not self._wait_for_room(_SLICE_S):
+            return
+        with self._taking:  # until the batch is where close() looks for it
+            asked = self._clock.monotonic()
+            batch = self.receive(wait=_SLICE_S)
+            until = asked + self._queue.redeliver_after_ms / 1000
+            with self._room:
+                self._iterating.extend((until, one) for one in batch)
 
     def _take(self, max_messages: int, wait_s: float, lease_ms: int) -> list[Message]:
         source = self._open_source()
@@ -515,7 +526,7 @@ class KmqClient:
             self._iterating = kept
             for partition, offset in stale:
                 self._held.discard(partition, (offset,))
-        self._release(stale)
+            self._release(stale)  # before close(), which waits for us here, closes the writer
 
 
 @contextmanager
