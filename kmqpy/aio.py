@@ -149,7 +149,12 @@ class AsyncQueue:
         if self._closed:
             return
         self._closed = True
-        await _in_thread(self._close)
+        try:
+            async with self._turn:  # what an `async for` is just taking is given back, too
+                pass
+        finally:
+            ahead, self._ahead = list(self._ahead), deque()
+            await _in_thread(partial(self._close, ahead))
 
     async def __aenter__(self) -> Self:
         return self
@@ -204,12 +209,11 @@ class AsyncQueue:
         except Exception:  # nobody waits for it; the messages come again when their leases end
             _log.exception("messages could not be given back", extra={"count": len(messages)})
 
-    def _close(self) -> None:
+    def _close(self, ahead: list[Message]) -> None:
         self._takers.shutdown()  # first: what its calls still receive is given back by the other pool
         self._pool.shutdown()
-        if self._ahead:
-            self._give_back(list(self._ahead))
-            self._ahead.clear()
+        if ahead:
+            self._give_back(ahead)
         self._queue.close()
 
     def _check_open(self) -> None:

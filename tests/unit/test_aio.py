@@ -158,6 +158,45 @@ class TestQueue:
         assert fake.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
         assert fake.closed
 
+    def test_async_for_ends_when_close_begins(self):
+        async def main():
+            fake = FakeQueue("a", "b", "c")
+            bodies = []
+            queue = AsyncQueue(fake)
+            async for message in queue:
+                bodies.append(message.body)
+                receiving = asyncio.ensure_future(queue.receive(wait=0.2))  # close() waits for it
+                await asyncio.sleep(0.05)
+                closing = asyncio.ensure_future(queue.close())
+                await asyncio.sleep(0.05)
+            await closing
+            assert await receiving == []
+            return fake, bodies
+
+        fake, bodies = asyncio.run(main())
+        assert bodies == [b"a"]
+        assert fake.of("nack") == ["r2", "r3"]
+
+    def test_close_gives_back_what_async_for_is_just_taking(self):
+        async def main():
+            fake = FakeQueue()
+            queue = AsyncQueue(fake)
+
+            async def work():
+                return [message.body async for message in queue]
+
+            working = asyncio.ensure_future(work())
+            await asyncio.sleep(0.05)
+            closing = asyncio.ensure_future(queue.close())
+            await asyncio.sleep(0.05)
+            fake.put("late")
+            time.sleep(0.1)  # other threads go on before the event loop does
+            await closing
+            return fake, await working
+
+        fake, bodies = asyncio.run(main())
+        assert (bodies, fake.of("nack"), fake.taken, fake.closed) == ([], ["r1"], {}, True)
+
     @pytest.mark.parametrize("blocks", [False, True])
     def test_async_for_hands_out_nothing_stale(self, short_leases, blocks):
         """What waits behind a slow handler is given back in time, even one that stops the event loop."""
