@@ -14,7 +14,7 @@ from kmqpy import kafka
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
-from kmqpy.errors import ConfigError, MessageError, Unavailable
+from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
 from kmqpy.telemetry import Telemetry
 from kmqpy.topics import MAX_MESSAGE_BYTES, Topics
 
@@ -82,7 +82,8 @@ class KmqProducer:
     ) -> list[str]:
         """Send messages and wait until all are confirmed; returns their ids in order.
 
-        Not atomic: when it raises, some of the messages may have been sent; none when one is too large.
+        Not atomic: when it raises, some of the messages may have been sent. None after MessageError; where
+        some were, and the topic's own limit was too low for others, it is Unfinished.
         """
         delay_ms = duration_ms(delay, "delay")
         if delay_ms > self._queue.max_delay_ms:
@@ -99,9 +100,11 @@ class KmqProducer:
             self._check_size(value, key_bytes, own)
         timeout_s = self._timeout_ms / 1000 + 1
         with ExitStack() as sending:  # until they are confirmed
-            for value in values:
-                sent = sending.enter_context(self._telemetry.sending(self._queue.name, own))
-                self._check_size(value, key_bytes, sent)
+            sent_with = []
+            for value in values:  # all are checked before the first is sent
+                sent_with.append(sending.enter_context(self._telemetry.sending(self._queue.name, own)))
+                self._check_size(value, key_bytes, sent_with[-1])
+            for value, sent in zip(values, sent_with, strict=True):
                 self._produce(value, key_bytes, sent, partition, reports)
             ids = reports.wait(self._producer, timeout_s, self._connection, self._queue.name)
         self._telemetry.finished(self._queue.name, "send", len(ids))
@@ -146,6 +149,9 @@ class KmqProducer:
                 if kafka.look_again(self._producer, self._queue.name, partition or 0, exception):
                     continue
                 error = kafka.error_of(exception)
+                if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    report(error, None)  # with those of the messages before
+                    return
                 if error is not None and error.code() == KafkaError._UNKNOWN_PARTITION:
                     raise ConfigError(
                         f"partition: {partition} is not a partition of {self._queue.name}"
@@ -161,7 +167,7 @@ class _Reports:
 
     def __init__(self) -> None:
         self._ids: list[str | None] = []
-        self._error: KafkaError | None = None
+        self._errors: dict[int, KafkaError] = {}
         self._pending = 0
         self._lock = threading.Lock()
 
@@ -176,24 +182,34 @@ class _Reports:
             if error is None:
                 self._ids[index] = message_id(record.partition(), record.offset())
             else:
-                self._error = error
+                self._errors[error.code()] = error
             with self._lock:
                 self._pending -= 1
 
         return report
 
     def wait(self, producer: Any, timeout_s: float, connection: Connection, queue: str) -> list[str]:
-        """The ids of all messages; raises what went wrong with the last one that failed."""
+        """The ids of all messages; raises what went wrong.
+
+        That is a MessageError only where it is certain that none was sent, Unfinished where some were.
+        """
         deadline = SYSTEM_CLOCK.monotonic() + timeout_s
         while self._pending:
             producer.poll(0.01)
             if SYSTEM_CLOCK.monotonic() > deadline:
                 raise Unavailable(f"send to {queue}: Kafka at {connection.bootstrap} does not answer")
-        if self._error is not None:
-            if self._error.code() == KafkaError._UNKNOWN_PARTITION:
-                raise ConfigError(f"partition: queue {queue} has no such partition")
-            raise kafka.translated(self._error, f"send to {queue}", connection)
-        return [sent for sent in self._ids if sent is not None]
+        sent = [one for one in self._ids if one is not None]
+        if KafkaError._UNKNOWN_PARTITION in self._errors:
+            raise ConfigError(f"partition: queue {queue} has no such partition")
+        problems = [
+            kafka.translated(error, f"send to {queue}", connection) for error in self._errors.values()
+        ]
+        for problem in sorted(problems, key=lambda one: isinstance(one, MessageError)):
+            if sent and isinstance(problem, MessageError):
+                text = f"{problem}; {len(sent)} of these {len(self._ids)} messages were sent"
+                raise Unfinished(text, len(sent)) from problem
+            raise problem
+        return sent
 
 
 def message_id(partition: int, offset: int) -> str:

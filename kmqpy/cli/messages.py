@@ -57,7 +57,7 @@ def send(
     """Send messages: arguments, or lines of standard input.
 
     Prints their ids (partition-offset) when Kafka has confirmed them. Lines that are too large are named,
-    and the others sent (exit code 1).
+    and the others sent (exit code 1). Where the topic allows less than 1 MiB, it may stop at one.
 
     \b
     Example:
@@ -100,7 +100,7 @@ class _Sending:
         """Send a batch; where one of it is too large, one by one."""
         try:
             self._done(self._send(batch))
-        except MessageError:  # none of the batch was sent
+        except MessageError:  # none of the batch was sent; otherwise it is Unfinished
             for index, one in enumerate(batch):
                 try:
                     self._done(self._send([one]))

@@ -14,7 +14,7 @@ from kmqpy.cli import output
 from kmqpy.cli.app import kmq, run
 from kmqpy.cli.options import DURATION, Cli, connected
 from kmqpy.cli.text import as_object
-from kmqpy.errors import MissingExtra, Unavailable
+from kmqpy.errors import MessageError, MissingExtra, Unavailable, Unfinished
 from kmqpy.message import Message
 from tracker.command import _from_environment
 
@@ -401,6 +401,45 @@ class TestOutput:
     def test_a_lease_without_end_can_be_printed(self):
         assert output.when(2**63 - 1) == "never"
         assert output.distance(2**63 - 1).startswith("in ")
+
+
+class TestSend:
+    class Producer:
+        """Sends what is not large; one that is, the broker refuses together with nothing or with others."""
+
+        def __init__(self, error):
+            self.error, self.sent = error, []
+
+        def __call__(self, *_):
+            return self
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def send_many(self, bodies, **_):
+            small = [body for body in bodies if body != b"large"]
+            if len(small) == len(bodies):
+                self.sent += small
+            elif small and self.error is Unfinished:
+                self.sent += small
+                raise Unfinished("too large; 2 of these 3 messages were sent", 2)
+            else:
+                raise MessageError("too large")
+            return [f"0-{at}" for at in range(len(bodies))]
+
+    @pytest.mark.parametrize("error", [MessageError, Unfinished])
+    @pytest.mark.parametrize("before", [[], [b"0"]])
+    def test_nothing_is_sent_twice_when_one_is_too_large(self, before, error, monkeypatch, capsys):
+        producer = self.Producer(error)
+        monkeypatch.setattr("kmqpy.cli.messages.KmqProducer", producer)
+        batches = [*([before] if before else []), [b"a", b"large", b"b"]]
+        monkeypatch.setattr("kmqpy.cli.messages._lines", lambda: iter(batches))
+        assert run(["send", "q", "--zookeeper", ""]) == 1
+        assert producer.sent == [*before, b"a", b"b"]
+        assert "too large" in capsys.readouterr().err
 
 
 class TestReceive:

@@ -1,0 +1,78 @@
+"""What a call says when some of its messages were not sent, with a producer that makes up the answers."""
+
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kmqpy import kafka
+from kmqpy.config import Connection
+from kmqpy.errors import MessageError, Unavailable, Unfinished
+from kmqpy.producer import KmqProducer
+from kmqpy.telemetry import Telemetry
+
+SENT, TOO_LARGE, TIMED_OUT = 0, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._MSG_TIMED_OUT
+LOCAL = -1  # librdkafka refuses it at once
+
+
+class FakeProducer:
+    """Answers each message as its body says."""
+
+    def __init__(self):
+        self.reports = []
+        self.bodies = []
+
+    def produce(self, _topic, value, *_, on_delivery, **__):
+        answer = int(value)
+        if answer == LOCAL:
+            raise KafkaException(KafkaError(TOO_LARGE))
+        self.bodies.append(value)
+        place = SimpleNamespace(partition=lambda: 0, offset=lambda: 7)
+        self.reports.append((on_delivery, KafkaError(answer) if answer else None, place))
+
+    def poll(self, _timeout):
+        while self.reports:
+            report, error, place = self.reports.pop()
+            report(error, place)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    made = FakeProducer()
+    monkeypatch.setattr(kafka, "producer", lambda *_: made)
+    monkeypatch.setattr("kmqpy.producer.Topics", lambda _: SimpleNamespace(check=lambda _: None))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([TOO_LARGE, TOO_LARGE], MessageError),
+        ([LOCAL], MessageError),
+        ([SENT, TOO_LARGE], Unfinished),
+        ([TOO_LARGE, SENT], Unfinished),
+        ([SENT, LOCAL], Unfinished),
+        ([SENT, TIMED_OUT], Unavailable),
+        ([TIMED_OUT, TOO_LARGE], Unavailable),  # those may have been sent
+        ([TOO_LARGE, TIMED_OUT], Unavailable),
+    ],
+)
+def test_a_message_error_says_that_none_was_sent(fake, answers, error):
+    """`kmq send` sends them again, one by one."""
+    with pytest.raises(error) as raised:
+        KmqProducer("q", Connection()).send_many([str(answer) for answer in answers])
+    assert type(raised.value) is error
+    if error is Unfinished:
+        assert raised.value.done == 1
+        assert "1 of these 2 messages were sent" in str(raised.value)
+
+
+def test_none_is_sent_when_one_becomes_too_large_by_what_telemetry_adds(fake):
+    class Adds(Telemetry):
+        def sending(self, queue, headers):
+            return super().sending(queue, (*headers, ("traceparent", b"x" * 50)))
+
+    producer = KmqProducer("q", Connection(), max_message_bytes=100, telemetry=Adds())
+    with pytest.raises(MessageError):
+        producer.send_many(["0", "0" * 90])
+    assert fake.bodies == []
