@@ -173,20 +173,20 @@ class Admin:
         return settings
 
     def delete_queue(self, name: str, *, timeout: Duration = 30.0) -> None:
-        """Take the queue out of the registry, wait until trackers let go, and delete its topics.
+        """Wait until trackers let go, delete the queue's topics, and take it out of the registry.
 
         All its messages and dead letters are gone. After an error (trackers that do not let go within
-        `timeout` seconds) a second call goes on where it ended.
+        `timeout` seconds) a second call goes on where it ended: until the topics are gone, the registry
+        keeps the queue, marked as deleting, since only it knows their names.
         """
         settings, known = self._find(name)
         if known is not None:
-            self._registry.remove(name, duration_ms(timeout, "timeout") / 1000)
-        elif name not in self._topics.describe([name]):
+            wait_s = duration_ms(timeout, "timeout") / 1000
+            self._registry.remove(name, wait_s, released=lambda: self._delete_topics(settings))
+        elif self._topics.describe(_topic_names(settings)):
+            self._delete_topics(settings)
+        else:
             raise _not_found(name)
-        self._topics.delete(settings)
-        deadline = self._clock.monotonic() + self._timeout_s
-        while self._topics.describe(_topic_names(settings)) and self._clock.monotonic() < deadline:
-            self._clock.sleep(0.02)  # brokers hear of it a little later
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
         """Messages taken and not ended, delayed ones included; those taken first come first."""
@@ -304,6 +304,12 @@ class Admin:
                     f"markers_topic: {settings.markers_topic!r} is that of queue {other.settings.name!r}; "
                     "each queue needs its own"
                 )
+
+    def _delete_topics(self, settings: QueueSettings) -> None:
+        self._topics.delete(settings)
+        deadline = self._clock.monotonic() + self._timeout_s
+        while self._topics.describe(_topic_names(settings)) and self._clock.monotonic() < deadline:
+            self._clock.sleep(0.02)  # brokers hear of it a little later
 
     def _check_retention(self, settings: QueueSettings, retention: Duration | None) -> None:
         longest = max(settings.max_delay_ms, settings.max_hold_ms)

@@ -290,15 +290,19 @@ class Registry:
         decoded = ((partition, decode_offset(name, partition, data)) for partition, data in stored)
         return {partition: offset for partition, offset in decoded if offset is not None}
 
-    def remove(self, name: str, timeout: float = 30.0) -> None:
+    def remove(
+        self, name: str, timeout: float = 30.0, *, released: Callable[[], None] = lambda: None
+    ) -> None:
         """Mark the queue as deleting, wait until its trackers let go, then remove it.
 
-        Raises QueueNotFound, or after `timeout` s Unavailable, saying who holds which partition;
-        the mark stays then, and a second call goes on.
+        `released` is called in between, when no tracker has the queue and none can take it any more.
+
+        Raises QueueNotFound, or after `timeout` s Unavailable, saying who holds which partition, or what
+        `released` raises; the mark stays then, and a second call goes on.
         """
         deadline = self._clock.monotonic() + timeout
         self._mark_deleting(name)
-        while holders := self._delete(name):
+        while holders := self._delete(name, released):
             if self._clock.monotonic() >= deadline:
                 raise Unavailable(
                     f"queue {name!r} is marked as deleting, but after {timeout:g} s still held: "
@@ -326,7 +330,7 @@ class Registry:
                     return
         raise Unavailable(f"queue {name!r} is changed by others all the time; try again")
 
-    def _delete(self, name: str) -> list[str]:
+    def _delete(self, name: str, released: Callable[[], None]) -> list[str]:
         """Remove all znodes in one transaction; who or what prevents it, empty when done."""
         with unavailable(self._zk):
             numbers = self._wait_or_none(self._zk.get_children_async(self._paths.partitions(name))) or ()
@@ -339,6 +343,7 @@ class Registry:
                 f"partition {number} by {leaders[number].decode(errors='replace')}"
                 for number in sorted(leaders)
             ] or ["by trackers that are just letting go"]
+        released()
         with unavailable(self._zk):
             transaction = self._zk.transaction()
             for path, names in zip(paths, below, strict=True):

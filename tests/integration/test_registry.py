@@ -145,6 +145,29 @@ def test_removal_waits_for_the_owners_and_names_them(registry, zk, root):
     assert registry.queues() == []
 
 
+def test_what_is_done_when_the_owners_have_let_go_comes_before_the_removal(registry, zk, root):
+    registry.register(QueueSettings(name="orders"), 1)
+    leader = f"{root}/queues/orders/partitions/0/leader"
+    zk.create(leader, b"t1", ephemeral=True)
+    found = []
+
+    def released():
+        found.append((zk.exists(leader), registry.get("orders").deleting))
+        if len(found) == 1:
+            raise Unavailable("topics stay")
+
+    with pytest.raises(Unavailable, match="by t1"):
+        registry.remove("orders", 0.1, released=released)
+    assert found == []
+    zk.delete(leader)
+    with pytest.raises(Unavailable, match="topics stay"):
+        registry.remove("orders", 5, released=released)
+    assert registry.get("orders").deleting
+    registry.remove("orders", 5, released=released)
+    assert found == [(None, True)] * 2
+    assert registry.queues() == []
+
+
 def test_zookeeper_away_is_one_clear_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens there
