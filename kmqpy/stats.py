@@ -129,7 +129,10 @@ class _Counted:
 
 
 class _Markers:
-    """The markers of a queue, read to their end: what is in flight, and what was ever started."""
+    """The markers of a queue, read to their end: what is in flight, and what was ever started.
+
+    `touched_only`: `states` is not wanted; then commits alone say from where to read.
+    """
 
     def __init__(
         self,
@@ -137,6 +140,8 @@ class _Markers:
         topics: QueueTopics,
         stored: Mapping[int, StoredOffset],
         committed: Mapping[int, tuple[int, int | None]] | None,
+        *,
+        touched_only: bool = False,
     ) -> None:
         self.states: dict[int, InFlight] = {}
         self.touched: dict[int, set[int]] = {p: set() for p in range(topics.queue.partitions)}
@@ -149,12 +154,14 @@ class _Markers:
             if safe is not None and safe.topic_id != topics.markers.topic_id:
                 safe = None  # it speaks of a topic that is no more
             start = 0 if safe is None else safe.offset
+            low, end = bounds[partition]
             if committed is not None:
                 # What was started at or above the committed offset stands from here on; without a
                 # commit, nobody says where.
                 _, covered = committed.get(partition, (0, 0))
-                start = min(start, start if covered is None else covered)
-            low = bounds[partition][0]
+                if covered is not None:
+                    # Behind the end, it speaks of a topic that is no more.
+                    start = covered if touched_only and covered <= end else min(start, covered)
             starts[partition] = max(start, low)
             self.states[partition] = InFlight(
                 position=starts[partition],
@@ -245,17 +252,14 @@ def in_flight(
     ]
 
 
-def waiting_records(
-    connection: Connection,
-    queue: QueueSettings,
-    *,
-    stored: Mapping[int, StoredOffset] | None = None,
-    limit: int,
-) -> list[Any]:
-    """The `limit` oldest records that nobody has taken yet; raises QueueNotFound, TopicError, Unavailable."""
+def waiting_records(connection: Connection, queue: QueueSettings, *, limit: int) -> list[Any]:
+    """The `limit` oldest records that nobody has taken yet; raises QueueNotFound, TopicError, Unavailable.
+
+    Reads markers from where the group's commits say; all of them where another kind of client committed.
+    """
     topics = Topics(connection).check(queue)
     committed = committed_offsets(connection, queue, topics.partitions)
-    touched = _Markers(connection, topics, stored or {}, committed).touched
+    touched = _Markers(connection, topics, {}, committed, touched_only=True).touched
     found: list[Any] = []
 
     def visit(record: Any) -> None:

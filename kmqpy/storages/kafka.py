@@ -27,9 +27,9 @@ class KafkaQueue:
     """A queue in Kafka; see kmqpy.queue.Queue.
 
     queue       its name, or its settings where they differ from the defaults
-    connection  where Kafka is. Redelivery and dead letters need a tracker that runs; `size`, `peek`
-                and the like read less when `zookeeper` is given, and read the whole markers topic
-                when it is empty
+    connection  where Kafka is. Redelivery and dead letters need a tracker that runs; `size`,
+                `in_flight` and the like read less when `zookeeper` is given, and read the whole
+                markers topic when it is empty
     The other arguments are those of KmqClient.
 
     Raises QueueNotFound, TopicError, Unavailable when it is made.
