@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import heapq
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -139,14 +140,14 @@ class DeadLetters:
     ) -> RedriveResult:
         """Send dead letters back to the queue as if never delivered: all there are now, or `ids`.
 
-        `rate`: at most so many messages a second. A second redrive or purge of the queue stops this
-        one. Readers of the queue see each batch of up to 1,000 at once.
+        `rate`: at most so many messages a second; None: no limit. A second redrive or purge of the
+        queue stops this one. Readers of the queue see each batch of up to 1,000 at once.
 
         Raises ConfigError for a bad rate or id (then nothing was done), Unfinished when it was stopped
         halfway: running it again goes on with the rest.
         """
-        if rate is not None and not rate > 0:
-            raise ConfigError(f"rate: {rate!r} must be above 0 messages per second")
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigError(f"rate: {rate!r} must be a number above 0, of messages per second")
         at_once = _BATCH if rate is None else min(_BATCH, max(1, int(rate / 4)))
         wanted = None if ids is None else {_place(one) for one in ids}
         found: set[tuple[int, int]] = set()

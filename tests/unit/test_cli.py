@@ -121,6 +121,7 @@ class TestBadUse:
             ("nack 1.zzz", "can't be decoded"),
             ("extend 1.zzz", "Missing option '--lease'"),
             ("extend 1.WzFd --lease 5s", "has other fields"),
+            *((f"dlq redrive q --zookeeper= --rate {rate}", "above 0") for rate in ("inf", "nan", "0", "-1")),
             ("dev up --brokers 2", "'2' is not one of"),
             ("stats q --config /nonexistent.toml", "No such file"),
         ],
