@@ -258,7 +258,8 @@ class QueueSource:
     def close(self) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
 
-        Gives up when Kafka does not answer: then the group notices by itself.
+        Gives up when Kafka does not answer: then the group notices by itself, when this process has ended
+        or after `max.poll.interval.ms`, five minutes.
         """
         if not (_ends(lambda: self._commit(asynchronous=False)) and self._leave()):
             _log.warning("closed without an answer of Kafka", extra={"queue": self._queue.name})
