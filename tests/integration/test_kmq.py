@@ -14,6 +14,8 @@ import pytest
 from support import until
 
 from kmqpy.cli.app import run
+from kmqpy.config import Connection
+from kmqpy.topics import Topics
 
 KMQ = str(Path(sys.executable).with_name("kmq"))
 NOWHERE = "127.0.0.1:1"
@@ -243,6 +245,18 @@ class TestBadInput:
             assert what in err
             assert err.count("\n") == 1
         assert time.monotonic() - started < 40  # not for ever: four processes at once, on slow machines too
+
+    def test_nothing_is_sent_twice_when_the_broker_refuses_one(self, kmq, name, cluster):
+        Topics(Connection(bootstrap=cluster.bootstrap)).configure(name, {"max.message.bytes": "2000"})
+        lines = ["before", "x" * 50_000, "after"]
+        # Each of them a batch of its own for the broker: else it refuses all, and they are sent one by one.
+        options = ["-X", "batch.num.messages=1"]
+        error = kmq.error("send", name, *options, stdin="\n".join([*lines, ""]), code=1)
+        assert "larger than the topic allows" in error
+        assert "of these 3 messages were sent" in error
+        kmq("send", name, "last")
+        found = [one["body"] for one in kmq.lines("receive", name, "--max", 10)]
+        assert found in (["before", "last"], ["before", "after", "last"])
 
     def test_a_missing_queue(self, kmq, queue_name):
         for command in ("send", "receive", "stats", "in-flight", "doctor", "purge"):
