@@ -303,7 +303,11 @@ class Worker:
             try:
                 while (task := self._next()) is not None:
                     try:
-                        self._handle(task)
+                        if self._clock.monotonic() < task.lease_ends:
+                            self._handle(task)
+                        else:  # its lease could not be extended: it may be somebody else's by now
+                            self._count_failure("stale leases")
+                            self._release([task])
                     finally:
                         self._leave(task)
             except BaseException as error:  # this thread must not end while the worker runs
@@ -315,16 +319,9 @@ class Worker:
         with self._changed:
             while not self._stopping.is_set():
                 task = self._lanes.start()
-                if task is None:
-                    self._changed.wait()
-                elif self._clock.monotonic() < task.lease_ends:
+                if task is not None:
                     return task
-                else:  # its lease could not be extended: it is somebody else's by now
-                    task.finished = True
-                    self._held.discard(task)
-                    self._lanes.done(task.key)
-                    self._changed.notify_all()  # there is room
-                    self._count_failure("stale leases")
+                self._changed.wait()
         return None
 
     def _leave(self, task: _Task) -> None:
