@@ -247,7 +247,8 @@ def test_a_message_is_ended_only_if_both_sides_of_a_union_handed_it_on(make_run)
 
     one, other = (run.kmq.process(df, function, "value binary") for function in (lambda frame: frame, picky))
     run.once(one.union(other))
-    assert run.got == Counter(["good", "good", "bad"])
+    # The other leaves alone what this one gave back, unless it had begun before.
+    assert (run.got["good"], run.got["bad"]) in {(2, 0), (2, 1)}
     assert stats.queue_stats(run.queue.connection, run.queue.settings).in_flight == 1
 
 
