@@ -27,6 +27,7 @@ from benchmarks import (
     spark_processing,
     spark_state,
     spark_tracker,
+    waiting,
 )
 from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
@@ -42,6 +43,7 @@ README = HERE.parent / "README.md"
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
     "latency": latency.cases,
+    "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,
     "memory": memory.cases,

@@ -121,7 +121,7 @@ class Client:
         self.hosts: list[tuple[str, int]] = []
         self.chroot = ""
         self.handler = SimpleNamespace(dispatch_callback=lambda callback: callback.func(*callback.args))
-        self._connection = SimpleNamespace(_connect=None)
+        self.granted_s = 6.0
 
     def add_listener(self, _listener: Any) -> None: ...
 

@@ -3,15 +3,16 @@
 The tracker process: resident memory before a client takes the messages and after the tracker has read all
 their markers, and the CPU time between. That has the network buffers of librdkafka in it, so the pure state
 is also measured alone (peers/inflight.py): by resident memory, and by tracemalloc, which counts what Python
-asked for.
+asked for. Beside it, what the commands cost that look at as many.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 
 from benchmarks import children, trackers
 from benchmarks.children import usage, wait_until
-from benchmarks.lab import Lab
+from benchmarks.lab import HOUR_MS, Lab, Record, starts
 from benchmarks.results import Case, Figures
 from benchmarks.sizes import Sizes
 
@@ -42,6 +43,17 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
         peers={_NAMES[one]: _process(lab, one, count) for one in sizes.formats},
         repeats=sizes.few_repeats,
     )
+    with lab.queue(1) as queue:
+        lab.preload(queue, 1, count, 100)
+        lab.fill(queue.markers_topic, 0, _taken_one_by_one(count))
+        commands = (("in-flight", queue.name, "--limit", "5"), ("stats", queue.name))
+        yield Case(
+            work="commands",
+            name=f"{count:,} in flight, taken one by one",
+            metrics={"seconds": "s", "cpu_s": "s CPU", "peak_mb": "MB at most"},
+            peers={f"kmq {one[0]}": _command(lab, *one) for one in commands},
+            repeats=sizes.few_repeats,
+        )
     for name, arrival, gaps in _FILLED:
         formats = sizes.formats if arrival == "series" else {"jvm"}.intersection(sizes.formats)
         if formats:
@@ -52,6 +64,11 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
                 peers={_NAMES[one]: _state(one, count, arrival, gaps=gaps) for one in formats},
                 repeats=sizes.few_repeats,
             )
+
+
+def _taken_one_by_one(count: int) -> Iterator[Record]:
+    """Each with a lease of its own, so that no two markers are alike."""
+    return itertools.chain.from_iterable(starts([offset], HOUR_MS + offset) for offset in range(count))
 
 
 def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
@@ -87,6 +104,16 @@ def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
             "idle_cpu_percent": idle / _IDLE_S * 100,
             "rss": after["rss"],
         }
+
+    return turn
+
+
+def _command(lab: Lab, *arguments: str) -> Callable[[], Figures]:
+    addresses = ("--bootstrap", lab.connection.bootstrap, "--zookeeper", lab.connection.zookeeper)
+
+    def turn() -> Figures:
+        with children.peer("kmq", "run", arguments=[*addresses, *arguments]) as child:
+            return {**child.result(), "seconds": time.time() - child.started}
 
     return turn
 

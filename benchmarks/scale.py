@@ -26,7 +26,7 @@ from benchmarks.lab import Lab
 from benchmarks.results import progress
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import QueueSettings
-from kmqpy.registry import Registry, StoredOffset, decode_queue, decode_tracker, partition_numbers
+from kmqpy.registry import Registry, StoredOffset, decode_queue, decode_tracker, partitions_of
 from kmqpy.zookeeper import connect
 from tracker import leadership as leadership_module
 from tracker import tree as tree_module
@@ -51,14 +51,14 @@ _decode_queue = functools.lru_cache(maxsize=10_000)(decode_queue)
 _decode_tracker = functools.lru_cache(maxsize=10_000)(decode_tracker)
 
 
-_numbers_of: dict[int, tuple[list[str], int]] = {}
+_numbers_of: dict[int, tuple[list[str], tuple[int, list[int]]]] = {}
 
 
-def _partition_numbers(children: list[str]) -> int:
+def _partitions_of(children: list[str]) -> tuple[int, list[int]]:
     """The same, counted once for each list; the server in memory gives one list to all."""
     known = _numbers_of.get(id(children))
     if known is None or known[0] is not children:
-        known = _numbers_of[id(children)] = (children, partition_numbers(children))
+        known = _numbers_of[id(children)] = (children, partitions_of(children))
     return known[1]
 
 
@@ -179,7 +179,6 @@ class Simulation(World):
         for name in names:
             with patch.object(leadership_module, "new_client", lambda *_: self.server.client()):
                 leadership = Leadership("", name, root=_ROOT, clock=self.clock)
-            leadership._zk._connection._connect = None
             self.members[name] = leadership
             leadership._verify_at = 0.0
             self._served[name] = {}
@@ -235,7 +234,7 @@ class Simulation(World):
             patch.object(leadership_module, "propose", proposed),
             patch.object(tree_module, "decode_queue", _decode_queue),
             patch.object(tree_module, "decode_tracker", _decode_tracker),
-            patch.object(tree_module, "partition_numbers", _partition_numbers),
+            patch.object(tree_module, "partitions_of", _partitions_of),
         ):
             yield
 

@@ -20,6 +20,8 @@ class Sizes:
     drain_messages: dict[str, int]
     latency_messages: int
     latency_warm_up_s: float
+    waiting_threads: tuple[int, ...]
+    waiting_s: float
     lateness_s: float
     bulk_messages: int
     in_flight: int
@@ -42,6 +44,8 @@ FULL = Sizes(
     drain_messages={"fast": 1_000_000, "medium": 500_000, "slow": 200_000},
     latency_messages=10_000,
     latency_warm_up_s=3.0,
+    waiting_threads=(1, 8, 64),
+    waiting_s=10.0,
     lateness_s=20.0,
     bulk_messages=100_000,
     in_flight=1_000_000,
@@ -63,6 +67,8 @@ QUICK = Sizes(
     drain_messages={"fast": 300_000, "medium": 80_000, "slow": 30_000},
     latency_messages=2_000,
     latency_warm_up_s=1.0,
+    waiting_threads=(8,),
+    waiting_s=1.0,
     lateness_s=2.0,
     bulk_messages=20_000,
     in_flight=50_000,

@@ -52,7 +52,7 @@ async def main() -> int:
             if len(handled) == 100:
                 worker.stop()
 
-        worker = AsyncWorker(queue.queue, handle, concurrency=20)
+        worker = AsyncWorker(queue.queue, handle, concurrency=20, handle_signals=True)
         async with asyncio.timeout(60):
             await worker.run()
 

@@ -17,6 +17,7 @@ is moved to a dead-letter topic.
 The names here are the public interface, together with the modules named in the README.
 """
 
+from kmqpy.backoff import Backoff
 from kmqpy.client import KmqClient
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import (
@@ -37,7 +38,7 @@ from kmqpy.message import Message
 from kmqpy.producer import KmqProducer
 from kmqpy.queue import Queue, queue_for
 from kmqpy.telemetry import Telemetry
-from kmqpy.worker import Backoff, Reject, Retry, Worker
+from kmqpy.worker import Reject, Retry, Worker
 
 __all__ = [
     "Backoff",

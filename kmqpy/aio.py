@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
@@ -23,7 +23,8 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Duration, duration_ms
 from kmqpy.errors import Closed
-from kmqpy.message import HeadersLike, Message
+from kmqpy.forks import ForkGuard
+from kmqpy.message import HeadersLike, Message, MessagesLike
 from kmqpy.queue import Queue
 from kmqpy.worker import Worker, WorkerOptions
 
@@ -48,6 +49,7 @@ class AsyncQueue:
     """
 
     def __init__(self, queue: Queue, *, threads: int = 4, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._guard = ForkGuard(f"the queue {queue.name!r} for asyncio")
         self._queue = queue
         self._clock = clock
         # Apart, so that receives which wait for messages don't hold up acknowledgements.
@@ -102,13 +104,13 @@ class AsyncQueue:
             if messages or self._clock.monotonic() >= deadline:
                 return messages
 
-    async def ack(self, *messages: Message | str, wait: bool = False) -> None:
+    async def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         """See Queue.ack."""
         await self.call(self._queue.ack, *messages, wait=wait)
 
     async def nack(
         self,
-        *messages: Message | str,
+        *messages: MessagesLike,
         delay: Duration = 0,
         count: bool = True,
         reason: str | None = None,
@@ -117,12 +119,12 @@ class AsyncQueue:
         """See Queue.nack."""
         await self.call(self._queue.nack, *messages, delay=delay, count=count, reason=reason, wait=wait)
 
-    async def extend(self, *messages: Message | str, lease: Duration, wait: bool = False) -> None:
+    async def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
         """See Queue.extend."""
         await self.call(self._queue.extend, *messages, lease=lease, wait=wait)
 
     async def dead_letter(
-        self, *messages: Message | str, reason: str | None = None, wait: bool = False
+        self, *messages: MessagesLike, reason: str | None = None, wait: bool = False
     ) -> None:
         """See Queue.dead_letter."""
         await self.call(self._queue.dead_letter, *messages, reason=reason, wait=wait)
@@ -134,6 +136,7 @@ class AsyncQueue:
         count as an attempt.
         """
         while not self._closed:
+            self._guard.raise_if_inherited()
             if self._clock.monotonic() >= self._use_until:  # the loop may have stood still
                 self._give_back_ahead()
             if self._ahead:
@@ -146,7 +149,7 @@ class AsyncQueue:
 
     async def close(self) -> None:
         """Give back what was taken ahead, let operations end, close the queue."""
-        if self._closed:
+        if self._closed or self._guard.inherited:
             return
         self._closed = True
         try:
@@ -217,6 +220,7 @@ class AsyncQueue:
         self._queue.close()
 
     def _check_open(self) -> None:
+        self._guard.raise_if_inherited()
         if self._closed:
             raise Closed(f"the queue {self._queue.name!r} is closed")
 
@@ -226,26 +230,32 @@ class AsyncWorker:
 
     Everything else is as with Worker, whose keyword arguments it takes; one thread per running
     handler waits for it. A handler that is still running after `drain_timeout` is cancelled.
+
+    Signals are the application's, which calls stop() or cancels run() when it ends; with `handle_signals`,
+    for programs that do nothing else, run() takes SIGTERM and SIGINT.
     """
 
     def __init__(
         self,
         queue: Queue,
         handler: Callable[[Message], Awaitable[object]],
+        *,
+        handle_signals: bool = False,
         **options: Unpack[WorkerOptions],
     ) -> None:
         self._handler = handler
+        self._handle_signals = handle_signals
         self._worker = Worker(queue, self._call, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[Future[BaseException | None]] = set()
 
     async def run(self) -> None:
-        """Work until SIGTERM, SIGINT, stop(), a failure or cancellation, then drain.
+        """Work until stop(), cancellation, a failure, or a signal with `handle_signals`, then drain.
 
-        Raises what ended the worker: ConfigError, NotSupported, Closed.
+        Raises what ended the worker: ConfigError, NotSupported, Closed, Forked.
         """
         self._loop = asyncio.get_running_loop()
-        with self._signals(self._loop):
+        with self._signals(self._loop) if self._handle_signals else nullcontext():
             self._worker.start()
             try:
                 while not self._worker.stopping:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -19,22 +20,22 @@ from operator import attrgetter, is_
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from confluent_kafka import Message as Record
-
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
-from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
+from kmqpy.config import Connection, Duration, QueueSettings, check_connection, duration_ms, lease_duration_ms
 from kmqpy.errors import Closed, ConfigError, DecodeError, ReceiptError, Unavailable
+from kmqpy.forks import ForkGuard
 from kmqpy.held import Held, Place
 from kmqpy.kafka_message import Batch, KafkaMessage
-from kmqpy.marker_writer import MarkerWriter
+from kmqpy.marker_writer import Item, MarkerWriter
 from kmqpy.markers import INT64_MAX, Marker, Op
-from kmqpy.message import Message, Receipt
-from kmqpy.records import by_partition
+from kmqpy.message import Message, MessagesLike, Receipt
+from kmqpy.records import by_partition, have_headers, read_headers
+from kmqpy.settings_mirror import settings_of
 from kmqpy.source import QueueSource
-from kmqpy.starting import Started
+from kmqpy.starting import Started, Starting
 from kmqpy.telemetry import Telemetry
-from kmqpy.topics import Topics
+from kmqpy.topics import Topics, TopicWatch
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,15 @@ _START_TIMEOUT_S = 3.0
 _MIN_LEASE_LEFT = 0.5
 """A message is handed out only while this part of its lease is left (rule R11)."""
 
+_WATCHED_S = 2.0
+"""Ids of topics that are as old as this are looked at again by who has not watched them so far (rule R24)."""
+_LOOK_TIMEOUT_S = 3.0
+_LOOK_POLL_S = 0.01
+
+_SLOW_CONFIRMATION = 1 / 8
+"""Start markers may take this part of a lease before it is lengthened."""
+
+_CONFIRM_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 10.0
 
 _record_of = attrgetter("_record")
@@ -64,9 +74,11 @@ _MAX_REASON = 1_000
 
 
 class KmqClient:
-    """Takes messages from one queue; any number of clients share it. Safe to use from any thread.
+    """Takes messages from one queue; safe to use from any thread.
 
-    queue          its name, or its settings where they differ from the defaults
+    Clients share a queue by its partitions: one client takes from each, further clients are on standby.
+
+    queue          its name; or settings, of which those that are not given are the queue's own
     connection     where Kafka is; ZooKeeper is not needed
     max_in_flight  messages taken and neither finished nor expired; receive() waits when they are as
                    many
@@ -79,7 +91,10 @@ class KmqClient:
 
     At-least-once: a message can come twice, when its lease ended or when a client was killed.
 
-    Raises QueueNotFound, TopicError, Unavailable when it is made.
+    Not usable in a forked child of the process that made it: there its calls raise Forked.
+
+    Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
+    the queue's own.
     """
 
     def __init__(
@@ -101,26 +116,26 @@ class KmqClient:
             raise ConfigError(f"markers: {markers!r} is neither 'jvm' nor 'range'")
         if not 0 <= coalesce_ms <= 1_000:
             raise ConfigError(f"coalesce_ms: {coalesce_ms!r} must be from 0 to 1000")
-        self._queue = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
-        self._connection = connection
+        self._connection = check_connection(connection)
+        self._queue = settings_of(queue, connection)
+        self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")
         self._max_in_flight = max_in_flight
         self._holder = holder
         self._instance_id = instance_id
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         topics = Topics(connection).check(self._queue)
-        self._topic_id = topics.queue.topic_id
+        self._ids = topics.ids
+        self._watch = TopicWatch(connection, self._queue, topics.ids, clock)
         self._partitions = topics.markers.partitions
-        self._writer = MarkerWriter(
-            connection,
-            self._queue.markers_topic,
-            coalesce_ms=coalesce_ms if markers == "range" else None,
-            clock=clock,
-        )
+        self._coalesce_ms = coalesce_ms if markers == "range" else None
+        self._writer = self._new_writer()
         self._source: QueueSource | None = None
         self._held = Held()
         self._room = threading.Condition()
         self._taking = threading.RLock()
+        self._starting: Starting | None = None  # of messages that are not handed out yet
+        self._confirmed_in_s = 0.0  # how long it took to write the last start markers
         self._handed_out = _NOTHING  # last, while it is not acknowledged
         self._iterating: deque[tuple[float, Message]] = deque()  # with the end of its lease
         self._closed = threading.Event()
@@ -128,12 +143,13 @@ class KmqClient:
 
     @property
     def queue(self) -> QueueSettings:
-        """The queue's settings, as this client was given them."""
+        """The queue's settings, as this client knows them."""
         return self._queue
 
     @property
     def in_flight(self) -> int:
         """How many messages this client holds."""
+        self._guard.raise_if_inherited()
         with self._room:
             self._held.expire(self._clock.monotonic())
             return len(self._held)
@@ -145,6 +161,7 @@ class KmqClient:
         Empty before its first receive() and while the consumer group assigns them; a client too many,
         beside as many others as there are partitions, gets none.
         """
+        self._guard.raise_if_inherited()
         return [] if self._source is None else self._source.partitions
 
     def receive(
@@ -154,8 +171,11 @@ class KmqClient:
 
         The first call joins the consumer group; that is part of `wait`, see `partitions`.
 
-        Each is this caller's for `lease` seconds (default: the queue's redeliver_after) and comes
-        again unless it is acknowledged before.
+        Each is this caller's for `lease` seconds (default: the queue's redeliver_after; at least 0.1; longer
+        where writing start markers takes more than an eighth of it) and comes again unless it is
+        acknowledged before. A message that can't be handed out with half of its
+        lease left is given back, which does not count as an attempt, unless this process dies first or the
+        broker writes the marker that gives it back after the end of the lease.
 
         Raises ConfigError for bad numbers, TopicError when the queue's topic is gone.
         """
@@ -184,6 +204,7 @@ class KmqClient:
         which does not count as an attempt.
         """
         while not self._closed.is_set():
+            self._guard.raise_if_inherited()
             self._release_stale()
             with self._room:
                 message = self._iterating.popleft()[1] if self._iterating else None
@@ -195,24 +216,25 @@ class KmqClient:
             except Closed:
                 return
 
-    def ack(self, *messages: Message | str, wait: bool = False) -> None:
+    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         """Acknowledge messages, or the messages of receipts: they do not come again.
 
-        Returns at once and sees to it that the end markers are written, unless `wait`, which waits
-        until they are and raises Unavailable when they are not. An ack that comes after the
-        redelivery is harmless.
+        They may be several arguments or one list, here and below.
+
+        Returns at once; the end markers are written in the background, and sent again until they are
+        confirmed. With `wait`, it waits until its own end markers are confirmed, and raises Unavailable
+        when they are not after 10 s. An ack that comes after the redelivery is harmless.
 
         Raises ReceiptError.
         """
-        places = self._places(messages)
-        self._check_open()
-        for partition, offsets in places.items():
-            self._writer.end(partition, offsets)
-        self._finished(places, "ack", wait=wait)
+        writer = self._writer  # before anything is looked at, so that it is of the same topics (rule R24)
+        places = self._places(m.each_of(messages))
+        self._write(writer, places.items(), wait=wait)
+        self._finished(places, "ack")
 
     def nack(
         self,
-        *messages: Message | str,
+        *messages: MessagesLike,
         delay: Duration = 0,
         count: bool = True,
         reason: str | None = None,
@@ -225,43 +247,60 @@ class KmqClient:
         """
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
         self._finish(
-            [Marker(*self._place(one), Op.NACK, delay_ms, count, _cut(reason)) for one in messages],
+            self._writer,
+            [
+                Marker(*self._place(one), Op.NACK, delay_ms, count, _cut(reason))
+                for one in m.each_of(messages)
+            ],
             "nack",
             wait=wait,
         )
 
-    def extend(self, *messages: Message | str, lease: Duration, wait: bool = False) -> None:
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
         """Let the lease of messages end `lease` seconds from now, sooner or later than it would.
 
-        Does nothing when the message was finished or redelivered meanwhile.
+        Does nothing when the message was finished or redelivered meanwhile. `lease=0` means
+        `nack(count=False)`; raises ConfigError for other leases below 0.1 s.
         """
+        if not duration_ms(lease, "lease"):
+            self.nack(*messages, count=False, wait=wait)
+            return
         lease_ms = self._lease_ms(lease)
-        places = [self._place(message) for message in messages]
+        writer = self._writer
+        places = [self._place(message) for message in m.each_of(messages)]
+        self._check_open()
         until = self._clock.monotonic() + lease_ms / 1000
         with self._room:
             self._held.extend(places, until)
-        self._write([Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
+        self._write(writer, [Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
         self._telemetry.finished(self._queue.name, "extend", len(places))
 
-    def dead_letter(self, *messages: Message | str, reason: str | None = None, wait: bool = False) -> None:
+    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
         """Have messages moved to the dead-letter topic, without another try."""
         self._finish(
-            [Marker(*self._place(one), Op.DEAD_LETTER, 0, reason=_cut(reason)) for one in messages],
+            self._writer,
+            [
+                Marker(*self._place(one), Op.DEAD_LETTER, 0, reason=_cut(reason))
+                for one in m.each_of(messages)
+            ],
             "dead-letter",
             wait=wait,
         )
 
     def flush(self, timeout: Duration = 10.0) -> None:
-        """Wait until every ack, nack and extend so far is confirmed; raises Unavailable if not."""
-        left = self._writer.flush(duration_ms(timeout, "timeout") / 1000)
-        if left:
-            raise Unavailable(
-                f"markers topic {self._queue.markers_topic}: {left} markers are not confirmed yet"
-            )
+        """Wait until every ack, nack and extend so far is confirmed; raises Unavailable if not.
+
+        It does not wait for what other threads do after this call began.
+        """
+        self._guard.raise_if_inherited()
+        self._check_confirmed(self._writer.flush(duration_ms(timeout, "timeout") / 1000))
 
     def close(self) -> None:
-        """Give back what was taken and not handed out, confirm what is to be confirmed, leave."""
-        if self._closed.is_set():
+        """Give back what was taken and not handed out, confirm what is to be confirmed, leave.
+
+        In a forked child it does nothing: what is open belongs to the parent.
+        """
+        if self._closed.is_set() or self._guard.inherited:
             return
         self._closed.set()
         if self._housekeeper is not None:
@@ -270,6 +309,7 @@ class KmqClient:
             with self._room:
                 ahead, self._iterating = self._iterating, deque()
             self._release((one.partition, one.offset) for _, one in ahead)
+            self._give_back_interrupted()
             self._writer.close(_CLOSE_TIMEOUT_S)
             if self._source is not None:
                 self._source.close()
@@ -297,13 +337,16 @@ class KmqClient:
 
     def _take(self, max_messages: int, wait_s: float, lease_ms: int) -> list[Message]:
         source = self._open_source()
+        lease_ms = self._lengthened(lease_ms)
         try:
-            messages, offsets, started = self._take_from(source, max_messages, wait_s, lease_ms)
+            messages, offsets, until = self._take_from(source, max_messages, wait_s, lease_ms)
         except BaseException:  # of a signal handler too; the source has moved on, and nobody got anything
             source.start_over()
             raise
         source.maintain()
-        if not messages or not self._hold(offsets, started, lease_ms):
+        handed_out = messages and self._hold(offsets, until, lease_ms)
+        self._starting = None
+        if not handed_out:
             return []
         self._handed_out = tuple(messages), offsets
         self._telemetry.received(self._queue.name, messages)
@@ -312,32 +355,50 @@ class KmqClient:
     def _take_from(
         self, source: QueueSource, max_messages: int, wait_s: float, lease_ms: int
     ) -> tuple[list[Message], Offsets, float]:
-        """Messages whose start markers are confirmed, their places, and when their leases began."""
+        """Messages whose start markers are confirmed, their places, and when their leases end."""
         with _collecting_later(max_messages):
+            self._follow_topics()
+            self._give_back_interrupted()
             records, offsets = source.poll(max_messages, wait_s)
             self._release(source.abandoned())
             # The lease is counted from before its start marker is written (rule R11).
-            started = self._clock.monotonic()
+            until = self._clock.monotonic() + lease_ms / 1000
             if not records:
-                return [], {}, started
+                return [], {}, until
             now_ms = self._clock.wall_ms()
-            delays = self._delays(records, now_ms) if any(map(Record.headers, records)) else {}
+            delays = self._delays(records, now_ms) if have_headers(records) else {}
             due = offsets if not delays else _without(offsets, delays)
-            starting = self._writer.start(due, delays, lease_ms, self._holder, _START_TIMEOUT_S)
+            starting = self._writer.start(
+                due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
+            )
+            self._starting = starting
             # While the broker works:
-            batch = Batch(self._queue, self._topic_id, now_ms + lease_ms, self._telemetry)
+            batch = Batch(self._queue, self._ids.queue, now_ms + lease_ms, self._telemetry, self)
             messages: list[Message] = list(map(KafkaMessage, records, repeat(batch)))
         written = starting.confirmed()
+        if not written.failed:
+            self._confirmed_in_s = self._clock.monotonic() - until + lease_ms / 1000
         self._account(source, offsets, written)
         if delays or written.failed:
             messages = [message for message in messages if _is_taken(message, delays, written)]
             offsets = by_partition(list(map(_record_of, messages)))
-        return messages, offsets, started
+        if written.given_back:
+            until = -math.inf  # nothing is left of their leases
+        return messages, offsets, until
 
-    def _hold(self, taken: Offsets, started: float, lease_ms: int) -> bool:
+    def _lengthened(self, lease_ms: int) -> int:
+        """The lease to write in start markers: longer where these took a good part of it last time.
+
+        Over a slow link the taker would otherwise get little or nothing of a short lease.
+        """
+        confirmed_in_ms = self._confirmed_in_s * 1000
+        if confirmed_in_ms <= lease_ms * _SLOW_CONFIRMATION:
+            return lease_ms
+        return min(lease_ms + 2 * math.ceil(confirmed_in_ms), max(lease_ms, self._queue.max_hold_ms))
+
+    def _hold(self, taken: Offsets, until: float, lease_ms: int) -> bool:
         """Count messages as held; False, and they are given back, if their leases have run down."""
-        lease_s = lease_ms / 1000
-        if self._clock.monotonic() - started > lease_s * (1 - _MIN_LEASE_LEFT):
+        if self._clock.monotonic() > _hand_out_until(until, lease_ms):
             count = sum(map(len, taken.values()))
             _log.warning(
                 "leases too short for how long their start markers took; given back",
@@ -349,9 +410,15 @@ class KmqClient:
         with self._room:
             self._held.expire(self._clock.monotonic())
             for partition, offsets in taken.items():
-                self._held.add(partition, offsets, started + lease_s)
+                self._held.add(partition, offsets, until)
             self._telemetry.in_flight(self._queue.name, len(self._held))
         return True
+
+    def _give_back_interrupted(self) -> None:
+        """Give back what a receive() took that an exception, of a signal handler for example, interrupted."""
+        if self._starting is not None:
+            self._starting.give_back()
+            self._starting = None
 
     def _release(self, places: Iterable[Place]) -> None:
         """Give back what nobody was handed; it was no attempt."""
@@ -362,7 +429,10 @@ class KmqClient:
         """The places of records not yet due, with the ms until they are."""
         delays: dict[Place, int] = {}
         for record in records:
-            if (raw := record.headers()) and (wait_ms := self._wait_ms(raw, now_ms)) > 0:
+            headers, unreadable = read_headers(record)
+            if unreadable:
+                self._telemetry.failed(self._queue.name, "undecodable header", unreadable)
+            if headers and (wait_ms := self._wait_ms(headers, now_ms)) > 0:
                 delays[record.partition(), record.offset()] = min(wait_ms, 2**62)
         return delays
 
@@ -394,7 +464,7 @@ class KmqClient:
 
     def message_of(self, record: Any, lease_until_ms: int) -> Message:
         """A record of the queue topic as a message, whoever read it."""
-        return KafkaMessage(record, Batch(self._queue, self._topic_id, lease_until_ms, self._telemetry))
+        return KafkaMessage(record, Batch(self._queue, self._ids.queue, lease_until_ms, self._telemetry))
 
     def _wait_for_room(self, wait_s: float) -> int:
         with self._room:
@@ -415,7 +485,7 @@ class KmqClient:
         places: dict[int, list[int]] = {}
         if set(map(type, messages)) == {KafkaMessage}:
             for batch in set(map(_batch_of, messages)):
-                self._check_queue(batch.queue.name)
+                self._check_source("message", batch.queue.name, batch.topic_id)
             for record in map(_record_of, messages):
                 places.setdefault(record.partition(), []).append(record.offset())
             return places
@@ -424,38 +494,45 @@ class KmqClient:
             places.setdefault(partition, []).append(offset)
         return places
 
-    def _check_queue(self, name: str) -> None:
-        if name != self._queue.name:
-            raise ReceiptError(f"message of queue {name!r}, not of {self._queue.name!r}")
-
     def _place(self, message: Message | str) -> Place:
-        if isinstance(message, Message):
-            self._check_queue(message.queue)
+        """Where a message of this queue stands; raises ReceiptError."""
+        if type(message) is KafkaMessage:
+            batch = _batch_of(message)
+            self._check_source("message", batch.queue.name, batch.topic_id)
             return message.partition, message.offset
-        receipt = Receipt.parse(message)
-        if receipt.queue != self._queue.name:
-            raise ReceiptError(f"receipt: it is of queue {receipt.queue!r}, not of {self._queue.name!r}")
-        if receipt.topic_id != self._topic_id or not self._has(receipt.partition):
-            raise ReceiptError(
-                f"receipt: it is of another topic named {receipt.queue!r}, which was deleted since"
-            )
+        # A message that was copied or pickled is known by its receipt, and so is one of another storage.
+        receipt = Receipt.parse(message.receipt if isinstance(message, Message) else message)
+        self._check_source("receipt", receipt.queue, receipt.topic_id)
+        if not self._has(receipt.partition):
+            raise ReceiptError(f"receipt: queue {receipt.queue!r} has no partition {receipt.partition}")
         return receipt.partition, receipt.offset
+
+    def _check_source(self, what: str, queue: str, topic_id: str) -> None:
+        if queue != self._queue.name:
+            raise ReceiptError(f"{what}: it is of queue {queue!r}, not of {self._queue.name!r}")
+        if self._housekeeper is None:
+            self._guard.raise_if_inherited()
+            self._start_housekeeper()
+            if not self._watch.knows_since(self._clock.monotonic() - _WATCHED_S):
+                self._look_for_topics()
+        if topic_id != self._ids.queue:
+            self._look_for_topics()
+        if topic_id != self._ids.queue:
+            raise ReceiptError(f"{what}: it is of another topic named {queue!r}, which was deleted since")
 
     def _has(self, partition: int) -> bool:
         if partition >= self._partitions:  # a queue can grow
             self._partitions = Topics(self._connection).check(self._queue).partitions
         return partition < self._partitions
 
-    def _finish(self, batch: Sequence[Marker], op: str, *, wait: bool) -> None:
-        self._write(batch, wait=False)
+    def _finish(self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, wait: bool) -> None:
+        self._write(writer, batch, wait=wait)
         places: dict[int, list[int]] = {}
         for marker in batch:
             places.setdefault(marker.partition, []).append(marker.offset)
-        self._finished(places, op, wait=wait)
+        self._finished(places, op)
 
-    def _finished(self, places: Offsets, op: str, *, wait: bool) -> None:
-        if wait:
-            self.flush()
+    def _finished(self, places: Offsets, op: str) -> None:
         with self._room:
             for partition, offsets in places.items():
                 self._held.discard(partition, offsets)
@@ -463,18 +540,25 @@ class KmqClient:
             self._telemetry.in_flight(self._queue.name, len(self._held))
         self._telemetry.finished(self._queue.name, op, sum(map(len, places.values())))
 
-    def _write(self, batch: Sequence[Marker], *, wait: bool) -> None:
+    def _write(self, writer: MarkerWriter, items: Iterable[Item], *, wait: bool) -> None:
         self._check_open()
-        for marker in batch:
-            self._writer.post(marker)
         if wait:
-            self.flush()
+            self._check_confirmed(writer.write(items, _CONFIRM_TIMEOUT_S))
+        else:
+            writer.put(items)
+
+    def _check_confirmed(self, left: int) -> None:
+        if left:
+            raise Unavailable(
+                f"markers topic {self._queue.markers_topic}: {left} markers are not confirmed yet; "
+                "they are sent again until they are"
+            )
 
     # --- the rest ---------------------------------------------------------------------------------
 
     def _lease_ms(self, lease: Duration | None) -> int:
-        lease_ms = self._queue.redeliver_after_ms if lease is None else duration_ms(lease, "lease")
-        return self._bounded(lease_ms, self._queue.max_hold_ms, "lease")
+        asked_ms = self._queue.redeliver_after_ms if lease is None else lease_duration_ms(lease)
+        return self._bounded(asked_ms, self._queue.max_hold_ms, "lease")
 
     def _bounded(self, value_ms: int, limit_ms: int, name: str) -> int:
         if value_ms > limit_ms:
@@ -482,6 +566,7 @@ class KmqClient:
         return value_ms
 
     def _check_open(self) -> None:
+        self._guard.raise_if_inherited()
         if self._closed.is_set():
             raise Closed(f"the client of queue {self._queue.name!r} is closed")
 
@@ -493,27 +578,89 @@ class KmqClient:
                 self._connection,
                 self._queue,
                 self._telemetry,
-                settled=self._writer.settled,
+                ids=self._ids,
+                settled=self._settled,
+                ids_known=self._watch.knows_since,
                 instance_id=self._instance_id,
                 clock=self._clock,
             )
-            self._housekeeper = threading.Thread(target=self._keep_house, name="kmq-client", daemon=True)
-            self._housekeeper.start()
+            self._start_housekeeper()
         return self._source
+
+    def _start_housekeeper(self) -> None:
+        if self._housekeeper is None:
+            with self._room:
+                if self._housekeeper is None and not self._closed.is_set():
+                    keeper = threading.Thread(target=self._keep_house, name="kmq-client", daemon=True)
+                    keeper.start()
+                    self._housekeeper = keeper
 
     def _keep_house(self) -> None:
         """Commits and group membership, while the user's code is busy with what it received."""
-        while not self._closed.wait(_SLICE_S):
-            if self._taking.acquire(blocking=False):
-                try:
-                    assert self._source is not None
-                    self._source.maintain()
-                    self._source.keep_alive()
-                    self._release_stale()
-                except Exception:  # the thread must live; receive() meets the same error and raises it
-                    _log.exception("housekeeping failed", extra={"queue": self._queue.name})
-                finally:
-                    self._taking.release()
+        slice_s = min(_SLICE_S, self._queue.redeliver_after_ms / 1000 * _MIN_LEASE_LEFT / 5)
+        while not self._closed.wait(slice_s):
+            try:
+                self._release_stale()
+                if self._taking.acquire(blocking=False):
+                    try:
+                        self._keep_source()
+                    finally:
+                        self._taking.release()
+            except Exception:  # the thread must live; receive() meets the same error and raises it
+                _log.exception("housekeeping failed", extra={"queue": self._queue.name})
+
+    def _keep_source(self) -> None:
+        self._follow_topics()
+        if self._source is None:
+            return
+        self._give_back_interrupted()
+        self._source.maintain()
+        self._source.keep_alive()
+        self._release(self._source.abandoned())
+
+    def _settled(self, partition: int) -> bool:
+        return self._writer.settled(partition)
+
+    def _new_writer(self) -> MarkerWriter:
+        return MarkerWriter(
+            self._connection, self._queue.markers_topic, coalesce_ms=self._coalesce_ms, clock=self._clock
+        )
+
+    def _follow_topics(self) -> None:
+        """Begin anew where the topics were made anew (rule R24); by who holds `_taking`."""
+        ids = self._watch.look()
+        if ids == self._ids:
+            return
+        _log.warning("the queue was made anew; beginning anew", extra={"queue": self._queue.name})
+        before, writer = self._ids, self._writer
+        if ids.queue == before.queue:
+            self._ids = ids
+        else:
+            self._partitions = 0  # to be asked for
+            with self._room:
+                self._writer = self._new_writer()
+                self._ids = ids
+                self._held = Held()
+                self._iterating.clear()
+                self._handed_out = _NOTHING
+                self._starting = None
+                self._room.notify_all()
+        if self._source is not None:
+            self._source.follow(ids)
+        if writer is not self._writer:
+            writer.abandon()
+            if self._source is not None:
+                self._writer.get_ready()
+
+    def _look_for_topics(self) -> None:
+        """Wait until it is known which topics there are now, or until Kafka has not answered for a while."""
+        started = self._clock.monotonic()
+        while not self._watch.knows_since(started) and self._clock.monotonic() < started + _LOOK_TIMEOUT_S:
+            with self._taking:
+                self._follow_topics()
+            self._clock.sleep(_LOOK_POLL_S)
+        with self._taking:
+            self._follow_topics()
 
     def _release_stale(self) -> None:
         """Give back what waits to be iterated over and has not enough of its lease left (rule R11)."""
@@ -553,6 +700,11 @@ def _is_taken(message: Message, delays: Collection[Place], written: Started) -> 
 
 def _without(offsets: Offsets, places: Collection[Place]) -> Offsets:
     return {p: [o for o in ascending if (p, o) not in places] for p, ascending in offsets.items()}
+
+
+def _hand_out_until(lease_until: float, lease_ms: int) -> float:
+    """Until when a message with a lease until `lease_until` may be handed out (rule R11)."""
+    return lease_until - lease_ms / 1000 * _MIN_LEASE_LEFT
 
 
 def _cut(reason: str | None) -> str | None:

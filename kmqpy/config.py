@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from kmqpy.errors import ConfigError
 
@@ -33,14 +34,30 @@ KafkaSettings = Mapping[str, Any]
 """librdkafka settings by their own names; handed on untouched."""
 
 DAY_MS = 86_400_000
+CLOCK_LEAD_MS = 5_000
+"""How far a clock may be ahead of the broker's before it is not believed (rule R23)."""
+
+MARKERS_SUFFIX = "__markers"
+DEAD_LETTERS_SUFFIX = "__undelivered"
+"""What the names of a queue's other topics end in, unless they are set."""
+
+MIN_LEASE_MS = 100
+"""The shortest lease: within it, a start marker must be confirmed and the message be processed."""
+_LEASES = ("redeliver_after_ms", "max_hold_ms")
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 _DURATION = re.compile(r"([0-9]{1,999}(?:\.[0-9]{1,999})?)\s*(ms|s|m|h|d)")
 _MILLISECOND = timedelta(milliseconds=1)
 _INT64_MAX = 2**63 - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_ADDRESS = re.compile(
+    r"(?:[A-Za-z_]+://)?(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\s:/\[\]@,]+))(?::(?P<port>[0-9]{1,5}))?"
+)
 _ACL = re.compile(r"[a-z0-9]+:.+:[cdrwa]+")
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
 _ADDRESSES = ("tcp://", "udp://", "sctp://")
+SETTINGS_TOPIC = "kmq.queues"
+"""The topic that tells clients the settings of all queues; see kmqpy.settings_mirror."""
+
 OTHER_TABLES = ("tracker", "gateway")
 """Tables of the config file that are not the connection's."""
 
@@ -75,6 +92,17 @@ def duration_ms(value: Duration, name: str) -> int:
     return math.ceil(Decimal(repr(float(value))) * 1000)
 
 
+def lease_duration_ms(value: Duration, name: str = "lease") -> int:
+    """A lease in ms, rounded up as by duration_ms; raises ConfigError below the shortest, 100 ms."""
+    return _check_lease(duration_ms(value, name), name)
+
+
+def _check_lease(value_ms: int, name: str) -> int:
+    if value_ms < MIN_LEASE_MS:
+        raise ConfigError(f"{name}: {value_ms} ms is shorter than the least, {MIN_LEASE_MS} ms")
+    return value_ms
+
+
 def is_secret(name: str) -> bool:
     """Whether a librdkafka setting of this name must not be printed."""
     return _SECRET.search(name) is not None
@@ -92,10 +120,14 @@ class QueueSettings:
     Stands in the registry as JSON. Names left empty follow the queue's name: `<queue>__markers`,
     `<queue>__undelivered`, group `kmq-<queue>`.
 
-    redeliver_after_ms   lease of a message when receive() names none
+    redeliver_after_ms   lease of a message when receive() names none; at least 100
     max_redeliveries     redeliveries before a message is dead-lettered; None: no limit
     max_delay_ms         longest delay of send()
-    max_hold_ms          longest lease or extension
+    max_hold_ms          longest lease or extension; at least 100
+
+    Clients take what these settings leave open from the queue, which was made with settings of its own; what
+    contradicts them is a ConfigError when the client is made. Settings read from where a queue's own are
+    stored are taken as they are.
     """
 
     name: str
@@ -108,10 +140,17 @@ class QueueSettings:
     max_delay_ms: int = 7 * DAY_MS
     max_hold_ms: int = 7 * DAY_MS
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
+        made = super().__new__(cls)
+        # Not a field: settings are equal whoever said them.
+        object.__setattr__(made, "_said", frozenset(name for name, value in given.items() if value != ""))
+        return made
+
     def __post_init__(self) -> None:
+        check_topic_name(self.name, "name")
         derived = {
-            "markers_topic": f"{self.name}__markers",
-            "dead_letter_topic": f"{self.name}__undelivered",
+            "markers_topic": f"{self.name}{MARKERS_SUFFIX}",
+            "dead_letter_topic": f"{self.name}{DEAD_LETTERS_SUFFIX}",
             "consumer_group": f"kmq-{self.name}",
         }
         for key, default in derived.items():
@@ -119,29 +158,59 @@ class QueueSettings:
                 object.__setattr__(self, key, default)
         for key in ("name", "markers_topic", "dead_letter_topic"):
             check_topic_name(getattr(self, key), key)
+            if getattr(self, key) == SETTINGS_TOPIC:
+                raise ConfigError(
+                    f"{key}: {SETTINGS_TOPIC} is the topic of all queues' settings; choose another"
+                )
         if len({self.name, self.markers_topic, self.dead_letter_topic}) < 3:
             raise ConfigError(f"queue {self.name!r}: its three topics must have different names")
         if not self.redelivery_count_header:
             raise ConfigError("redelivery_count_header: must not be empty")
+        for key in ("consumer_group", "redelivery_count_header"):
+            if not getattr(self, key).isprintable():
+                raise ConfigError(f"{key}: {getattr(self, key)!r} can't be printed")
         if self.max_redeliveries is not None:
             _check_count(self, "max_redeliveries")
-        for key in ("redeliver_after_ms", "max_delay_ms", "max_hold_ms"):
+        for key in (*_LEASES, "max_delay_ms"):
             _check_count(self, key)
+        for key in _LEASES:
+            _check_lease(getattr(self, key), key)
+
+    @property
+    def said(self) -> frozenset[str] | None:
+        """The fields that were given, and not left to defaults; None in settings that were stored."""
+        said: frozenset[str] | None = self.__dict__["_said"]
+        return said
 
     def to_json(self) -> bytes:
         """The registry's form."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
 
     @classmethod
-    def from_json(cls, data: bytes) -> QueueSettings:
-        """The reverse of to_json; raises ConfigError."""
+    def from_json(cls, data: bytes, *, newer: bool = False) -> QueueSettings:
+        """The reverse of to_json; raises ConfigError. `newer`: unknown settings are left out."""
         try:
             values = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"queue settings: not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
-        return build(cls, values)
+        if newer:
+            values = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
+        return cls.stored(values)
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> QueueSettings:
+        """Settings as they are stored in the registry; raises ConfigError.
+
+        Leases below 100 ms, which earlier versions allowed, become 100 ms, since registered queues must be
+        served.
+        """
+        leases = {key: _convert(key, values[key], int) for key in _LEASES if key in values}
+        least = {key: MIN_LEASE_MS for key, value in leases.items() if 0 <= value < MIN_LEASE_MS}
+        read = build(cls, values, least)
+        object.__setattr__(read, "_said", None)
+        return read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +287,8 @@ class Connection:
     def __post_init__(self) -> None:
         if not self.bootstrap:
             raise ConfigError("bootstrap: must not be empty; name a broker, for example host:9092")
+        check_addresses(self.bootstrap, "bootstrap", "host:9092")
+        check_addresses(self.zookeeper.partition("/")[0], "zookeeper", "host:2181")
         if not self.root.startswith("/") or self.root.endswith("/"):
             raise ConfigError(f"root: {self.root!r} must start with / and not end with it")
 
@@ -236,20 +307,71 @@ class Connection:
         KMQ_KAFKA_SASL_PASSWORD and the like for settings of librdkafka, with `_` for each dot;
         KMQ_ZOOKEEPER_SECURITY_PASSWORD and the like. Raises ConfigError.
         """
-        path = os.environ.get("KMQ_CONFIG")
-        file = read_file(path) if path else {}
-        own = {key: value for key, value in file.items() if key not in OTHER_TABLES}
-        return build(cls, own, from_environment(cls, os.environ))
+        return build(cls, *connection_layers())
 
     def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
         """Settings for a librdkafka client: `defaults`, under what the user gave."""
         return {**defaults, **self.kafka, "bootstrap.servers": self.bootstrap}
 
 
+def check_addresses(text: str, field_name: str, example: str) -> None:
+    """Raise ConfigError unless each address of `text` can be one: a name, IPv4 or [IPv6] and maybe a port."""
+    for address in filter(None, map(str.strip, text.split(","))):
+        if not _is_address(address):
+            shown = "***" if "@" in address else repr(address)  # it may hold a password
+            raise ConfigError(
+                f"{field_name}: {shown} is no address; write it as {example}, or several with commas"
+            )
+
+
+def _is_address(text: str) -> bool:
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        return _is_ipv6(text)
+    right_host = found["host"].isprintable() if found["host"] else _is_ipv6(found["ipv6"])
+    return right_host and (found["port"] is None or 1 <= int(found["port"]) <= 65_535)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return not ipaddress.IPv6Address(text).is_unspecified
+    except ValueError:
+        return False
+
+
+def check_connection(value: object) -> Connection:
+    """`value`; raises ConfigError when it is no Connection, an address as text for example."""
+    if hasattr(value, "bootstrap"):  # so that tests can give one of their own
+        return typing.cast("Connection", value)
+    shown = repr(value) if isinstance(value, str) else f"an object of type {type(value).__name__}"
+    raise ConfigError(
+        f"connection: {shown} is not a Connection; "
+        "write it as Connection(bootstrap='host:9092'), or Connection.from_environment()"
+    )
+
+
+def is_topic_name(name: object) -> bool:
+    """Whether Kafka accepts `name` as the name of a topic."""
+    return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
+
+
 def check_topic_name(name: str, field_name: str) -> None:
     """Raise ConfigError unless Kafka takes `name` for a topic."""
-    if not isinstance(name, str) or not _TOPIC.fullmatch(name) or name in {".", ".."}:
+    if not is_topic_name(name):
         raise ConfigError(f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are")
+
+
+def check_new_queue_name(name: str) -> None:
+    """Raise ConfigError unless a new queue may have this name: those of a queue's other topics are refused.
+
+    Queues that are there already keep such names, so the settings themselves take them.
+    """
+    for suffix in (MARKERS_SUFFIX, DEAD_LETTERS_SUFFIX):
+        if name.endswith(suffix):
+            raise ConfigError(
+                f"name: {name!r} is that of another topic of queue {name.removesuffix(suffix)!r}; "
+                f"choose a name that does not end in {suffix}"
+            )
 
 
 def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
@@ -300,6 +422,14 @@ def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "
         elif name in environ:
             found[key] = environ[name]
     return found
+
+
+def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file KMQ_CONFIG and the environment say of a Connection, for build(); raises ConfigError."""
+    path = os.environ.get("KMQ_CONFIG")
+    file = read_file(path) if path else {}
+    own = {key: value for key, value in file.items() if key not in OTHER_TABLES}
+    return own, from_environment(Connection, os.environ)
 
 
 def of_kubernetes(name: str, value: str) -> bool:

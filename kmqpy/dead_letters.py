@@ -3,6 +3,8 @@
 They are a queue of their own with a markers topic; a dead letter is finished when it has an end marker
 there. Redrive and purge first fence the run before them and only then read what is finished: however
 often a run is killed, every dead letter is sent back exactly once (to read_committed readers).
+
+Where two queues have one dead-letter topic, each sees and touches its own dead letters only.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from kmqpy import kafka, log_reader, markers
+from kmqpy import kafka, log_reader
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.config import Connection, QueueSettings, check_connection
 from kmqpy.errors import (
     ConfigError,
     DecodeError,
@@ -32,9 +34,12 @@ from kmqpy.errors import (
     Unavailable,
     UnsupportedMarker,
 )
+from kmqpy.forks import ForkGuard
 from kmqpy.markers import Op
 from kmqpy.producer import message_id
+from kmqpy.records import is_dead_letter_of, message_headers, read_marker
 from kmqpy.redrive import Run, Step, number, redriven
+from kmqpy.settings_mirror import settings_of
 from kmqpy.topics import Topics, dead_letter_queue
 
 _log = logging.getLogger(__name__)
@@ -97,15 +102,28 @@ class RedriveResult:
 class DeadLetters:
     """The dead letters of one queue; for use by one thread at a time.
 
+    Those are the ones that came from it, by their header, though their topic may hold others. `origin`:
+    instead those that came from a queue of that name, for example its former name. One without that header
+    is of the queue after which the topic is named, if there is such a one, else of all that have the topic.
+
     Every call may raise Unavailable, and TopicError when a topic is missing. Memory stays bounded
     however many dead letters there are: a bit for each, and one batch.
     """
 
-    def __init__(self, queue: QueueSettings, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._queue = queue
+    def __init__(
+        self,
+        queue: QueueSettings,
+        connection: Connection,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        origin: str = "",
+    ) -> None:
+        self._connection = check_connection(connection)
+        self._queue = queue = settings_of(queue, connection)
+        self._origin = origin
         self._dead = dead_letter_queue(queue)
-        self._connection = connection
         self._clock = clock
+        self._guard = ForkGuard(f"the reader of the dead letters of queue {queue.name!r}")
         self._topics = Topics(connection)
         self._reader: Consumer | None = None
 
@@ -119,7 +137,7 @@ class DeadLetters:
 
     def close(self) -> None:
         """Release the connection."""
-        if self._reader is not None:
+        if self._reader is not None and not self._guard.inherited:
             self._reader.close()
             self._reader = None
 
@@ -160,7 +178,7 @@ class DeadLetters:
 
             def steps() -> Iterator[Step]:
                 for one in waiting:
-                    for record in self._read(one):
+                    for record in self._own(one):
                         if wanted is not None:
                             found.add((record.partition(), record.offset()))
                         yield redriven(record, self._queue, partitions[self._queue.name])
@@ -178,7 +196,8 @@ class DeadLetters:
     def purge(self) -> int:
         """Throw away all dead letters there are now; returns how many.
 
-        First they are marked as finished, then their records are deleted. A redrive that runs is
+        First they are marked as finished, then their records are deleted, in each partition up to the first
+        one that waits and is of another queue. A redrive that runs is
         stopped, so that nothing is both sent back and thrown away.
 
         Raises Unfinished when it was stopped halfway: running it again goes on with the rest.
@@ -186,10 +205,14 @@ class DeadLetters:
         partitions = self._partitions()[self._dead.name]
         with Run("purge", self._queue, self._connection, self._clock) as run:
             waiting = self._waiting(partitions, fenced=True)
-            records = (record for one in waiting for record in self._read(one))
+            ends = {one.partition: one.end for one in waiting if one.end > one.first}
+
+            def keep(record: Any) -> None:
+                ends[record.partition()] = min(ends[record.partition()], record.offset())
+
+            records = (record for one in waiting for record in self._own(one, keep))
             steps = (Step(record.partition(), record.offset()) for record in records)
             run.move(steps, at_once=_PURGE_BATCH)
-            ends = {one.partition: one.end for one in waiting if one.end > one.first}
             self._topics.delete_records(self._dead.name, ends)
         _log.info("dead letters purged", extra={"queue": self._queue.name, "count": run.done})
         return run.done
@@ -201,12 +224,12 @@ class DeadLetters:
         found = (
             (record.timestamp()[1], record.partition(), record.offset(), self._described(record, with_body))
             for one in self._waiting(partitions, fenced=False)
-            for record in islice(self._read(one), limit)
+            for record in islice(self._own(one), limit)
         )
         return [entry[3] for entry in heapq.nsmallest(limit, found, key=lambda entry: entry[:3])]
 
     def _described(self, record: Any, with_body: bool) -> DeadLetter:
-        headers = m.headers_of(record.headers())
+        headers = message_headers(record)
         key, body = record.key(), record.value() or b""
         return DeadLetter(
             id=message_id(record.partition(), record.offset()),
@@ -225,6 +248,7 @@ class DeadLetters:
 
     def _partitions(self, *also: str) -> dict[str, int]:
         """How many partitions each topic has; raises TopicError saying what to run."""
+        self._guard.raise_if_inherited()
         queue, letters, finished = self._queue.name, self._dead.name, self._dead.markers_topic
         found = {
             name: one.partitions for name, one in self._topics.describe([letters, finished, *also]).items()
@@ -278,7 +302,7 @@ class DeadLetters:
     def _leave_out(self, waiting: builtins.list[_Waiting], record: Any, fenced: bool) -> None:
         """Take what this record of the markers topic finishes off `waiting`."""
         try:
-            marker = markers.decode(record.key(), record.value(), record.headers())
+            marker = read_marker(record)
         except UnsupportedMarker as error:
             text = f"{record.topic()}, partition {record.partition()}, offset {record.offset()}: {error}"
             if fenced:  # it may finish dead letters that would be sent back (rule R3)
@@ -288,7 +312,17 @@ class DeadLetters:
             _log.debug("undecodable marker", extra={"topic": record.topic(), "offset": record.offset()})
         else:
             if marker.op is Op.END and marker.partition < len(waiting):
-                waiting[marker.partition].discard(*marker.offsets())
+                one = waiting[marker.partition]
+                for start, count in marker.offset_runs:
+                    one.discard(*range(max(start, one.first), min(start + count, one.end)))
+
+    def _own(self, waiting: _Waiting, others: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
+        """Those of _read() that are of this queue; `others` is called with each that is not."""
+        for record in self._read(waiting):
+            if is_dead_letter_of(message_headers(record), self._queue, self._origin):
+                yield record
+            else:
+                others(record)
 
     def _read(self, waiting: _Waiting) -> Iterator[Any]:
         """The records that wait, in order; what was passed is taken off. One reading at a time."""

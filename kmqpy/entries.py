@@ -13,11 +13,13 @@ import bisect
 import heapq
 import itertools
 from array import array
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kmqpy.markers import INT64_MAX, Runs
+from kmqpy.offset_runs import block_masks
 
 _BLOCK = 1024
 """Queue offsets that are looked up together: what the bits of one run can stand for."""
@@ -111,6 +113,9 @@ class _Run:
         self.due = like.due_ms
         self.holder = like.holder
 
+    def __iter__(self) -> Iterator[Entry]:
+        return map(self.entry, _bits(self.alive))
+
     def entry(self, bit: int) -> Entry:
         """The message of `bit` as an entry."""
         return Entry(
@@ -136,6 +141,10 @@ class _Run:
         same = self.since_ms, self.due, Hold.HELD, True, None, self.holder
         bits = itertools.islice(_bits(self.alive), limit)
         return [Entry._make((first + bit, taken + stride * bit, *same)) for bit in bits]
+
+    def set_back(self, by_ms: int) -> None:
+        self.since_ms = max(0, self.since_ms - by_ms)
+        self.due = max(0, self.due - by_ms)
 
     def row(self) -> TakenTogether:
         """The same for a snapshot."""
@@ -183,6 +192,10 @@ class _Rows:
 
     def due_ms(self) -> int:
         return min(self.values[3::4])
+
+    def set_back(self, by_ms: int) -> None:
+        for column in (2, 3):
+            self.values[column::4] = array("q", [max(0, ms - by_ms) for ms in self.values[column::4]])
 
     def due_until(self, until_ms: int, limit: int) -> list[Entry]:
         due = sorted((ms, i) for i, ms in enumerate(self.values[3::4]) if ms <= until_ms)
@@ -254,6 +267,23 @@ class _Lowest:
         """All that are not empty."""
         return iter(self._at_least)
 
+    def ascending(self) -> Iterator[tuple[int, _Group]]:
+        """All that are not empty, lazily, ascending by a lower bound of their lowest.
+
+        An item of a heap is not higher than its children, at 2 i + 1 and 2 i + 2.
+        """
+        seen: set[_Group] = set()  # a group can stand in the heap twice
+        frontier = [(self._heap[0][0], 0)] if self._heap else []
+        while frontier:
+            at_least, index = heapq.heappop(frontier)
+            group = self._heap[index][2]
+            if self._at_least.get(group) == at_least and group not in seen:
+                seen.add(group)
+                yield at_least, group
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(self._heap):
+                    heapq.heappush(frontier, (self._heap[child][0], child))
+
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self._at_least) + _SLACK:
             self._heap = [(at_least, next(self._numbers), g) for g, at_least in self._at_least.items()]
@@ -285,13 +315,55 @@ class Entries:
     def __iter__(self) -> Iterator[Entry]:
         yield from self.handed_out.values()
         for group in self._by_take.groups():
-            yield from map(group.entry, _bits(group.alive)) if isinstance(group, _Run) else group
+            yield from group
 
-    def rows(self) -> Iterator[Row]:
-        """All of them, for a snapshot."""
-        yield from self.handed_out.values()
+    def in_order(self) -> Iterator[Entry]:
+        """All of them in the order of their takes; the first few cost little."""
+        return self._in_order(iter)
+
+    def first_rows(self, limit: int) -> list[Row]:
+        """The `limit` rows whose takes came first, for a snapshot; costs no more than those."""
+        rows = self._in_order(lambda group: (group.row(),) if isinstance(group, _Run) else group)
+        return list(itertools.islice(rows, limit))
+
+    def _in_order(self, rows_of: Callable[[_Group], Iterable[Any]]) -> Iterator[Any]:
+        # A heap of what was read of the groups so far; offsets break ties between those of one take.
+        found: list[Any] = [(entry.taken_at, entry.offset, entry) for entry in self.handed_out.values()]
+        heapq.heapify(found)
+        for at_least, group in self._by_take.ascending():
+            while found and found[0][0] < at_least:
+                yield heapq.heappop(found)[2]
+            for row in rows_of(group):
+                heapq.heappush(found, (row.taken_at, row[0], row))
+        while found:
+            yield heapq.heappop(found)[2]
+
+    def set_back(self, by_ms: int) -> None:
+        """Move all deadlines and times of taking back by so many ms."""
+        self.handed_out = {
+            offset: entry._replace(
+                since_ms=max(0, entry.since_ms - by_ms), due_ms=max(0, entry.due_ms - by_ms)
+            )
+            for offset, entry in self.handed_out.items()
+        }
+        self._by_due = _Lowest(lambda group: group.due_ms())
         for group in self._by_take.groups():
-            yield from (group.row(),) if isinstance(group, _Run) else group
+            group.set_back(by_ms)
+            self._by_due.add(group, group.due_ms())
+
+    def count(self, until_ms: int) -> tuple[Counter[Hold], int]:
+        """How many entries there are of each hold, and how many are due at `until_ms`."""
+        holds = Counter(entry.hold for entry in self.handed_out.values())
+        due = sum(entry.due_ms <= until_ms for entry in self.handed_out.values())
+        for group in self._by_take.groups():
+            if isinstance(group, _Run):
+                alive = group.alive.bit_count()
+                holds[Hold.HELD] += alive
+                due += alive if group.due <= until_ms else 0
+            else:
+                holds.update(rest[0] for rest in group.rests)
+                due += sum(due_ms <= until_ms for due_ms in group.values[3::4])
+        return holds, due
 
     def get(self, offset: int) -> Entry | None:
         """The entry of `offset`, or None."""
@@ -504,20 +576,7 @@ class Entries:
 
 def _masks(runs: Runs) -> Iterator[tuple[int, int]]:
     """The blocks of a range of offsets, each with its bits that are in the range."""
-    current = bits = 0
-    for first, count in runs:
-        end = first + count
-        while first < end:
-            block, low = divmod(first, _BLOCK)
-            if block != current:
-                if bits:
-                    yield current, bits
-                current, bits = block, 0
-            size = min(_BLOCK - low, end - first)
-            bits |= ((1 << size) - 1) << low
-            first += size
-    if bits:
-        yield current, bits
+    return block_masks(runs, _BLOCK)
 
 
 def _covers(runs: Runs, offset: int) -> bool:

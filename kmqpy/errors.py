@@ -12,6 +12,8 @@ KmqError
 │   └── AccessDenied         they do not accept who we are, or what we want
 ├── Unfinished           stopped halfway; says how far it got
 ├── Closed               used after its close()
+├── Fenced               the consumer group goes on without this client, for good
+├── Forked               used in a process that was forked after it was made
 ├── NotSupported         this storage has no such operation
 ├── MissingExtra         an optional dependency is not installed
 └── ClusterError         the embedded cluster could not be set up
@@ -81,6 +83,14 @@ class Unfinished(KmqError):
 
 class Closed(KmqError):
     """Used after its close()."""
+
+
+class Fenced(KmqError):
+    """The consumer group goes on without this client, for good; another has its instance_id, for example."""
+
+
+class Forked(KmqError):
+    """Used in a process that was forked after it was made; make it after the fork."""
 
 
 class NotSupported(KmqError):

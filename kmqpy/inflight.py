@@ -6,7 +6,7 @@ leaves when its end marker is read, so whoever reads the same markers has the sa
 
 from __future__ import annotations
 
-import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from kmqpy import entries
@@ -32,16 +32,31 @@ and the timestamp."""
 class InFlight:
     """The messages of one partition that were taken and not ended.
 
-    `now_ms` is the largest timestamp read so far: the partition's clock, which never goes back.
+    `now_ms` is the largest timestamp read so far: the partition's clock, which only set_back() turns back.
+    Timestamps above `latest_ms` count as `latest_ms` (rule R23); `highest_clamped_ms` is the highest of them.
+    Leases longer than `max_hold_ms`, and delays longer than `max_delay_ms`, count as these (rule R5). The
+    caller may change these limits at any time.
     `missed_markers`: reading began above the stored safe offset, so the take of an operation may be
     among what was missed; then any operation opens an entry (rule R2). A successor that begins at
     the safe offset of such a state needs `missed_markers` too, or it drops those entries.
     `position`: the markers offset at which reading begins.
     """
 
-    def __init__(self, *, now_ms: int = 0, position: int = 0, missed_markers: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        now_ms: int = 0,
+        position: int = 0,
+        missed_markers: bool = False,
+        max_hold_ms: int = INT64_MAX,
+        max_delay_ms: int = INT64_MAX,
+    ) -> None:
         self.now_ms = now_ms
         self.missed_markers = missed_markers
+        self.max_hold_ms = max_hold_ms
+        self.max_delay_ms = max_delay_ms
+        self.latest_ms = INT64_MAX
+        self.highest_clamped_ms = 0
         self._position = position
         self._pinned: tuple[int, int] | None = None  # markers offset, now in ms
         self._entries = Entries()
@@ -55,6 +70,14 @@ class InFlight:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries)
 
+    def in_order(self) -> Iterator[Entry]:
+        """The entries in the order of their takes; the first few cost little."""
+        return self._entries.in_order()
+
+    def count(self, until_ms: int) -> tuple[Counter[Hold], int]:
+        """How many entries there are of each hold, and how many are due at `until_ms`."""
+        return self._entries.count(until_ms)
+
     def get(self, offset: int) -> Entry | None:
         """The entry of a queue offset, or None when it is not in flight."""
         return self._entries.get(offset)
@@ -65,8 +88,21 @@ class InFlight:
             return False
         self._position = at + 1
         if timestamp_ms > self.now_ms:
-            self.now_ms = timestamp_ms
+            self._advance(timestamp_ms)
         return True
+
+    def _advance(self, timestamp_ms: int) -> None:
+        if timestamp_ms > self.latest_ms:
+            self.highest_clamped_ms = max(self.highest_clamped_ms, timestamp_ms)
+            timestamp_ms = self.latest_ms
+        self.now_ms = max(self.now_ms, timestamp_ms)
+
+    def set_back(self, now_ms: int) -> None:
+        """Turn the partition's clock back to `now_ms`; each lease keeps what remains of it."""
+        by_ms, self.now_ms = self.now_ms - now_ms, now_ms
+        self._entries.set_back(by_ms)
+        if self._pinned is not None:
+            self._pinned = (self._pinned[0], max(0, self._pinned[1] - by_ms))
 
     def pin(self, at: int) -> None:
         """Keep the safe offset from passing a marker that only a newer version understands (R3)."""
@@ -101,7 +137,7 @@ class InFlight:
         self, series: Iterable[Series], redeliver_after_ms: int, at: int, holder: str | None = None
     ) -> None:
         """Take in start markers with one lease and holder, that stand from markers offset `at` on."""
-        after_ms = max(0, redeliver_after_ms)
+        after_ms = min(max(0, redeliver_after_ms), self.max_hold_ms)
         for first, count, taken_at in self._unread(series, at):
             due_ms = min(self.now_ms + after_ms, INT64_MAX)
             if count < entries._MIN_RUN or self._entries.has_any(((first, count),)):
@@ -133,7 +169,7 @@ class InFlight:
             if count:
                 self._position = following
                 if timestamp_ms > self.now_ms:
-                    self.now_ms = timestamp_ms
+                    self._advance(timestamp_ms)
                 yield first, count, at
             at = following
 
@@ -206,7 +242,7 @@ class InFlight:
         take that is not among them. Reading from there repeats markers that the rows know already,
         and that changes nothing: the last operation on a message decides, as it did before.
         """
-        rows = heapq.nsmallest(max_rows + 1, self._entries.rows(), key=lambda row: (row.taken_at, row[0]))
+        rows = self._entries.first_rows(max_rows + 1)
         safe = (self._position, self.now_ms)
         if len(rows) > max_rows:
             left_out = rows.pop()
@@ -281,5 +317,7 @@ class InFlight:
 
     def _deadline(self, marker: Marker) -> int:
         # now_ms is already at least this marker's timestamp, so a lease is never shorter than asked.
-        after_ms = 0 if marker.op is Op.DEAD_LETTER else max(0, marker.redeliver_after_ms)
-        return min(self.now_ms + after_ms, INT64_MAX)
+        if marker.op is Op.DEAD_LETTER:
+            return self.now_ms
+        limit_ms = self.max_hold_ms if marker.op in (Op.TAKE, Op.EXTEND) else self.max_delay_ms
+        return min(self.now_ms + min(max(0, marker.redeliver_after_ms), limit_ms), INT64_MAX)

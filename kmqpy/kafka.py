@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.backoff import Backoff
+from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, KafkaSettings
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, MessageError, TopicError, Unavailable
+from kmqpy.first_contact import Service, has_answered, patience_s
+from kmqpy.forks import keep_in_children
+
+T = TypeVar("T")
 
 _log = logging.getLogger("kmqpy.librdkafka")
 
@@ -49,6 +56,12 @@ REQUEST_TIMEOUT_S = 10.0
 
 _LOOK_TIMEOUT_S = 2.0
 
+_TRY_S = 2.0
+"""Time limit of the first try; each later one may take twice as long as the one before."""
+_LEAST_TRY_S = 0.1
+_PAUSE = Backoff(0.02, 2, 1, 0.2)
+"""Between two tries."""
+
 _AWAY = {
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
@@ -60,6 +73,28 @@ _AWAY = {
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.REQUEST_TIMED_OUT,
 }
+_RETRIABLE = _AWAY | {
+    KafkaError._WAIT_COORD,
+    KafkaError._WAIT_CACHE,
+    KafkaError._DESTROY_BROKER,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LISTENER_NOT_FOUND,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+"""What Kafka calls retriable, and librdkafka's own transient errors; but not that a topic is unknown."""
 _NOT_ACCEPTED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
 _NOT_ALLOWED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -83,6 +118,14 @@ _WRONG_LISTENER = "listener?"
 _WRONG_LISTENER_S = 3.0
 """How long it must say nothing else: a proxy whose broker is just starting looks the same."""
 
+_LARGEST_BATCH = 2**31 - 1
+"""Bytes of a batch of records, decompressed. With librdkafka's default limit (100 MB), a zstd record of 5 kB
+could make itself and all records behind it unreadable."""
+
+COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.type": "zstd"}
+"""For producers that copy messages: only the topics' limits apply (rule R7). These count compressed
+bytes, and the originals may have been compressed: zstd makes the copies about as small as any codec."""
+
 _POLL_S = 0.05
 _CONNECT_S = 0.05
 """In which librdkafka has a connection, if there is one to be had."""
@@ -100,11 +143,20 @@ class _Heard:
 _heard: dict[tuple[str, int], _Heard] = {}
 
 
+class Producer(confluent_kafka.Producer):
+    """One that can be weakly referenced; see `keep_in_children`."""
+
+
+class Consumer(confluent_kafka.Consumer):
+    """One that can be weakly referenced; see `keep_in_children`."""
+
+
 def producer(connection: Connection, defaults: KafkaSettings) -> Producer:
     """A producer whose records are acknowledged by all in-sync replicas and never reordered."""
     common = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
     with _settings_errors(connection):
         made = Producer(_settings(connection, {**common, **defaults}), logger=_log)
+    keep_in_children(made)
     if "transactional.id" in defaults:
         # init_transactions() looks for the coordinator at once and, without a connection yet, after 500 ms.
         made.poll(_CONNECT_S)
@@ -119,23 +171,84 @@ def consumer(connection: Connection, defaults: KafkaSettings) -> Consumer:
         "auto.offset.reset": "earliest",
         "allow.auto.create.topics": False,
         "fetch.queue.backoff.ms": 5,
+        "receive.message.max.bytes": _LARGEST_BATCH,
         "group.id": "kmq-none",
     }
     with _settings_errors(connection):
-        return Consumer(_settings(connection, {**common, **defaults}), logger=_log)
+        made = Consumer(_settings(connection, {**common, **defaults}), logger=_log)
+    keep_in_children(made)
+    return made
 
 
 def admin(connection: Connection) -> AdminClient:
     """An administration client."""
     with _settings_errors(connection):
-        return AdminClient(_settings(connection, {}), logger=_log)
+        made = AdminClient(_settings(connection, {}), logger=_log)
+    keep_in_children(made)
+    return made
+
+
+def is_retriable(error: KafkaError | None) -> bool:
+    """Whether a request that failed with this error may work when it is tried again.
+
+    Not that a topic is unknown: that passes only if the topic has just been created, which the caller knows.
+    """
+    return error is not None and (error.retriable() or error.code() in _RETRIABLE)
+
+
+def is_unknown_topic(error: KafkaError | None) -> bool:
+    """Whether the error is that there is no such topic, or partition."""
+    return error is not None and error.code() in _NO_TOPIC
+
+
+def tries(timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[float]:
+    """Yield the time limit of each try, in seconds; sleeps between them, longer each time.
+
+    There is at least one; the last one begins no later than `timeout_s` seconds from now.
+    """
+    deadline = clock.monotonic() + timeout_s
+    for number in itertools.count(1):
+        left_s = deadline - clock.monotonic()
+        yield max(_LEAST_TRY_S, min(left_s, _TRY_S * 2 ** min(number - 1, 8)))
+        left_s = deadline - clock.monotonic()
+        if left_s <= 0:
+            return
+        clock.sleep(min(left_s, _PAUSE.delay(number)))
+
+
+def retrying(
+    call: Callable[[float], T],
+    timeout_s: float,
+    connection: Connection,
+    *,
+    also: Callable[[KafkaException], bool] = lambda _: False,
+    clock: Clock = SYSTEM_CLOCK,
+) -> T:
+    """Call `call` until it succeeds, as long as its errors are retriable or `also` says that they are.
+
+    Its argument is its time limit in seconds. Raises its KafkaException if that is not retriable, or when
+    `timeout_s` is over; AccessDenied as soon as it is clear that Kafka does not accept us.
+    """
+    started = SYSTEM_CLOCK.monotonic()
+    failure = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    for try_s in tries(patience_s(Service.KAFKA, timeout_s), clock):
+        try:
+            answer = call(try_s)
+        except KafkaException as exception:
+            _check_access(connection, started)
+            if not (is_retriable(error_of(exception)) or also(exception)):
+                raise
+            failure = exception
+        else:
+            has_answered(Service.KAFKA)
+            return answer
+    raise failure
 
 
 def result(client: AdminClient, future: Future[Any], timeout_s: float, connection: Connection) -> Any:
-    """What `future` of `client` gives, or raises.
+    """What `future` of `client` gives, or raises; a KafkaException after `timeout_s`.
 
-    Raises AccessDenied as soon as it is clear that Kafka does not accept us, and Unavailable after
-    `timeout_s`; librdkafka goes on trying.
+    Raises AccessDenied as soon as it is clear that Kafka does not accept us; librdkafka goes on trying.
     """
     started = SYSTEM_CLOCK.monotonic()
     while True:
@@ -145,25 +258,29 @@ def result(client: AdminClient, future: Future[Any], timeout_s: float, connectio
         except TimeoutError:
             _check_access(connection, started)
         if SYSTEM_CLOCK.monotonic() - started > timeout_s:
-            raise translated(KafkaError(KafkaError._TIMED_OUT), "ask Kafka", connection)
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
 def metadata(client: AdminClient, timeout_s: float, connection: Connection) -> Any:
-    """The brokers and topics of the cluster; raises as `result` does, and KafkaException."""
-    started = SYSTEM_CLOCK.monotonic()
-    while True:
-        left = timeout_s - (SYSTEM_CLOCK.monotonic() - started)
-        try:
-            return client.list_topics(timeout=max(_POLL_S, min(left, _GRACE_S)))
-        except KafkaException as exception:
-            client.poll(_POLL_S)
-            _check_access(connection, started)
-            error = error_of(exception)
-            if error is None or error.code() not in _AWAY or left <= 0:
-                raise
+    """The brokers and topics of the cluster; raises as `retrying` does."""
+    return retrying(lambda try_s: look_up(client, try_s), timeout_s, connection)
 
 
-def look_again(client: Producer | Consumer, topic: str, partition: int, exception: KafkaException) -> bool:
+def look_up(client: AdminClient, try_s: float) -> Any:
+    """The same, asked once; raises KafkaException in time, where other requests may take seconds longer."""
+    try:
+        return client.list_topics(timeout=min(try_s, _GRACE_S))
+    except KafkaException:
+        client.poll(_POLL_S)  # serves the error callback of _settings
+        raise
+
+
+def look_again(
+    client: confluent_kafka.Producer | confluent_kafka.Consumer,
+    topic: str,
+    partition: int,
+    exception: KafkaException,
+) -> bool:
     """Whether a call failed only because the partition is a new one; then it works now.
 
     A client that knows a topic looks for new partitions every five minutes only.
@@ -192,7 +309,7 @@ def translated(error: KafkaError | None, doing: str, connection: Connection) -> 
     if error is None:
         return KmqError(f"{doing}: {text}")
     code = error.code()
-    heard = _last_heard(_key(connection))
+    heard = _last_heard(connection_key(connection))
     if code in _AWAY and heard is not None and _is_refusal(heard.error):
         error = heard.error
     if _is_refusal(error):
@@ -208,6 +325,8 @@ def translated(error: KafkaError | None, doing: str, connection: Connection) -> 
             f"{doing}: Kafka at {connection.bootstrap} does not answer ({text}{more}); "
             "check the address, that it runs, and security.protocol"
         )
+    if is_retriable(error):
+        return Unavailable(f"{doing}: Kafka at {connection.bootstrap} can't do that yet ({text}); try again")
     if code in _NO_TOPIC:
         return TopicError(f"{doing}: the topic does not exist; create it with: kmq queue create")
     if code in _TOO_LARGE:
@@ -226,7 +345,7 @@ def kafka_errors(doing: str, connection: Connection) -> Iterator[None]:
 
 def _settings(connection: Connection, defaults: KafkaSettings) -> dict[str, Any]:
     """Settings of a client that notes what it hears of its connections; heard in poll() only."""
-    key = _key(connection)
+    key = connection_key(connection)
 
     def hear(error: KafkaError) -> None:
         if _is_refusal(error) or "SSL" in error.str():
@@ -236,7 +355,8 @@ def _settings(connection: Connection, defaults: KafkaSettings) -> dict[str, Any]
     return connection.kafka_settings({"error_cb": hear, **defaults})
 
 
-def _key(connection: Connection) -> tuple[str, int]:
+def connection_key(connection: Connection) -> tuple[str, int]:
+    """What tells the clients of one connection from those of another."""
     return connection.bootstrap, hash(repr(sorted(connection.kafka.items())))
 
 
@@ -257,7 +377,7 @@ def _check_access(connection: Connection, started: float) -> None:
 
     That is AccessDenied, or Unavailable where one side speaks TLS and the other does not.
     """
-    heard = _last_heard(_key(connection))
+    heard = _last_heard(connection_key(connection))
     if heard is None or heard.last < started:
         return
     lasts_s = SYSTEM_CLOCK.monotonic() - max(started, heard.first)

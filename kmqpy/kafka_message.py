@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from kmqpy import message as m
 from kmqpy.config import QueueSettings
 from kmqpy.errors import DecodeError
-from kmqpy.message import Headers, Message, Receipt
+from kmqpy.message import Headers, Message, MessagesLike, Receipt
 from kmqpy.producer import message_id
+from kmqpy.records import message_headers
 from kmqpy.telemetry import Telemetry
+
+
+class Acknowledges(Protocol):
+    """A client, as a message needs it."""
+
+    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+        """See Queue.ack."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +34,8 @@ class Batch:
     topic_id: str
     lease_until_ms: int
     telemetry: Telemetry
+    client: Acknowledges | None = None
+    """Who received them; None: nobody did, they were only looked at."""
 
 
 class KafkaMessage(Message):
@@ -43,8 +54,17 @@ class KafkaMessage(Message):
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
 
+    # A copy with other fields, by dataclasses.replace(), is a plain Message, and equal to one it can be.
+    __class__ = property(lambda _: Message)
+
     def __reduce__(self) -> tuple[Callable[..., Message], tuple[dict[str, Any]]]:
         return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)
+
+    def ack(self, *, wait: bool = False) -> None:
+        if self._batch.client is None:
+            super().ack(wait=wait)
+        else:
+            self._batch.client.ack(self, wait=wait)
 
     @property
     def queue(self) -> str:
@@ -72,7 +92,7 @@ class KafkaMessage(Message):
 
     @property
     def headers(self) -> Headers:
-        return m.headers_of(self._record.headers())
+        return message_headers(self._record)
 
     @property
     def attempts(self) -> int:

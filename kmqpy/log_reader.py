@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -21,16 +22,6 @@ _BATCH = 10_000
 _SLICE_S = 0.1
 _SEEK_OVER = 1_000
 """A gap between wanted records that is longer than this is skipped rather than read."""
-
-# Errors that pass by themselves; the time limit ends them when they don't.
-_PASSING = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-}
 
 
 @dataclass(slots=True)
@@ -102,6 +93,24 @@ def scan(
         return reached
 
 
+def scan_batches(
+    connection: Connection,
+    topic: str,
+    starts: Mapping[int, int],
+    visit: Callable[[int, list[Any]], None],
+    *,
+    timeout_s: float = kafka.REQUEST_TIMEOUT_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[int, Reached]:
+    """As scan(), but `visit` is called with a partition and its next records, not with each record."""
+    with _Reader(connection, topic, timeout_s, clock) as reader:
+        reached = reader.open(starts)
+        for partition, records in reader.batches(reached):
+            visit(partition, records)
+            reached[partition].position = records[-1].offset() + 1
+        return reached
+
+
 def read_at(
     connection: Connection,
     topic: str,
@@ -157,6 +166,8 @@ class _Reader:
             {
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 20,
+                "queued.min.messages": _BATCH,
+                "queued.max.messages.kbytes": 16_384,
                 "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
             },
         )
@@ -174,22 +185,16 @@ class _Reader:
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         place = TopicPartition(self._topic, partition)
-        deadline = self._clock.monotonic() + self._timeout_s
-        while True:
-            try:
-                offsets = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s)
-            except KafkaException as exception:  # a topic that was just created has no leader yet
-                error = kafka.error_of(exception)
-                passing = error is not None and error.code() in _PASSING
-                # A broker that is slow, too, reads as "unknown partition" to librdkafka.
-                passing = passing or kafka.look_again(self._consumer, self._topic, partition, exception)
-                if not passing or self._clock.monotonic() > deadline:
-                    raise
-                self._clock.sleep(_SLICE_S)
-                continue
+
+        def ask(try_s: float) -> tuple[int, int]:
+            offsets = self._consumer.get_watermark_offsets(place, timeout=try_s)
             if offsets is None:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
             return offsets
+
+        # librdkafka reports new partitions, and those of slow brokers, as unknown.
+        exists = partial(kafka.look_again, self._consumer, self._topic, partition)
+        return kafka.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)
 
     def open(self, starts: Mapping[int, int]) -> dict[int, Reached]:
         """Begin to read where there is something to read."""
@@ -219,6 +224,18 @@ class _Reader:
 
     def records(self, reached: Mapping[int, Reached]) -> Iterator[tuple[Any, Reached]]:
         """Yield (record, its partition's Reached) until every partition is read."""
+        for partition, records in self.batches(reached):
+            place = reached[partition]
+            for record in records:
+                # The caller may have left the partition, or skipped ahead by a seek.
+                if partition in self._open and record.offset() >= place.position:
+                    yield record, place
+
+    def batches(self, reached: Mapping[int, Reached]) -> Iterator[tuple[int, list[Any]]]:
+        """Yield (partition, its next records) until every partition is read.
+
+        The caller sets the position of the partition's Reached behind those that it has processed.
+        """
         deadline = self._clock.monotonic() + self._timeout_s
         while self._open:
             if self._clock.monotonic() > deadline:
@@ -227,8 +244,10 @@ class _Reader:
                     f"{len(self._open)} partitions are not read to their ends"
                 )
             # A lone consume(n, t) waits out t even when records are there.
-            records = self._consumer.consume(1, _SLICE_S)
-            for record in records and records + self._consumer.consume(_BATCH, 0):
+            fetched = self._consumer.consume(1, _SLICE_S)
+            batches: dict[int, list[Any]] = {}
+            ended: set[int] = set()
+            for record in fetched and fetched + self._consumer.consume(_BATCH, 0):
                 partition, offset = record.partition(), record.offset() or 0
                 if partition not in self._open:
                     continue
@@ -236,19 +255,23 @@ class _Reader:
                 error = record.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     self._check(error)
-                    continue
-                if offset >= place.end:
+                elif offset >= place.end:
                     # The end of the log is told as an event, and may lie behind control records.
-                    place.position = place.end
-                elif error is not None:  # of a replica that lags behind its leader
-                    continue
-                elif offset >= place.position:  # others were fetched before a seek
-                    yield record, place
+                    ended.add(partition)
+                elif error is None and offset >= place.position:  # others were fetched before a seek
+                    batches.setdefault(partition, []).append(record)
+                # Else it is an end event before the end, of a replica that lags behind its leader.
+            del fetched
+            for partition, records in batches.items():
+                yield partition, records
+            for partition in ended & self._open:
+                reached[partition].position = reached[partition].end
+            if batches or ended:
                 deadline = self._clock.monotonic() + self._timeout_s
-                if place.done:
-                    self.leave(partition)
+            for partition in [partition for partition in self._open if reached[partition].done]:
+                self.leave(partition)
 
     def _check(self, error: KafkaError) -> None:
-        if error.code() not in _PASSING:
+        if not kafka.is_retriable(error):
             with kafka.kafka_errors(f"read {self._topic}", self._connection):
                 raise KafkaException(error)

@@ -114,6 +114,16 @@ class Marker:
         """Of how many messages it speaks."""
         return sum(count for _, count in self.runs) if self.runs else 1
 
+    @property
+    def offset_runs(self) -> Runs:
+        """The queue offsets that it speaks of, as runs; one of a single offset for a plain marker."""
+        return self.runs or ((self.offset, 1),)
+
+    @property
+    def highest(self) -> int:
+        """The highest queue offset that it speaks of."""
+        return sum(self.runs[-1]) - 1 if self.runs else self.offset
+
     def offsets(self) -> Iterable[int]:
         """The queue offsets that it speaks of."""
         if not self.runs:
@@ -234,13 +244,19 @@ def decode(
     key: bytes | None,
     value: bytes | None,
     headers: Iterable[tuple[str, bytes | str | None]] | None = None,
+    *,
+    partition: int | None = None,
 ) -> Marker:
     """The marker in a record; raises DecodeError (UnsupportedMarker: a newer version's marker).
 
-    Unknown headers are ignored; a header that can't be read counts as absent, since the marker
-    itself is good.
+    `partition`: that of the record; a key that names another one is an error, before anything else is
+    looked at. Unknown headers are ignored; a header whose value can't be read counts as absent, since
+    the marker itself is good.
     """
-    partition, offset = decode_key(key)
+    named, offset = decode_key(key)
+    if partition is not None and named != partition:
+        raise DecodeError(f"marker key: it names partition {named}, and stands in partition {partition}", key)
+    partition = named
     runs: Runs = ()
     if value and _START_RUNS_TYPE <= value[0] <= _END_BITMAP_TYPE:
         redeliver_after_ms, runs = _decode_range(value, offset)
@@ -251,19 +267,19 @@ def decode(
             return Marker(partition, offset, Op.END, runs=runs)
         _check_offset(offset, key)
         return Marker(partition, offset, Op.TAKE, redeliver_after_ms, runs=runs)
-    named = {name: _as_bytes(content) for name, content in headers}
+    values = {name: _as_bytes(content) for name, content in headers}
     if redeliver_after_ms is None:
-        return Marker(partition, offset, Op.END, by_tracker=named.get(_BY) == _BY_TRACKER, runs=runs)
+        return Marker(partition, offset, Op.END, by_tracker=values.get(_BY) == _BY_TRACKER, runs=runs)
     _check_offset(offset, key)
     return Marker(
         partition,
         offset,
-        _op(named.get(_OP), value),
+        _op(values.get(_OP), value),
         redeliver_after_ms,
-        counts=named.get(_COUNT) != b"0",
-        reason=_text(named.get(_REASON)),
-        holder=_text(named.get(_HOLDER)),
-        by_tracker=named.get(_BY) == _BY_TRACKER,
+        counts=values.get(_COUNT) != b"0",
+        reason=_text(values.get(_REASON)),
+        holder=_text(values.get(_HOLDER)),
+        by_tracker=values.get(_BY) == _BY_TRACKER,
         runs=runs,
     )
 
@@ -336,6 +352,8 @@ def _decode_range(value: bytes, first: int) -> tuple[int | None, Runs]:
 
 
 def _decode_runs(value: bytes, index: int, first: int) -> Runs:
+    if len(value) - index > MAX_SPAN:  # each byte stands for an offset at least
+        raise DecodeError(f"range marker: spans more than {MAX_SPAN} offsets", value)
     runs: list[tuple[int, int]] = []
     number = shift = 0
     gap: int | None = 0  # None while a gap is to be read

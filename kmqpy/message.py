@@ -6,8 +6,9 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Union
 
 from kmqpy import markers
 from kmqpy.errors import DecodeError, MessageError, ReceiptError
@@ -28,6 +29,11 @@ DEAD_LETTER_OFFSET = "kmq-dead-letter-offset"
 DEAD_LETTER_ATTEMPTS = "kmq-dead-letter-attempts"
 DEAD_LETTER_REASON = "kmq-dead-letter-reason"
 
+MessagesLike = Union["Message", str, Iterable[Union["Message", str]]]
+"""What ack() and the like take, several of them or one: messages, receipts as text, a list of these."""
+
+_HEADER_BYTES = 10
+"""Bytes of the two lengths that frame a header, at most."""
 _RECEIPT_VERSION = "1."
 _DECIMAL = re.compile(rb"-?[0-9]{1,19}")
 
@@ -102,6 +108,33 @@ class Message:
         """The last header of that name, or None."""
         return last_header(self.headers, name)
 
+    def json(self) -> Any:
+        """The body, parsed as JSON; raises DecodeError, which names the message and holds the body."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+            problem = f"message {self.id} of queue {self.queue!r}: its body is not JSON ({reason})"
+            raise DecodeError(problem, self.body) from None
+
+    def ack(self, *, wait: bool = False) -> None:  # noqa: ARG002 - messages of a client use it
+        """Have the client that received this message acknowledge it, as by client.ack(message).
+
+        Raises ReceiptError for a message that no client of this process received: one that was unpickled,
+        copied or only looked at.
+        """
+        raise ReceiptError(
+            f"message {self.id} of queue {self.queue!r}: no client of this process received it; "
+            "acknowledge it with client.ack(message)"
+        )
+
+
+def each_of(given: tuple[MessagesLike, ...]) -> Sequence[Message | str]:
+    """The messages and receipts that ack() and the like were called with: as arguments, or in one list."""
+    if len(given) == 1 and not isinstance(given[0], Message | str) and isinstance(given[0], Iterable):
+        return tuple(given[0])
+    return given  # type: ignore[return-value]  # what else is no receipt is refused as one
+
 
 def headers_of(raw: Iterable[tuple[str, bytes | str | None]] | None) -> Headers:
     """A Kafka record's headers in our form."""
@@ -113,15 +146,34 @@ def headers_of(raw: Iterable[tuple[str, bytes | str | None]] | None) -> Headers:
 def headers_from(headers: HeadersLike | None) -> Headers:
     """What a user gave as headers, in our form: text is UTF-8; `kmq-*` names are left out (R20).
 
-    Raises MessageError for text that UTF-8 has no form for.
+    Raises MessageError for anything else, and for text that UTF-8 has no form for.
     """
     if headers is None:
         return ()
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    found = []
     try:
-        return headers_of([(name, value) for name, value in pairs if not name.startswith("kmq-")])
+        for name, value in headers.items() if isinstance(headers, Mapping) else headers:
+            if not isinstance(name, str):
+                raise MessageError(f"headers: the name {_shown_value(name)} is not text")
+            as_bytes(name, "headers: the name")
+            if not name.startswith("kmq-"):
+                found.append((name, None if value is None else as_bytes(value, f"headers: {name!r}")))
+    except (TypeError, ValueError):
+        shown = _shown_value(headers)
+        raise MessageError(f"headers: {shown} is neither a mapping nor pairs of name and value") from None
+    return tuple(found)
+
+
+def as_bytes(value: object, field: str) -> bytes:
+    """Bytes, or text as UTF-8; raises MessageError naming `field` for anything else."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise MessageError(f"{field}: {_shown_value(value)} is neither bytes nor text")
+    try:
+        return value.encode()
     except UnicodeEncodeError as error:
-        raise MessageError(f"headers: {error.reason}") from None
+        raise MessageError(f"{field}: {error.reason}") from None
 
 
 def last_header(headers: Headers, name: str) -> bytes | None:
@@ -130,6 +182,14 @@ def last_header(headers: Headers, name: str) -> bytes | None:
         if key == name:
             return value
     return None
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Bytes of a Kafka record, about and rather too many: key, value, headers and the framing of each."""
+    size = len(key or b"") + len(value or b"")
+    for name, data in headers:
+        size += len(name if name.isascii() else name.encode()) + len(data or b"") + _HEADER_BYTES
+    return size
 
 
 def without(headers: Headers, *names: str) -> Headers:
@@ -150,6 +210,12 @@ def int_header(headers: Headers, name: str) -> int | None:
 def redelivery_count(headers: Headers, name: str) -> int:
     """How often the message was redelivered; raises DecodeError. A negative count reads as 0."""
     return max(0, markers.decode_count(last_header(headers, name)))
+
+
+def _shown_value(value: object) -> str:
+    """A value of a wrong type, for errors: its type, and numbers as they are; others may be a payload."""
+    shown = f" {value!r}" if value is None or isinstance(value, int | float) else ""
+    return f"{type(value).__name__}{shown}"
 
 
 def _shown(text: object) -> str:

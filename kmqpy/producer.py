@@ -13,8 +13,10 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy import kafka
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
-from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
+from kmqpy.config import Connection, Duration, QueueSettings, check_connection, duration_ms
 from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
+from kmqpy.forks import ForkGuard
+from kmqpy.settings_mirror import settings_of
 from kmqpy.telemetry import Telemetry
 from kmqpy.topics import MAX_MESSAGE_BYTES, Topics
 
@@ -23,7 +25,13 @@ class KmqProducer:
     """Sends messages to one queue; safe to use from any thread.
 
     A message is sent once it is on all in-sync replicas; sending again inside the client makes no
-    duplicate. `delivery_timeout` (seconds) bounds how long that may take.
+    duplicate. `delivery_timeout` (seconds) bounds how long that may take. It is of the process that
+    made it: after a fork, the child's calls raise Forked.
+
+    `queue` is its name; or settings, of which those that are not given are the queue's own.
+
+    Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
+    the queue's own.
     """
 
     def __init__(
@@ -36,12 +44,13 @@ class KmqProducer:
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._queue = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
-        self._connection = connection
+        self._connection = check_connection(connection)
+        self._queue = settings_of(queue, connection)
         self._timeout_ms = duration_ms(delivery_timeout, "delivery_timeout")
         self._max_bytes = max_message_bytes
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
+        self._guard = ForkGuard(f"the producer of queue {self._queue.name!r}")
         # Asked first, because a broker that creates topics by itself would do so at the first send.
         Topics(connection).check(self._queue)
         self._producer = kafka.producer(
@@ -67,7 +76,8 @@ class KmqProducer:
         `delay` (seconds): the message is not handed out before its time, and waiting costs it no
         attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
 
-        Raises MessageError (too large, delay above the queue's max_delay), Unavailable.
+        Raises MessageError (too large, delay above the queue's max_delay, a key, header or body that is
+        neither bytes nor text), Unavailable.
         """
         return self.send_many([body], key=key, headers=headers, delay=delay, partition=partition)[0]
 
@@ -85,6 +95,7 @@ class KmqProducer:
         Not atomic: when it raises, some of the messages may have been sent. None after MessageError; where
         some were, and the topic's own limit was too low for others, it is Unfinished.
         """
+        self._guard.raise_if_inherited()
         delay_ms = duration_ms(delay, "delay")
         if delay_ms > self._queue.max_delay_ms:
             raise MessageError(f"delay: {delay!r} is longer than max_delay, {self._queue.max_delay_ms} ms")
@@ -92,11 +103,13 @@ class KmqProducer:
         if delay_ms:
             own += ((m.DELIVER_AT, str(self._clock.wall_ms() + delay_ms).encode()),)
         reports = _Reports()
-        key_bytes = key.encode() if isinstance(key, str) else key
-        values = [body.encode() if isinstance(body, str) else body for body in bodies]
+        key_bytes = None if key is None else m.as_bytes(key, "key")
+        if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
+            raise ConfigError(f"partition: {partition!r} is not a whole number")
+        if isinstance(bodies, bytes | str):
+            raise ConfigError("bodies: expected several, found one; send() takes one")
+        values = [m.as_bytes(body, "body") for body in bodies]
         for value in values:
-            if not isinstance(value, bytes):
-                raise ConfigError(f"body: {type(value).__name__} is neither bytes nor text")
             self._check_size(value, key_bytes, own)
         timeout_s = self._timeout_ms / 1000 + 1
         with ExitStack() as sending:  # until they are confirmed
@@ -112,7 +125,8 @@ class KmqProducer:
 
     def close(self) -> None:
         """Release the connection; every send() has been confirmed or has raised before."""
-        self._producer.flush(5)
+        if not self._guard.inherited:
+            self._producer.flush(5)
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +137,7 @@ class KmqProducer:
         self.close()
 
     def _check_size(self, value: bytes, key: bytes | None, headers: m.Headers) -> None:
-        size = len(value) + len(key or b"") + sum(len(n) + len(v or b"") for n, v in headers)
+        size = m.size_of(key, value, headers)
         if size > self._max_bytes:
             raise MessageError(
                 f"message of {size} bytes (key, body and headers): the limit is {self._max_bytes} bytes"

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kmqpy.config import Duration, nearest
 from kmqpy.errors import ConfigError, NotSupported
-from kmqpy.message import HeadersLike, Message
+from kmqpy.message import HeadersLike, Message, MessagesLike
 from kmqpy.telemetry import Telemetry
 
 _STORAGES = {"kafka": "kmqpy.storages.kafka:open_queue"}
@@ -47,9 +47,9 @@ class Queue(Protocol):
     """A queue of messages, each acknowledged by itself; safe to use from any thread.
 
     At-least-once: a message that is not acknowledged before its lease ends comes again. Operations
-    take messages, or receipts as text, which are good in any process. Durations are seconds or
-    `timedelta`. Every call may raise Unavailable when the storage does not answer, and Closed after
-    close().
+    take messages, or receipts as text, which are good in any process: several of them, or one list.
+    Durations are seconds or `timedelta`. Every call may raise Unavailable when the storage does not
+    answer, and Closed after close().
     """
 
     @property
@@ -88,12 +88,12 @@ class Queue(Protocol):
     ) -> list[Message]:
         """Take up to `max_messages`; returns as soon as there are some, [] after `wait`.
 
-        They are the caller's for `lease` (default: the queue's) and come again unless finished
-        before. At least half of the lease is left on return. Raises ConfigError for bad numbers.
+        They are the caller's for `lease` (default: the queue's; at least 100 ms) and come again unless
+        finished before. At least half of the lease is left on return. Raises ConfigError for bad numbers.
         """
         ...
 
-    def ack(self, *messages: Message | str, wait: bool = False) -> None:
+    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         """Acknowledge: the messages do not come again. Harmless when it comes too late.
 
         Returns at once unless `wait`, which returns when it is certain. Raises ReceiptError.
@@ -102,7 +102,7 @@ class Queue(Protocol):
 
     def nack(
         self,
-        *messages: Message | str,
+        *messages: MessagesLike,
         delay: Duration = 0,
         count: bool = True,
         reason: str | None = None,
@@ -111,11 +111,14 @@ class Queue(Protocol):
         """Give messages back; they come again after `delay`. `count=False`: not an attempt."""
         ...
 
-    def extend(self, *messages: Message | str, lease: Duration, wait: bool = False) -> None:
-        """Let the leases end `lease` from now; does nothing to messages that are finished."""
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
+        """Let the leases end `lease` from now; does nothing to messages that are finished.
+
+        `lease=0` means `nack(count=False)`. Raises ConfigError for another one below 100 ms.
+        """
         ...
 
-    def dead_letter(self, *messages: Message | str, reason: str | None = None, wait: bool = False) -> None:
+    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
         """Move messages to the dead letters, without another try."""
         ...
 
@@ -184,7 +187,9 @@ class QueueUrl:
 def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
     """Open the queue of `<storage url>?queue=<name>`, for example `kafka://h:9092,h2:9092?queue=q`.
 
-    Further query parameters are settings of the storage. Close it, or use it in a `with`.
+    Further query parameters are settings of the storage; what they do not say of the connection is what the
+    environment says (KMQ_CONFIG, KMQ_KAFKA_… and the like, as for Connection.from_environment). Close it, or
+    use it in a `with`.
 
     Raises ConfigError for a url or setting that is wrong, NotSupported for a scheme without a
     storage, and what opening the storage raises (QueueNotFound, Unavailable, MissingExtra).

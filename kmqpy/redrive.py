@@ -20,6 +20,7 @@ from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import DecodeError, KmqError, Unavailable, Unfinished
 from kmqpy.markers import Marker, Op
+from kmqpy.records import message_headers
 from kmqpy.topics import dead_letter_queue
 
 _log = logging.getLogger(__name__)
@@ -64,8 +65,7 @@ class Step(NamedTuple):
         """Bytes of the copy, about."""
         if self.copy is None:
             return 0
-        headers = sum(len(name) + len(value or b"") for name, value in self.copy.headers)
-        return len(self.copy.key or b"") + len(self.copy.value or b"") + headers
+        return m.size_of(self.copy.key, self.copy.value, self.copy.headers)
 
 
 def redriven(record: Any, queue: QueueSettings, partitions: int) -> Step:
@@ -74,7 +74,7 @@ def redriven(record: Any, queue: QueueSettings, partitions: int) -> Step:
     It goes where it came from, or to the partition it is in now. Headers named `kmq-…` are dropped,
     but for those that say where and when the message was first sent.
     """
-    headers = m.headers_of(record.headers())
+    headers = message_headers(record)
     partition = origin_partition(headers, queue.name)
     if partition is None:
         partition = record.partition()
@@ -136,8 +136,7 @@ class Run:
                 "transactional.id": f"kmq-redrive-{queue.name}",
                 "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
                 "message.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-                # The topics' limits decide (rule R7).
-                "message.max.bytes": 100_000_000,
+                **kafka.COPY_SETTINGS,
             },
         )
         with kafka.kafka_errors(self._doing, connection):

@@ -21,6 +21,7 @@ from kmqpy.markers import INT64_MAX
 
 _MAX_JSON_BYTES = 16_000_000
 _MAX_BITS = 1 << 16
+_BLOCK = 1024
 
 
 def pack(rows: Iterable[Row]) -> str:
@@ -35,7 +36,10 @@ def pack(rows: Iterable[Row]) -> str:
 
 
 def unpack(text: str, max_json_bytes: int = _MAX_JSON_BYTES) -> list[Row]:
-    """The rows in a text; raises ValueError. `max_json_bytes`: 0 for a text that is certainly our own."""
+    """The rows in a text; raises ValueError, also when a message is in two rows.
+
+    `max_json_bytes`: 0 for a text that is certainly our own.
+    """
     if not text:
         return []
     inflater = zlib.decompressobj()
@@ -43,9 +47,12 @@ def unpack(text: str, max_json_bytes: int = _MAX_JSON_BYTES) -> list[Row]:
         data = inflater.decompress(base64.b64decode(text, validate=True), max_json_bytes)
         if not inflater.eof or inflater.unused_data:
             raise ValueError("snapshot: too long, or cut short")
-        return [_row(values) for values in json.loads(data)]
+        rows = [_row(values) for values in json.loads(data)]
     except (zlib.error, binascii.Error, RecursionError, TypeError, IndexError) as error:
         raise ValueError(f"snapshot: {error}") from error
+    if max_json_bytes:
+        _check_once(rows)
+    return rows
 
 
 def _row(values: Any) -> Row:
@@ -57,13 +64,29 @@ def _row(values: Any) -> Row:
         number = int(bits, 16)
         if not number & 1 or number < 0 or number.bit_length() > _MAX_BITS:
             raise ValueError("snapshot: bits without the first, or too many")
-        _check(first + number.bit_length() - 1)
+        more = number.bit_length() - 1
+        _check(first + more, taken_at + stride * more)
         return TakenTogether(first, number, taken_at, stride, since_ms, due_ms, _text(holder))
     offset, taken_at, since_ms, due_ms, hold, counts, reason, holder = values
     _check(offset, taken_at, since_ms, due_ms)
     if type(counts) is not bool:
         raise ValueError("snapshot: counts must be true or false")
     return Entry(offset, taken_at, since_ms, due_ms, Hold(hold), counts, _text(reason), _text(holder))
+
+
+def _check_once(rows: Iterable[Row]) -> None:
+    """Raise ValueError if a message is in two rows: it would be redelivered for each of them, repeatedly."""
+    seen: dict[int, int] = {}
+    for row in rows:
+        first, bits = row[0], row.bits if isinstance(row, TakenTogether) else 1
+        while bits:
+            block, low = divmod(first, _BLOCK)
+            here = (bits << low) & ((1 << _BLOCK) - 1)
+            if here & seen.get(block, 0):
+                raise ValueError("snapshot: a message is named twice")
+            seen[block] = here | seen.get(block, 0)
+            bits >>= _BLOCK - low
+            first += _BLOCK - low
 
 
 def _check(*numbers: Any) -> None:

@@ -9,22 +9,25 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
-from kmqpy import kafka, log_reader, markers
+from kmqpy import kafka, log_reader
+from kmqpy.backoff import Backoff
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import AccessDenied, DecodeError, KmqError, TopicError
+from kmqpy.errors import AccessDenied, DecodeError, Fenced, KmqError, TopicError
 from kmqpy.held import Place
 from kmqpy.markers import INT64_MAX, Op
-from kmqpy.records import ascends, by_partition
+from kmqpy.offset_runs import OffsetRuns
+from kmqpy.records import ascends, by_partition, read_marker
 from kmqpy.telemetry import Telemetry
+from kmqpy.topics import TopicIds
 
 _log = logging.getLogger(__name__)
 
@@ -34,24 +37,33 @@ _IDLE_AFTER_S = 1.0
 _RECOVERY_TIMEOUT_S = 10.0
 _LOOK_TIMEOUT_S = 2.0
 """How long one markers partition that gives nothing may keep the others waiting (rule R18)."""
-_MAX_BACKOFF_S = 10.0
+_PAUSE = Backoff(0.2, 2, 10, jitter=0)
+"""Before a partition that could not be recovered is tried again."""
 _LEAVE_TIMEOUT_S = 5.0
 _SETTLE_TIMEOUT_S = 2.0
 """How long a rebalance may be kept waiting for start markers of unknown outcome."""
 _SETTLE_POLL_S = 0.02
 _COMPLAIN_EVERY_S = 10.0
-_METADATA = re.compile(r"kmq1:([0-9]{1,19})")
-"""The commit's metadata: `kmq1:` + the markers offset after the last start that it covers."""
+_FATAL = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
+_METADATA = re.compile(
+    r"kmq1:(?P<v1>[0-9]{1,19})|kmq2:(?P<v2>[0-9]{1,19}|-):(?P<queue>[^:]+):(?P<markers>[^:]+)"
+)
+"""The commit's metadata: the markers offset after the last start that it covers, or `-` when that is not
+known, and the ids of the queue topic and the markers topic. Older versions of kmqpy wrote no ids."""
 
 
 @dataclass
 class _Partition:
     """What this member knows of a partition that it has."""
 
+    ids_since: float = 0.0
+    """It is recovered when the ids of the topics are known as of then: since it was assigned, for example."""
+    log_end: int = INT64_MAX
+    """Commits behind that count for nothing: the log was cut short, or the topic made anew."""
     recovered: bool = False
     recovered_from: int | None = None
     """The markers offset from which `started` was read."""
-    started: set[int] = field(default_factory=set)
+    started: OffsetRuns = field(default_factory=OffsetRuns)
     """Offsets from the committed one on that were started before, by a predecessor or in vain."""
     markers_end: int = 0
     """Where the markers ended when they were read last: this member's starts stand behind that."""
@@ -82,16 +94,28 @@ class _Read:
     end       where the markers ended
     """
 
-    started: set[int] = field(default_factory=set)
-    open: set[int] = field(default_factory=set)
+    started: OffsetRuns = field(default_factory=OffsetRuns)
+    open: OffsetRuns = field(default_factory=OffsetRuns)
     end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit of the queue's group: the next queue offset, and the markers offset from which to read.
+
+    `markers_offset` is None when another kind of client made it.
+    """
+
+    offset: int
+    markers_offset: int | None
 
 
 class QueueSource:
     """A member of the queue's consumer group.
 
     `settled` says of a partition whether none of this client's start markers can still come to it,
-    and sees to it that this gets so.
+    and sees to it that this gets so. `ids_known` says whether the ids that `follow` was told of last
+    are those of that moment of the clock or later, and sees to it that they get so.
     """
 
     def __init__(
@@ -100,14 +124,19 @@ class QueueSource:
         queue: QueueSettings,
         telemetry: Telemetry,
         *,
+        ids: TopicIds,
         settled: Callable[[int], bool],
+        ids_known: Callable[[float], bool],
         instance_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._connection = connection
         self._queue = queue
         self._telemetry = telemetry
+        self._ids = ids
         self._settled = settled
+        self._ids_known = ids_known
+        self._fatal: KmqError | None = None
         self._clock = clock
         self._partitions: dict[int, _Partition] = {}
         self._paused: set[int] = set()
@@ -149,8 +178,10 @@ class QueueSource:
 
         Records that a crashed predecessor had started are left out: the tracker looks after them. So
         are those that were deleted since they were fetched.
-        Raises TopicError when the topic is gone.
+        Raises TopicError when the topic is gone, and Fenced for good when the group goes on without us.
         """
+        if self._fatal is not None:
+            raise self._fatal
         self._idle = False
         self._prepare()
         # A lone consume(n, t) waits out t even when messages are there.
@@ -238,7 +269,27 @@ class QueueSource:
         As after an assignment: from the committed offset, without what has a start marker.
         """
         self._stash = []
-        self._partitions = {partition: _Partition(too_early=0) for partition in self._partitions}
+        self._look_anew(self._partitions)
+
+    def follow(self, ids: TopicIds) -> None:
+        """These are the ids of the topics now. What was known of topics with other ids counts no more."""
+        before, self._ids = self._ids, ids
+        if ids.queue != before.queue:
+            self._abandoned = []
+            self.start_over()
+        elif ids != before:
+            # Nobody was told yet of a new start, so that commits lead to the first of them.
+            for known in self._partitions.values():
+                known.markers_end = 0
+                known.markers_offset = known.recovered_from = 0
+                if known.held_back is not None:
+                    known.held_back = (0, known.held_back[1])
+
+    def _look_anew(self, partitions: Iterable[int], log_end: int = INT64_MAX) -> None:
+        """Recover these partitions as if they had just been assigned."""
+        now = self._clock.monotonic()
+        for partition in list(partitions):
+            self._partitions[partition] = _Partition(ids_since=now, log_end=log_end, too_early=0)
 
     def maintain(self) -> None:
         """Commit what is due; call it often."""
@@ -247,13 +298,18 @@ class QueueSource:
             self._commit(asynchronous=True)
 
     def keep_alive(self) -> None:
-        """Stay a member of the group while the user's code is busy; call it about once a second."""
-        if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S:
+        """Stay a member of the group while the user's code is busy; call it about once a second.
+
+        Afterwards `abandoned` may return something new.
+        """
+        if self._clock.monotonic() - self._last_poll < _IDLE_AFTER_S or self._fatal is not None:
             return
         self._idle = True
-        self._apply_pauses()
+        self._prepare()
         came = self._consumer.consume(1, 0)  # may drop some of the stash
         self._stash += came
+        for record in came:
+            self._raise_if_fatal(record.error())
 
     def close(self) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
@@ -301,6 +357,7 @@ class QueueSource:
     def _is_ours(self, record: Any, log_starts: dict[int, int]) -> bool:
         error: KafkaError | None = record.error()
         if error is not None:
+            self._raise_if_fatal(error)
             if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 raise TopicError(
                     f"queue {self._queue.name!r}: the topic does not exist; "
@@ -320,7 +377,12 @@ class QueueSource:
         if not known.recovered:
             known.too_early = offset if known.too_early is None else known.too_early
             return False
-        if offset < known.position and not self._is_anew(record.partition(), known.position):
+        if offset < known.position:
+            end = self._log_end(record.partition())
+            if end is not None and end < known.position:
+                self._look_anew([record.partition()], end)
+            # Otherwise librdkafka reads it again. When pause, resume or seek overtake its look-up of where
+            # to begin, it repeats that half a second later and goes back there.
             return False
         known.position = offset + 1
         if offset in known.started or self._was_deleted(record.partition(), offset, log_starts):
@@ -331,21 +393,26 @@ class QueueSource:
         known.pending += 1
         return True
 
-    def _is_anew(self, partition: int, position: int) -> bool:
-        """Whether the log ends before `position`: the topic was deleted and made again.
-
-        Otherwise a lower offset is one that librdkafka reads again. When pause, resume or seek overtake
-        its look-up of where to begin, it repeats that half a second later and goes back there.
-        """
-        bounds = self._consumer.get_watermark_offsets(
-            TopicPartition(self._queue.name, partition), cached=True
+    def _raise_if_fatal(self, error: KafkaError | None) -> None:
+        """After a fatal error the consumer gets nothing more, and others have its partitions."""
+        if error is None or not (error.fatal() or error.code() in _FATAL):
+            return
+        why = "another client has its instance_id" if self._static else "Kafka does not take it back"
+        self._fatal = Fenced(
+            f"queue {self._queue.name!r}: this client is no member of group {self._queue.consumer_group} any "
+            f"more, {why} ({error.str()}); make a new client, each with an instance_id of its own"
         )
-        return bounds is not None and bounds[1] < position
+        raise self._fatal
+
+    def _log_end(self, partition: int) -> int | None:
+        """Where the log ended when some of it was fetched last."""
+        place = TopicPartition(self._queue.name, partition)
+        bounds = self._consumer.get_watermark_offsets(place, cached=True)
+        return None if bounds is None else bounds[1]
 
     def _back_off(self, known: _Partition) -> None:
         known.failures += 1
-        delay_s = min(_MAX_BACKOFF_S, 0.1 * 2 ** min(known.failures, 10))
-        known.wait_until = self._clock.monotonic() + delay_s
+        known.wait_until = self._clock.monotonic() + _PAUSE.delay(known.failures)
 
     def _seek(self, partition: int, offset: int) -> None:
         self._stash = [record for record in self._stash if record.partition() != partition]
@@ -361,9 +428,11 @@ class QueueSource:
         for partition, known in list(self._partitions.items()):
             if known.recovered or self._clock.monotonic() < known.wait_until or not self._settled(partition):
                 continue
-            if known.unknown:
+            if not self._ids_known(known.ids_since):
+                continue
+            if known.unknown:  # not put off while idle: their leases run
                 self._look_again(partition, known)
-            else:
+            elif not self._idle:
                 self._recover(partition, known)
         self._apply_pauses()
 
@@ -388,8 +457,11 @@ class QueueSource:
             committed = self._consumer.committed([place], timeout=_RECOVERY_TIMEOUT_S)[0]
             if committed.error is not None:
                 raise KafkaException(committed.error)
-            start = committed_markers_offset(committed.metadata) if committed.offset >= 0 else 0
-            read = self._read_markers(partition, start, max(committed.offset, 0))
+            commit = commit_of(committed, self._ids)
+            if commit is None or commit.offset > known.log_end:
+                commit = Commit(0, 0)
+            start = commit.markers_offset
+            read = self._read_markers(partition, start, commit.offset)
         except (KafkaException, KmqError) as exception:
             self._not_recovered(partition, known, exception)
             return
@@ -399,8 +471,9 @@ class QueueSource:
         known.failures = 0
         # With no newer start the next commit must keep saying what this one said.
         known.markers_offset = known.recovered_from = start
-        known.position = max(known.too_early or 0, committed.offset, 0)
-        if known.too_early is not None:
+        known.position = max(known.too_early or 0, commit.offset)
+        # librdkafka begins at the commit, whatever topic it is of.
+        if known.too_early is not None or commit.offset != max(committed.offset, 0):
             self._seek(partition, known.position)
 
     def _look_again(self, partition: int, known: _Partition) -> None:
@@ -414,10 +487,10 @@ class QueueSource:
             self._not_recovered(partition, known, exception)
             return
         # They were no attempts: nobody was handed them.
-        self._abandoned += [(partition, offset) for offset in sorted(read.open & known.unknown)]
+        self._abandoned += [(partition, offset) for offset in sorted(known.unknown) if offset in read.open]
         if not known.started:
             known.recovered_from = start
-        known.started |= read.started
+        known.started.update(read.started)
         known.markers_end = read.end
         known.unknown = set()
         known.recovered = True
@@ -438,7 +511,13 @@ class QueueSource:
             log_reader.scan,
             self._connection,
             self._queue.markers_topic,
-            visit=partial(_read_marker, first_offset=first_offset, read=read),
+            visit=partial(
+                _read_marker,
+                first_offset=first_offset,
+                read=read,
+                # Asked only when the end of the markers is known: valid for all of them (rule R22).
+                queue_end=cache(partial(self._queue_end, partition)),
+            ),
             # Start markers are never part of a transaction, and an open one must not hold us up.
             uncommitted=True,
             timeout_s=_LOOK_TIMEOUT_S,
@@ -449,6 +528,12 @@ class QueueSource:
             reached = scan({partition: 0})
         read.end = reached[partition].end
         return read
+
+    def _queue_end(self, partition: int) -> int:
+        ends = log_reader.bounds(
+            self._connection, self._queue.name, [partition], _LOOK_TIMEOUT_S, uncommitted=True
+        )
+        return ends[partition][1]
 
     def _commit(self, *, asynchronous: bool) -> None:
         self._last_commit = self._clock.monotonic()
@@ -466,14 +551,14 @@ class QueueSource:
         offsets = []
         for partition, known in due:
             assert known.next_offset is not None
-            known.started = {offset for offset in known.started if offset >= known.next_offset}
+            known.started.discard_below(known.next_offset)
             # While some of what was recovered lies ahead, a successor must read as far back as we did.
             covered = known.recovered_from if known.started else known.markers_offset
             if known.held_back is not None and known.next_offset > known.held_back[1]:
-                known.held_back = None
+                known.held_back, known.unknown = None, set()
             if known.held_back is not None:
                 covered = min(known.held_back[0], known.held_back[0] if covered is None else covered)
-            metadata = "" if covered is None else f"kmq1:{covered}"
+            metadata = commit_metadata(covered, self._ids)
             offsets.append(TopicPartition(self._queue.name, partition, known.next_offset, metadata))
             known.committed = known.next_offset
         try:
@@ -509,7 +594,7 @@ class QueueSource:
         consumer.incremental_assign(places)
         self._revoked = False
         for place in places:
-            self._partitions[place.partition] = _Partition()
+            self._partitions[place.partition] = _Partition(ids_since=self._clock.monotonic())
             self._paused.discard(place.partition)
         self._apply_pauses()
         _log.info(
@@ -557,23 +642,49 @@ def _ends(call: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-def committed_markers_offset(metadata: str | None) -> int | None:
-    """The markers offset in the metadata of a commit; None when another kind of client made it."""
-    found = _METADATA.fullmatch(metadata or "")
-    return int(found[1]) if found and int(found[1]) <= INT64_MAX else None
+def commit_metadata(markers_offset: int | None, ids: TopicIds) -> str:
+    """What a commit says beside the queue offset; see `Commit`."""
+    covered = "-" if markers_offset is None else markers_offset
+    return f"kmq2:{covered}:{ids.queue}:{ids.markers}"
 
 
-def _read_marker(record: Any, first_offset: int, read: _Read) -> None:
+def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
+    """A commit as Kafka gives it; None where there is none, or none of the queue topic of these ids.
+
+    One without ids, which is of an older kmqpy or of another kind of client, is believed: Kafka deletes
+    commits together with their topic.
+    """
+    if place.offset < 0:
+        return None
+    found = _METADATA.fullmatch(place.metadata or "")
+    if found is None:
+        return Commit(place.offset, None)
+    if found["queue"] not in (None, ids.queue):
+        return None
+    if found["markers"] not in (None, ids.markers):
+        return Commit(place.offset, 0)
+    digits = found["v1"] or found["v2"]
+    known = digits != "-" and int(digits) <= INT64_MAX
+    return Commit(place.offset, int(digits) if known else None)
+
+
+def _read_marker(record: Any, first_offset: int, read: _Read, queue_end: Callable[[], int]) -> None:
     try:
-        marker = markers.decode(record.key(), record.value(), record.headers())
+        marker = read_marker(record)
     except DecodeError:
         return
-    if marker.partition != record.partition() or marker.op not in (Op.TAKE, Op.DELAY, Op.END):
+    if marker.op not in (Op.TAKE, Op.DELAY, Op.END) or marker.highest < first_offset:
         return
-    offsets = [offset for offset in marker.offsets() if offset >= first_offset]
+    runs = [
+        (max(first, first_offset), first + count - max(first, first_offset))
+        for first, count in marker.offset_runs
+        if first + count > first_offset
+    ]
     if marker.op is not Op.END:
-        read.started.update(offsets)
+        if marker.highest >= queue_end():
+            return  # it names messages that don't exist
+        read.started.add_runs(runs)
     if marker.op is Op.TAKE:
-        read.open.update(offsets)
+        read.open.add_runs(runs)
     else:
-        read.open.difference_update(offsets)
+        read.open.discard_runs(runs)

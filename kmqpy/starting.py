@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +27,14 @@ Report = Callable[[KafkaError | None, Any], None]
 class Started:
     """What became of start markers, by partition.
 
-    last_at  the markers offset of the last one that was confirmed
-    failed   the lowest queue offset that was not, where there is one
+    last_at     the markers offset of the last one that was confirmed
+    failed      the lowest queue offset that was not, where there is one
+    given_back  whether the messages were given back, because confirmation took too long
     """
 
     last_at: dict[int, int]
     failed: dict[int, int]
+    given_back: bool = False
 
 
 class Fence:
@@ -118,6 +121,9 @@ class Starting:
         self._bulk: Producer | None = None
         self._quiet: dict[int, Sequence[int]] = {}
         self._refused_quietly: list[tuple[KafkaError | None, Place]] = []
+        self._write_back: Callable[[], None] = lambda: None
+        self._back_at = math.inf
+        self._given_back = False
 
     def left_s(self) -> float:
         """Seconds until the time-out."""
@@ -141,6 +147,11 @@ class Starting:
         """What the markers are given to, that are expected quietly or not."""
         return self._bulk if quiet and self._bulk is not None else self._producer
 
+    def is_quiet(self, partition: int, offset: int) -> bool:
+        """Whether the marker of this message was given to the producer that reports failures only."""
+        quiet = self._quiet.get(partition, ())
+        return len(quiet) > 0 and offset <= quiet[-1]
+
     def expect_quietly(self, bulk: Producer, partition: int, offsets: Sequence[int]) -> Report:
         """The same of markers given to a producer that reports failures only."""
         self._bulk = bulk
@@ -155,16 +166,28 @@ class Starting:
         """The marker of that key failed."""
         (self._refused_quietly if quiet else self._refused).append((error, markers.decode_key(key)))
 
+    def give_back_at(self, moment: float, write_back: Callable[[], None]) -> None:
+        """Call `write_back`, which gives the messages back, if they are not confirmed at `moment`."""
+        self._back_at, self._write_back = moment, write_back
+
+    def give_back(self) -> None:
+        """Give the messages back, once; in the log that is behind their start markers."""
+        if not self._given_back:
+            self._given_back = True
+            self._write_back()
+
     def confirmed(self) -> Started:
         """Wait until they are confirmed, until the time-out at most.
 
         One that counts as failed may have been written all the same, or be so later.
         """
         while self._pending() and (left_s := self.left_s()) > 0:
+            self._give_back_when_late()
             # Another thread may have polled what this one waits for.
             self._producer.poll(min(left_s, POLL_S))
         if self._bulk is not None:
             while len(self._bulk) and self.left_s() > 0:
+                self._give_back_when_late()
                 self._bulk.poll(_BULK_POLL_S)
         # Giving up a quiet producer has it say which markers it still holds (rule R18).
         stuck = self._bulk is not None and len(self._bulk) > 0
@@ -189,7 +212,11 @@ class Starting:
             )
         for partition in self._expected.keys() - failed.keys():
             self._settle(partition)
-        return Started(last_at, failed)
+        return Started(last_at, failed, self._given_back)
+
+    def _give_back_when_late(self) -> None:
+        if self._clock.monotonic() >= self._back_at:
+            self.give_back()
 
     def _pending(self) -> bool:
         return len(self._refused) + sum(map(len, self._written.values())) < self._size

@@ -6,34 +6,31 @@ waiting, also after a client has looked at it; it counts in `depth`, like what n
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
-from kmqpy import kafka, log_reader, markers
+from kmqpy import kafka, log_reader
 from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import DecodeError, KmqError
+from kmqpy.errors import DecodeError
 from kmqpy.inflight import Entry, Hold, InFlight
-from kmqpy.markers import Op
+from kmqpy.marker_log import QueueEnd, apply_records
+from kmqpy.markers import INT64_MAX, Op
 from kmqpy.message import Receipt
+from kmqpy.offset_runs import OffsetRuns
+from kmqpy.records import is_dead_letter_of, message_headers, read_marker
 from kmqpy.registry import StoredOffset
-from kmqpy.source import committed_markers_offset
-from kmqpy.topics import QueueTopics, Topics, dead_letter_queue
+from kmqpy.source import commit_of
+from kmqpy.topics import QueueTopics, TopicIds, Topics, dead_letter_queue
 
 COUNT_LIMIT = 10_000
 """How many records of a partition are read to count them; beyond, offsets are counted."""
-
-_NOT_YET = {
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-}
-"""A group's coordinator is just moving; in a new cluster, it is made for the first group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +128,14 @@ class _Counted:
 class _Markers:
     """The markers of a queue, read to their end: what is in flight, and what was ever started.
 
-    `touched_only`: `states` is not wanted; then commits alone say from where to read.
+    `committed`: the commits of the queue's group; None if `touched` is not needed.
+    `touched_only`: `states` is not needed; then reading begins where the commits say.
     """
 
     def __init__(
         self,
         connection: Connection,
+        queue: QueueSettings,
         topics: QueueTopics,
         stored: Mapping[int, StoredOffset],
         committed: Mapping[int, tuple[int, int | None]] | None,
@@ -144,9 +143,12 @@ class _Markers:
         touched_only: bool = False,
     ) -> None:
         self.states: dict[int, InFlight] = {}
-        self.touched: dict[int, set[int]] = {p: set() for p in range(topics.queue.partitions)}
-        """Queue offsets with a marker, from the committed offset on; not all without `committed`."""
-        self._floor = {p: (committed or {}).get(p, (0, None))[0] for p in self.touched}
+        self.touched = {partition: OffsetRuns() for partition in range(topics.queue.partitions)}
+        """Queue offsets with a marker, from the committed offset on."""
+        self._wants_touched = committed is not None
+        self._connection = connection
+        self._queue = queue
+        self._ends: dict[int, QueueEnd] = {}
         starts: dict[int, int] = {}
         bounds = log_reader.bounds(connection, topics.markers.name, self.touched)
         for partition in self.touched:
@@ -166,23 +168,22 @@ class _Markers:
             self.states[partition] = InFlight(
                 position=starts[partition],
                 missed_markers=safe is not None and (safe.missed_markers or safe.offset < low),
+                max_hold_ms=queue.max_hold_ms,
+                max_delay_ms=queue.max_delay_ms,
             )
             if safe is not None:
                 self.states[partition].restore(safe.in_flight)
-        log_reader.scan(connection, topics.markers.name, starts, self._visit)
+        log_reader.scan_batches(connection, topics.markers.name, starts, self._read)
+        for partition, touched in self.touched.items():
+            touched.discard_below((committed or {}).get(partition, (0, None))[0])
 
-    def _visit(self, record: Any) -> None:
-        partition = record.partition()
-        state, at, now_ms = self.states[partition], record.offset(), record.timestamp()[1]
-        try:
-            marker = markers.decode(record.key(), record.value(), record.headers())
-        except DecodeError:
-            state.observe(at, now_ms)
-        else:
-            state.apply(marker, at, now_ms)
-            if marker.op in (Op.TAKE, Op.DELAY, Op.END):
-                floor = self._floor[partition]
-                self.touched[partition].update(offset for offset in marker.offsets() if offset >= floor)
+    def _read(self, partition: int, records: list[Any]) -> None:
+        if not self._ends:
+            # Asked only now that the end of the markers is known: valid for all of them (rule R22).
+            bounds = log_reader.bounds(self._connection, self._queue.name, self.states, uncommitted=True)
+            self._ends = {one: QueueEnd(end, INT64_MAX) for one, (_low, end) in bounds.items()}
+        touched = self.touched[partition] if self._wants_touched else None
+        apply_records(self.states[partition], partition, records, self._ends[partition], touched)
 
 
 def queue_stats(
@@ -199,25 +200,25 @@ def queue_stats(
     """
     stored, owners = stored or {}, owners or {}
     topics = Topics(connection).check(queue)
-    committed = committed_offsets(connection, queue, topics.partitions)
-    read = _Markers(connection, topics, stored, committed)
+    committed = committed_offsets(connection, queue, topics.partitions, topics.ids)
+    read = _Markers(connection, queue, topics, stored, committed)
     starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
     waiting = _count(connection, queue.name, starts, read.touched)
     dead = _dead_letters(connection, queue, topics)
     now_ms = clock.wall_ms()
     parts = []
     for partition, state in read.states.items():
-        holds = [entry.hold for entry in state]
-        delayed = holds.count(Hold.DELAYED)
+        holds, overdue = state.count(max(now_ms, state.now_ms))
+        delayed = holds[Hold.DELAYED]
         left, letters = waiting[partition], dead.get(partition, _Counted())
         # What is in flight lies below the committed offset or was seen to be started.
         parts.append(
             PartitionStats(
                 partition=partition,
                 depth=left.count + delayed,
-                in_flight=len(holds) - delayed,
+                in_flight=len(state) - delayed,
                 delayed=delayed,
-                overdue=sum(entry.due_ms <= max(now_ms, state.now_ms) for entry in state),
+                overdue=overdue,
                 dead_letters=letters.count,
                 exact=left.exact and letters.exact,
                 oldest_ms=left.oldest_ms,
@@ -240,11 +241,10 @@ def in_flight(
     Raises QueueNotFound, TopicError, Unavailable.
     """
     topics = Topics(connection).check(queue)
-    states = _Markers(connection, topics, stored or {}, None).states
-    entries = itertools.chain.from_iterable(
-        ((partition, entry) for entry in state) for partition, state in states.items()
-    )
-    listed = sorted(entries, key=lambda place: place[1].since_ms)[:limit]
+    states = _Markers(connection, queue, topics, stored or {}, None).states
+    # In each partition, entries in the order of their takes ascend by `since_ms`, too.
+    in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
+    listed = list(itertools.islice(heapq.merge(*in_order, key=lambda place: place[1].since_ms), limit))
     records = log_reader.read_at(connection, queue.name, [(p, entry.offset) for p, entry in listed])
     return [
         _in_flight_message(queue, topics.queue.topic_id, p, entry, records.get((p, entry.offset)))
@@ -258,8 +258,8 @@ def waiting_records(connection: Connection, queue: QueueSettings, *, limit: int)
     Reads markers from where the group's commits say; all of them where another kind of client committed.
     """
     topics = Topics(connection).check(queue)
-    committed = committed_offsets(connection, queue, topics.partitions)
-    touched = _Markers(connection, topics, {}, committed, touched_only=True).touched
+    committed = committed_offsets(connection, queue, topics.partitions, topics.ids)
+    touched = _Markers(connection, queue, topics, {}, committed, touched_only=True).touched
     found: list[Any] = []
 
     def visit(record: Any) -> None:
@@ -267,60 +267,66 @@ def waiting_records(connection: Connection, queue: QueueSettings, *, limit: int)
             found.append(record)
 
     for partition in touched:
-        start = committed.get(partition, (0, None))[0]
-        passed = sum(offset >= start for offset in touched[partition])
+        start = touched[partition].first_missing(committed.get(partition, (0, None))[0])
+        passed = touched[partition].count_from(start)
         log_reader.scan(connection, queue.name, {partition: start}, visit, limit=passed + limit)
     return sorted(found, key=lambda one: (one.timestamp()[1], one.partition(), one.offset()))[:limit]
 
 
 def open_entries(
     connection: Connection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
-) -> dict[int, list[Entry]]:
-    """The entries in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
+) -> dict[int, InFlight]:
+    """What is in flight in each partition; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
-    states = _Markers(connection, topics, stored or {}, None).states
-    return {partition: list(state) for partition, state in states.items()}
+    return _Markers(connection, queue, topics, stored or {}, None).states
 
 
 def committed_offsets(
-    connection: Connection, queue: QueueSettings, partitions: int, *, clock: Clock = SYSTEM_CLOCK
+    connection: Connection,
+    queue: QueueSettings,
+    partitions: int,
+    ids: TopicIds,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, tuple[int, int | None]]:
     """The commits of the queue's group: the queue offset, and how far into the markers its starts go.
 
     The latter is the markers offset after the last start that the commit covers; None when another kind
-    of client committed. Partitions without a commit are left out.
+    of client committed. Partitions without a commit are left out, and commits of topics that had the same
+    names before those of `ids` (rule R24).
     """
     wanted = [TopicPartition(queue.name, partition) for partition in range(partitions)]
-    deadline = clock.monotonic() + kafka.REQUEST_TIMEOUT_S
     consumer = kafka.consumer(connection, {"group.id": queue.consumer_group})
+
+    def ask(try_s: float) -> list[TopicPartition]:
+        places = consumer.committed(wanted, timeout=try_s)
+        for place in places:
+            if place.error is not None:  # which is not the same as no commit
+                raise KafkaException(place.error)
+        return places
+
     try:
-        while True:
-            try:
-                with kafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
-                    places = consumer.committed(wanted, timeout=kafka.REQUEST_TIMEOUT_S)
-                break
-            except KmqError as error:
-                cause = kafka.error_of(error.__cause__) if error.__cause__ else None
-                if cause is None or cause.code() not in _NOT_YET or clock.monotonic() > deadline:
-                    raise
-                clock.sleep(0.1)
+        with kafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
+            places = kafka.retrying(ask, kafka.REQUEST_TIMEOUT_S, connection, clock=clock)
     finally:
         consumer.close()
-    return {
-        place.partition: (place.offset, committed_markers_offset(place.metadata))
-        for place in places
-        if place.error is None and place.offset >= 0
-    }
+    commits = {place.partition: commit_of(place, ids) for place in places}
+    return {p: (commit.offset, commit.markers_offset) for p, commit in commits.items() if commit is not None}
 
 
 def _count(
-    connection: Connection, topic: str, starts: Mapping[int, int], excluded: Mapping[int, set[int]]
+    connection: Connection,
+    topic: str,
+    starts: Mapping[int, int],
+    excluded: Mapping[int, OffsetRuns],
+    counts: Callable[[Any], bool] = lambda _: True,
 ) -> dict[int, _Counted]:
     counted = {partition: _Counted() for partition in starts}
+    starts = {partition: excluded[partition].first_missing(start) for partition, start in starts.items()}
 
     def visit(record: Any) -> None:
         partition = record.partition()
-        if record.offset() not in excluded.get(partition, ()):
+        if record.offset() not in excluded[partition] and counts(record):
             one = counted[partition]
             one.count += 1
             if one.oldest_ms is None:
@@ -329,7 +335,9 @@ def _count(
     reached = log_reader.scan(connection, topic, starts, visit, limit=COUNT_LIMIT)
     for partition, place in reached.items():
         if not place.done:
+            left_out = excluded[partition]
             counted[partition].count += place.end - place.position
+            counted[partition].count -= left_out.count_from(place.position) - left_out.count_from(place.end)
             counted[partition].exact = False
     return counted
 
@@ -339,21 +347,27 @@ def _dead_letters(connection: Connection, queue: QueueSettings, topics: QueueTop
         return {}
     dead = dead_letter_queue(queue)
     partitions = range(topics.dead_letters.partitions)
-    ended: dict[int, set[int]] = {partition: set() for partition in partitions}
+    ended = {partition: OffsetRuns() for partition in partitions}
 
     def visit(record: Any) -> None:
         try:
-            marker = markers.decode(record.key(), record.value(), record.headers())
+            marker = read_marker(record)
         except DecodeError:
             return
         if marker.op is Op.END:
-            ended[record.partition()].update(marker.offsets())
+            ended[record.partition()].add_runs(marker.offset_runs)
 
     info = Topics(connection).describe([dead.markers_topic]).get(dead.markers_topic)
     if info is not None:
         read = {p: 0 for p in partitions if p < info.partitions}
         log_reader.scan(connection, dead.markers_topic, read, visit)
-    return _count(connection, dead.name, dict.fromkeys(partitions, 0), ended)
+    return _count(
+        connection,
+        dead.name,
+        dict.fromkeys(partitions, 0),
+        ended,
+        lambda record: is_dead_letter_of(message_headers(record), queue),
+    )
 
 
 def _in_flight_message(
@@ -362,8 +376,7 @@ def _in_flight_message(
     attempts = None
     if record is not None:
         try:
-            headers = m.headers_of(record.headers())
-            count = m.redelivery_count(headers, queue.redelivery_count_header)
+            count = m.redelivery_count(message_headers(record), queue.redelivery_count_header)
         except DecodeError:
             count = 0
         attempts = count + (entry.hold is not Hold.DELAYED)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self, TypedDict
 
+from kmqpy.backoff import Backoff
 from kmqpy.clock import SYSTEM_CLOCK, Clock
-from kmqpy.config import Duration, duration_ms
-from kmqpy.errors import Closed, ConfigError, KmqError, NotSupported
+from kmqpy.config import Duration, duration_ms, lease_duration_ms
+from kmqpy.errors import Closed, ConfigError, Fenced, Forked, KmqError, NotSupported
+from kmqpy.forks import ForkGuard
 from kmqpy.lanes import Lanes
 from kmqpy.message import Message
 from kmqpy.queue import Queue
@@ -31,9 +32,12 @@ _log = logging.getLogger(__name__)
 _RECEIVE_WAIT_S = 0.5
 """How long one receive() waits, and so how long a stop can take to be noticed."""
 _SIGNAL_POLL_S = 0.1
+_LEASE_S = 30.0
+"""Of queues that have no lease of their own."""
 _TAKER_GRACE_S = 5.0
 _REASON_CHARS = 200
-_FATAL = (ConfigError, NotSupported, Closed)
+_BACKOFF = Backoff()
+_FATAL = (ConfigError, NotSupported, Closed, Fenced, Forked)
 """Errors of receive() that no waiting mends."""
 
 
@@ -60,44 +64,13 @@ class Retry(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long a failed message waits: `first * factor ** (attempts - 1)`, at most `maximum`.
-
-    first, maximum  seconds or timedelta
-    jitter          0.1: up to a tenth more or less, by chance; never above `maximum`
-    """
-
-    first: Duration = 1.0
-    factor: float = 2.0
-    maximum: Duration = 60.0
-    jitter: float = 0.1
-
-    def __post_init__(self) -> None:
-        duration_ms(self.first, "first")
-        duration_ms(self.maximum, "maximum")
-        if not self.factor >= 1:
-            raise ConfigError(f"factor: {self.factor!r} must be at least 1")
-        if not 0 <= self.jitter <= 1:
-            raise ConfigError(f"jitter: {self.jitter!r} must be from 0 to 1")
-
-    def delay(self, attempts: int) -> float:
-        """Seconds to wait after the attempt of this number, which counts from 1."""
-        maximum = duration_ms(self.maximum, "maximum") / 1000
-        try:
-            delay = duration_ms(self.first, "first") / 1000 * self.factor ** (max(1, attempts) - 1)
-        except OverflowError:
-            delay = maximum
-        return min(maximum, delay * random.uniform(1 - self.jitter, 1 + self.jitter))
-
-
 class WorkerOptions(TypedDict, total=False):
-    """The keyword arguments of Worker."""
+    """The keyword arguments of Worker and AsyncWorker; `handle_signals` has a default of its own in each."""
 
     concurrency: int
     ordering: Literal["key"] | None
     prefetch: int | None
-    lease: Duration
+    lease: Duration | None
     backoff: Backoff
     drain_timeout: Duration
     telemetry: Telemetry | None
@@ -128,10 +101,11 @@ class Worker:
                    failed comes later than its successors
     prefetch       messages taken ahead of the handlers; default: `concurrency`, with ordering ten
                    times as many
-    lease          how long a message stays ours if this process dies
+    lease          how long a message stays ours if this process dies; at least 0.1 s; default: the queue's
     backoff        the wait after a failure, growing with the message's attempts
     drain_timeout  how long stop() waits for running handlers; what is not done then is given back
                    and not counted as an attempt
+    handle_signals whether run() in the main thread takes SIGTERM and SIGINT while it runs
 
     Use `run()`, which returns after SIGTERM, SIGINT or stop(), or `start()` and `stop()`, or `with`.
     The queue stays open: close it afterwards. Raises ConfigError.
@@ -145,9 +119,10 @@ class Worker:
         concurrency: int = 4,
         ordering: Literal["key"] | None = None,
         prefetch: int | None = None,
-        lease: Duration = 30.0,
-        backoff: Backoff = Backoff(),
+        lease: Duration | None = None,
+        backoff: Backoff = _BACKOFF,
         drain_timeout: Duration = 30.0,
+        handle_signals: bool = True,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -161,16 +136,18 @@ class Worker:
             raise ConfigError(f"prefetch: {prefetch} must not be negative")
         if inspect.iscoroutinefunction(handler):
             raise ConfigError("handler: a coroutine function needs kmqpy.aio.AsyncWorker")
+        self._guard = ForkGuard("the worker")
         self._queue = queue
         self._handler = handler
         self._by_key = ordering == "key"
         self._limit = concurrency + prefetch
         self._refill_at = max(1, prefetch // 2)
-        self._lease_s = duration_ms(lease, "lease") / 1000
-        if not self._lease_s:
-            raise ConfigError("lease: must be longer than 0")
+        if lease is None:
+            lease = getattr(queue, "default_lease", _LEASE_S)
+        self._lease_s = lease_duration_ms(lease) / 1000
         self._backoff = backoff
         self._drain_s = duration_ms(drain_timeout, "drain_timeout") / 1000
+        self._handle_signals = handle_signals
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         self._changed = threading.Condition()
@@ -204,10 +181,13 @@ class Worker:
     def run(self) -> None:
         """Work until SIGTERM, SIGINT, stop() or a failure, then drain.
 
-        Signals are looked after in the main thread only; a second one, during the drain, does what
-        it would do without a worker. Raises what ended the worker: ConfigError, NotSupported, Closed.
+        Signals are looked after in the main thread only, and with `handle_signals`; a second one, during the
+        drain, does what it would do without a worker.
+
+        Raises what ended the worker: ConfigError, NotSupported, Closed, Forked.
         """
-        with noted_signals() as signals:
+        with ExitStack() as stack:
+            signals = stack.enter_context(noted_signals()) if self._handle_signals else []
             self.start()
             while not signals and not self._stopping.wait(_SIGNAL_POLL_S):
                 pass
@@ -216,7 +196,8 @@ class Worker:
             raise self._failure
 
     def start(self) -> None:
-        """Begin to work, in threads of its own; once only."""
+        """Begin to work, in threads of its own; once only, and not in a forked child."""
+        self._guard.raise_if_inherited()
         with self._draining:  # stop() waits for threads, which must all be there
             if self._started:
                 raise KmqError("the worker was started before; make another one")
@@ -228,8 +209,10 @@ class Worker:
         """Take no more messages, give back what has not begun, wait for the handlers that run.
 
         After `drain_timeout` their messages are given back too. Does not wait with `wait=False`, nor
-        when a handler calls it.
+        when a handler calls it. Does nothing in a forked child: what is held is the parent's.
         """
+        if self._guard.inherited:
+            return
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()

@@ -29,11 +29,15 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import ZooKeeperSecurity
 from kmqpy.errors import AccessDenied, ConfigError, MissingExtra, Unavailable
+from kmqpy.first_contact import Service, has_answered, patience_s
+from kmqpy.forks import ForkGuard
 
 log = logging.getLogger(__name__)
 
 _OPEN = ZooKeeperSecurity()
 _POLL_S = 0.05
+_SESSION_OF_READ_TIMEOUT = 3 / 2
+"""kazoo keeps the granted session time-out to itself: its read time-out is two thirds of it."""
 _PERMISSIONS = {
     "c": Permissions.CREATE,
     "d": Permissions.DELETE,
@@ -63,6 +67,11 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships
         super().__init__()
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
+        self._guard = ForkGuard("this ZooKeeper client")
+
+    def stop(self) -> None:  # kazoo calls it at the end of the process, too
+        if not self._guard.inherited:
+            super().stop()
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         plain = {**kwargs, "timeout": self._connect_timeout_s, "use_ssl": False}
@@ -88,15 +97,31 @@ class _Failure:
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Remembers why it has no connection, which kazoo only logs."""
+    """Reconnects to a ZooKeeper whose data is older than what it has seen; remembers connection failures.
+
+    A server refuses clients that have seen later changes (zxids) than it has itself, without telling why: for
+    ever, when all servers were emptied or restored from an older backup. So after twice the session time-out
+    without a connection, the client claims to have seen nothing. By then its session must be taken for
+    expired; if it still exists, because no server ran meanwhile, it goes on.
+
+    In a forked child it does nothing, since session and connection belong to the parent.
+    """
+
+    _zxid = 0
+    _zxid_forgotten = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._guard = ForkGuard("this ZooKeeper client")
         self.failures: list[_Failure] = []
         """One for each attempt since there was a connection."""
+        self.granted_s: float = self._session_timeout / 1000
+        """The session time-out that the server granted, which may be shorter than the one asked for."""
+        self._away_since: float | None = None
         connect = self._connection._connect
 
         def connect_and_remember(*address: Any) -> Any:
+            self._forget_if_expired()
             try:
                 made = connect(*address)
             except Exception as error:
@@ -104,9 +129,47 @@ class _Client(KazooClient):  # type: ignore[misc]
                 self.failures = [*self.failures[-len(self.hosts) :], found]
                 raise
             self.failures = []
+            self._away_since = None
+            self.granted_s = made[0] / 1000 * _SESSION_OF_READ_TIMEOUT
             return made
 
         self._connection._connect = connect_and_remember
+
+    @property
+    def last_zxid(self) -> int:
+        """The latest change that we have seen; kazoo sends it to a server when it connects."""
+        return self._zxid
+
+    @last_zxid.setter
+    def last_zxid(self, zxid: int) -> None:
+        if zxid and self._zxid_forgotten:
+            if zxid < self._zxid_forgotten:
+                log.warning(
+                    "ZooKeeper at %s has forgotten changes: it was emptied or restored from an older backup; "
+                    "check the queues with kmq doctor, and create missing ones again",
+                    address(self),
+                )
+            self._zxid_forgotten = 0
+        self._zxid = zxid
+
+    def _forget_if_expired(self) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        elif self._zxid and now - self._away_since > 2 * self.granted_s:
+            self._zxid_forgotten, self._zxid = self._zxid, 0
+
+    def _call(self, *request: Any) -> Any:
+        self._guard.raise_if_inherited()
+        return super()._call(*request)
+
+    def stop(self) -> None:
+        if not self._guard.inherited:
+            super().stop()
+
+    def close(self) -> None:
+        if not self._guard.inherited:
+            super().close()
 
 
 class _NoSecrets(logging.Filter):
@@ -159,11 +222,12 @@ def connect(
     zk = new_client(hosts, session_timeout_ms, security)
     try:
         connected = zk.start_async()
-        deadline = SYSTEM_CLOCK.monotonic() + timeout
+        deadline = SYSTEM_CLOCK.monotonic() + patience_s(Service.ZOOKEEPER, timeout)
         while not connected.wait(_POLL_S):
             check_access(zk)
             if SYSTEM_CLOCK.monotonic() > deadline:
                 raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}")
+        has_answered(Service.ZOOKEEPER)
         yield zk
     finally:
         stop(zk)
@@ -216,6 +280,11 @@ def gather(results: Iterable[Any], timeout: float) -> list[Any]:
         except NoNodeError:
             values.append(None)
     return values
+
+
+def session_of(stat: Any) -> int | None:
+    """The session that an ephemeral znode belongs to; None if there is no znode, or it is not ephemeral."""
+    return None if stat is None else stat.ephemeralOwner or None
 
 
 def failure(results: Iterable[Any]) -> Exception | None:

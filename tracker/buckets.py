@@ -128,6 +128,10 @@ class BucketedState(InFlight):
         seen = [] if oldest is None else [oldest.since_ms]
         return min([*seen, *(bucket.since_ms for bucket in self._unseen.values())], default=None)
 
+    def may_hold(self, offset: int) -> bool:
+        """Whether a message that was in flight may still be; False only if its bucket is loaded."""
+        return offset // SIZE in self._unseen or offset in self
+
     @property
     def rows(self) -> int:
         """How many rows a snapshot of everything would have, about: a message is one at the most."""
@@ -148,7 +152,7 @@ class BucketedState(InFlight):
 
     def apply(self, marker: Marker, at: int, timestamp_ms: int) -> int:
         """Take in the marker read at markers offset `at`."""
-        for first, count in marker.runs or ((marker.offset, 1),):
+        for first, count in marker.offset_runs:
             self._touch(first, count)
         return super().apply(marker, at, timestamp_ms)
 

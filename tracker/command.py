@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from kmqpy import logs
-from kmqpy.cli.options import Cli, connected
+from kmqpy.cli.options import Cli, connected_service
 from kmqpy.cli.output import span
 from kmqpy.config import (
     Connection,
@@ -115,7 +115,7 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     short_help="Redeliver what is not acknowledged in time.",
     epilog="Example:  kmq tracker --bootstrap host:9092 --zookeeper host:2181 --queue orders",
 )
-@connected
+@connected_service
 @click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")
 @log_options
 @settings_options

@@ -21,6 +21,7 @@ from kazoo.exceptions import (
     BadVersionError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
 )
 from kazoo.protocol.states import Callback, KazooState, KeeperState
 
@@ -40,12 +41,13 @@ from kmqpy.zookeeper import (
     gather,
     last_failure,
     new_client,
+    session_of,
     stop,
     unavailable,
 )
 from tracker.assignment import STAND_INS, Member, Partition, Plan, plan, propose
 from tracker.offsets import Offsets
-from tracker.tree import Tree, TreeReader, owner
+from tracker.tree import Tree, TreeReader
 from tracker.znodes import Znodes
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ RECHECK_S = 1.0  # everything is read anew this often, watches or not …
 RECHECK_ZNODES_PER_S = 50  # … or less often, so that all trackers together read about as many
 MAX_BACKOFF_S = 2.0
 _POLL_S = 0.05
+_FIX = "clear it up with: kmq doctor --fix"
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,14 @@ class LeadershipView:
     releasing  those of them to finish and then give up with release()
     queues     the registered queues that this tracker serves
     connected  whether there is a session; says nothing about its age, see may_redeliver()
+    problems   znodes, by path, that keep something from being tracked, and why
     """
 
     owned: Mapping[Partition, Grant] = field(default_factory=lambda: MappingProxyType({}))
     releasing: frozenset[Partition] = frozenset()
     queues: Mapping[str, RegisteredQueue] = field(default_factory=lambda: MappingProxyType({}))
     connected: bool = False
+    problems: tuple[str, ...] = ()
 
 
 class Leadership:
@@ -118,10 +123,8 @@ class Leadership:
         self._takeover_delay = takeover_delay
         self._clock = clock
         self._timeout = session_timeout_ms / 1000
-        self._lease_s = self._timeout * 2 / 3
         self._zk = new_client(hosts, session_timeout_ms, security or ZooKeeperSecurity())
         self._zk.add_listener(self._on_state)
-        self._learn_lease()
 
         self._signal = threading.Event()  # something to do for the thread
         self._closing = threading.Event()
@@ -157,6 +160,7 @@ class Leadership:
         self._proposed_for: Any = None
         self._ranking: dict[Partition, tuple[str, ...]] = {}  # of those that concern us
         self._claimed: set[Partition] = set()  # whose leader znode is ours, or may be
+        self._blocked: dict[Partition, str] = {}  # why their leader znodes can't be made
         self._waiting_for: int | None = None  # session of another tracker with our id
 
     # ---- for the tracker's main loop ----
@@ -213,6 +217,10 @@ class Leadership:
         """What this tracker owns and serves, as last seen."""
         return self._view
 
+    def alive(self) -> bool:
+        """Whether its thread runs, connected or not; once it has died, only a restart helps."""
+        return self._thread.ident is None or self._thread.is_alive() or self._closing.is_set()
+
     def may_redeliver(self) -> bool:
         """Whether our session is certainly alive.
 
@@ -264,7 +272,7 @@ class Leadership:
 
     def _is_ours(self, stat: Any) -> bool:
         client_id = self._zk.client_id
-        return client_id is not None and owner(stat) == client_id[0]
+        return client_id is not None and session_of(stat) == client_id[0]
 
     def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
         """Those whose leader znode is ours, as its watch tells after a round trip to ZooKeeper."""
@@ -276,6 +284,11 @@ class Leadership:
         if not told.wait(self._timeout):
             return set()
         return {p for p in partitions if self._is_ours(self._znodes.seen(self._paths.leader(*p)))}
+
+    @property
+    def _lease_s(self) -> float:
+        """How long a verified session lets us redeliver: two thirds of what the server grants."""
+        return float(self._zk.granted_s) * 2 / 3
 
     # ---- the thread ----
 
@@ -323,7 +336,7 @@ class Leadership:
         tree = self._reader.read(self._znodes, self._concerns_us)
         changed = self._register(tree, session)
         changed |= self._give_up(tree, session)
-        held = {p: stat for p, stat in tree.leaders.items() if owner(stat) == session}
+        held = {p: stat for p, stat in tree.leaders.items() if session_of(stat) == session}
         self._claimed = set(held)
         todo = self._plan(tree, held, now)
         self._publish(
@@ -332,6 +345,7 @@ class Leadership:
                 todo.releasing,
                 MappingProxyType(dict(tree.queues)),
                 connected=True,
+                problems=(*tree.problems, *self._blocked.values()),
             )
         )
         self._claimed.update(todo.acquire)  # even when we never hear whether it worked
@@ -406,7 +420,7 @@ class Leadership:
         connection, started = self._connection, self._clock.monotonic()
         path = self._paths.tracker(self._id)
         _, stat = gather([self._zk.sync_async(path), self._zk.exists_async(path)], self._timeout)
-        if owner(stat) == session:
+        if session_of(stat) == session:
             self._verified = (connection, started + self._lease_s)
         self._verify_at = started + self._lease_s * 3 / 8  # a quarter of the session timeout
 
@@ -416,9 +430,12 @@ class Leadership:
         found = tree.members.get(self._id)
         if found is None:
             call = self._zk.create_async(path, data, ephemeral=True, makepath=True)
-        elif owner(found[1]) != session:
-            if self._waiting_for != owner(found[1]):
-                self._waiting_for = owner(found[1])
+        elif session_of(found[1]) is None:
+            self._replace_copy(path, found[1], data)
+            return True
+        elif session_of(found[1]) != session:
+            if self._waiting_for != session_of(found[1]):
+                self._waiting_for = session_of(found[1])
                 log.warning(
                     "another session is registered under this id; waiting for its end",
                     extra={"tracker": self._id},
@@ -435,6 +452,19 @@ class Leadership:
         self._znodes.forget(self._paths.trackers)
         self._verify_at = 0.0
         return True
+
+    def _replace_copy(self, path: str, stat: Any, data: bytes) -> None:
+        """Replace our member znode that has no session: a copy from a backup, which would never expire."""
+        transaction = self._zk.transaction()
+        transaction.delete(path, stat.version)
+        transaction.create(path, data, ephemeral=True)
+        error = failure(transaction.commit_async().get(timeout=self._timeout))
+        self._znodes.forget(path)
+        self._verify_at = 0.0
+        if isinstance(error, NotEmptyError):
+            raise Unavailable(f"{path} belongs to no session, and something is below it; {_FIX}")
+        if error is None:
+            log.warning("%s belonged to no session; replaced", path, extra={"tracker": self._id})
 
     def _give_up(self, tree: Tree, session: int) -> bool:
         """Delete the leader znodes of requested releases; whether something was done."""
@@ -481,14 +511,14 @@ class Leadership:
         return self._ranking.keys() | {p for p in self._claimed if p[1] < there.get(p[0], 0)}
 
     def _plan(self, tree: Tree, held: Iterable[Partition], now: float) -> Plan:
-        sessions = frozenset((i, owner(stat)) for i, (_, stat) in tree.members.items())
+        sessions = frozenset((i, session_of(stat)) for i, (_, stat) in tree.members.items())
         if (tree.eligible, sessions) != (self._eligible, self._sessions):
             self._eligible, self._sessions = tree.eligible, sessions
             self._unowned_since.clear()
             self._stand_in = frozenset()
         deleting = {name for name, queue in tree.queues.items() if queue.deleting}
         self._unowned_since = {
-            p: self._unowned_since.get(p, now) for p, stat in tree.leaders.items() if stat is None
+            p: self._unowned_since.get(p, now) for p, stat in tree.leaders.items() if session_of(stat) is None
         }
         todo = plan(
             self._id,
@@ -504,27 +534,38 @@ class Leadership:
         return todo
 
     def _acquire(self, partitions: Iterable[Partition], tree: Tree) -> bool:
-        """Try to make leader znodes; whether any was made."""
+        """Try to make leader znodes; whether any was made.
+
+        A leader znode without a session is replaced. No tracker makes such a znode, so nobody relies on it.
+        If another tracker has just replaced it, we take over from that one as from any predecessor.
+        """
         made = False
+        self._blocked = {}
         calls = {}
         for key in partitions:
             transaction = self._zk.transaction()
             # The version tells whether the queue was marked as deleting in between.
             transaction.check(self._paths.queue(key[0]), tree.versions[key[0]])
+            copy = tree.leaders.get(key)
+            if copy is not None:
+                transaction.delete(self._paths.leader(*key), copy.version)
             transaction.create(self._paths.leader(*key), self._id.encode(), ephemeral=True)
             calls[key] = transaction.commit_async()
         for key, call in calls.items():
             error = failure(call.get(timeout=self._timeout))
-            self._znodes.forget(self._paths.leader(*key))
+            path = self._paths.leader(*key)
+            self._znodes.forget(path)
             if error is None:
                 made = True
+                if tree.leaders.get(key) is not None:
+                    log.warning("%s belonged to no session; replaced", path, extra=self._about(key))
                 log.info("partition acquired", extra=self._about(key))
             elif isinstance(error, BadVersionError | NoNodeError):
                 self._znodes.forget(self._paths.queues)
                 self._znodes.forget(self._paths.queue(key[0]))
                 self._znodes.forget(self._paths.partitions(key[0]))
             elif not isinstance(error, NodeExistsError):
-                raise error
+                self._blocked[key] = f"{path} can't be taken: {_why_blocked(error)}"
         return made
 
     def _publish(self, view: LeadershipView) -> None:
@@ -538,7 +579,11 @@ class Leadership:
     def _without_releases(self, view: LeadershipView) -> LeadershipView:
         owned = {p: g for p, g in view.owned.items() if self._releases.get(p) != g.epoch}
         return LeadershipView(
-            MappingProxyType(owned), frozenset(view.releasing & owned.keys()), view.queues, view.connected
+            MappingProxyType(owned),
+            frozenset(view.releasing & owned.keys()),
+            view.queues,
+            view.connected,
+            view.problems,
         )
 
     def _about(self, key: Partition) -> dict[str, Any]:
@@ -550,17 +595,8 @@ class Leadership:
         self._connection += 1
         self._signal.set()
 
-    def _learn_lease(self) -> None:
-        """Take over the session timeout that the server grants, which may be shorter.
 
-        kazoo keeps it to itself: its read timeout, in ms, is two thirds of it.
-        """
-        connection = self._zk._connection
-        connect = connection._connect
-
-        def connect_and_learn(*args: Any) -> tuple[float, float]:
-            read_timeout_ms, connect_timeout_ms = connect(*args)
-            self._lease_s = read_timeout_ms / 1000
-            return read_timeout_ms, connect_timeout_ms
-
-        connection._connect = connect_and_learn
+def _why_blocked(error: Exception) -> str:
+    if isinstance(error, NotEmptyError):
+        return f"it belongs to no session, and something is below it; {_FIX}"
+    return f"{type(error).__name__}; check the ACLs of the znodes"

@@ -9,8 +9,7 @@ from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection
 from kmqpy.errors import Unavailable
 from kmqpy.registry import Paths, StoredOffset, decode_offset
-from kmqpy.zookeeper import address, check_access, gather, new_client, stop, unavailable
-from tracker.tree import owner
+from kmqpy.zookeeper import address, check_access, gather, new_client, session_of, stop, unavailable
 
 _TIMEOUT_S = 5.0
 _QUIET_S = 2.0
@@ -37,7 +36,7 @@ class Mandate:
         path = self._paths.leader(queue, partition)
         calls = (lambda: self._zk.sync_async(path), lambda: self._zk.exists_async(path), self._us)
         _, leader, member = self._ask(*calls)
-        if leader is None or owner(leader) != owner(member):
+        if session_of(leader) is None or session_of(leader) != session_of(member):
             return None
         return int(leader.czxid)
 
@@ -45,7 +44,7 @@ class Mandate:
         """What the predecessor stored; None when absent or unreadable."""
         path = self._paths.offset(queue, partition)
         _, found = self._ask(lambda: self._zk.sync_async(path), lambda: self._zk.get_async(path))
-        return decode_offset(queue, partition, found[0]) if found else None
+        return decode_offset(path, found[0]) if found else None
 
     def close(self) -> None:
         """End the session; it owns nothing."""

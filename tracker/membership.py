@@ -80,9 +80,13 @@ class Membership:
             self._kafka_ok_at = now
         self.leadership.set_kafka_ok(self._kafka_answers(now))
 
+    def alive(self) -> bool:
+        """Whether it recovers without a restart, however long ZooKeeper and Kafka are unreachable."""
+        return self.leadership.alive()
+
     def problems(self) -> list[str]:
         """Why it is no member, or none that can work; empty when it is."""
-        found = []
+        found = [f"ZooKeeper: {problem}" for problem in self.leadership.snapshot().problems]
         if not self.leadership.may_redeliver():
             found.append("ZooKeeper: no verified session")
         if not self._kafka_answers(self._clock.monotonic()):

@@ -31,6 +31,11 @@ class TrackerMetrics:
         self.lost_to_retention = counter("kmq_lost_to_retention", "Messages gone before they were finished")
         self.markers_lost = counter("kmq_markers_lost_to_retention", "Takeovers above the stored safe offset")
         self.failures = counter("kmq_redelivery_failures", "Redelivery attempts that failed and are retried")
+        self.failed_markers = counter("kmq_failed_markers", "Markers not applied, by a bug of the tracker")
+        self.clock_leads = counter(
+            "kmq_clock_leads", "Ticks at which markers, or a stored time, were ahead of the broker's clock"
+        )
+        self.internal_errors = counter("kmq_internal_errors", "Bugs of the tracker, after which it went on")
         self.ticks = counter("kmq_ticks", "Ticks written")
         self.takeovers = counter("kmq_takeovers", "Partitions taken over")
         self.in_flight = Gauge(
@@ -42,6 +47,15 @@ class TrackerMetrics:
             ["queue", "partition"],
             registry=self.registry,
         )
+        self._counts = {
+            name: Gauge(f"kmq_{name}", text, ["queue", "partition"], registry=self.registry)
+            for name, text in {
+                "depth": "Messages waiting, delayed ones included; above 100 in a partition an upper bound",
+                "overdue": "Messages in flight or delayed that are past their time",
+                "oldest_waiting_seconds": "Age of the oldest message that nobody has taken yet; 0: none",
+                "dead_letters": "Dead letters neither redriven nor purged",
+            }.items()
+        }
         self.owned = Gauge("kmq_owned_partitions", "Partitions owned", ["queue"], registry=self.registry)
         self.lateness = Histogram(
             "kmq_redelivery_lateness_seconds",
@@ -57,9 +71,21 @@ class TrackerMetrics:
         for counter in self._counters:
             counter.labels(queue)
 
+    def show(self, queue: str, partition: int, **counts: float | None) -> None:
+        """Set these of depth, overdue, oldest_waiting_seconds and dead_letters; None leaves one as it is."""
+        for name, value in counts.items():
+            if value is not None:
+                self._counts[name].labels(queue, str(partition)).set(value)
+
+    def hide(self, queue: str, partition: int) -> None:
+        """Show these no more: another tracker does, or nobody."""
+        for gauge in self._counts.values():
+            gauge.remove_by_labels({"queue": queue, "partition": str(partition)})
+
     def keep_only(self, queues: Collection[str]) -> None:
         """Show nothing more of queues that are not among these: they were removed."""
         for queue in self._queues.difference(queues):
-            for metric in (*self._counters, self.in_flight, self.oldest, self.owned, self.lateness):
+            gauges = (self.in_flight, self.oldest, self.owned, *self._counts.values())
+            for metric in (*self._counters, *gauges, self.lateness):
                 metric.remove_by_labels({"queue": queue})
         self._queues.intersection_update(queues)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, NoAuthError, NodeExistsError, NoNodeError
 
 from kmqpy.registry import Paths, StoredOffset, decode_offset
 from kmqpy.zookeeper import failure, gather, unavailable
 from tracker.assignment import Partition
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 10  # of a versioned write that others keep disturbing
 TOGETHER = 100  # offsets in one ZooKeeper transaction …
@@ -84,7 +87,7 @@ class Offsets:
         with unavailable(self._zk):
             _, found = gather([self._zk.sync_async(path), self._zk.get_async(path)], self._timeout)
         self._remember(key, found and found[1])
-        return decode_offset(*key, found[0]) if found else None
+        return decode_offset(path, found[0]) if found else None
 
     def write(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
         """Store those whose partition is ours; returns them."""
@@ -100,7 +103,13 @@ class Offsets:
                     break
                 calls = {key: self._write(key, stored) for key, stored in pending.items()}
                 for key, call in calls.items():
-                    if self._written(key, call):
+                    try:
+                        written = self._written(key, call)
+                    except NoAuthError:  # those of other partitions may still be writable
+                        log.warning("%s is not stored: its ACL does not let us", self._paths.offset(*key))
+                        del pending[key]
+                        continue
+                    if written:
                         done.add(key)
                         del pending[key]
         return frozenset(done)

@@ -27,6 +27,17 @@ class Original(NamedTuple):
     headers: m.Headers
 
 
+class Refusal(NamedTuple):
+    """How Kafka refused the copies of a message.
+
+    times   how often the queue topic refused one; each uses up one of the deliveries that are left
+    why     the topic that refused the last one, and how large that copy was
+    """
+
+    times: int
+    why: str
+
+
 class Copy(NamedTuple):
     """The record that replaces an original; `size` in bytes, an upper estimate."""
 
@@ -40,13 +51,12 @@ class Copy(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes on the wire, before compression."""
-        size = _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
-        for name, value in self.headers:
-            size += len(name if name.isascii() else name.encode()) + len(value or b"") + 10
-        return size
+        return _RECORD_OVERHEAD + m.size_of(self.key, self.value, self.headers)
 
 
-def copy_of(entry: Entry, original: Original, queue: QueueSettings, partition: int) -> Copy:
+def copy_of(
+    entry: Entry, original: Original, queue: QueueSettings, partition: int, refusal: Refusal | None = None
+) -> Copy:
     """The copy to append for `original`, which is partition `partition`'s record of `entry`.
 
     It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are
@@ -60,8 +70,12 @@ def copy_of(entry: Entry, original: Original, queue: QueueSettings, partition: i
             undecodable_count = True
         headers = m.without(headers, queue.redelivery_count_header, m.DELIVER_AT)
     headers += _origin(original, partition)
-    over_limit = entry.counts and queue.max_redeliveries is not None and count >= queue.max_redeliveries
-    dead_letter = entry.hold is Hold.DEAD or over_limit
+    limit = queue.max_redeliveries
+    dead_letter = entry.hold is Hold.DEAD or (entry.counts and limit is not None and count >= limit)
+    reason = reason_of(entry)
+    if not dead_letter and refusal is not None and limit is not None:
+        dead_letter = refusal.times >= max(1, limit - count)
+        reason = f"refused: {refusal.why}; {reason}"
     if dead_letter:
         new_count = count
         headers = (
@@ -70,7 +84,7 @@ def copy_of(entry: Entry, original: Original, queue: QueueSettings, partition: i
             (m.DEAD_LETTER_PARTITION, _decimal(partition)),
             (m.DEAD_LETTER_OFFSET, _decimal(original.offset)),
             (m.DEAD_LETTER_ATTEMPTS, _decimal(count + 1)),
-            (m.DEAD_LETTER_REASON, reason_of(entry).encode("utf-8", "replace")),
+            (m.DEAD_LETTER_REASON, reason.encode("utf-8", "replace")),
         )
     else:
         new_count = min(count + 1, 2**31 - 1) if entry.counts else count
@@ -109,6 +123,16 @@ def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[
         result[-1].append(copy)
         size += copy_size
     return result
+
+
+def halves(batch: list[Copy]) -> tuple[list[Copy], list[Copy]]:
+    """The smaller and the larger copies, each half in the order of `batch`: large ones are refused most."""
+    by_size = sorted(range(len(batch)), key=lambda index: batch[index].size)
+    smaller = set(by_size[: len(batch) // 2])
+    return (
+        [copy for index, copy in enumerate(batch) if index in smaller],
+        [copy for index, copy in enumerate(batch) if index not in smaller],
+    )
 
 
 def _origin(original: Original, partition: int) -> m.Headers:

@@ -11,19 +11,21 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from kmqpy import kafka, markers
+from kmqpy.backoff import Backoff
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import Unavailable
 from kmqpy.inflight import Entry
 from kmqpy.markers import Op
-from kmqpy.message import headers_of
+from kmqpy.records import message_headers
 from kmqpy.starting import is_fatal
-from tracker.plan import Copy, Original, batches, copy_of
+from tracker.plan import Copy, Original, Refusal, batches, copy_of, halves
 from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)
@@ -38,6 +40,13 @@ SOON_S = 0.05
 """Until the next try of what only had no room."""
 _AT_ONCE = 3
 """How often a batch is tried again at once."""
+_REFUSED_AT_ONCE = 20
+"""Refused copies after which a call ends: each needs a transaction of its own, while others wait."""
+_PAUSE = Backoff(0.4, 2, 30, jitter=0)
+"""Until the next try of a message that failed."""
+_PUT_OFF_S = 0.2
+"""Until the next try of a message that was refused before and had no turn in this call."""
+_MOST_SHOWN = 10
 
 _BY_MESSAGE = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -52,12 +61,13 @@ _NO_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaErro
 class Aborted(Exception):
     """The transaction was aborted; nothing of it happened.
 
-    `by_message`: a message of the batch is what Kafka refused, not the batch as such.
+    `by_message`: Kafka refused a message of the batch, not the batch as such; `topic`: for this topic.
     `by_predecessor`: what an aborted one before it left behind; the same batch can work now.
     """
 
-    def __init__(self, cause: KafkaError) -> None:
+    def __init__(self, cause: KafkaError, topic: str) -> None:
         super().__init__(cause.name())
+        self.topic = topic
         self.by_message = cause.code() in _BY_MESSAGE
         self.by_predecessor = cause.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 
@@ -90,6 +100,8 @@ class OriginalsReader:
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 10,
                 "queued.max.messages.kbytes": 32_768,
+                # What is fetched is decompressed at once: 1 MB of compressed zeros can be 1 GB.
+                "fetch.message.max.bytes": 131_072,
             },
         )
 
@@ -169,6 +181,7 @@ class Outcome:
     redelivered, dead_lettered, gone   committed: their end markers are in the log
     failed                             offset -> seconds until the next try
     broken                             take over again before anything else
+    refused                            texts about copies that Kafka refused this time
     """
 
     redelivered: list[Copy] = field(default_factory=list)
@@ -179,6 +192,7 @@ class Outcome:
     broken: bool = False
     dead_letter_problem: str | None = None
     problem: str | None = None
+    refused: list[str] = field(default_factory=list)
 
     @property
     def copies(self) -> list[Copy]:
@@ -204,7 +218,7 @@ class Redeliverer:
         self._settings = settings
         self._producer: Producer | None = None
         self._tries: dict[int, int] = {}
-        self._refused: set[int] = set()
+        self._refusals: dict[int, Refusal] = {}
 
     def open(self, timeout_s: float) -> None:
         """Fence predecessors and abort what they left open; raises Unavailable and the like."""
@@ -218,8 +232,7 @@ class Redeliverer:
                 "message.timeout.ms": timeout_ms,
                 "linger.ms": 5,
                 "delivery.report.only.error": True,
-                # The topics' limits decide, which are above what send() takes (rule R7).
-                "message.max.bytes": 100_000_000,
+                **kafka.COPY_SETTINGS,
             },
         )
         with kafka.kafka_errors(f"take over {self.queue.name}-{self._partition}", self._connection):
@@ -246,51 +259,93 @@ class Redeliverer:
         """
         outcome = Outcome()
         by_offset = {entry.offset: entry for entry in entries}
-        try:
-            fetched = reader.fetch(self.queue.name, self._partition, sorted(by_offset))
-        except KafkaException as exception:
-            outcome.problem = f"originals can't be read: {_name(exception)}"
-            outcome.failed = {offset: self._backoff(offset) for offset in by_offset}
-            return outcome
-        copies = [
-            copy_of(by_offset[offset], original, self.queue, self._partition)
-            for offset, original in fetched.found.items()
-        ]
-        outcome.undecodable_counts = sum(copy.undecodable_count for copy in copies)
-        outcome.failed = {offset: self._backoff(offset) for offset in fetched.out_of_reach}
-        live = [copy for copy in copies if not copy.dead_letter]
-        dead = [copy for copy in copies if copy.dead_letter]
-        try:
-            self._send_all(live, fetched.gone, outcome, may_go_on)
-            if dead and not dead_letters_exist():
-                outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
-            elif dead:
-                self._send_all(dead, [], outcome, may_go_on)
-        except Broken as error:
-            outcome.broken = True
-            outcome.problem = str(error)
+        # Messages refused before come last, one by one and few per call, so that they hardly delay others.
+        refused = [offset for offset in by_offset if offset in self._refusals]
+        fresh = by_offset.keys() - set(refused)
+        for offsets, alone in ((fresh, False), (refused[:_REFUSED_AT_ONCE], True)):
+            some = {offset: by_offset[offset] for offset in sorted(offsets)}
+            if not some or outcome.broken:
+                continue
+            try:
+                self._redeliver_some(some, alone, outcome, reader, may_go_on, dead_letters_exist)
+            except Broken as error:
+                outcome.broken = True
+                outcome.problem = str(error)
         done = {copy.entry.offset for copy in outcome.copies} | {*outcome.gone}
         for offset in by_offset.keys() - done - outcome.failed.keys():
-            was_dead = any(copy.entry.offset == offset for copy in dead) and outcome.dead_letter_problem
-            outcome.failed[offset] = self._backoff(offset) if was_dead else SOON_S
-        if self._tries:
-            for offset in done:
-                self._tries.pop(offset, None)
-        self._refused -= done
+            outcome.failed[offset] = _PUT_OFF_S if offset in self._refusals else SOON_S
+        self._forget(done)
         return outcome
 
-    def _send_all(
-        self, copies: list[Copy], gone: list[int], outcome: Outcome, may_go_on: Callable[[], bool]
+    def refused(self) -> list[str]:
+        """Texts about messages that can't be copied: the first few, and how many more; for any thread."""
+        refusals = sorted(self._refusals.copy().items())
+        texts = [_refused_text(offset, refusal) for offset, refusal in refusals[:_MOST_SHOWN]]
+        if more := len(refusals) - len(texts):
+            texts.append(f"{more} more messages can't be copied")
+        return texts
+
+    def forget_ended(self, in_flight: Callable[[int], bool]) -> None:
+        """Drop what is remembered of messages no longer in flight; not while `redeliver` runs."""
+        self._forget([offset for offset in self._tries if not in_flight(offset)])
+
+    def _forget(self, offsets: Iterable[int]) -> None:
+        if not self._tries:
+            return
+        for offset in offsets:
+            self._tries.pop(offset, None)
+            self._refusals.pop(offset, None)
+
+    def _redeliver_some(
+        self,
+        entries: dict[int, Entry],
+        alone: bool,
+        outcome: Outcome,
+        reader: OriginalsReader,
+        may_go_on: Callable[[], bool],
+        dead_letters_exist: Callable[[], bool],
     ) -> None:
-        # Alone and last, what was refused before costs the others nothing.
-        refused = [copy for copy in copies if copy.entry.offset in self._refused]
-        good = [copy for copy in copies if copy.entry.offset not in self._refused]
-        pending = batches(good, self._settings.max_batch_messages, self._settings.max_batch_bytes)
-        pending += [[copy] for copy in refused]
-        again = 0
+        """Redeliver entries by offset, in order; `alone`: each in a transaction of its own."""
+        try:
+            fetched = reader.fetch(self.queue.name, self._partition, list(entries))
+        except KafkaException as exception:
+            outcome.problem = f"originals can't be read: {_name(exception)}"
+            outcome.failed |= {offset: self._backoff(offset) for offset in entries}
+            return
+        copies: list[Copy] = []
+        for offset, original in fetched.found.items():
+            try:
+                refusal = self._refusals.get(offset)
+                copies.append(copy_of(entries[offset], original, self.queue, self._partition, refusal))
+            except Exception as error:  # a bug of kmqpy with this one message (rule R21)
+                _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
+                outcome.problem = f"offset {offset}: no copy can be made of it: {error!r}"
+                outcome.failed[offset] = self._backoff(offset)
+        outcome.undecodable_counts += sum(copy.undecodable_count for copy in copies)
+        outcome.failed |= {offset: self._backoff(offset) for offset in fetched.out_of_reach}
+        live = [copy for copy in copies if not copy.dead_letter]
+        dead = [copy for copy in copies if copy.dead_letter]
+        self._send_all(live, fetched.gone, alone, outcome, may_go_on)
+        if dead and not dead_letters_exist():
+            outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
+            outcome.failed |= {copy.entry.offset: self._backoff(copy.entry.offset) for copy in dead}
+        elif dead:
+            self._send_all(dead, [], alone, outcome, may_go_on)
+
+    def _send_all(
+        self,
+        copies: list[Copy],
+        gone: list[int],
+        alone: bool,
+        outcome: Outcome,
+        may_go_on: Callable[[], bool],
+    ) -> None:
+        most = 1 if alone else self._settings.max_batch_messages
+        pending = batches(copies, most, self._settings.max_batch_bytes)
         if gone and not pending:
             pending = [[]]
-        while pending:
+        again = refused = 0
+        while pending and refused < _REFUSED_AT_ONCE:
             if not may_go_on():
                 return
             batch = pending.pop(0)
@@ -302,15 +357,16 @@ class Redeliverer:
                     pending.insert(0, batch)
                     continue
                 if error.by_message and len(batch) > 1:
-                    middle = len(batch) // 2
-                    pending[:0] = [batch[:middle], batch[middle:]]
+                    smaller, larger = halves(batch)
+                    pending = [smaller, *pending, larger]
                     continue
-                outcome.problem = str(error)
-                for copy in batch:
-                    outcome.failed[copy.entry.offset] = self._backoff(copy.entry.offset)
-                if not error.by_message:
+                for offset in [copy.entry.offset for copy in batch] or gone:
+                    outcome.failed[offset] = self._backoff(offset)
+                if not error.by_message or not batch:
+                    outcome.problem = str(error)
                     return
-                self._refused.update(copy.entry.offset for copy in batch)
+                refused += 1
+                outcome.refused.append(self._refuse(batch[0], error))
                 continue  # the offender waits by itself; nobody else is held up
             again = 0
             outcome.gone += gone
@@ -318,24 +374,41 @@ class Redeliverer:
             for copy in batch:
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
+    def _refuse(self, copy: Copy, error: Aborted) -> str:
+        """Note that Kafka refused `copy`; returns a text about it."""
+        offset = copy.entry.offset
+        before = self._refusals.get(offset)
+        times = 0 if before is None else before.times
+        if error.topic == self.queue.name:
+            times += 1
+        elif error.topic == self.queue.dead_letter_topic:
+            times = max(0, times - 1)  # next, the queue topic is tried: its limit may have been raised
+        why = f"topic {error.topic} takes no copy of about {copy.size} bytes ({error})"
+        self._refusals[offset] = refusal = Refusal(times, why)
+        return _refused_text(offset, refusal)
+
     def _transact(self, batch: list[Copy], gone: Sequence[int]) -> None:
         producer = self._producer
         if producer is None:
             raise Broken("no producer")
-        errors: list[KafkaError] = []
+        errors: list[tuple[KafkaError, str]] = []
 
-        def report(error: KafkaError | None, _record: Any) -> None:
+        def note(topic: str, error: KafkaError | None, _record: Any) -> None:
             if error is not None:
-                errors.append(error)
+                errors.append((error, topic))
 
         copied = sorted(copy.entry.offset for copy in batch)
+        dead = any(copy.dead_letter for copy in batch)  # then all of them are
+        topic = self.queue.dead_letter_topic if dead else self.queue.name
         try:
             producer.begin_transaction()
+            report = partial(note, topic)
             for copy in batch:
-                topic = self.queue.dead_letter_topic if copy.dead_letter else self.queue.name
                 self._produce(producer, topic, copy.key, copy.value, list(copy.headers), report)
+            topic = self.queue.markers_topic
+            report = partial(note, topic)
             for key, value, headers in itertools.chain(self._ends(copied), self._ends(gone)):
-                self._produce(producer, self.queue.markers_topic, key, value, headers, report)
+                self._produce(producer, topic, key, value, headers, report)
             producer.commit_transaction(self._settings.effective_transaction_timeout_ms / 1000)
         except KafkaException as exception:
             error = kafka.error_of(exception)
@@ -347,9 +420,15 @@ class Redeliverer:
                 producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
             except KafkaException as failed:
                 raise Broken(_name(failed)) from failed
-            # What one message did also fails those after it, with errors that say less.
-            causes = [cause for cause in (error, *errors) if cause.code() in _BY_MESSAGE]
-            raise Aborted(causes[0] if causes else error) from exception
+            # The messages after a refused one fail, too, with errors that tell less.
+            causes = [cause for cause in (*errors, (error, topic)) if cause[0].code() in _BY_MESSAGE]
+            raise Aborted(*(causes[0] if causes else (error, topic))) from exception
+        except Exception as exception:  # librdkafka can't be given one of the records (rule R21)
+            try:
+                producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
+            except KafkaException as failed:
+                raise Broken(_name(failed)) from failed
+            raise Aborted(KafkaError(KafkaError.INVALID_RECORD, repr(exception)), topic) from exception
 
     def _ends(self, offsets: Sequence[int]) -> Iterable[tuple[bytes, bytes, markers.Headers]]:
         if self.ranges and len(offsets) > 1:
@@ -377,7 +456,25 @@ class Redeliverer:
 
     def _backoff(self, offset: int) -> float:
         tries = self._tries[offset] = self._tries.get(offset, 0) + 1
-        return float(min(30.0, 0.2 * 2 ** min(tries, 10)))
+        return _PAUSE.delay(tries)
+
+
+class Tick(NamedTuple):
+    """A tick that was written: its markers offset, and the broker's time then (ms since 1970).
+
+    `asked_at`: the monotonic time in s just before it was sent.
+    """
+
+    at: int
+    now_ms: int
+    asked_at: float
+
+    def latest_ms(self, now: float) -> int:
+        """An upper bound of the broker's time at the monotonic time `now`.
+
+        It must not be less: a timestamp that is limited to less than the true time would end a lease early.
+        """
+        return self.now_ms + max(0, int((now - self.asked_at) * 1000))
 
 
 class Ticker:
@@ -387,26 +484,37 @@ class Ticker:
     producer for good: then another takes its place.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._connection = connection
+        self._clock = clock
         self._lock = threading.Lock()
         self._producer = self._new_producer()
         self._broken = False
 
-    def post_tick(self, topic: str, partition: int) -> None:
-        """Append a tick without waiting for it; `poll` now and then."""
+    def post_tick(self, topic: str, partition: int, written: Callable[[Tick], None]) -> None:
+        """Append a tick without waiting for it; `poll` now and then.
+
+        `written` is called once the tick is written, by whatever thread polls then.
+        """
+        asked_at = self._clock.monotonic()
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            if error is None:
+                written(_tick(record, asked_at))
+
         try:
-            self._produce(self._current(), topic, partition, lambda *_: None)
+            self._produce(self._current(), topic, partition, report)
         except KafkaException as exception:
             raise _no_tick(topic, partition, exception) from exception
 
-    def send_tick(self, topic: str, partition: int, timeout_s: float) -> int:
-        """Append a tick and return its markers offset."""
+    def send_tick(self, topic: str, partition: int, timeout_s: float) -> Tick:
+        """Append a tick and wait until it is written."""
         producer = self._current()
-        offsets: list[int | None] = []
+        asked_at = self._clock.monotonic()
+        found: list[Tick | None] = []
 
         def report(error: KafkaError | None, record: Any) -> None:
-            offsets.append(None if error is not None else record.offset())
+            found.append(None if error is not None else _tick(record, asked_at))
 
         try:
             self._produce(producer, topic, partition, report)
@@ -414,12 +522,12 @@ class Ticker:
             if not kafka.look_again(producer, topic, partition, exception):
                 raise _no_tick(topic, partition, exception) from exception
             self._produce(producer, topic, partition, report)
-        deadline = SYSTEM_CLOCK.monotonic() + timeout_s
-        while not offsets and SYSTEM_CLOCK.monotonic() < deadline:
+        deadline = self._clock.monotonic() + timeout_s
+        while not found and self._clock.monotonic() < deadline:
             producer.poll(0.02)
-        if not offsets or offsets[0] is None:
+        if not found or found[0] is None:
             raise _no_tick(topic, partition)
-        return offsets[0]
+        return found[0]
 
     def poll(self) -> None:
         """See what became of those that were posted."""
@@ -455,6 +563,10 @@ class Ticker:
             raise
 
 
+def _tick(record: Any, asked_at: float) -> Tick:
+    return Tick(record.offset(), record.timestamp()[1], asked_at)
+
+
 def _no_tick(topic: str, partition: int, why: KafkaException | None = None) -> Unavailable:
     text = f"markers topic {topic}, partition {partition}: a tick could not be written"
     return Unavailable(text if why is None else f"{text}: {_name(why)}")
@@ -462,8 +574,12 @@ def _no_tick(topic: str, partition: int, why: KafkaException | None = None) -> U
 
 def _original(record: Any) -> Original:
     return Original(
-        record.offset(), record.timestamp()[1], record.key(), record.value(), headers_of(record.headers())
+        record.offset(), record.timestamp()[1], record.key(), record.value(), message_headers(record)
     )
+
+
+def _refused_text(offset: int, refusal: Refusal) -> str:
+    return f"offset {offset}: {refusal.why}"
 
 
 def _refused(error: KafkaError | None) -> bool:

@@ -7,6 +7,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
+from kmqpy.config import CLOCK_LEAD_MS
 from kmqpy.errors import ConfigError
 
 
@@ -29,10 +30,13 @@ class TrackerSettings:
                               offset is stored with a snapshot of what is in flight
     use_now_for_redeliver_despite_no_marker_seen_for_ms
                               silence after which the broker is asked for its time
+    max_clock_lead_ms         how far timestamps of markers may be ahead of the broker's clock; those
+                              further ahead count as this limit
     max_batch_messages        messages in one transaction
     max_batch_bytes           bytes in one transaction
     workers                   partitions redelivered at the same time
     transaction_timeout_ms    after which Kafka aborts an open transaction; 0: as the session
+    count_interval_ms         at least so long between two counts of what waits and what is dead, for /metrics
     tracing                   OpenTelemetry spans of redeliveries, to the global tracer provider
     http_host                 the interface of /metrics, /livez and /readyz
     http_port                 their port; 0: any free one, -1: none
@@ -45,10 +49,12 @@ class TrackerSettings:
     offset_writes_per_s: int = 500
     snapshot_after_markers: int = 20_000
     use_now_for_redeliver_despite_no_marker_seen_for_ms: int = 50
+    max_clock_lead_ms: int = CLOCK_LEAD_MS
     max_batch_messages: int = 5_000
     max_batch_bytes: int = 4_000_000
     workers: int = 8
     transaction_timeout_ms: int = 0
+    count_interval_ms: int = 15_000
     tracing: bool = False
     http_host: str = "127.0.0.1"
     http_port: int = 9404
@@ -62,9 +68,11 @@ class TrackerSettings:
             "offset_writes_per_s",
             "snapshot_after_markers",
             "use_now_for_redeliver_despite_no_marker_seen_for_ms",
+            "max_clock_lead_ms",
             "max_batch_messages",
             "max_batch_bytes",
             "workers",
+            "count_interval_ms",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")

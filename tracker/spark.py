@@ -19,10 +19,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from kmqpy.backoff import Backoff
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, TopicError
 from kmqpy.registry import Registry, StoredOffset, connect
+from kmqpy.settings_mirror import SettingsMirror
 from kmqpy.topics import TopicInfo, Topics
 from tracker.leadership import Leadership, LeadershipView
 from tracker.membership import Membership
@@ -54,7 +56,8 @@ _MAX_BATCH_S = 60.0
 _MAX_LINGER_S = 2.0
 """For what is due soon: as long as from one batch to the next, but a stop has to wait for it."""
 _STUCK_S = 2 * _MAX_BATCH_S
-_MAX_BACKOFF_S = 30.0
+_PAUSE = Backoff(0.4, 2, 30, jitter=0)
+"""Before a query that failed is started again."""
 _GIVE_UP_STATE_AFTER = 4
 """Failures of the query, one after the other."""
 _COMPLAIN_EVERY_S = 60.0
@@ -216,7 +219,8 @@ class SparkTracker:
         """Whether the driver's loop still turns, and turns of the partitions come to an end."""
         now = self._clock.monotonic()
         stuck = self._query is not None and now - self._batch_at > _STUCK_S + self._trigger
-        return now - self._beat < _STUCK_S and not stuck
+        up = self._member is None or self._member.alive()
+        return up and now - self._beat < _STUCK_S and not stuck
 
     def problems(self) -> list[str]:
         """Why it is not ready; empty when it is."""
@@ -335,6 +339,12 @@ class SparkTracker:
             self._failed(error)
             return
         self._running = (queue, partitions)
+        try:
+            SettingsMirror(self._connection).write([queue])
+        except KmqError as error:
+            _log.warning(
+                "clients can't be told of the queue", extra={"queue": self._queue, "error": str(error)}
+            )
         self.metrics.begin(self._queue)
         self._batch_at = self._clock.monotonic()
         _log.info("query started", extra={"queue": self._queue, "partitions": sorted(self._held)})
@@ -351,7 +361,7 @@ class SparkTracker:
         self._failures += 1
         if self._failures == _GIVE_UP_STATE_AFTER and error is not None:
             self._discard_state()
-        wait_s = min(_MAX_BACKOFF_S, 0.2 * 2 ** min(self._failures, 8))
+        wait_s = _PAUSE.delay(self._failures)
         self._retry_at = (self._clock.monotonic() if now is None else now) + wait_s
         why = one_line(error) if error else "stopped by somebody else, who may use the same checkpoint"
         self._query_problem = f"the query failed: {why}"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kmqpy import logs
-from kmqpy.cli.options import DURATION, Cli, connected, pairs
+from kmqpy.cli.options import DURATION, Cli, connected_service, pairs
 from kmqpy.spark.session import start, stop
 from tracker.command import log_options, register, settings_of, settings_options
 
@@ -18,6 +18,7 @@ _OF_THREADS = (
     "offset_writes_per_s",
     "use_now_for_redeliver_despite_no_marker_seen_for_ms",
     "workers",
+    "count_interval_ms",
     "tracing",
 )
 """Settings that say nothing to executors."""
@@ -27,7 +28,7 @@ _OF_THREADS = (
     short_help="Redeliver on the executors of a Spark cluster.",
     epilog="Example:  kmq spark-tracker --queue orders --checkpoint /shared/orders --master spark://host:7077",
 )
-@connected
+@connected_service
 @click.option("--queue", required=True, help="The queue to serve.")
 @click.option(
     "--checkpoint",

@@ -21,14 +21,16 @@ from kmqpy import kafka, snapshot
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import KmqError
-from kmqpy.marker_log import Applied, apply_records
+from kmqpy.marker_log import Applied, QueueEnd, apply_records
 from kmqpy.markers import INT64_MAX
+from kmqpy.records import read_marker
 from kmqpy.registry import StoredOffset
 from kmqpy.topics import QueueTopics, Topics
 from tracker.buckets import BucketedState, Damaged, Head
 from tracker.mandate import Mandate
 from tracker.markers_reader import MarkersReader
 from tracker.partition import Begin, begin_at
+from tracker.queue_ends import QueueEnds
 from tracker.redelivery import SOON_S, OriginalsReader, Outcome, Redeliverer, Ticker
 from tracker.report import Report
 from tracker.settings import TrackerSettings
@@ -110,6 +112,7 @@ class Executor:
         self.markers = MarkersReader(connection, clock)
         self.originals = OriginalsReader(connection, clock)
         self.ticker = Ticker(connection)
+        self.queue_ends = QueueEnds(connection)
         self._topics = Topics(connection)
         self._topics_seen: tuple[QueueTopics, float] | None = None
         self._redeliverers: dict[int, Redeliverer] = {}
@@ -120,6 +123,7 @@ class Executor:
         self.mandate.close()
         self.markers.close()
         self.originals.close()
+        self.queue_ends.close()
 
     def turns(self, stores: Mapping[int, Store]) -> list[Report]:
         """A turn of each of these partitions; then they linger together for what is due soon.
@@ -199,6 +203,7 @@ class _Turn:
         self._state: BucketedState | None = None  # to be kept
         self._fenced = self._caught_up = False
         self._goes_on = False
+        self._queue_end = QueueEnd(0, 0)
 
     def begin(self) -> None:
         """Read what is new, and redeliver what is due."""
@@ -265,6 +270,7 @@ class _Turn:
             return
         self._head, begin = self._begin_at(head, topic_id)
         self._state = BucketedState(self._head, self._store.load)
+        self._state.max_hold_ms, self._state.max_delay_ms = self._queue.max_hold_ms, self._queue.max_delay_ms
         if begin is not None:
             self._state.restore(begin.at.in_flight)
         self._ranges = self._redeliverer.ranges = self._head.ranges
@@ -354,10 +360,10 @@ class _Turn:
         tick = self._executor.ticker.send_tick(topic, self._partition, _TICK_TIMEOUT_S)
         written_at = self._clock.monotonic()
         self.report.ticks += 1
-        if tick < state.position:
+        if tick.at < state.position:
             raise Damaged(_SHORTER)
-        self._read(state, tick + 1, self._clock.monotonic() + _CATCH_UP_S)
-        if state.position <= tick:
+        self._read(state, tick.at + 1, self._clock.monotonic() + _CATCH_UP_S)
+        if state.position <= tick.at:
             self.report.problem = "markers up to now can't be read yet; a transaction may be open"
             return False
         self._executor.anchors[self._partition] = _Anchor(state.now_ms, written_at)
@@ -367,19 +373,31 @@ class _Turn:
         topic, report = self._queue.markers_topic, self.report
         reader = self._executor.markers
         for records in reader.read(topic, self._partition, state.position, end, deadline):
-            applied = apply_records(state, self._partition, records)
-            self._ranges = self._redeliverer.ranges = self._ranges or applied.ranges
-            report.markers += len(records)
-            report.late_acks += applied.late_acks
-            report.undecodable_markers += len(applied.undecodable)
-            report.unsupported_markers += len(applied.newer)
-            self._complain(applied)
+            while records:
+                applied = apply_records(state, self._partition, records, self._queue_end)
+                self._ranges = self._redeliverer.ranges = self._ranges or applied.in_ranges > 0
+                report.markers += applied.records
+                report.late_acks += applied.late_acks
+                report.undecodable_markers += len(applied.undecodable)
+                report.unsupported_markers += len(applied.newer)
+                self._complain(applied)
+                records = records[applied.records :]
+                if records:  # the next one names a message beyond the known end of the queue
+                    place = self._queue.name, self._partition
+                    highest = read_marker(records[0]).highest
+                    end = self._executor.queue_ends.end_beyond(place, highest)
+                    # Where that one does not exist, it took a while to make sure.
+                    self._queue_end = QueueEnd(end, 0 if end > highest else records[-1].offset() + 1)
 
     def _complain(self, applied: Applied) -> None:
-        found = applied.newer or applied.undecodable
-        if found:
-            kind = "marker of a newer kmqpy" if applied.newer else "undecodable marker skipped"
-            self.report.problem = f"{kind}, at {found[0][0]}: {found[0][1]}"
+        for kind, found in (
+            ("undecodable marker skipped", applied.undecodable),
+            ("marker of a newer kmqpy", applied.newer),
+            ("marker that could not be applied", applied.failed),
+        ):
+            if found:
+                at, error = found[0]
+                self.report.problem = f"{kind}, at {at}: {error}"
 
     def _may_be_due(self, state: BucketedState) -> bool:
         """Whether a lease is over, or probably is by the broker's clock carried forward."""
@@ -411,7 +429,7 @@ class _Turn:
         report.undecodable_counts += outcome.undecodable_counts
         now_ms = self._now_ms(self._executor.anchors[self._partition])
         report.lateness += [max(0.0, now_ms - copy.entry.due_ms) / 1000 for copy in outcome.copies]
-        for problem in (outcome.problem, outcome.dead_letter_problem):
+        for problem in (outcome.problem, outcome.dead_letter_problem, *outcome.refused[:1]):
             if problem:
                 report.failures += 1
                 report.problem = problem
@@ -427,6 +445,8 @@ class _Turn:
             state.missed_markers = False
         if state.pinned:
             report.problem = report.problem or "markers of a newer kmqpy; update this tracker"
+        self._redeliverer.forget_ended(state.may_hold)
+        report.problem = report.problem or "; ".join(self._redeliverer.refused())
         report.topic_id, report.missed_markers = head.topic_id, state.missed_markers
         report.offset, report.now_ms = state.safe_offset(), state.safe_now_ms()
         report.in_flight = len(state)

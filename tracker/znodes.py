@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kazoo.client import KazooClient
-
-from kmqpy.zookeeper import gather
+from kazoo.exceptions import NoAuthError, NoNodeError
 
 
 class Znodes:
@@ -25,6 +24,8 @@ class Znodes:
         self._values: dict[str, Any] = {}
         self._changed: set[str] = set()
         self._expired = False
+        self.refused: set[str] = set()
+        """Paths that we were not allowed to read the last time; they are treated as absent."""
 
     def children(self, paths: Iterable[str]) -> dict[str, list[str] | None]:
         """Child names of each path; None where there is no such znode."""
@@ -64,11 +65,13 @@ class Znodes:
             self._expired = False
             self._values.clear()
             self._changed.clear()  # with what is gone for good, and which nobody asks for again
+            self.refused.clear()
         stale = [path for path in paths if path in self._changed or path not in self._values]
         self._changed.difference_update(stale)
         read = functools.partial(call, watch=self._watch)
         try:
-            values = gather([read(path) for path in stale], self._timeout)
+            asked = [(path, read(path)) for path in stale]  # all at once; then wait for each
+            values = [self._value(path, result) for path, result in asked]
         except BaseException:
             self._expired = True
             raise
@@ -76,6 +79,16 @@ class Znodes:
         if call != self._zk.exists_async:  # no watch can be had on what is not there
             self._changed.update(path for path in stale if self._values[path] is None)
         return {path: self._values[path] for path in paths}
+
+    def _value(self, path: str, result: Any) -> Any:
+        self.refused.discard(path)
+        try:
+            return result.get(timeout=self._timeout)
+        except NoNodeError:
+            return None
+        except NoAuthError:
+            self.refused.add(path)
+            return None
 
     def _watch(self, event: Any) -> None:
         if event.path is None:  # the connection is lost, and all watches with it

@@ -13,6 +13,7 @@ MODULES = {
     "jvm": "benchmarks.peers.jvm_kmq",
     "sender": "benchmarks.peers.sender",
     "inflight": "benchmarks.peers.inflight",
+    "kmq": "benchmarks.peers.kmq_command",
     "spark": "benchmarks.peers.spark_processing",
     "spark-state": "benchmarks.peers.spark_state",
     "spark_tracker": "benchmarks.peers.spark_tracker",

@@ -1,12 +1,17 @@
 """KmqClient, with the marker format that the options name."""
 
+import itertools
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.lab import HOUR_MS, stamp_of
 from benchmarks.peers.works import shuffle_windows
 from kmqpy import Connection, KmqClient, Message, QueueSettings
+
+_BESIDE = 100
+"""How many messages one call acknowledges that does not wait."""
 
 
 class Client:
@@ -45,6 +50,50 @@ def hold(options: dict[str, Any]) -> dict[str, float]:
         left -= len(peer.client.receive(min(left, options["batch"]), wait=1, lease=HOUR_MS / 1000))
     peer.client.close()
     return {"seconds": time.monotonic() - began}
+
+
+def wait(options: dict[str, Any]) -> dict[str, Any]:
+    """Acknowledge and wait for it, in some threads; beside them without waiting, at a rate."""
+    peer = Client(options)
+    messages: list[Message] = []
+    while len(messages) < options["batch"]:
+        messages += peer.take()
+    warm_at = time.monotonic() + options["warm_up_s"]
+    until = warm_at + options["seconds"]
+
+    def acknowledge_and_wait(number: int) -> list[float]:
+        delays = []
+        for message in itertools.cycle(messages[number :: options["threads"]]):
+            began = time.monotonic()
+            peer.client.ack(message, wait=True)
+            now = time.monotonic()
+            if began >= warm_at:
+                delays.append((now - began) * 1000)
+            if now >= until:
+                break
+        return delays
+
+    with ThreadPoolExecutor(options["threads"] + 1) as pool:
+        others = pool.submit(_acknowledge, peer, messages, options["rate"], until)
+        found = list(pool.map(acknowledge_and_wait, range(options["threads"])))
+    peer.client.close()
+    others_per_s = others.result() / (options["warm_up_s"] + options["seconds"])
+    return {"delays_ms": list(itertools.chain(*found)), "others_per_s": others_per_s}
+
+
+def _acknowledge(peer: Client, messages: list[Message], rate: int, until: float) -> int:
+    """Acknowledge batch after batch at a steady rate; returns how many messages that were."""
+    now = began = time.monotonic()
+    done = 0
+    while rate and (now < until or not done):
+        if done > (now - began) * rate:
+            time.sleep(_BESIDE / rate)
+        else:
+            first = done % (len(messages) - _BESIDE)
+            peer.ack(messages[first : first + _BESIDE], shuffled=False)
+            done += _BESIDE
+        now = time.monotonic()
+    return done
 
 
 def drop(options: dict[str, Any]) -> dict[str, float]:

@@ -6,15 +6,19 @@ Errors are one line on stderr, `kmq: error: …`.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from kmqpy.errors import MissingExtra
 
 __all__ = ["main"]
 
+_STDERR = 2
+
 
 def main() -> None:
     """Run `kmq` and exit."""
+    _fill_closed_streams()
     try:
         import click  # noqa: F401
         import rich  # noqa: F401
@@ -24,3 +28,13 @@ def main() -> None:
     from kmqpy.cli.app import run
 
     sys.exit(run(sys.argv[1:]))
+
+
+def _fill_closed_streams() -> None:
+    """Open nothing where a standard stream was closed (`<&-`).
+
+    Otherwise a connection to Kafka got its number, and whatever is printed would be sent there.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(opened, True)  # noqa: FBT003 - takes no names
+    os.close(opened)

@@ -11,7 +11,7 @@ import click
 
 from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, state
 from kmqpy.cli.options import connection_options, given_defaults
-from kmqpy.cli.output import Partly, drop_stdout
+from kmqpy.cli.output import Partly, drop_stdout, print_error, replace_closed_streams
 from kmqpy.config import nearest
 from kmqpy.errors import KmqError, Unfinished
 
@@ -99,6 +99,7 @@ for _command in (
 
 def run(args: Sequence[str]) -> int:
     """Run one command line; returns the exit code and prints errors as one line."""
+    replace_closed_streams()
     try:
         result: Any = kmq.main(list(args), prog_name="kmq", standalone_mode=False)
     except click.exceptions.Abort:  # Ctrl-C, or no answer to a question
@@ -134,7 +135,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _failed(text: str, code: int = 2) -> int:
-    click.echo("kmq: error: " + " ".join(text.split()), err=True)
+    print_error(text)
     return code
 
 

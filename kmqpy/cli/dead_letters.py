@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kmqpy.cli.options import Cli, connected
-from kmqpy.cli.output import confirmed, many, print_json, print_table, warn, when
+from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, warn, when
 from kmqpy.cli.text import content, headers_of
 
 
@@ -17,7 +17,8 @@ from kmqpy.cli.text import content, headers_of
 def dlq() -> None:
     """Look at dead letters, send them back.
 
-    They are messages that were delivered too often, or rejected.
+    They are messages that were delivered too often, or rejected. Where two queues have one dead-letter
+    topic, each shows and touches its own only.
 
     \b
     Example:
@@ -31,11 +32,17 @@ _LIMIT = click.option(
 )
 
 
+_ORIGIN = click.option(
+    "--origin", default="", metavar="NAME", help="Instead those that came from a queue of that name."
+)
+
+
 @dlq.command(name="list")
 @click.argument("queue")
 @_LIMIT
+@_ORIGIN
 @connected
-def list_(cli: Cli, queue: str, limit: int) -> None:
+def list_(cli: Cli, queue: str, limit: int, origin: str) -> None:
     """List dead letters, the oldest first, with their ids.
 
     \b
@@ -44,7 +51,7 @@ def list_(cli: Cli, queue: str, limit: int) -> None:
     """
     from kmqpy.dead_letters import DeadLetters
 
-    with DeadLetters(cli.queue(queue), cli.connection) as letters:
+    with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         found = letters.list(limit)
     if cli.json:
         print_json([_object(one) for one in found])
@@ -69,8 +76,9 @@ def list_(cli: Cli, queue: str, limit: int) -> None:
 @dlq.command()
 @click.argument("queue")
 @_LIMIT
+@_ORIGIN
 @connected
-def peek(cli: Cli, queue: str, limit: int) -> None:
+def peek(cli: Cli, queue: str, limit: int, origin: str) -> None:
     """Print dead letters with body and headers, a JSON object a line; they stay where they are.
 
     \b
@@ -79,7 +87,7 @@ def peek(cli: Cli, queue: str, limit: int) -> None:
     """
     from kmqpy.dead_letters import DeadLetters
 
-    with DeadLetters(cli.queue(queue), cli.connection) as letters:
+    with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         for one in letters.peek(limit):
             print_json({**_object(one), **content("body", one.body), **headers_of(one.headers)})
 
@@ -88,9 +96,12 @@ def peek(cli: Cli, queue: str, limit: int) -> None:
 @click.argument("queue")
 @click.argument("ids", nargs=-1)
 @click.option("--rate", type=float, help="At most so many messages a second.")
+@_ORIGIN
 @connected
 @click.pass_context
-def redrive(ctx: click.Context, cli: Cli, queue: str, ids: tuple[str, ...], rate: float | None) -> None:
+def redrive(
+    ctx: click.Context, cli: Cli, queue: str, ids: tuple[str, ...], rate: float | None, origin: str
+) -> None:
     """Send dead letters back to the queue, all of them or those named by id; they start anew.
 
     Exits with 1 when some ids name no dead letter, or some are too large for the queue.
@@ -102,14 +113,14 @@ def redrive(ctx: click.Context, cli: Cli, queue: str, ids: tuple[str, ...], rate
     """
     from kmqpy.dead_letters import DeadLetters
 
-    with DeadLetters(cli.queue(queue), cli.connection) as letters:
+    with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         result = letters.redrive(ids or None, rate=rate, progress=_progress if sys.stderr.isatty() else None)
     if sys.stderr.isatty():
         click.echo(err=True)
     if cli.json:
         print_json({"queue": queue, **dataclasses.asdict(result)})
     else:
-        click.echo(f"queue {queue}: {many(result.redriven, 'dead letter')} sent back")
+        print_text(f"queue {queue}: {many(result.redriven, 'dead letter')} sent back")
     for one in result.not_found:
         warn(f"no dead letter {one}")
     for one in result.refused:
@@ -120,10 +131,11 @@ def redrive(ctx: click.Context, cli: Cli, queue: str, ids: tuple[str, ...], rate
 
 @dlq.command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--yes", is_flag=True, help="Don't ask; the count is shown all the same.")
+@_ORIGIN
 @connected
-def purge(cli: Cli, queue: str, *, yes: bool) -> None:
-    """Throw away all dead letters of a queue.
+def purge(cli: Cli, queue: str, origin: str, *, yes: bool) -> None:
+    """Throw away all dead letters of a queue; those of another queue in the same topic stay.
 
     \b
     Example:
@@ -131,13 +143,19 @@ def purge(cli: Cli, queue: str, *, yes: bool) -> None:
     """
     from kmqpy.dead_letters import DeadLetters
 
-    confirmed(f"Throw away all dead letters of {queue}?", yes=yes)
-    with DeadLetters(cli.queue(queue), cli.connection) as letters:
+    with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
+        shown = len(letters.list(_SHOWN))
+        warn(f"to be deleted: {many(shown, 'dead letter')}{' or more' if shown == _SHOWN else ''}")
+        confirmed(f"Throw away all dead letters of {origin or queue}?", yes=yes)
         count = letters.purge()
     if cli.json:
         print_json({"queue": queue, "purged": count})
     else:
-        click.echo(f"queue {queue}: {many(count, 'dead letter')} deleted")
+        print_text(f"queue {queue}: {many(count, 'dead letter')} deleted")
+
+
+_SHOWN = 10_000
+"""Dead letters that are counted before they are thrown away."""
 
 
 def _progress(done: int, total: int) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from kmqpy.cli.options import Cli, connected
-from kmqpy.cli.output import print_json, warn
+from kmqpy.cli.options import Cli, connected_service
+from kmqpy.cli.output import print_json, print_text, warn
 
 
 @click.group()
@@ -33,7 +33,7 @@ def dev() -> None:
     metavar="DIR",
     help="Keep data and ports here.",
 )
-@connected
+@connected_service
 def up(cli: Cli, brokers: str, keep: Path | None) -> None:
     """Run a real Kafka and a ZooKeeper on this machine until Ctrl-C.
 
@@ -58,9 +58,10 @@ def up(cli: Cli, brokers: str, keep: Path | None) -> None:
         if cli.json:
             print_json({"bootstrap": cluster.bootstrap, "zookeeper": cluster.zookeeper})
         else:
-            click.echo(f"Kafka:     {cluster.bootstrap}")
-            click.echo(f"ZooKeeper: {cluster.zookeeper}\n")
-            click.echo(f"export KMQ_BOOTSTRAP={cluster.bootstrap} KMQ_ZOOKEEPER={cluster.zookeeper}")
+            print_text(f"Kafka:     {cluster.bootstrap}")
+            print_text(f"ZooKeeper: {cluster.zookeeper}")
+            print_text()
+            print_text(f"export KMQ_BOOTSTRAP={cluster.bootstrap} KMQ_ZOOKEEPER={cluster.zookeeper}")
         warn("running; Ctrl-C ends it")
         stop.wait()
     warn("stopped")

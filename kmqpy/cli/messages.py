@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,10 +14,21 @@ from typing import Any
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, milliseconds, pairs
-from kmqpy.cli.output import Partly, drop_stdout, print_json, span, warn
+from kmqpy.cli.output import (
+    Partly,
+    check_stdout,
+    drop_stdout,
+    print_error,
+    print_json,
+    print_text,
+    span,
+    standard_input,
+    warn,
+)
 from kmqpy.cli.text import as_object
 from kmqpy.client import KmqClient
 from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.config import MIN_LEASE_MS
 from kmqpy.errors import KmqError, MessageError
 from kmqpy.message import Message
 from kmqpy.producer import KmqProducer
@@ -64,6 +74,8 @@ def send(
       kmq send jobs "resize 17" --key user-1 --header source=web --delay 5s
       seq 1000 | kmq send jobs
     """
+    if not message:
+        standard_input("give messages as arguments")
     settings = cli.queue(queue)
     if milliseconds(delay) > settings.max_delay_ms:
         limit = span(settings.max_delay_ms)
@@ -106,7 +118,7 @@ class _Sending:
                     self._done(self._send([one]))
                 except MessageError as error:
                     self.refused += 1
-                    click.echo(f"kmq: error: message {self._number + index + 1}: {error}", err=True)
+                    print_error(f"message {self._number + index + 1}: {error}")
         self._number += len(batch)
 
     def _send(self, batch: list[bytes]) -> list[str]:
@@ -132,13 +144,13 @@ class _Sending:
             if self._json:
                 print_json({"id": one, "partition": int(partition), "offset": int(offset)})
             else:
-                click.echo(one)
+                print_text(one)
 
 
 def _lines() -> Iterator[list[bytes]]:
     """The lines of standard input, as many at a time as have arrived."""
     rest = b""
-    read: Any = sys.stdin.buffer.read1  # type: ignore[union-attr]
+    read: Any = standard_input("give messages as arguments").buffer.read1  # type: ignore[attr-defined]
     while chunk := read(_CHUNK):
         *lines, rest = (rest + chunk).split(b"\n")
         for start in range(0, len(lines), _BATCH):
@@ -189,8 +201,9 @@ def receive(
       kmq receive jobs --max 10 --lease 1m
       kmq receive jobs --ack --follow | jq .body
     """
-    if lease is not None and not lease:
-        raise click.BadParameter("must be longer than 0", param_hint="--lease")
+    check_stdout()  # or messages would be taken that nobody sees
+    if lease is not None and milliseconds(lease) < MIN_LEASE_MS:
+        raise click.BadParameter(f"must be at least {span(MIN_LEASE_MS)}", param_hint="--lease")
     settings = cli.queue(queue)
     if lease is not None and milliseconds(lease) > settings.max_hold_ms:
         allowed = span(settings.max_hold_ms)

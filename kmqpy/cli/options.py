@@ -17,6 +17,7 @@ import click
 
 from kmqpy import logs
 from kmqpy.admin import Admin
+from kmqpy.cli.output import warn
 from kmqpy.config import (
     OTHER_TABLES,
     Connection,
@@ -28,10 +29,14 @@ from kmqpy.config import (
     read_file,
 )
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
+from kmqpy.first_contact import first_contact_within
+from kmqpy.settings_mirror import settings_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _META = "kmqpy.given"
+_FIRST_CONTACT_S = 2.2
+"""With the start of the process less than 3 s."""
 
 
 class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -82,11 +87,20 @@ class Cli:
         return table
 
     def queue(self, name: str) -> QueueSettings:
-        """The settings of queue `name`: the registered ones where ZooKeeper was named, else defaults."""
+        """The settings of queue `name`: from the registry where ZooKeeper was named, else as clients do."""
         if not self.has_registry:
-            return QueueSettings(name=name)
+            return settings_of(name, self.connection)
         with Admin(self.connection) as admin:
+            self.check_root(admin)
             return admin.settings(name)
+
+    def check_root(self, admin: Admin) -> None:
+        """Raise ConfigError where a root was named that is not there: nothing would be found under it."""
+        if self.connection.zookeeper and "root" in self.named and not admin.has_root():
+            raise ConfigError(
+                f"root: there is no znode {self.connection.root!r} in ZooKeeper at "
+                f"{self.connection.zookeeper}; kmq queue create makes it with the first queue"
+            )
 
 
 def connection_options(function: F) -> F:
@@ -139,7 +153,21 @@ def given_defaults(ctx: click.Context) -> dict[str, Any]:
 
 
 def connected(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a command take the shared options, and be called with a `Cli` as its first argument."""
+    """Make a command take the shared options, and be called with a `Cli` as its first argument.
+
+    It gives up soon where Kafka or ZooKeeper does not answer at all.
+    """
+
+    @functools.wraps(function)
+    def impatient(*args: Any, **kwargs: Any) -> Any:
+        with first_contact_within(_FIRST_CONTACT_S):
+            return function(*args, **kwargs)
+
+    return connected_service(impatient)
+
+
+def connected_service(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for what runs on and on: it waits for servers that are just starting."""
 
     @functools.wraps(function)
     def with_cli(*args: Any, **kwargs: Any) -> Any:
@@ -209,7 +237,7 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith(("kmqpy.librdkafka", "kmqpy.zookeeper")):
             shown = "".join(f" {key}={value}" for key, value in logs.fields(record).items())
-            click.echo(f"kmq: {record.getMessage()}{shown}", err=True)
+            warn(f"{record.getMessage()}{shown}")
 
 
 def _log(*, verbose: bool) -> None:

@@ -1,19 +1,24 @@
-"""Printing: machine-readable JSON or aligned text on stdout, everything else on stderr."""
+"""Printing: machine-readable JSON or aligned text on stdout, everything else on stderr.
+
+Whatever is printed goes through here: what others wrote (keys, reasons, holders, names) is escaped, so that
+it can't steer the terminal.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.logs import printable, printable_json, printable_lines
 
 
 class Partly(click.ClickException):
@@ -22,7 +27,38 @@ class Partly(click.ClickException):
 
 def print_json(value: Any) -> None:
     """One JSON value on one line, at once."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(printable_json(value))
+
+
+def print_text(text: str = "") -> None:
+    """One line on stdout."""
+    click.echo(printable(text))
+
+
+def print_lines(text: str) -> None:
+    """Lines on stdout."""
+    click.echo(printable_lines(text))
+
+
+def replace_closed_streams() -> None:
+    """Let stdout and stderr that were closed before we began (`>&-`) swallow what is printed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as we run
+            setattr(sys, name, nowhere)
+
+
+def check_stdout() -> None:
+    """Raise click's UsageError where stdout was closed."""
+    if getattr(sys.stdout, "name", None) == os.devnull:
+        raise click.UsageError("standard output is closed; /dev/null throws away what is printed")
+
+
+def standard_input(otherwise: str) -> TextIO:
+    """Standard input; raises click's UsageError where it was closed, saying what to do instead."""
+    if sys.stdin is None:
+        raise click.UsageError(f"standard input is closed; {otherwise}")
+    return sys.stdin
 
 
 def drop_stdout() -> None:
@@ -36,9 +72,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for column in columns:
         table.add_column(column, overflow="fold", min_width=len(column), no_wrap=not sys.stdout.isatty())
     for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+        table.add_row(*("-" if cell is None else printable(str(cell)) for cell in row))
     console = Console(
-        file=sys.stdout, width=None if sys.stdout.isatty() else 10_000, highlight=False, markup=False
+        file=sys.stdout,
+        width=None if sys.stdout.isatty() else 10_000,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
     if console.is_terminal:
         console.print(table)
@@ -51,7 +91,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def warn(text: str) -> None:
     """One line on stderr."""
-    click.echo("kmq: " + " ".join(text.split()), err=True)
+    click.echo(printable("kmq: " + " ".join(text.split())), err=True)
+
+
+def print_error(text: object) -> None:
+    """One line on stderr that begins with `kmq: error:`."""
+    warn(f"error: {text}")
 
 
 def when(ms: int | None) -> str | None:
@@ -97,7 +142,7 @@ def confirmed(question: str, *, yes: bool) -> None:
         return
     asked = sys.stdin is not None and sys.stdin.isatty()
     if asked:
-        click.echo(f"{question} [y/N] ", nl=False, err=True)
+        click.echo(printable(f"{question} [y/N] "), nl=False, err=True)
     answer = "" if sys.stdin is None else sys.stdin.readline()
     if asked and not answer.endswith("\n"):
         click.echo(err=True)

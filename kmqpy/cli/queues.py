@@ -10,7 +10,7 @@ import click
 
 from kmqpy.admin import Admin, QueueDescription
 from kmqpy.cli.options import DURATION, Cli, connected, milliseconds
-from kmqpy.cli.output import confirmed, many, print_json, print_table, span
+from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
 from kmqpy.config import QueueSettings, build
 from kmqpy.topics import QueueTopics
 
@@ -74,6 +74,7 @@ def queue() -> None:
 @click.option("--markers-topic", help="[NAME__markers]")
 @click.option("--dead-letter-topic", help="[NAME__undelivered]")
 @click.option("--consumer-group", help="[kmq-NAME]")
+@click.option("--redelivery-count-header", help="[kmq-redelivery-count]")
 @connected
 def create(
     cli: Cli,
@@ -90,7 +91,8 @@ def create(
     """Create a queue.
 
     Its topics, and its entry in the registry, from which trackers serve it. Topics that exist are kept
-    when they fit. Doing it twice changes nothing.
+    when they fit, unless another queue uses them. Doing it twice changes nothing; of a queue that exists,
+    the name alone is enough to make topics anew that are missing.
 
     \b
     Example:
@@ -104,12 +106,16 @@ def create(
     with Admin(cli.connection) as admin:
         there = " exists already" if _exists(admin, cli, name) else ""
         topics = admin.create_queue(
-            settings, partitions=partitions, replication=replication, retention=retention
+            settings if changes or given else name,
+            partitions=partitions,
+            replication=replication,
+            retention=retention,
         )
+        made = admin.settings(name) if cli.has_registry else settings
     if cli.json:
-        print_json(_created(settings, topics))
+        print_json(_created(made, topics))
     else:
-        click.echo(
+        print_text(
             f"queue {name}{there}: {many(topics.partitions, 'partition')}, "
             f"{many(topics.queue.replication, 'replica')}"
         )
@@ -137,6 +143,7 @@ def list_(cli: Cli) -> None:
       kmq queue list -o json
     """
     with Admin(cli.connection) as admin:
+        cli.check_root(admin)
         found = admin.list_queues()
     if cli.json:
         print_json(
@@ -172,14 +179,16 @@ def describe(cli: Cli, name: str) -> None:
       kmq queue describe jobs
     """
     with Admin(cli.connection) as admin:
+        cli.check_root(admin)
         found = admin.describe_queue(name)
     if cli.json:
         print_json(_described(found))
         return
     for key, value in dataclasses.asdict(found.settings).items():
         shown = span(value) if key.endswith("_ms") else "none" if value is None else value
-        click.echo(f"{key.removesuffix('_ms'):<26}{shown}")
-    click.echo(f"{'registered':<26}{'deleting' if found.deleting else 'yes' if found.registered else 'no'}\n")
+        print_text(f"{key.removesuffix('_ms'):<26}{shown}")
+    print_text(f"{'registered':<26}{'deleting' if found.deleting else 'yes' if found.registered else 'no'}")
+    print_text()
     print_table(
         ["topic", "partitions", "replicas", "id"],
         [
@@ -193,10 +202,11 @@ def describe(cli: Cli, name: str) -> None:
         ],
     )
     for topic in found.topics:
-        click.echo(f"\n{topic.name}")
+        print_text()
+        print_text(topic.name)
         for key, value in _relevant(topic.config).items():
-            click.echo(f"  {key:<32}{value}")
-    click.echo()
+            print_text(f"  {key:<32}{value}")
+    print_text()
     print_table(
         ["partition", "tracker", "stored offset"],
         [[p, found.owners.get(p), found.offsets.get(p)] for p in range(found.partitions)],
@@ -264,39 +274,59 @@ def alter(
     if not changes and partitions is None and retention is None:
         raise click.UsageError("name what is to be changed; see kmq queue alter --help")
     with Admin(cli.connection) as admin:
+        cli.check_root(admin)
         settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
     if cli.json:
         print_json(dataclasses.asdict(settings))
     else:
-        click.echo(f"queue {name} changed")
+        print_text(f"queue {name} changed")
 
 
 @queue.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--yes", is_flag=True, help="Don't ask; the topics are shown all the same.")
 @click.option("--timeout", type=DURATION, default="30s", show_default=True, help="For trackers to let go.")
+@click.option("--if-empty", is_flag=True, help="Only if it holds neither messages nor dead letters.")
+@click.option("--leftovers", is_flag=True, help="Instead the topics of a queue that is not registered.")
 @connected
-def delete(cli: Cli, name: str, timeout: timedelta, *, yes: bool) -> None:
+def delete(cli: Cli, name: str, timeout: timedelta, *, yes: bool, if_empty: bool, leftovers: bool) -> None:
     """Delete a queue with all its messages and dead letters.
 
-    Trackers let go of it first. After an error a second call goes on where this one ended.
+    A registered one, of which trackers let go first; each topic is shown before. Topics that another queue
+    uses as well are kept. After an error a second call goes on where this one ended.
+
+    With --leftovers the topics that look like those of a queue NAME and belong to no registered queue.
 
     \b
     Example:
-      kmq queue delete jobs --yes
+      kmq queue delete jobs
+      kmq queue delete jobs --leftovers
     """
-    confirmed(f"Delete queue {name} with all its messages and dead letters?", yes=yes)
+    if if_empty and leftovers:
+        raise click.UsageError("--if-empty is for queues that are registered, --leftovers for others")
     with Admin(cli.connection) as admin:
-        admin.delete_queue(name, timeout=timeout)
+        cli.check_root(admin)
+        found = admin.deletion(name, leftovers=leftovers)
+        for topic, count in found.topics.items():
+            warn(f"to be deleted: topic {topic} with {_records(count)}")
+        for topic, other in found.kept.items():
+            warn(f"kept: topic {topic}, which queue {other} uses")
+        what = f"{many(len(found.topics), 'topic')} left over from a queue" if leftovers else "queue"
+        confirmed(f"Delete {what} {name}, with all messages and dead letters?", yes=yes)
+        found = admin.delete_queue(name, timeout=timeout, if_empty=if_empty, leftovers=leftovers)
     if cli.json:
-        print_json({"queue": name, "deleted": True})
+        print_json({"queue": name, "deleted": True, "topics": list(found.topics), "kept": list(found.kept)})
     else:
-        click.echo(f"queue {name} deleted")
+        print_text(f"{'topics of ' if leftovers else ''}queue {name} deleted")
+
+
+def _records(count: int) -> str:
+    return f"about {many(count, 'record')}" if count else "no records"
 
 
 @click.command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Don't ask.")
+@click.option("--yes", is_flag=True, help="Don't ask; the count is shown all the same.")
 @connected
 def purge(cli: Cli, queue: str, *, yes: bool) -> None:
     """Delete every message of a queue, in flight or not. Dead letters stay (see kmq dlq purge).
@@ -305,10 +335,14 @@ def purge(cli: Cli, queue: str, *, yes: bool) -> None:
     Example:
       kmq purge jobs --yes
     """
-    confirmed(f"Delete every message of queue {queue}?", yes=yes)
     with Admin(cli.connection) as admin:
+        cli.check_root(admin)
+        held = admin.stats(queue)
+        about = "" if held.exact else "up to "
+        warn(f"to be deleted: {about}{many(held.depth, 'message')} waiting, {held.in_flight} in flight")
+        confirmed(f"Delete every message of queue {queue}?", yes=yes)
         count = admin.purge(queue)
     if cli.json:
         print_json({"queue": queue, "purged": count})
     else:
-        click.echo(f"queue {queue}: {many(count, 'message')} deleted")
+        print_text(f"queue {queue}: {many(count, 'message')} deleted")

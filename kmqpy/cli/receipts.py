@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -11,7 +10,7 @@ from datetime import timedelta
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected
-from kmqpy.cli.output import print_json
+from kmqpy.cli.output import print_error, print_json, print_text, standard_input
 from kmqpy.client import KmqClient
 from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, ReceiptError, TopicError
@@ -73,7 +72,9 @@ def nack(
 
 @click.command()
 @_RECEIPTS
-@click.option("--lease", type=DURATION, required=True, help="The lease ends this long from now.")
+@click.option(
+    "--lease", type=DURATION, required=True, help="The lease ends this long from now [0s: nack --no-count]."
+)
 @connected
 @click.pass_context
 def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timedelta) -> None:
@@ -129,13 +130,13 @@ def _each(
                 done += 1
             except (ReceiptError, TopicError) as error:
                 failed += 1
-                click.echo(f"kmq: error: {error}", err=True)
+                print_error(error)
         for client in clients.values():
             client.flush(_FLUSH_S)
     if cli.json:
         print_json({"done": done, "failed": failed})
     elif done:
-        click.echo(f"{done} {done_word}")
+        print_text(f"{done} {done_word}")
     if failed:
         ctx.exit(1 if done else 2)
 
@@ -148,7 +149,7 @@ def _settings(cli: Cli, name: str) -> QueueSettings:
 
 
 def _from_stdin() -> Iterable[str]:
-    for line in sys.stdin:
+    for line in standard_input("give receipts as arguments"):
         text = line.strip()
         if text.startswith("{"):
             try:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, pairs
-from kmqpy.cli.output import print_json
+from kmqpy.cli.output import print_json, print_lines, print_text, warn
 
 
 @click.command(name="spark-jars")
@@ -35,7 +35,7 @@ def spark_jars(cli: Cli) -> None:
     if cli.json:
         print_json(paths)
     else:
-        click.echo(",".join(paths))
+        print_text(",".join(paths))
 
 
 @click.command(name="pipeline", short_help="Process a queue on Spark into files, message by message.")
@@ -125,13 +125,13 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
             tables = found.tables.items()
             print_json({name: json.loads(table.to_json(orient="records")) for name, table in tables})
         else:
-            click.echo(str(found))
+            print_lines(str(found))
     except PySparkException as error:
         raise click.ClickException(f"Spark: {one_line(error)}") from error
     except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once
         if stopping is None or not stopping():
             raise click.ClickException(f"Spark: {one_line(error)}") from error
-        click.echo("kmq: Spark has gone first; what it did not acknowledge comes again", err=True)
+        warn("Spark has gone first; what it did not acknowledge comes again")
     finally:
         stop(spark)
 

@@ -8,8 +8,9 @@ import click
 
 from kmqpy.admin import Admin
 from kmqpy.cli.options import Cli, connected
-from kmqpy.cli.output import distance, print_json, print_table
+from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
 from kmqpy.doctor import Severity
+from kmqpy.registry import Leftover
 from kmqpy.stats import PartitionStats, QueueStats
 
 
@@ -30,6 +31,7 @@ def in_flight(cli: Cli, queue: str, limit: int) -> None:
       kmq in-flight jobs -o json
     """
     with Admin(cli.connection) as admin:
+        cli.check_root(admin)
         found = admin.in_flight(queue, limit)
     if cli.json:
         print_json([dataclasses.asdict(one) for one in found])
@@ -73,6 +75,7 @@ def stats(cli: Cli, queue: str) -> None:
       kmq stats jobs
     """
     with Admin(cli.connection) as admin:
+        cli.check_root(admin)
         found = admin.stats(queue)
     if cli.json:
         print_json(dataclasses.asdict(found))
@@ -114,31 +117,47 @@ def _counts(name: str, part: QueueStats | PartitionStats) -> list[object]:
 
 @click.command()
 @click.argument("queue", required=False)
+@click.option("--fix", is_flag=True, help="First show unusable znodes and remove them, after asking.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
 @connected
 @click.pass_context
-def doctor(ctx: click.Context, cli: Cli, queue: str | None) -> None:
+def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: bool) -> None:
     """Check queues and say what to do.
 
-    One queue or all: topics, retention, trackers, offsets, consumer groups.
+    One queue or all: topics, retention, trackers, offsets, consumer groups, znodes.
 
     Exits with 1 when there are errors.
 
     \b
     Example:
       kmq doctor jobs
+      kmq doctor --fix
     """
+    removed: list[Leftover] = []
     with Admin(cli.connection) as admin:
+        cli.check_root(admin)
+        if fix and (leftovers := admin.leftovers(queue)):
+            for znode in leftovers:
+                warn(f"{znode.path}: {znode.why}")
+            confirmed(f"Remove {many(len(leftovers), 'znode')}?", yes=yes)
+            removed = admin.clear_leftovers(leftovers)
+            for znode in leftovers:
+                if znode not in removed:
+                    warn(f"{znode.path}: changed meanwhile, so not removed")
         found = admin.doctor(queue)
     if cli.json:
-        print_json([dataclasses.asdict(one) for one in found])
+        findings = [dataclasses.asdict(one) for one in found]
+        print_json({"removed": [znode.path for znode in removed], "findings": findings} if fix else findings)
     else:
+        for znode in removed:
+            print_text(f"{'removed':<8}{znode.path}")
         for one in found:
             click.secho(f"{one.severity:<8}", nl=False, fg=_COLOURS[one.severity])
-            click.echo(f"{one.queue}: {one.what}")
+            print_text(f"{one.queue}: {one.what}")
             if one.to_do:
-                click.echo(f"{'':<8}→ {one.to_do}")
+                print_text(f"{'':<8}→ {one.to_do}")
         if not found:
-            click.echo("no queues")
+            print_text("no queues")
     if any(one.severity is Severity.ERROR for one in found):
         ctx.exit(1)
 

@@ -27,8 +27,9 @@ from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.demo_consumer import fate
 from kmqpy.errors import ClusterError, DecodeError
 from kmqpy.log_reader import bounds, scan
-from kmqpy.message import ORIGINAL_OFFSET, headers_of, last_header
+from kmqpy.message import ORIGINAL_OFFSET, last_header
 from kmqpy.producer import KmqProducer
+from kmqpy.records import message_headers, read_marker
 from kmqpy.registry import Registry
 from kmqpy.topics import Topics
 from kmqpy.zookeeper import connect
@@ -319,12 +320,12 @@ class _Demo:
         moved: set[tuple[int, int]] = set()
 
         def queue_record(record: Any) -> None:
-            if last_header(headers_of(record.headers()), ORIGINAL_OFFSET) is not None:
+            if last_header(message_headers(record), ORIGINAL_OFFSET) is not None:
                 copies.append(record)
 
         def marker_record(record: Any) -> None:
             with contextlib.suppress(DecodeError):
-                marker = markers.decode(record.key(), record.value(), record.headers())
+                marker = read_marker(record)
                 if marker.by_tracker and marker.offset != markers.TICK_OFFSET:
                     moved.add((marker.partition, marker.offset))
 
@@ -354,7 +355,7 @@ class _Demo:
         """Dropped before the kill, lease over at the kill, copied after it."""
         copied_at: dict[tuple[int, int], int] = {}
         for record in copies:
-            headers = headers_of(record.headers())
+            headers = message_headers(record)
             origin = int(last_header(headers, ORIGINAL_OFFSET) or b"-1")
             place = (record.partition(), origin)
             copied_at[place] = min(record.timestamp()[1], copied_at.get(place, 2**62))

@@ -15,9 +15,11 @@ from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import Unavailable
 from kmqpy.held import Place
 from kmqpy.marker_writer import MarkerWriter
+from kmqpy.source import commit_metadata
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.report import merged
 from kmqpy.spark.taking import MarkersFormat
+from kmqpy.topics import TopicIds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,10 +51,12 @@ class Acknowledger(StreamingQueryListener):
         queue: QueueSettings,
         connection: Connection,
         markers_format: MarkersFormat,
+        ids: TopicIds,
     ) -> None:
         self._spark = spark
         self._queue = queue
         self._connection = connection
+        self._ids = ids
         self._names: dict[str, str | None] = {}
         """Names of observed metrics that are ours, with the running query that has each."""
         self._running: set[str] = set()
@@ -151,7 +155,7 @@ class Acknowledger(StreamingQueryListener):
     def _commit(self, next_: Mapping[int, Place]) -> None:
         """Say how far the queue was taken: for statistics, and for who goes on with it (rule R10)."""
         places = [
-            TopicPartition(self._queue.name, partition, offset, f"kmq1:{at}")
+            TopicPartition(self._queue.name, partition, offset, commit_metadata(at, self._ids))
             for partition, (offset, at) in next_.items()
             if offset > self._committed.get(partition, -1)
         ]

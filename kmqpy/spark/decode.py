@@ -68,8 +68,10 @@ def decode_markers(records: DataFrame) -> DataFrame:
         F.col("offset").alias("at"),
         "timestamp",
         first.alias("first"),
-        # One of the type bytes where the sizes fit, too.
-        F.when((F.length(key) != _KEY_BYTES) | key.isNull(), None)
+        # The type byte, if the sizes fit it and the marker is in the partition that its key names; else null.
+        F.when(
+            (F.length(key) != _KEY_BYTES) | key.isNull() | _is_of_another_partition() | _unreadable(), None
+        )
         .when((size == 1) & (kind == _binary(_END)), kind)
         .when((size == _START_BYTES) & (kind == _binary(_START)), kind)
         .when((size > _START_BYTES) & (kind == _binary(_START_RUNS)), kind)
@@ -151,6 +153,17 @@ def int64(data: Column) -> Column:
     is_small = F.substring(data, 1, 4) == _binary(bytes(4))
     digits = F.when(is_small, F.hex(F.substring(data, 5, 4))).otherwise(F.hex(data))
     return F.conv(digits, 16, -10).cast("bigint")
+
+
+def _is_of_another_partition() -> Column:
+    """Whether the key names a partition other than the one that the marker is in."""
+    return F.hex(F.substring("key", 1, 4)) != F.lpad(F.hex("partition"), 8, "0")
+
+
+def _unreadable() -> Column:
+    """Whether the name of a header is not UTF-8: Java replaces such bytes by replacement characters."""
+    names = F.exists("headers", lambda header: header["key"].contains("\ufffd"))
+    return F.when(F.col("headers").isNotNull(), names)
 
 
 def _is_range(kind: Column) -> Column:

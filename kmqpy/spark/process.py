@@ -21,7 +21,8 @@ from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 
 from kmqpy import log_reader, stats
 from kmqpy import message as m
-from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
+from kmqpy.backoff import Backoff
+from kmqpy.config import MIN_LEASE_MS, Connection, Duration, QueueSettings, duration_ms
 from kmqpy.errors import ConfigError
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
 from kmqpy.spark.checkpoint import claim, one_line
@@ -31,7 +32,6 @@ from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.taking import MarkersFormat, for_executors
 from kmqpy.spark.task import OURS, REPORT, Frames, Rows, Task
 from kmqpy.topics import Topics
-from kmqpy.worker import Backoff
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -259,8 +259,10 @@ class Processing:
             if not isinstance(kind := df.schema[name].dataType, IntegralType):
                 raise ConfigError(f"process: column {name!r} is {kind.simpleString()}, not a whole number")
         lease_ms = duration_ms(lease, "lease")
-        if not 0 < lease_ms <= self.queue.max_hold_ms:
-            raise ConfigError(f"lease: {lease_ms} ms is not from 1 to max_hold, {self.queue.max_hold_ms} ms")
+        if not MIN_LEASE_MS <= lease_ms <= self.queue.max_hold_ms:
+            raise ConfigError(
+                f"lease: {lease_ms} ms is not from {MIN_LEASE_MS} to max_hold, {self.queue.max_hold_ms} ms"
+            )
         wanted = self._schema(schema)
         task = Task(
             queue=self.queue,
@@ -273,7 +275,13 @@ class Processing:
             by_row=by_row,
         )
         if self._acknowledger is None:
-            self._acknowledger = Acknowledger(self.spark, self.queue, self.connection, self._markers)
+            self._acknowledger = Acknowledger(
+                self.spark,
+                self.queue,
+                self.connection,
+                self._markers,
+                Topics(self.connection).check(self.queue).ids,
+            )
         name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
         self._acknowledger.watch(name)
         both = StructType([*wanted.fields, StructField(REPORT, StringType())])
@@ -300,8 +308,9 @@ class Processing:
     def _starting_offsets(self, start: Start) -> str:
         if start != "committed":
             return start
-        partitions = Topics(self.connection).check(self.queue).queue.partitions
-        commits = stats.committed_offsets(self.connection, self.queue, partitions)
+        topics = Topics(self.connection).check(self.queue)
+        partitions = topics.partitions
+        commits = stats.committed_offsets(self.connection, self.queue, partitions, topics.ids)
         logs = log_reader.bounds(self.connection, self.queue.name, range(partitions))
         # A purge may have deleted what is behind a commit.
         offsets = {str(p): max(commits.get(p, (low, None))[0], low) for p, (low, _) in logs.items()}

@@ -12,6 +12,7 @@ from kmqpy import log_reader, stats
 from kmqpy.clock import SYSTEM_CLOCK, Clock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import TopicError
+from kmqpy.held import Place
 from kmqpy.spark import state
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.process import Processing
@@ -23,12 +24,13 @@ from kmqpy.topics import QueueTopics, Topics, dead_letter_queue
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """How far each topic is read, and what was committed before that."""
+    """Up to where each topic is read, what was committed before that, and where the queue ended after it."""
 
     topics: QueueTopics
     committed: list[tuple[int, int]]
     markers: Bounds
     queue: Bounds
+    ends: list[Place]
     dead_letters: Bounds
 
 
@@ -86,10 +88,13 @@ class KmqSpark(Processing):
         return state.message_states(
             read_topic(self.spark, self.options, self.queue.name, snapshot.queue),
             read_topic(self.spark, self.options, self.queue.markers_topic, snapshot.markers),
-            None if dead is None else read_topic(self.spark, self.options, dead.name, snapshot.dead_letters),
+            None if dead is None else self._dead_letters(dead.name, snapshot.dead_letters),
             now_ms=self._clock.wall_ms(),
             count_header=self.queue.redelivery_count_header,
             committed=snapshot.committed,
+            ends=snapshot.ends,
+            max_hold_ms=self.queue.max_hold_ms,
+            max_delay_ms=self.queue.max_delay_ms,
         )
 
     def depth(self, messages: DataFrame | None = None) -> DataFrame:
@@ -131,7 +136,8 @@ class KmqSpark(Processing):
         """
         dead = dead_letter_queue(self.queue)
         if stream:
-            return state.dead_letters_of(stream_topic(self.spark, self.options, dead.name))
+            letters = stream_topic(self.spark, self.options, dead.name)
+            return state.dead_letters_of(state.own_dead_letters(letters, self.queue))
         topics = Topics(self.connection)
         found = topics.describe([dead.name, dead.markers_topic])
         for name in (dead.name, dead.markers_topic):
@@ -142,10 +148,10 @@ class KmqSpark(Processing):
                     f"create it with: kmq queue create {self.queue.name}"
                 )
         ended = self._read(dead.markers_topic, found[dead.markers_topic].partitions)
-        letters = self._read(dead.name, found[dead.name].partitions)
-        return state.dead_letters_of(letters).join(
-            state.finished(ended), ["partition", "offset"], "left_anti"
-        )
+        bounds = self._bounds(dead.name, found[dead.name].partitions)
+        letters = state.dead_letters_of(self._dead_letters(dead.name, bounds))
+        finished = state.finished(ended, [(partition, end) for partition, (_, end) in bounds.items()])
+        return letters.join(finished, ["partition", "offset"], "left_anti")
 
     def markers(self, *, stream: bool = False) -> DataFrame:
         """All markers as they are, a row each; for the columns see kmqpy.spark.decode.decode_markers.
@@ -162,7 +168,7 @@ class KmqSpark(Processing):
     def _snapshot(self) -> _Snapshot:
         topics = Topics(self.connection).check(self.queue)
         dead = topics.dead_letters
-        committed = stats.committed_offsets(self.connection, self.queue, topics.partitions)
+        committed = stats.committed_offsets(self.connection, self.queue, topics.partitions, topics.ids)
         return _Snapshot(
             topics=topics,
             # Committed before the markers' end is known: whatever lies below has its markers there. A copy
@@ -171,10 +177,21 @@ class KmqSpark(Processing):
             markers=self._bounds(self.queue.markers_topic, topics.partitions),
             dead_letters={} if dead is None else self._bounds(dead.name, dead.partitions),
             queue=self._bounds(self.queue.name, topics.partitions),
+            ends=self._ends(topics.partitions),
         )
+
+    def _dead_letters(self, topic: str, bounds: Bounds) -> DataFrame:
+        """The records of the queue's own dead letters; another queue may have the same topic."""
+        return state.own_dead_letters(read_topic(self.spark, self.options, topic, bounds), self.queue)
 
     def _read(self, topic: str, partitions: int) -> DataFrame:
         return read_topic(self.spark, self.options, topic, self._bounds(topic, partitions))
+
+    def _ends(self, partitions: int) -> list[Place]:
+        # With uncommitted records: JVM clients read them by default, so they can be taken, too.
+        numbers = range(partitions)
+        found = log_reader.bounds(self.connection, self.queue.name, numbers, uncommitted=True)
+        return [(partition, end) for partition, (_, end) in found.items()]
 
     def _bounds(self, topic: str, partitions: int) -> Bounds:
         return log_reader.bounds(self.connection, topic, range(partitions))

@@ -14,7 +14,8 @@ from typing import Any
 from kmqpy import markers
 from kmqpy.errors import DecodeError
 from kmqpy.held import Place
-from kmqpy.markers import Op
+from kmqpy.markers import Op, Runs
+from kmqpy.offset_runs import OffsetRuns
 
 Offsets = Mapping[int, Sequence[int]]
 """Ascending, distinct offsets by partition."""
@@ -40,31 +41,31 @@ class Report:
 
 def merged(texts: Iterable[str]) -> Report:
     """All reports of one micro-batch as one; raises DecodeError."""
-    done: dict[int, list[Sequence[int]]] = {}
-    left: dict[int, set[int]] = {}
+    done: dict[int, OffsetRuns] = {}
+    left: dict[int, OffsetRuns] = {}
     next_: dict[int, Place] = {}
     for text in texts:
         try:
             fields: dict[str, Any] = json.loads(text)
-            for partition, offsets in map(_decoded, fields.get("done", ())):
-                done.setdefault(partition, []).append(offsets)
-            for partition, offsets in map(_decoded, fields.get("left", ())):
-                left.setdefault(partition, set()).update(offsets)
+            for name, found in (("done", done), ("left", left)):
+                for partition, runs in map(_decoded, fields.get(name, ())):
+                    found.setdefault(partition, OffsetRuns()).add_runs(runs)
             for partition, (offset, at) in fields.get("next", ()):
                 next_[partition] = max(next_.get(partition, (0, 0)), (offset, at))
         except (ValueError, TypeError) as error:
             raise DecodeError(f"report of a task: {error}") from None
+    for partition in done.keys() & left.keys():
+        done[partition] -= left[partition]
     return Report(
-        done={partition: _union(parts, left.get(partition, set())) for partition, parts in done.items()},
-        left={partition: sorted(offsets) for partition, offsets in left.items()},
+        done={partition: _sequence(offsets) for partition, offsets in done.items()},
+        left={partition: list(offsets) for partition, offsets in left.items()},
         next=next_,
     )
 
 
-def _union(parts: list[Sequence[int]], but: set[int]) -> Sequence[int]:
-    if len(parts) == 1 and not but:
-        return parts[0]
-    return sorted(set().union(*parts) - but)
+def _sequence(offsets: OffsetRuns) -> Sequence[int]:
+    runs = list(offsets.runs())
+    return range(runs[0][0], sum(runs[0])) if len(runs) == 1 else list(offsets)
 
 
 def _encoded(offsets: Offsets) -> list[str]:
@@ -77,8 +78,7 @@ def _encoded(offsets: Offsets) -> list[str]:
     return found
 
 
-def _decoded(text: str) -> tuple[int, Sequence[int]]:
+def _decoded(text: str) -> tuple[int, Runs]:
     data = bytes.fromhex(text)
     marker = markers.decode(data[:12], data[12:])
-    runs = marker.runs
-    return marker.partition, range(runs[0][0], sum(runs[0])) if len(runs) == 1 else list(marker.offsets())
+    return marker.partition, marker.runs

@@ -38,8 +38,9 @@ from kmqpy import message as m
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import Connection, QueueSettings, nearest
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
+from kmqpy.records import have_headers, message_headers
 from kmqpy.spark.taking import for_executors
-from kmqpy.topics import Topics
+from kmqpy.topics import QueueTopics, Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,14 +74,6 @@ MAX_ATTEMPTS = 2**31 - 1
 _BATCH = 10_000
 _WAIT_S = 0.1
 _TIMEOUT_S = 30.0
-_PASSING = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-}
 
 Position = dict[str, Any]
 """As Spark's checkpoint has it: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}."""
@@ -172,9 +165,8 @@ class _Reading:
         # Where there are no parts, Spark reads one that it made itself.
         return _read(self._options, partition) if isinstance(partition, _Part) else iter(())
 
-    def _topic(self) -> tuple[str, int]:
-        topic = Topics(self._options.connection).check(self._options.queue).queue
-        return topic.topic_id, topic.partitions
+    def _topics(self) -> QueueTopics:
+        return Topics(self._options.connection).check(self._options.queue)
 
     def _bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
         return log_reader.bounds(self._options.connection, self._options.queue.name, range(partitions))
@@ -182,7 +174,7 @@ class _Reading:
 
 class _BatchReader(_Reading, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
-        bounds = self._bounds(self._topic()[1])
+        bounds = self._bounds(self._topics().partitions)
         return [_Part(partition, low, end) for partition, (low, end) in bounds.items() if end > low]
 
 
@@ -190,7 +182,8 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
     _target: dict[int, int] | None = None
 
     def initialOffset(self) -> Position:  # noqa: N802
-        topic_id, partitions = self._topic()
+        topics = self._topics()
+        topic_id, partitions = topics.ids.queue, topics.partitions
         bounds = self._bounds(partitions)
         if self._options.start == "latest":
             return self._position(topic_id, {partition: end for partition, (_, end) in bounds.items()})
@@ -198,7 +191,7 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         if self._options.start == "committed":
             queue = self._options.queue
             for partition, (offset, _) in stats.committed_offsets(
-                self._options.connection, queue, partitions
+                self._options.connection, queue, partitions, topics.ids
             ).items():
                 offsets[partition] = max(offset, offsets[partition])
         return self._position(topic_id, offsets)
@@ -207,9 +200,10 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802
-        topic_id, partitions = self._topic()
+        topics = self._topics()
+        topic_id = topics.ids.queue
         begin = self._offsets(start, topic_id)
-        bounds = self._bounds(partitions)
+        bounds = self._bounds(topics.partitions)
         there = {}
         for partition, (low, end) in bounds.items():
             if self._target is not None:
@@ -221,7 +215,9 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         return self._position(topic_id, {partition: end for partition, (_, end) in there.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = {partition: end for partition, (_, end) in self._bounds(self._topic()[1]).items()}
+        self._target = {
+            partition: end for partition, (_, end) in self._bounds(self._topics().partitions).items()
+        }
 
     def partitions(self, start: Position, end: Position) -> Sequence[InputPartition]:
         begin, ends = self._offsets(start, None), self._offsets(end, None)
@@ -289,8 +285,9 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                     # The end may lie behind control records, of which nothing else tells.
                     position = part.end
                     break
-                elif error is not None and error.code() not in {*_PASSING, KafkaError._PARTITION_EOF}:
-                    # A replica that lags behind its leader tells of an end before the end.
+                elif error is None or kafka.is_retriable(error) or error.code() == KafkaError._PARTITION_EOF:
+                    continue  # a replica that lags behind its leader tells of an end before the end
+                else:
                     with kafka.kafka_errors(doing, options.connection):
                         raise KafkaException(error)
             if found:
@@ -329,10 +326,10 @@ def _as_arrow(queue: QueueSettings, records: list[Any]) -> pa.RecordBatch:
         "original_offset": list(offsets),
         "deliver_at_ms": [None] * size,
     }
-    raw: Any  # lists of pairs, whatever the types of confluent_kafka say
-    for row, raw in enumerate(map(Record.headers, records)):
-        if raw:
-            _note_headers(queue, m.headers_of(raw), columns, row)
+    if have_headers(records):
+        for row, record in enumerate(records):
+            if headers := message_headers(record):
+                _note_headers(queue, headers, columns, row)
     return pa.RecordBatch.from_arrays(
         [
             values.cast(one.type) if isinstance(values, pa.Array) else pa.array(values, one.type)

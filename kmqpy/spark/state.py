@@ -14,9 +14,12 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy import message as m
+from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError
+from kmqpy.held import Place
 from kmqpy.inflight import Hold
 from kmqpy.markers import INT64_MAX, Op
+from kmqpy.records import is_dead_letter_of
 from kmqpy.spark.decode import (
     decode_markers,
     each_message,
@@ -61,19 +64,26 @@ def message_states(
     *,
     now_ms: int,
     count_header: str,
-    committed: Sequence[tuple[int, int]] = (),
+    committed: Sequence[Place] = (),
+    ends: Sequence[Place] = (),
+    max_hold_ms: int = INT64_MAX,
+    max_delay_ms: int = INT64_MAX,
 ) -> DataFrame:
     """The messages among `records` of a queue topic, with what the records of its markers topic say.
 
     dead_letters  the records of the dead-letter topic
     now_ms        for what is overdue
-    committed     (partition, offset): what lies below was taken once; if no marker says so any more, it
-                  was finished before retention removed its markers
+    committed     what lies below was taken once; if no marker says so any more, it was finished before
+                  retention removed its markers
+    ends          where the queue ended after those markers were read; messages from there on do not exist
+    max_hold_ms, max_delay_ms
+                  limits of leases and delays; longer ones count as these
 
     For the columns see KmqSpark.messages.
     """
     known = _messages(records, count_header).withColumn("moved", F.lit(None).cast("int"))
-    known = known.unionByName(_events(markers), allowMissingColumns=True)
+    events = _events(markers, ends, max_hold_ms, max_delay_ms)
+    known = known.unionByName(events, allowMissingColumns=True)
     if dead_letters is not None:
         known = known.unionByName(_moved(dead_letters), allowMissingColumns=True)
     message = ("enqueued", "first_enqueued_ms", "count", "moved")
@@ -121,6 +131,14 @@ def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
     )
 
 
+def own_dead_letters(records: DataFrame, queue: QueueSettings) -> DataFrame:
+    """Of the records of a dead-letter topic those that are of `queue`; see records.is_dead_letter_of."""
+    origin = header_text(m.DEAD_LETTER_TOPIC)
+    without_origin = F.lit(is_dead_letter_of((), queue))
+    named = origin.rlike(r"^[A-Za-z0-9._-]{1,249}$")
+    return records.filter(F.when(named, origin == queue.name).otherwise(without_origin))
+
+
 def dead_letters_of(records: DataFrame) -> DataFrame:
     """Dead letters, read from their headers; see KmqSpark.undelivered."""
     return records.select(
@@ -139,10 +157,14 @@ def dead_letters_of(records: DataFrame) -> DataFrame:
     )
 
 
-def finished(markers: DataFrame) -> DataFrame:
-    """Partition and offset of the messages with an end marker, each once."""
-    ends = decode_markers(markers).filter(F.col("op") == Op.END.value)
-    return each_message(ends).select("partition", "offset").distinct()
+def finished(markers: DataFrame, ends: Sequence[Place]) -> DataFrame:
+    """Partition and offset of the messages with an end marker, each once.
+
+    `ends`: where the log of the messages ended after those markers were read.
+    """
+    found = each_message(decode_markers(markers).filter(F.col("op") == Op.END.value))
+    existing = found.filter(F.col("offset") < _of_partition(ends, INT64_MAX))
+    return existing.select("partition", "offset").distinct()
 
 
 def _messages(records: DataFrame, count_header: str) -> DataFrame:
@@ -163,19 +185,24 @@ def _messages(records: DataFrame, count_header: str) -> DataFrame:
     )
 
 
-def _events(markers: DataFrame) -> DataFrame:
+def _events(markers: DataFrame, ends: Sequence[Place], max_hold_ms: int, max_delay_ms: int) -> DataFrame:
     """The markers, a row for each message and marker, with the partition's now and the deadline."""
     decoded = decode_markers(markers).withColumn("read_ms", F.unix_millis("timestamp"))
     # A partition's now never goes back, and every record tells the time, whatever it is.
     log = Window.partitionBy("partition").orderBy("at").rowsBetween(Window.unboundedPreceding, 0)
     decoded = decoded.withColumn("now_ms", F.max("read_ms").over(log))
-    after = F.when(F.col("op") == Op.DEAD_LETTER.value, F.lit(0).cast("bigint")).otherwise(
-        F.greatest(F.col("redeliver_after_ms"), F.lit(0))
+    op, end = F.col("op"), _of_partition(ends, INT64_MAX)
+    # A marker that names a message that does not exist is ignored as a whole (rule R22).
+    highest = F.when(F.col("offsets").isNull(), F.col("offset")).otherwise(F.element_at("offsets", -1))
+    decoded = decoded.filter((op == Op.END.value) | (highest < end))
+    limit_ms = F.when(op.isin(Op.TAKE.value, Op.EXTEND.value), max_hold_ms).otherwise(max_delay_ms)
+    after = F.when(op == Op.DEAD_LETTER.value, F.lit(0).cast("bigint")).otherwise(
+        F.least(F.greatest(F.col("redeliver_after_ms"), F.lit(0)), limit_ms)
     )
     due = F.when(after > INT64_MAX - F.col("now_ms"), INT64_MAX).otherwise(F.col("now_ms") + after)
     by = F.when(F.col("by_tracker"), _BY_TRACKER).otherwise(_BY_CLIENT)
     told = decoded.withColumns({"due_ms": due, "by": by})
-    without_ticks = each_message(told).filter(F.col("offset") >= 0)
+    without_ticks = each_message(told).filter((F.col("offset") >= 0) & (F.col("offset") < end))
     return without_ticks.select("partition", "offset", "at", "op", "now_ms", "due_ms", "by")
 
 
@@ -250,11 +277,18 @@ def _outcome() -> list[Column]:
     ]
 
 
-def _described(found: DataFrame, now_ms: int, committed: Sequence[tuple[int, int]]) -> DataFrame:
+def _of_partition(places: Sequence[Place], other: int) -> Column:
+    """The offset in `places` for a row's partition; `other` if there is none."""
+    if not places:
+        return F.lit(other).cast("bigint")
+    known = F.create_map(*(F.lit(number).cast("bigint") for place in places for number in place))
+    return F.coalesce(F.try_element_at(known, F.col("partition").cast("bigint")), F.lit(other).cast("bigint"))
+
+
+def _described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> DataFrame:
     hold, due, by = F.col("hold"), F.col("due_ms"), F.col("by")
     in_flight = hold.isNotNull()
-    places = F.create_map(*(F.lit(number) for place in ((-1, 0), *committed) for number in place))
-    below = F.col("offset") < F.coalesce(F.try_element_at(places, "partition"), F.lit(0))
+    below = F.col("offset") < _of_partition(committed, 0)
     state = (
         F.when(in_flight & (due <= now_ms), State.OVERDUE.value)
         .when(hold == Hold.DELAYED.value, State.PENDING.value)

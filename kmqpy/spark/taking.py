@@ -7,7 +7,6 @@ it, speculatively. So before a task takes messages, it reads what the markers sa
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,9 @@ from kmqpy.held import Place
 from kmqpy.inflight import Hold, InFlight
 from kmqpy.marker_writer import MarkerWriter
 from kmqpy.markers import Marker, Op
+from kmqpy.offset_runs import OffsetRuns
+from kmqpy.records import read_marker
+from kmqpy.topics import Topics
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +41,6 @@ _BETWEEN_TRIES_S = 0.2
 _WRITE_TIMEOUT_S = 10.0
 _MIN_LEASE_LEFT = 0.5
 _PLAIN_SIZES = (1, 9)
-_BLOCK = 1024
 
 
 @dataclass(slots=True)
@@ -70,37 +71,38 @@ class TakenBefore:
     """The highest of them that was taken."""
     state: InFlight = field(default_factory=InFlight)
     now_ms: int = 0
-    _taken: dict[int, int] = field(default_factory=dict)
-    """By block: bit i stands for the message at block * _BLOCK + i."""
-    _takes: Counter[int] = field(default_factory=Counter)
-    """Of those in flight, how often they were taken without surviving."""
+    _taken: OffsetRuns = field(default_factory=OffsetRuns)
+    _takes: tuple[OffsetRuns, ...] = field(
+        default_factory=lambda: tuple(OffsetRuns() for _ in range(MAX_TAKES))
+    )
+    """At index n, those in flight that were taken more than n times without surviving that."""
 
     def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
         """Take in the marker at markers offset `at`."""
-        last = sum(marker.runs[-1]) - 1 if marker.runs else marker.offset
-        if last < self.first:
+        if marker.highest < self.first:
             return
         self.state.apply(marker, at, timestamp_ms)
-        offsets = [offset for offset in marker.offsets() if offset >= self.first]
+        runs = marker.offset_runs
         if marker.op in (Op.TAKE, Op.DELAY):
-            self._takes.update(offsets)
-            self.highest = max(self.highest, *offsets[-1:], -1)
-            for offset in offsets:
-                block, bit = divmod(offset, _BLOCK)
-                self._taken[block] = self._taken.get(block, 0) | 1 << bit
+            self.highest = max(self.highest, marker.highest)
+            takes = OffsetRuns(runs)
+            takes.discard_below(self.first)
+            self._taken.update(takes)
+            for taken in self._takes:
+                again = takes & taken
+                taken.update(takes)
+                takes = again
         elif marker.op in (Op.EXTEND, Op.END):
-            for offset in offsets:
-                self._takes.pop(offset, None)
+            for taken in self._takes:
+                taken.discard_runs(runs)
 
     def taken(self, offsets: Iterable[int]) -> list[int]:
         """Those of `offsets` that were taken at all."""
-        if not self._taken:
-            return []
-        return [one for one in offsets if self._taken.get(one // _BLOCK, 0) >> one % _BLOCK & 1]
+        return [offset for offset in offsets if offset in self._taken] if self._taken else []
 
     def takes(self, offset: int) -> int:
-        """How often the message was taken since it was last known to survive that."""
-        return self._takes[offset]
+        """How often the message was taken since it was last known to survive that; at most MAX_TAKES."""
+        return sum(offset in taken for taken in self._takes)
 
     def sort_out(self, offsets: Iterable[int]) -> SortedOut:
         """Which of these are not to be handed out.
@@ -115,7 +117,7 @@ class TakenBefore:
                 found.finished.add(offset)
             elif entry.hold is not Hold.HELD or entry.due_ms <= self.now_ms:
                 found.left.add(offset)
-            elif self._takes[offset] >= MAX_TAKES:
+            elif self.takes(offset) >= MAX_TAKES:
                 found.deadly.add(offset)
         return found
 
@@ -135,22 +137,31 @@ class Taker:
 
         Raises Unavailable.
         """
-        found = TakenBefore(first, self._markers_from(partition, first))
+        queue = self._queue
+        state = InFlight(max_hold_ms=queue.max_hold_ms, max_delay_ms=queue.max_delay_ms)
+        found = TakenBefore(first, self._markers_from(partition, first), state=state)
         lowest = markers.encode_key(partition, first)[4:]  # compares as the number does
+        end = first + 1
+        is_asked = False
 
         def visit(record: Any) -> None:
+            nonlocal end, is_asked
             found.now_ms = max(found.now_ms, record.timestamp()[1])
             key, value = record.key(), record.value()
             if value and len(value) in _PLAIN_SIZES and key and len(key) == 12 and key[4:] < lowest:
                 return
             try:
-                marker = markers.decode(key, value, record.headers())
+                marker = read_marker(record)
             except DecodeError:
                 return
-            if marker.partition == partition:
+            if marker.op is not Op.END and marker.highest >= end and not is_asked:
+                # Asked only now that the end of the markers is known: valid for all of them (rule R22).
+                bounds = log_reader.bounds(self._connection, queue.name, [partition], uncommitted=True)
+                end, is_asked = bounds[partition][1], True
+            if marker.op is Op.END or marker.highest < end:
                 found.note(marker, record.offset(), record.timestamp()[1])
 
-        log_reader.scan(self._connection, self._queue.markers_topic, {partition: found.start}, visit)
+        log_reader.scan(self._connection, queue.markers_topic, {partition: found.start}, visit)
         return found
 
     def take(
@@ -214,7 +225,8 @@ class Taker:
         next_offset, at = self._after.get(partition, (first + 1, 0))
         if next_offset <= first:
             return at
-        commits = stats.committed_offsets(self._connection, self._queue, partition + 1)
+        ids = Topics(self._connection).check(self._queue).ids
+        commits = stats.committed_offsets(self._connection, self._queue, partition + 1, ids)
         next_offset, known = commits.get(partition, (first + 1, None))
         return known or 0 if next_offset <= first else 0
 

@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kmqpy import markers
+from kmqpy.backoff import Backoff
 from kmqpy.clock import SYSTEM_CLOCK
 from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
 from kmqpy.errors import ConfigError
@@ -31,7 +32,7 @@ from kmqpy.markers import Marker, Op
 from kmqpy.spark.report import Offsets, Report
 from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, TakenBefore, Taker, taker_of
 from kmqpy.spark.values import NotOfSchema, as_column, check
-from kmqpy.worker import Backoff, Reject, Retry, described, shortened
+from kmqpy.worker import Reject, Retry, described, shortened
 
 _log = logging.getLogger(__name__)
 

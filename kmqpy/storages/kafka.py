@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from kmqpy import stats
 from kmqpy.admin import Admin
 from kmqpy.client import KmqClient
 from kmqpy.clock import SYSTEM_CLOCK, Clock
-from kmqpy.config import Connection, Duration, QueueSettings, build, duration_ms
+from kmqpy.config import (
+    Connection,
+    Duration,
+    QueueSettings,
+    build,
+    check_connection,
+    connection_layers,
+    duration_ms,
+)
 from kmqpy.dead_letters import DeadLetters
 from kmqpy.errors import Closed, ConfigError, DecodeError
+from kmqpy.forks import ForkGuard
 from kmqpy.inflight import Hold
-from kmqpy.message import DELIVER_AT, HeadersLike, Message, int_header
+from kmqpy.message import DELIVER_AT, HeadersLike, Message, MessagesLike, int_header
 from kmqpy.producer import KmqProducer
 from kmqpy.queue import Orphan, Queue, QueueUrl
+from kmqpy.settings_mirror import settings_of
 from kmqpy.stats import InFlightMessage
 from kmqpy.telemetry import Telemetry
 
@@ -26,13 +37,14 @@ from kmqpy.telemetry import Telemetry
 class KafkaQueue:
     """A queue in Kafka; see kmqpy.queue.Queue.
 
-    queue       its name, or its settings where they differ from the defaults
+    queue       its name; or settings, of which those that are not given are the queue's own
     connection  where Kafka is. Redelivery and dead letters need a tracker that runs; `size`,
                 `in_flight` and the like read less when `zookeeper` is given, and read the whole
                 markers topic when it is empty
     The other arguments are those of KmqClient.
 
-    Raises QueueNotFound, TopicError, Unavailable when it is made.
+    Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
+    the queue's own.
     """
 
     def __init__(
@@ -43,11 +55,13 @@ class KafkaQueue:
         max_in_flight: int = 10_000,
         holder: str | None = None,
         instance_id: str | None = None,
+        markers: Literal["jvm", "range"] = "jvm",
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
-        self._connection = connection
+        self._connection = check_connection(connection)
+        self._settings = settings_of(queue, connection)
+        self._guard = ForkGuard(f"queue {self._settings.name!r}")
         self._telemetry = telemetry
         self._clock = clock
         self._client = KmqClient(
@@ -56,6 +70,7 @@ class KafkaQueue:
             max_in_flight=max_in_flight,
             holder=holder,
             instance_id=instance_id,
+            markers=markers,
             telemetry=telemetry,
             clock=clock,
         )
@@ -69,6 +84,11 @@ class KafkaQueue:
     def name(self) -> str:
         """The queue's name."""
         return self._settings.name
+
+    @property
+    def default_lease(self) -> float:
+        """Seconds that a message is its taker's where receive() names no lease."""
+        return self._settings.redeliver_after_ms / 1000
 
     def send(
         self,
@@ -98,13 +118,13 @@ class KafkaQueue:
         """See Queue.receive."""
         return self._client.receive(max_messages, wait=wait, lease=lease)
 
-    def ack(self, *messages: Message | str, wait: bool = False) -> None:
+    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         """See Queue.ack."""
         self._client.ack(*messages, wait=wait)
 
     def nack(
         self,
-        *messages: Message | str,
+        *messages: MessagesLike,
         delay: Duration = 0,
         count: bool = True,
         reason: str | None = None,
@@ -113,11 +133,11 @@ class KafkaQueue:
         """See Queue.nack."""
         self._client.nack(*messages, delay=delay, count=count, reason=reason, wait=wait)
 
-    def extend(self, *messages: Message | str, lease: Duration, wait: bool = False) -> None:
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
         """See Queue.extend."""
         self._client.extend(*messages, lease=lease, wait=wait)
 
-    def dead_letter(self, *messages: Message | str, reason: str | None = None, wait: bool = False) -> None:
+    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
         """See Queue.dead_letter."""
         self._client.dead_letter(*messages, reason=reason, wait=wait)
 
@@ -133,13 +153,13 @@ class KafkaQueue:
 
     def size(self) -> int:
         """See Queue.size; beyond 10,000 in a partition an upper bound."""
-        with self._administering:
-            return self._administer().stats(self._settings).depth
+        with self._administered() as admin:
+            return admin.stats(self._settings).depth
 
     def in_flight(self) -> int:
         """See Queue.in_flight."""
-        with self._administering:
-            return self._administer().stats(self._settings).in_flight
+        with self._administered() as admin:
+            return admin.stats(self._settings).in_flight
 
     def orphans(self, older_than: Duration) -> list[Orphan]:
         """See Queue.orphans."""
@@ -157,8 +177,8 @@ class KafkaQueue:
 
     def purge(self) -> int:
         """See Queue.purge; what is in flight is ended first, so that it never counts as lost."""
-        with self._administering:
-            return self._administer().purge(self._settings)
+        with self._administered() as admin:
+            return admin.purge(self._settings)
 
     def redrive(self, limit: int | None = None) -> int:
         """See Queue.redrive. Raises Unfinished when it was stopped halfway."""
@@ -175,6 +195,8 @@ class KafkaQueue:
 
     def close(self) -> None:
         """See Queue.close."""
+        if self._guard.inherited:
+            return
         with self._opening:
             self._closed = True
             if self._producer is not None:
@@ -192,6 +214,7 @@ class KafkaQueue:
         self.close()
 
     def _sender(self) -> KmqProducer:
+        self._guard.raise_if_inherited()
         with self._opening:
             self._check_open()
             if self._producer is None:
@@ -208,27 +231,32 @@ class KafkaQueue:
         return deliver_at is not None and deliver_at > now_ms
 
     def _held(self) -> list[InFlightMessage]:
-        with self._administering:
-            found = self._administer().in_flight(self._settings, limit=None)
+        with self._administered() as admin:
+            found = admin.in_flight(self._settings, limit=None)
         return [one for one in found if one.hold is Hold.HELD]
 
-    def _administer(self) -> Admin:
+    @contextmanager
+    def _administered(self) -> Iterator[Admin]:
         self._check_open()
-        return self._admin
+        with self._administering:
+            self._check_open()
+            yield self._admin
 
     def _check_open(self) -> None:
+        self._guard.raise_if_inherited()
         if self._closed:
             raise Closed(f"the queue {self.name!r} is closed")
 
 
-_CLIENT = ("max_in_flight", "holder", "instance_id")
+_CLIENT = ("max_in_flight", "holder", "instance_id", "markers")
 
 
 def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> Queue:
     """Open the queue of a kafka: url.
 
-    Its settings are the fields of QueueSettings, `zookeeper` and `root`, `max_in_flight`, `holder` and
-    `instance_id` of KmqClient, and librdkafka settings (names with a dot).
+    Its settings are the fields of QueueSettings, `zookeeper` and `root`, `max_in_flight`, `holder`,
+    `instance_id` and `markers` of KmqClient, and librdkafka settings (names with a dot). What the url leaves
+    open of the connection is as in Connection.from_environment(), but there is no default ZooKeeper.
     """
     if not url.address or "@" in url.address:
         raise ConfigError("queue url: write it like kafka://host:9092,host2:9092?queue=name")
@@ -245,7 +273,12 @@ def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> Queue:
     connection = {name: own[name] for name in connection_fields if name in own}
     return KafkaQueue(
         build(QueueSettings, {"name": url.queue}, {name: own[name] for name in queue_fields if name in own}),
-        build(Connection, {"bootstrap": url.address, "zookeeper": "", "kafka": kafka}, connection),
+        build(
+            Connection,
+            {"zookeeper": ""},
+            *connection_layers(),
+            {"bootstrap": url.address, "kafka": kafka, **connection},
+        ),
         telemetry=telemetry,
         **client,
     )

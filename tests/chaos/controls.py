@@ -17,6 +17,7 @@ from kmqpy import log_reader, stats
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.dev.cluster import Cluster
 from kmqpy.producer import KmqProducer
+from kmqpy.topics import Topics
 
 from .children import Task
 from .journal import Tail
@@ -114,7 +115,8 @@ class _Scene:
         return len({fields[-1] for fields in Tail(self.folder).lines() if fields[0] == what})
 
     def committed(self) -> int:
-        offset, _ = stats.committed_offsets(self.connection, self.queue, 1).get(0, (0, None))
+        ids = Topics(self.connection).check(self.queue).ids
+        offset, _ = stats.committed_offsets(self.connection, self.queue, 1, ids).get(0, (0, None))
         return offset
 
     def copies(self) -> int:

@@ -63,11 +63,12 @@ def safe_offset() -> None:
     """The stored offset is how far was read, beyond the starts of what is in flight."""
     real = Tracker._offset_of
 
-    def unsafe(self: Tracker, part: Any) -> StoredOffset | None:
+    def unsafe(self: Tracker, part: Any) -> Callable[[], StoredOffset] | None:
         real(self, part)
         if part.caught_up_at is None or part.state.position == part.stored_offset:
             return None
-        return StoredOffset(part.state.position, part.topic_ids[1], part.state.now_ms)
+        stored = StoredOffset(part.state.position, part.topic_ids[1], part.state.now_ms)
+        return lambda: stored
 
     Tracker._offset_of = unsafe  # type: ignore[method-assign]
 
@@ -78,6 +79,7 @@ def no_start_wait() -> None:
     class Unconfirmed:
         def __init__(self, started: Started) -> None:
             self.confirmed = lambda: started
+            self.give_back = lambda: None
 
     def start(self: MarkerWriter, takes: Any, delays: Any, *more: Any) -> Unconfirmed:
         write = threading.Timer(LATE_S, _start, (self, takes, delays, *more))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from unittest import mock
 
+from confluent_kafka import TopicPartition
+
 from kmqpy import config, markers, message, registry, snapshot
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import ConfigError, DecodeError, KmqError, ReceiptError
@@ -17,8 +19,9 @@ from kmqpy.markers import MAX_SPAN
 from kmqpy.message import Receipt
 from kmqpy.queue import queue_for
 from kmqpy.registry import StoredOffset
-from kmqpy.source import committed_markers_offset
+from kmqpy.source import commit_of
 from kmqpy.storages import kafka as storage
+from kmqpy.topics import TopicIds
 from tracker.settings import TrackerSettings
 
 TARGETS: dict[str, Callable[[bytes], None]] = {}
@@ -94,10 +97,14 @@ def headers(data: bytes) -> None:
     with contextlib.suppress(DecodeError):
         assert 0 <= message.redelivery_count(found, "kmq-count") < 2**31
     text = _any_text(data)
-    offset = committed_markers_offset(text)
-    assert offset is None or 0 <= offset < 2**63
-    offset = committed_markers_offset(f"kmq1:{text}")
-    assert offset is None or 0 <= offset < 2**63
+    ids = TopicIds("Q", "M")
+    for metadata in (text, f"kmq1:{text}", f"kmq2:{text}", f"kmq2:{text}:Q:M", f"kmq2:7:{text}:M"):
+        try:
+            place = TopicPartition("q", 0, 5, metadata)
+        except (ValueError, UnicodeError):  # nor could Kafka give it
+            continue
+        commit = commit_of(place, ids)
+        assert commit is None or commit.markers_offset is None or 0 <= commit.markers_offset < 2**63
 
 
 @target
@@ -118,6 +125,9 @@ def registered_queue(data: bytes) -> None:
         settings = QueueSettings.from_json(data)
         assert QueueSettings.from_json(settings.to_json()) == settings
     with contextlib.suppress(ConfigError):
+        settings = QueueSettings.from_json(data, newer=True)
+        assert QueueSettings.from_json(settings.to_json()) == settings
+    with contextlib.suppress(ConfigError):
         settings, deleting = registry.decode_queue("q", data)
         again = registry.encode_queue(settings, deleting=deleting)
         assert registry.decode_queue("q", again) == (settings, deleting)
@@ -134,9 +144,9 @@ def registered_tracker(data: bytes) -> None:
 @target
 def stored_offset(data: bytes) -> None:
     """The znode of a partition's safe offset, with its snapshot."""
-    found = registry.decode_offset("q", 0, data)
+    found = registry.decode_offset("q", data)
     if found is not None:
-        assert registry.decode_offset("q", 0, found.to_json()) == found
+        assert registry.decode_offset("q", found.to_json()) == found
 
 
 @target
@@ -152,7 +162,7 @@ def stored_snapshot(data: bytes) -> None:
         return
     assert snapshot.unpack(snapshot.pack(rows)) == rows
     stored = StoredOffset(0, "id", 0, in_flight=tuple(rows))
-    assert registry.decode_offset("q", 0, stored.to_json()) == stored
+    assert registry.decode_offset("q", stored.to_json()) == stored
 
 
 @target

@@ -1,6 +1,7 @@
 """What tests of clients and trackers on real servers share."""
 
 import contextlib
+import itertools
 import json
 import signal
 import subprocess
@@ -47,8 +48,48 @@ def until(
     return time.monotonic() - started
 
 
+def committed_records(connection: Connection, topic: str, *, at_once: bool = False) -> list[Any]:
+    """Every committed record of `topic`, partition by partition.
+
+    Readers see what was committed a moment after the commit has returned, so this waits for what is in
+    the log now; `at_once`: not for transactions that are open.
+    """
+    partitions = range(Topics(connection).describe([topic])[topic].partitions)
+    ends = log_reader.bounds(connection, topic, partitions, uncommitted=True)
+    found: list[Any] = []
+
+    def all_is_seen() -> bool:
+        found.clear()
+        reached = log_reader.scan(connection, topic, dict.fromkeys(partitions, 0), found.append)
+        return at_once or all(reached[partition].end >= end for partition, (_, end) in ends.items())
+
+    until(all_is_seen, 20.0, f"a transaction in {topic} stays open")
+    return sorted(found, key=lambda record: (record.partition(), record.offset()))
+
+
+def configure(topics: Topics, topic: str, settings: dict[str, str]) -> None:
+    """Change settings of a topic; returns when the broker goes by them, a moment after it has said so."""
+    # A broker shows one change before it has carried it out, but not the next one.
+    for change in (settings, {"file.delete.delay.ms": str(next(_UNUSED_MS))}):
+        topics.configure(topic, change)
+        until(lambda wanted=change: wanted.items() <= _config(topics, topic).items())
+
+
+_UNUSED_MS = itertools.count(60_001)
+
+
+def _config(topics: Topics, topic: str) -> dict[str, str]:
+    return topics.describe([topic], with_config=True)[topic].config
+
+
+def delete_topic(topics: Topics, topic: str) -> None:
+    """Delete a topic; returns when the broker does not show it any more."""
+    topics._admin.delete_topics([topic])[topic].result(10)
+    until(lambda: not topics.describe([topic]) and topic not in topics.names())
+
+
 class LiveQueue:
-    """A queue of its own, under a ZooKeeper root of its own, and what tests do to it.
+    """A queue of its own, under a ZooKeeper root of its own (or a given one), and what tests do to it.
 
     Everything it makes (clients, producers, trackers, processes) is ended with it.
     """
@@ -61,9 +102,10 @@ class LiveQueue:
         *,
         register: bool = True,
         replication: int | None = None,
+        root: str = "",
         **settings: Any,
     ) -> None:
-        self.connection = replace(connection, root=f"/kmq-{name}")
+        self.connection = replace(connection, root=root or f"/kmq-{name}")
         self.settings = QueueSettings(name=name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
         self.name = name
         self.partitions = partitions
@@ -122,17 +164,17 @@ class LiveQueue:
         with KmqProducer(self.settings, self.connection) as producer:
             return producer.send_many(bodies, **{"partition": 0, **arguments})
 
-    def records(self, topic: str | None = None) -> list[Any]:
-        """Every committed record of a topic (default: the queue's), partition by partition."""
-        topic = topic or self.name
-        found: list[Any] = []
-        partitions = range(self.topics.describe([topic])[topic].partitions)
-        log_reader.scan(self.connection, topic, dict.fromkeys(partitions, 0), found.append)
-        return sorted(found, key=lambda record: (record.partition(), record.offset()))
+    def records(self, topic: str | None = None, *, at_once: bool = False) -> list[Any]:
+        """See committed_records; default: those of the queue."""
+        return committed_records(self.connection, topic or self.name, at_once=at_once)
 
-    def copies(self) -> Counter[str]:
+    def copies(self, *, at_once: bool = False) -> Counter[str]:
         """How often each body stands in the queue topic."""
-        return Counter(record.value().decode() for record in self.records())
+        return Counter(record.value().decode() for record in self.records(at_once=at_once))
+
+    def configure(self, topic: str, settings: dict[str, str]) -> None:
+        """Change settings of one of its topics."""
+        configure(self.topics, topic, settings)
 
     def committed(self, partition: int = 0) -> int:
         """The group's offset; below 0 while there is none."""
@@ -149,10 +191,17 @@ class LiveQueue:
 
     def started(self, partition: int = 0) -> set[int]:
         """The offsets that have a start marker."""
+        return self._marked(Op.TAKE, partition)
+
+    def ended(self, partition: int = 0) -> set[int]:
+        """The offsets that have an end marker."""
+        return self._marked(Op.END, partition)
+
+    def _marked(self, op: Op, partition: int) -> set[int]:
         records = self.records(self.settings.markers_topic)
         found = (markers.decode(r.key(), r.value(), r.headers()) for r in records)
-        takes = (marker for marker in found if (marker.partition, marker.op) == (partition, Op.TAKE))
-        return {offset for marker in takes for offset in marker.offsets()}
+        those = (marker for marker in found if (marker.partition, marker.op) == (partition, op))
+        return {offset for marker in those for offset in marker.offsets()}
 
     def dead_letters(self) -> list[Any]:
         return self.records(self.settings.dead_letter_topic)
@@ -206,6 +255,13 @@ class LiveQueue:
             on_delivery=delivered,
         )
         return at
+
+    def fill(self, count: int, partition: int = 0) -> None:
+        """Send so many empty messages, quickly."""
+        for first in range(0, count, 10_000):
+            batch = [{"value": b""}] * min(10_000, count - first)
+            assert self._producer().produce_batch(self.name, batch, partition) == len(batch)
+            until(lambda: self._producer().flush(0.05) == 0)
 
     def mark(self, marker: Marker, **where: Any) -> int:
         """Write a marker to the partition of its message; returns its markers offset."""

@@ -1,20 +1,24 @@
 """Administration, counts and the doctor, on a real Kafka and ZooKeeper."""
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewTopic
-from support import LEASE_S, collect, until
+from support import LEASE_S, collect, delete_topic, until
 
-from kmqpy import kafka, log_reader, stats
+from kmqpy import kafka, log_reader, markers, stats
 from kmqpy.admin import Admin
+from kmqpy.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.config import DAY_MS, Connection, QueueSettings
-from kmqpy.doctor import Severity
+from kmqpy.doctor import Kind, Severity
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.inflight import Hold
-from kmqpy.markers import Marker, Op
+from kmqpy.markers import INT64_MAX, MAX_SPAN, Marker, Op
 from kmqpy.message import Receipt
 from kmqpy.registry import StoredOffset
+from kmqpy.topics import Topics, topics_of
 
 NOWHERE = "127.0.0.1:1"
 
@@ -48,6 +52,26 @@ def warnings(findings):
     return [
         one.what for one in findings if one.severity is Severity.WARNING and "one replica" not in one.what
     ]
+
+
+def test_every_operation_right_after_topics_were_made(connection, queue_name):
+    """Brokers are told of them before there are leaders: NOT_LEADER_FOR_PARTITION in two of three rounds."""
+    topics = Topics(connection)
+    for number in range(5):
+        queue = QueueSettings(name=f"{queue_name}-{number}")
+        topics.create(queue, 8)
+        topics.delete_records(queue.name, dict.fromkeys(range(8), 0))
+        assert topics.offsets(queue.markers_topic, range(8)) == dict.fromkeys(range(8), (0, 0))
+        assert len(log_reader.bounds(connection, queue.dead_letter_topic, range(8))) == 8
+        topics.configure(queue.name, {"retention.ms": "900000000"})
+        assert topics.describe([queue.name], with_config=True)[queue.name].partitions == 8
+        assert stats.committed_offsets(connection, queue, 8, topics.check(queue).ids) == {}
+        assert queue.name not in topics.groups()
+        assert topics.grow(queue, 10).partitions == 10
+        assert topics.offsets(queue.name, range(10)) == dict.fromkeys(range(10), (0, 0))
+        topics.delete_records(queue.name, dict.fromkeys(range(10), 0))
+        topics.delete(topics_of(queue))
+        assert topics.describe([queue.name]) == {}
 
 
 class TestCreateAlterDelete:
@@ -87,9 +111,34 @@ class TestCreateAlterDelete:
     def test_a_markers_topic_is_of_one_queue(self, admin, queue_name):
         admin.create_queue(queue_name)
         other = QueueSettings(name=f"{queue_name}-b", markers_topic=f"{queue_name}__markers")
-        with pytest.raises(ConfigError, match=f"that of queue '{queue_name}'"):
+        with pytest.raises(ConfigError, match=f"the markers topic of queue '{queue_name}'"):
             admin.create_queue(other)
         assert [queue.settings.name for queue in admin.list_queues()] == [queue_name]
+
+    def test_deleting_a_queue_leaves_the_topics_of_others(self, admin, queue_name):
+        """They may be of an earlier version, which allowed that, or made by hand."""
+        names = [f"{queue_name}{letter}" for letter in "abc"]
+        kept = admin.create_queue(names[0])
+        for forged in (
+            QueueSettings(name=names[1], dead_letter_topic=names[0]),
+            QueueSettings(name=names[2], markers_topic=f"{names[0]}__markers"),
+        ):
+            admin._topics.create(forged)
+            admin._registry.register(forged, 1)
+        found = [(one.queue, one.severity) for one in admin.doctor() if one.kind is Kind.SHARED_TOPIC]
+        assert sorted(set(found)) == [
+            (names[0], Severity.ERROR),
+            (names[0], Severity.WARNING),
+            (names[1], Severity.ERROR),
+            (names[1], Severity.WARNING),
+            (names[2], Severity.ERROR),
+        ]
+        admin.delete_queue(names[1])
+        admin.delete_queue(names[2])
+        there = admin._topics.check(QueueSettings(name=names[0]))
+        assert (there.queue, there.markers) == (kept.queue, kept.markers)
+        assert there.dead_letters is not None
+        assert not [one for one in admin._topics.names() if one.startswith((names[1], names[2]))]
 
     def test_retention_is_longer_than_the_longest_hold(self, admin, queue_name):
         settings = QueueSettings(name=queue_name, max_hold_ms=30 * DAY_MS)
@@ -102,10 +151,13 @@ class TestCreateAlterDelete:
     def test_alter_changes_topics_and_registry(self, admin, queue_name):
         admin.create_queue(queue_name, partitions=1)
         admin.alter_queue(queue_name, partitions=3, max_redeliveries=None, retention=20 * 86_400)
-        found = admin.describe_queue(queue_name)
-        assert {topic.partitions for topic in found.topics} == {3}
-        assert {topic.config["retention.ms"] for topic in found.topics} == {str(20 * DAY_MS)}
-        assert found.settings.max_redeliveries is None
+
+        def shown():
+            topics = admin.describe_queue(queue_name).topics
+            return {(topic.partitions, topic.config["retention.ms"]) for topic in topics}
+
+        until(lambda: shown() == {(3, str(20 * DAY_MS))}, what=shown)  # the broker, a moment later
+        assert admin.describe_queue(queue_name).settings.max_redeliveries is None
         assert admin.list_queues()[0].partitions == 3
 
     @pytest.mark.parametrize(
@@ -114,9 +166,11 @@ class TestCreateAlterDelete:
             ({"partitions": 1}, "partitions: 1 is fewer than the 2"),
             ({"max_redelivery": 3}, "max_redelivery: unknown setting; did you mean max_redeliveries"),
             ({"consumer_group": "other"}, "consumer_group: it can't be changed"),
+            ({"markers_topic": "other"}, "markers_topic: it can't be changed"),
+            ({"dead_letter_topic": "other"}, "dead_letter_topic: it can't be changed"),
             ({"max_redeliveries": -1}, "max_redeliveries: -1"),
-            ({"max_hold_ms": 15 * DAY_MS}, "retention"),
-            ({"retention": 86_400}, "retention"),
+            ({"max_hold_ms": 14 * DAY_MS}, "retention"),  # as long as Kafka keeps messages
+            ({"retention": 7 * 86_400}, "retention"),  # as long as the longest hold
             ({"retention": -1}, "must not be negative"),
         ],
     )
@@ -177,6 +231,39 @@ class TestStats:
         assert (delayed.hold, delayed.attempts) == (Hold.DELAYED, 0)
         assert len(admin.in_flight(queue.name, limit=2)) == 2
 
+    def test_what_nobody_redelivers_gets_overdue_by_the_clock_on_the_wall(self, make_queue):
+        """No tracker runs, so nothing is written any more that would tell the time."""
+        queue = make_queue(2)
+        queue.send("a", "b", "c")
+        queue.mark_all([Marker(0, 0, Op.TAKE, 60_000), Marker(0, 1, Op.TAKE, 3_600_000)])
+
+        class Later(SystemClock):
+            ahead_ms = 0
+
+            def wall_ms(self):
+                return super().wall_ms() + self.ahead_ms
+
+        clock = Later()
+        with Admin(queue.connection, clock=clock) as admin:
+            for clock.ahead_ms, overdue in ((0, 0), (120_000, 1), (7_200_000, 2), (-120_000, 0)):
+                found = admin.stats(queue.name)
+                assert (found.overdue, found.in_flight, found.depth) == (overdue, 2, 1)
+                assert [part.overdue for part in found.partitions] == [overdue, 0]
+
+    def test_the_oldest_is_the_first_that_nobody_has_taken(self, make_queue, admin_of):
+        queue = make_queue(2)
+        minutes = {0: (9, 5, 3), 1: (7, 6)}
+        now_ms = SYSTEM_CLOCK.wall_ms()
+        for partition, ages in minutes.items():
+            for age in ages:
+                sent_ms = now_ms - 60_000 * age
+                queue.append(None, b"m", partition=partition, timestamp_ms=sent_ms, topic=queue.name)
+        queue.mark(Marker(0, 0, Op.TAKE, 60_000))
+        found = admin_of(queue).stats(queue.name)
+        oldest = [now_ms - 60_000 * age for age in (5, 7)]
+        assert [part.oldest_ms for part in found.partitions] == oldest
+        assert found.oldest_ms == min(oldest)
+
     def test_control_records_and_started_messages_are_no_depth(self, queue, admin_of):
         """Offsets from the committed one to the end are 6 here, and one message waits."""
         queue.send("waits")
@@ -190,6 +277,7 @@ class TestStats:
                 producer.commit_transaction()
             else:
                 producer.abort_transaction()
+        assert [record.offset() for record in queue.records()] == [0, 3]
         queue.mark(Marker(0, 3, Op.TAKE, 60_000))  # by a client that died before its commit
         low, end = log_reader.bounds(queue.connection, queue.name, [0])[0]
         assert (low, end) == (0, 5)
@@ -201,6 +289,47 @@ class TestStats:
         monkeypatch.setattr(stats, "COUNT_LIMIT", 4)
         found = admin_of(queue).stats(queue.name)
         assert (found.depth, found.exact) == (6, False)
+
+    def test_above_the_limit_what_was_started_is_no_depth(self, queue, admin_of, monkeypatch):
+        """By clients that commit no offsets, as those of the JVM library."""
+        queue.send(*"abcdefghijkl")
+        monkeypatch.setattr(stats, "COUNT_LIMIT", 2)
+        queue.mark_all(Marker(0, offset, Op.TAKE, 60_000) for offset in (0, 1, 2, 4, 8, 9))
+        found = admin_of(queue).stats(queue.name)
+        assert (found.depth, found.in_flight, found.exact) == (6, 6, False)
+
+    def test_a_lying_marker_changes_nothing(self, queue, admin_of):
+        """It names messages that do not exist, or those of another partition."""
+        queue.send(*"abc")
+        start = Marker(0, 0, Op.TAKE, 60_000)
+        queue.mark(start)
+        lies = [Marker(0, 0, Op.TAKE, INT64_MAX, runs=((0, MAX_SPAN),)), Marker(0, 3, Op.TAKE, 1)]
+        lies += [Marker(partition, 1, Op.TAKE, 1) for partition in (-1, -3, 1)]
+        for lie in lies:
+            queue.append(*markers.encode(lie))
+        queue.append(*markers.encode(replace(start, offset=1, redeliver_after_ms=INT64_MAX)))
+        admin = admin_of(queue)
+        found = admin.stats(queue.name)
+        assert (found.depth, found.in_flight, found.overdue, found.exact) == (1, 2, 0, True)
+        listed = admin.in_flight(queue.name)
+        assert [(one.offset, one.hold) for one in listed] == [(0, Hold.HELD), (1, Hold.HELD)]
+        lengths = [one.lease_until_ms - one.since_ms for one in listed]
+        assert lengths == [60_000, queue.settings.max_hold_ms]
+
+    def test_many_lying_markers_cost_nothing(self, queue, admin_of):
+        queue.send("a")
+        lie = Marker(0, 0, Op.TAKE, INT64_MAX, runs=((0, MAX_SPAN),))
+        queue.mark_all(replace(lie, offset=n, runs=((n * MAX_SPAN, MAX_SPAN),)) for n in range(100))
+        admin = admin_of(queue)
+        admin.stats(queue.name)  # imports, connections
+        tracemalloc.start()
+        try:
+            found, listed = admin.stats(queue.name), admin.in_flight(queue.name)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert (found.depth, found.in_flight, listed) == (1, 0, [])
+        assert peak < 2_000_000  # bytes; for 6,553,600 messages
 
     def test_an_open_transaction_holds_nobody_up(self, queue, admin_of):
         queue.send("a")
@@ -223,12 +352,15 @@ class TestStats:
         client = queue.client()
         collect(client, 1, lease=LEASE_S)
         again = collect(client, 1, lease=LEASE_S)
-        assert [one.attempts for one in admin.in_flight(queue.name)] == [2]
+        until(lambda: [one.attempts for one in admin.in_flight(queue.name)] == [2])
         assert again[0].attempts == 2
-        until(lambda: admin.stats(queue.name).dead_letters == 1)
-        found = admin.stats(queue.name)
-        assert (found.depth, found.in_flight) == (0, 0)
-        assert found.partitions[0].owner == "t1"
+
+        def counts():
+            found = admin.stats(queue.name)
+            return found.dead_letters, found.depth, found.in_flight
+
+        until(lambda: counts() == (1, 0, 0), what=counts)
+        assert admin.stats(queue.name).partitions[0].owner == "t1"
         tracker.stop()
         assert admin.stats(queue.name).partitions[0].stored_offset > 0
 
@@ -254,10 +386,10 @@ class TestDoctor:
         queue = make_queue()
         admin = admin_of(queue)
         markers, dead = queue.settings.markers_topic, queue.settings.dead_letter_topic
-        queue.topics.configure(markers, {"retention.ms": "3600000", "message.timestamp.type": "CreateTime"})
-        queue.topics.configure(queue.name, {"retention.bytes": "1000000", "max.message.bytes": "9000000"})
-        queue.topics.configure(dead, {"cleanup.policy": "compact"})
-        queue.topics._admin.delete_topics([f"{dead}__markers"])[f"{dead}__markers"].result()
+        queue.configure(markers, {"retention.ms": "3600000", "message.timestamp.type": "CreateTime"})
+        queue.configure(queue.name, {"retention.bytes": "1000000", "max.message.bytes": "90000000"})
+        queue.configure(dead, {"cleanup.policy": "compact"})
+        delete_topic(queue.topics, f"{dead}__markers")
         found = " | ".join(one.what for one in admin.doctor(queue.name))
         for what in (
             f"{markers} keeps records for 1h, but a message can be held or delayed for 7d",
@@ -318,6 +450,72 @@ class TestDoctor:
         assert [one for one in warnings(found) if f"audit-{queue.name}" in one]
         assert [one for one in errors(found) if "not registered" in one]
         assert queue.name in [one.queue for one in admin.doctor() if "not registered" in one.what]
+
+    def test_each_consumer_group_is_asked_once_by_doctor_and_never_by_a_tracker(
+        self, make_queue, admin_of, monkeypatch
+    ):
+        first, second = make_queue(), make_queue()
+        admin = admin_of(first)
+        second.connection = first.connection
+        second.register()
+        for queue in (first, second):
+            group = kafka.consumer(queue.connection, {"group.id": queue.settings.consumer_group})
+            group.commit(offsets=[TopicPartition(queue.name, 0, 0)], asynchronous=False)
+            group.close()
+        kafka_admin = admin._topics._admin
+        listed, asked = [], []
+        list_groups = kafka_admin.list_consumer_groups
+        list_offsets = kafka_admin.list_consumer_group_offsets
+        monkeypatch.setattr(
+            kafka_admin, "list_consumer_groups", lambda **more: listed.append(1) or list_groups(**more)
+        )
+        monkeypatch.setattr(
+            kafka_admin,
+            "list_consumer_group_offsets",
+            lambda wanted, **more: (
+                asked.extend(one.group_id for one in wanted) or list_offsets(wanted, **more)
+            ),
+        )
+        admin.diagnose(first.name)
+        assert (listed, asked) == ([], [])
+        found = admin.doctor()
+        assert {one.queue for one in found} >= {first.name, second.name}
+        assert len(listed) == 1
+        assert len(asked) == len(set(asked))
+        assert {f"kmq-{first.name}", f"kmq-{second.name}"} <= set(asked)
+
+    def test_a_tracker_asks_for_its_own_group_only(self, queue, monkeypatch, caplog):
+        monkeypatch.setattr(Admin, "doctor", None)
+        queue.tracker()
+        until(lambda: "one replica only" in caplog.text)
+
+    def test_r25_queues_whose_settings_cannot_be_read(self, admin, connection, queue_name):
+        from kmqpy.zookeeper import connect
+
+        with connect(connection.zookeeper) as zk:
+            for lost in (False, True):
+                admin.create_queue(queue_name, partitions=2)
+                zk.set(f"{connection.root}/queues/{queue_name}", b"\xff")
+                if lost:
+                    zk.delete(f"{connection.root}/queues/{queue_name}/partitions", recursive=True)
+                for found in (admin.doctor(queue_name), admin.doctor()):
+                    (what,) = [what for what in errors(found) if "registry" in what]
+                    assert "its settings in the registry can't be read" in what
+                assert admin.create_queue(queue_name).partitions == 2
+                assert [one.partitions for one in admin.list_queues()] == [2]
+                assert [one for one in errors(admin.doctor(queue_name)) if "registry" in one] == []
+            zk.set(f"{connection.root}/queues/{queue_name}", b"\xff")
+            admin.delete_queue(queue_name)
+            assert zk.get_children(f"{connection.root}/queues") == []
+        assert admin._topics.describe([queue_name]) == {}
+
+    def test_r25_more_partitions_than_the_topic_has(self, admin, connection, queue_name):
+        from kmqpy.zookeeper import connect
+
+        admin.create_queue(queue_name)
+        with connect(connection.zookeeper) as zk:
+            zk.create(f"{connection.root}/queues/{queue_name}/partitions/1")
+        assert f"trackers know of 2 partitions, {queue_name} has 1" in warnings(admin.doctor(queue_name))
 
 
 class TestLogReader:

@@ -9,12 +9,13 @@ import pytest
 from confluent_kafka import TopicPartition
 from support import LEASE_S, Collector, bodies, collect, nothing_comes, total_queue, until, value
 
-from kmqpy import kafka
+from kmqpy import kafka, marker_writer
 from kmqpy.errors import Closed, ReceiptError, Unavailable
 from kmqpy.marker_writer import MarkerWriter
-from kmqpy.markers import Marker, Op
+from kmqpy.markers import Marker, Op, decode
 from kmqpy.source import QueueSource
 from kmqpy.starting import Starting
+from kmqpy.topics import topics_of
 
 UNWRITABLE = {"max.message.bytes": "10"}  # no marker is that small
 WRITABLE = {"max.message.bytes": "1000000"}
@@ -27,12 +28,12 @@ def test_f1_without_start_markers_nothing_is_handed_out_or_committed_or_lost(eit
     queue = either_queue
     sent = [f"m{i}" for i in range(300)]
     queue.send(*sent)
-    queue.topics.configure(queue.settings.markers_topic, UNWRITABLE)
+    queue.configure(queue.settings.markers_topic, UNWRITABLE)
     client = queue.client()
     nothing_comes(client, 1.5)
     assert queue.committed() < 0
     assert queue.records(queue.settings.markers_topic) == []
-    queue.topics.configure(queue.settings.markers_topic, WRITABLE)
+    queue.configure(queue.settings.markers_topic, WRITABLE)
     found = collect(client, 300, 20.0, ack=True, lease=30.0)
     verdict = total_queue(sent, bodies(found))
     assert (verdict.lost, verdict.unexpected, verdict.duplicates) == (set(), set(), {})
@@ -66,14 +67,28 @@ def test_r18_unconfirmed_ends_are_sent_again(queue):
     with MarkerWriter(queue.connection, topic) as writer:
         writer.post(Marker(0, 1, Op.END))
         assert writer.flush(5.0) == 0
-        queue.topics.configure(topic, UNWRITABLE)
-        time.sleep(0.2)
+        queue.configure(topic, UNWRITABLE)
         for offset in (2, 3, 4):
             writer.post(Marker(0, offset, Op.END))
         assert writer.flush(1.5) == 3  # by now each was refused several times
-        queue.topics.configure(topic, WRITABLE)
+        queue.configure(topic, WRITABLE)
         assert writer.flush(10.0) == 0
     assert {record.key()[-1] for record in queue.records(topic)} == {1, 2, 3, 4}
+
+
+def test_r18_a_nack_that_is_sent_again_is_still_one(queue):
+    """librdkafka's delivery reports have no headers, and without them it would be a take."""
+    topic = queue.settings.markers_topic
+    nack = Marker(0, 1, Op.NACK, counts=False, reason="busy")
+    with MarkerWriter(queue.connection, topic) as writer:
+        queue.topics.configure(topic, UNWRITABLE)
+        time.sleep(0.2)
+        writer.post(nack)
+        assert writer.flush(0.5) == 1
+        queue.topics.configure(topic, WRITABLE)
+        assert writer.flush(10.0) == 0
+    (record,) = queue.records(topic)
+    assert decode(record.key(), record.value(), record.headers()) == nack
 
 
 # --- F15, F16, R10: consumers that are killed ---------------------------------------------------------------
@@ -269,7 +284,7 @@ def test_r8_receipts_of_a_deleted_topic_are_refused(queue):
     queue.send("old")
     with queue.client() as client:
         (old,) = collect(client, 1)
-    queue.topics.delete(queue.settings)
+    queue.topics.delete(topics_of(queue.settings))
     until(lambda: queue.name not in queue.topics.names())
     queue.topics.create(queue.settings, 1)
     queue.send("new")
@@ -288,8 +303,7 @@ def test_an_ack_that_waits_returns_when_it_is_written(queue):
     client = queue.client()
     (message,) = collect(client, 1)
     topic = queue.settings.markers_topic
-    queue.topics.configure(topic, UNWRITABLE)
-    time.sleep(0.2)
+    queue.configure(topic, UNWRITABLE)
     mend = threading.Timer(1.0, queue.topics.configure, (topic, WRITABLE))
     mend.start()
     client.ack(message, wait=True)
@@ -298,18 +312,67 @@ def test_an_ack_that_waits_returns_when_it_is_written(queue):
     mend.join()
 
 
+@pytest.mark.parametrize("fmt", ["jvm", "range"])
+def test_r26_an_ack_that_waits_waits_for_no_other_marker(make_queue, fmt):
+    """One that can't be written stands for those of other threads, of which there are always some."""
+    queue = make_queue(2)
+    queue.send(*(f"m{i}" for i in range(5)))
+    queue.send("refused", partition=1)
+    client = queue.client(markers=fmt)
+    found = collect(client, 6, lease=60.0)
+    topic = queue.settings.markers_topic
+    queue.topics.configure(topic, {"max.message.bytes": "300"})
+    time.sleep(0.2)
+    client.nack(*(message for message in found if message.partition == 1), reason="x" * 400)
+    for message in found:
+        if message.partition == 0:
+            client.ack(message, wait=True)
+            assert message.offset in queue.ended()
+    with pytest.raises(Unavailable, match="1 markers"):
+        client.flush(0.5)
+    queue.topics.configure(topic, WRITABLE)
+    client.flush()
+
+
 def test_a_flush_that_fails_says_so_and_nothing_is_given_up(queue):
     queue.send("m")
     client = queue.client()
     (message,) = collect(client, 1)
-    queue.topics.configure(queue.settings.markers_topic, UNWRITABLE)
-    time.sleep(0.2)
+    queue.configure(queue.settings.markers_topic, UNWRITABLE)
     client.ack(message)
     with pytest.raises(Unavailable, match="1 markers are not confirmed"):
         client.flush(0.5)
-    queue.topics.configure(queue.settings.markers_topic, WRITABLE)
+    queue.configure(queue.settings.markers_topic, WRITABLE)
     client.flush()
     assert queue.records(queue.settings.markers_topic)[-1].value() == b"\0"
+
+
+@pytest.mark.parametrize("moment", ["among the starts", "after the starts"])
+def test_what_an_interrupted_receive_took_is_given_back_at_close(either_queue, monkeypatch, moment):
+    """Ctrl-C: nobody calls receive() again."""
+    queue = either_queue
+    sent = [f"m{i}" for i in range(20)]
+    queue.send(*sent)
+    patched, name = {
+        "among the starts": (marker_writer, "_produce"),
+        "after the starts": (Starting, "confirmed"),
+    }[moment]
+    real = getattr(patched, name)
+
+    def interrupted(*arguments):
+        monkeypatch.setattr(patched, name, real)
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    client = queue.client(holder="me")  # start markers with a header are written one by one
+    monkeypatch.setattr(patched, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collect(client, 20, lease=3600.0)
+    client.close()
+    queue.tracker()
+    again = collect(queue.client(), 20, ack=True)
+    assert sorted(bodies(again)) == sorted(sent)
+    assert {message.attempts for message in again} == {1}
 
 
 def test_what_librdkafka_reads_again_is_not_handed_out_again(queue):
@@ -348,7 +411,9 @@ def test_what_interrupts_receive_loses_no_message(queue, monkeypatch, moment):
 
     monkeypatch.setattr(patched, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        collect(client, 50, max_messages=20, lease=0.5)
+        collect(client, 50, max_messages=20, lease=1.0)
     rest = collect(client, 50, ack=True, lease=60.0)
     assert sorted(bodies(first + rest)) == sorted(sent)
-    nothing_comes(client, 0.8)
+    if moment == "after the starts":  # nobody was handed them
+        assert {message.attempts for message in rest} == {1}
+    nothing_comes(client, 1.3)

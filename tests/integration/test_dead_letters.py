@@ -1,6 +1,7 @@
 """Dead letters on a real broker: listed, sent back once however often a run is killed, thrown away."""
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support import until
+from support import committed_records, configure, delete_topic, until
 
-from kmqpy import kafka, log_reader, markers
+from kmqpy import kafka, log_reader, markers, stats
 from kmqpy import message as m
 from kmqpy.client import KmqClient
 from kmqpy.clock import SYSTEM_CLOCK
@@ -38,9 +39,26 @@ def queue(connection: Connection, queue_name: str) -> QueueSettings:
     return settings
 
 
+class SettledLetters(DeadLetters):
+    """After a redrive or purge, waits until readers see what that did."""
+
+    def redrive(self, *args: Any, **more: Any) -> RedriveResult:
+        result = super().redrive(*args, **more)
+        self._settle()
+        return result
+
+    def purge(self) -> int:
+        result = super().purge()
+        self._settle()
+        return result
+
+    def _settle(self) -> None:
+        committed_records(self._connection, self._dead.markers_topic)
+
+
 @pytest.fixture
 def letters(connection: Connection, queue: QueueSettings) -> Iterator[DeadLetters]:
-    with DeadLetters(queue, connection) as opened:
+    with SettledLetters(queue, connection) as opened:
         yield opened
 
 
@@ -74,6 +92,7 @@ def bury(connection: Connection, queue: QueueSettings, count: int, *, first: int
             headers=tracker_headers(queue, number),
         )
     producer.commit_transaction(20)
+    committed_records(connection, queue.dead_letter_topic)
 
 
 def transactional(connection: Connection, queue: QueueSettings) -> Producer:
@@ -91,21 +110,9 @@ def write(connection: Connection, topic: str, *records: dict[str, Any]) -> None:
     assert producer.flush(20) == 0
 
 
-def delete(topics: Topics, topic: str) -> None:
-    topics._admin.delete_topics([topic])[topic].result(10)
-    while topics.describe([topic]):
-        SYSTEM_CLOCK.sleep(0.05)
-
-
 def delivered(connection: Connection, queue: QueueSettings) -> list[Any]:
-    """The records of the queue topic that a read_committed reader sees."""
-    records: list[Any] = []
-    reached = log_reader.scan(connection, queue.name, dict.fromkeys(range(PARTITIONS), 0), records.append)
-    ends = log_reader.bounds(connection, queue.name, range(PARTITIONS), uncommitted=True)
-    assert {p: end for p, (_, end) in ends.items()} == {p: at.end for p, at in reached.items()}, (
-        "a transaction is still open"
-    )
-    return records
+    """The records of the queue topic that a read_committed reader sees; no transaction stays open."""
+    return committed_records(connection, queue.name)
 
 
 def assert_each_once(connection: Connection, queue: QueueSettings, count: int) -> None:
@@ -241,6 +248,16 @@ def test_foreign_headers_of_ours_and_old_counts_are_dropped(letters, connection,
     assert record.headers() == [("mine", b"y")]
 
 
+def test_a_redriven_message_starts_anew_whatever_the_header_of_its_count_is_called(connection, queue_name):
+    queue = QueueSettings(name=queue_name, redelivery_count_header="tries")
+    Topics(connection).create(queue, PARTITIONS)
+    bury(connection, queue, 1)
+    with DeadLetters(queue, connection) as letters:
+        assert letters.redrive() == RedriveResult(1)
+    (record,) = delivered(connection, queue)
+    assert record.headers() == tracker_headers(queue, 0)[:5]
+
+
 def test_it_goes_to_the_partition_it_came_from(letters, connection, queue):
     def headers(partition: int, topic: str) -> list[tuple[str, bytes]]:
         return [
@@ -256,6 +273,8 @@ def test_it_goes_to_the_partition_it_came_from(letters, connection, queue):
         {"value": b"foreign", "partition": 0, "headers": headers(2, "another")},
     )
     letters.redrive()
+    with SettledLetters(queue, connection, origin="another") as foreign:
+        foreign.redrive()
     found = {record.value(): record.partition() for record in delivered(connection, queue)}
     assert (found[b"own"], found[b"foreign"]) == (2, 0)
     assert found[b"gone"] in range(PARTITIONS)
@@ -307,6 +326,7 @@ def test_nothing_hangs_on_open_and_aborted_transactions(letters, connection, que
     assert [one.body for one in letters.peek()] == [b"0", b"1", b"2"]
     assert letters.redrive() == RedriveResult(3)
     producer.commit_transaction(10)
+    committed_records(connection, queue.dead_letter_topic)
     assert [one.body for one in letters.peek()] == [b"3"]
     assert letters.redrive() == RedriveResult(1)
     assert_each_once(connection, queue, 4)
@@ -331,8 +351,8 @@ def test_redrive_waits_for_end_markers_behind_an_open_transaction(letters, conne
 
 def test_one_that_the_queue_does_not_take_holds_back_no_other(letters, connection, queue):
     bury(connection, queue, 20)
-    write(connection, queue.dead_letter_topic, {"value": b"x" * 50_000, "partition": 0})
-    Topics(connection).configure(queue.name, {"max.message.bytes": "20000"})
+    write(connection, queue.dead_letter_topic, {"value": os.urandom(50_000), "partition": 0})
+    configure(Topics(connection), queue.name, {"max.message.bytes": "20000"})
 
     result = letters.redrive()
 
@@ -369,7 +389,7 @@ def test_missing_topics_say_what_to_run(connection, queue):
             (queue.dead_letter_topic, TopicError),
             (queue.name, QueueNotFound),
         ):
-            delete(topics, topic)
+            delete_topic(topics, topic)
             with pytest.raises(error, match=create) as raised:
                 letters.redrive()
             assert topic in str(raised.value)
@@ -485,7 +505,7 @@ def test_what_stops_it_halfway_says_how_far_it_got(connection, queue):
     hasty = dataclasses.replace(connection, kafka={"message.timeout.ms": 1_000})
 
     def progress(done: int, total: int) -> None:
-        delete(Topics(connection), queue.name)
+        delete_topic(Topics(connection), queue.name)
 
     with DeadLetters(queue, hasty) as letters:
         with pytest.raises(Unfinished, match="after 1000 dead letters") as raised:
@@ -504,7 +524,7 @@ def test_from_a_tracker_and_back_to_a_client(make_queue):
             assert message.attempts == attempt
             client.nack(message, reason=f"try {attempt}")
 
-        with DeadLetters(queue.settings, queue.connection) as letters:
+        with SettledLetters(queue.settings, queue.connection) as letters:
             until(letters.list)
             (letter,) = letters.peek()
             assert (letter.body, letter.attempts, letter.reason) == (b"poison", 2, "nack: try 2")
@@ -520,3 +540,66 @@ def test_from_a_tracker_and_back_to_a_client(make_queue):
         assert again.first_enqueued_ms == letter.first_enqueued_ms
         assert again.header("trace") == b"t"
         client.ack(again, wait=True)
+
+
+@pytest.fixture
+def sharing(connection, queue):
+    """Another queue with the same dead-letter topic."""
+    settings = QueueSettings(name=f"{queue.name}-b", dead_letter_topic=queue.dead_letter_topic)
+    Topics(connection).create(settings, PARTITIONS)
+    return settings
+
+
+def letter(number: int, origin: bytes | None, partition: int = 0) -> dict[str, Any]:
+    headers = [] if origin is None else [(m.DEAD_LETTER_TOPIC, origin)]
+    return {"value": b"%d" % number, "partition": partition, "headers": headers}
+
+
+def test_of_two_queues_with_one_dead_letter_topic_each_touches_its_own_only(
+    letters, connection, queue, sharing
+):
+    of = {number: (queue, sharing)[number % 2] for number in range(10)}
+    records = [letter(number, one.name.encode(), number // 5) for number, one in of.items()]
+    write(connection, queue.dead_letter_topic, *records)
+    with SettledLetters(sharing, connection) as theirs:
+        assert sorted(one.body for one in letters.peek()) == [b"0", b"2", b"4", b"6", b"8"]
+        assert sorted(one.body for one in theirs.peek(2)) == [b"1", b"3"]
+        assert [stats.queue_stats(connection, one).dead_letters for one in (queue, sharing)] == [5, 5]
+        assert theirs.redrive(["0-0", "0-1"]) == RedriveResult(1, ("0-0",))
+        assert letters.purge() == 5
+        assert letters.list() == []
+        assert sorted(one.body for one in theirs.peek()) == [b"3", b"5", b"7", b"9"]
+        assert theirs.redrive() == RedriveResult(4)
+        assert letters.redrive() == RedriveResult(0)
+    assert delivered(connection, queue) == []
+    assert sorted(record.value() for record in delivered(connection, sharing)) == [
+        b"1",
+        b"3",
+        b"5",
+        b"7",
+        b"9",
+    ]
+
+
+def test_what_does_not_say_where_it_came_from_is_of_the_queue_the_topic_is_named_after(
+    letters, connection, queue, sharing
+):
+    odd = [None, b"\xff", b"", b"no topic", None]
+    write(connection, queue.dead_letter_topic, *(letter(number, one) for number, one in enumerate(odd)))
+    with SettledLetters(sharing, connection) as theirs:
+        assert theirs.list() == []
+        assert theirs.redrive() == RedriveResult(0)
+        assert theirs.purge() == 0
+    assert letters.redrive() == RedriveResult(5)
+
+
+def test_in_a_topic_that_is_named_after_no_queue_it_is_of_the_one_that_has_it(connection, queue_name):
+    queue = QueueSettings(name=queue_name, dead_letter_topic=f"{queue_name}-given-up")
+    Topics(connection).create(queue, 1)
+    write(connection, queue.dead_letter_topic, letter(0, None), letter(1, b"former"), letter(2, b"another"))
+    with SettledLetters(queue, connection) as letters:
+        assert [one.body for one in letters.peek()] == [b"0"]
+    with SettledLetters(queue, connection, origin="former") as letters:
+        assert [one.body for one in letters.peek()] == [b"0", b"1"]
+        assert letters.redrive() == RedriveResult(2)
+    assert [record.value() for record in delivered(connection, queue)] == [b"0", b"1"]

@@ -5,17 +5,20 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from support import until
+from confluent_kafka.admin import NewTopic
+from support import configure, until
 
 from kmqpy.cli.app import run
-from kmqpy.config import Connection
-from kmqpy.topics import Topics
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.topics import Topics, topics_of
+from kmqpy.zookeeper import connect
 
 KMQ = str(Path(sys.executable).with_name("kmq"))
 NOWHERE = "127.0.0.1:1"
@@ -131,8 +134,16 @@ class TestFlow:
         assert (counts["depth"], counts["in_flight"], counts["overdue"]) == (0, 2, 0)
         assert "total" in kmq("stats", queue_name)
 
-        assert kmq("purge", queue_name, stdin="y\n").startswith(f"queue {queue_name}: 2 messages")
-        assert kmq.json("queue", "delete", queue_name, "--yes") == {"queue": queue_name, "deleted": True}
+        out, err = kmq.both("purge", queue_name, stdin="y\n")
+        assert out.startswith(f"queue {queue_name}: 2 messages")
+        assert err == "kmq: to be deleted: 0 messages waiting, 2 in flight\n"
+        kmq("send", queue_name, "five", "--partition", 1)
+        out, err = kmq.both("queue", "delete", queue_name, "--yes", "-o", "json")
+        names = [f"{queue_name}{end}" for end in ("", "__markers", "__undelivered", "__undelivered__markers")]
+        assert json.loads(out) == {"queue": queue_name, "deleted": True, "topics": names, "kept": []}
+        shown = [line.removeprefix("kmq: to be deleted: topic ") for line in err.splitlines()]
+        assert [line.split()[0] for line in shown] == names
+        assert shown[0] == f"{queue_name} with about 1 record"
         assert kmq.json("queue", "list") == []
         assert "no such" in kmq.error("queue", "describe", queue_name)
 
@@ -154,8 +165,34 @@ class TestFlow:
     def test_nothing_is_deleted_unless_it_is_confirmed(self, kmq, name, answer):
         kmq("send", name, "x")
         for command in (["purge"], ["queue", "delete"], ["dlq", "purge"]):
-            assert "use --yes" in kmq.error(*command, name, stdin=answer)
+            out, err = kmq.both(*command, name, stdin=answer, code=2)
+            assert out == ""
+            assert err.splitlines()[-1].endswith("use --yes")
+            assert "kmq: to be deleted: " in err
         assert kmq.json("stats", name)["depth"] == 1
+
+    def test_delete_takes_registered_queues_and_with_leftovers_what_is_of_none(self, kmq, name, environment):
+        topics = Topics(Connection(bootstrap=environment["KMQ_BOOTSTRAP"]))
+        foreign, left = f"{name}-foreign", f"{name}-left"
+        topics._admin.create_topics([NewTopic(foreign, 1, 1)])[foreign].result()
+        topics.create(QueueSettings(name=left))
+        for topic in (foreign, left, f"{name}__undelivered", f"{name}__markers"):
+            assert "is not registered" in kmq.error("queue", "delete", topic, "--yes")
+        for topic in (foreign, name, f"{name}__undelivered"):
+            kmq.error("queue", "delete", topic, "--leftovers", "--yes")
+        _, err = kmq.both("queue", "delete", left, "--leftovers", stdin="n\n", code=2)
+        assert [line.split()[5] for line in err.splitlines()[:-1]] == [*topics_of(QueueSettings(name=left))]
+        assert "Delete 4 topics left over from a queue" in err
+        before = topics.names()
+        kmq.both("queue", "delete", left, "--leftovers", "--yes")
+        until(lambda: before - topics.names() == {*topics_of(QueueSettings(name=left))})
+        kmq("send", name, "x")
+        assert (
+            "is not empty (1 waiting)" in kmq.both("queue", "delete", name, "--if-empty", "--yes", code=2)[1]
+        )
+        kmq.lines("receive", name, "--ack")
+        kmq.both("queue", "delete", name, "--if-empty", "--yes")
+        until(lambda: topics.names().isdisjoint(topics_of(QueueSettings(name=name))))
 
     def test_bytes_survive(self, kmq, name):
         kmq("send", name, stdin=b"\xff\xfe\nplain\n")
@@ -180,14 +217,16 @@ class TestFlow:
         kmq("ack", found["receipt"], "--zookeeper", "")
         assert kmq.json("stats", name, "--zookeeper", "")["in_flight"] == 0
 
-    def test_names_of_topics_come_from_the_registry(self, kmq, queue_name):
+    def test_names_of_topics_come_from_the_registry_and_without_it_from_its_copy(self, kmq, queue_name):
         kmq("queue", "create", queue_name, "--markers-topic", f"{queue_name}-m", "--max-redeliveries", "none")
         kmq("send", queue_name, "x")
         (found,) = kmq.lines("receive", queue_name)
         kmq("ack", found["receipt"])
         settings = kmq.json("queue", "describe", queue_name)["settings"]
         assert (settings["markers_topic"], settings["max_redeliveries"]) == (f"{queue_name}-m", None)
-        assert "markers topic" in kmq.error("send", queue_name, "x", "--zookeeper", "")
+        kmq("send", queue_name, "y", "--zookeeper", "")
+        (found,) = kmq.lines("receive", queue_name, "--zookeeper", "")
+        assert found["body"] == "y"
 
     def test_alter(self, kmq, name):
         assert kmq.json("queue", "alter", name, "--max-redeliveries", "9")["max_redeliveries"] == 9
@@ -215,7 +254,7 @@ class TestWithTracker:
         out, err = kmq.both("dlq", "redrive", queue_name, listed[0]["id"], "7-7", code=1)
         assert "1 dead letter sent back" in out
         assert "no dead letter 7-7" in err
-        assert kmq("dlq", "purge", queue_name, "--yes").startswith(
+        assert kmq.both("dlq", "purge", queue_name, "--yes")[0].startswith(
             f"queue {queue_name}: 1 dead letter deleted"
         )
         assert kmq.json("stats", queue_name)["dead_letters"] == 0
@@ -247,7 +286,7 @@ class TestBadInput:
         assert time.monotonic() - started < 40  # not for ever: four processes at once, on slow machines too
 
     def test_nothing_is_sent_twice_when_the_broker_refuses_one(self, kmq, name, cluster):
-        Topics(Connection(bootstrap=cluster.bootstrap)).configure(name, {"max.message.bytes": "2000"})
+        configure(Topics(Connection(bootstrap=cluster.bootstrap)), name, {"max.message.bytes": "2000"})
         lines = ["before", "x" * 50_000, "after"]
         # Each of them a batch of its own for the broker: else it refuses all, and they are sent one by one.
         options = ["-X", "batch.num.messages=1"]
@@ -268,7 +307,7 @@ class TestBadInput:
     def test_a_receipt_of_a_topic_that_was_made_anew_acknowledges_nothing(self, kmq, name):
         kmq("send", name, "old")
         (old,) = kmq.lines("receive", name)
-        kmq("queue", "delete", name, "--yes")
+        kmq.both("queue", "delete", name, "--yes")
         assert "no such topic" in kmq.error("ack", old["receipt"])
         kmq("queue", "create", name)
         kmq("send", name, "new")
@@ -309,16 +348,32 @@ class TestBadInput:
 
     def test_doctor_finds_what_is_planted(self, kmq, make_queue):
         queue = make_queue()
-        queue.topics.configure(queue.settings.markers_topic, {"retention.ms": "1000"})
-
-        def planted():
-            found = json.loads(kmq("doctor", queue.name, "-o", "json", code=1))
-            return [
-                one for one in found if one["severity"] == "error" and "keeps records for 1s" in one["what"]
-            ]
-
-        until(planted)  # a broker shows a new setting a moment later
+        queue.configure(queue.settings.markers_topic, {"retention.ms": "1000"})
+        found = json.loads(kmq("doctor", queue.name, "-o", "json", code=1))
+        errors = [one["what"] for one in found if one["severity"] == "error"]
+        assert any("keeps records for 1s" in what for what in errors)
         assert "no tracker runs" in kmq("doctor", code=1)
+
+    def test_r25_doctor_clears_up_in_zookeeper_what_it_shows_when_told_to(self, kmq, name, environment):
+        root = environment["KMQ_ROOT"]
+        queue, stray = f"{root}/queues/{name}", f"{root}/trackers/copy"
+        paths = [f"{queue}/partitions/0/leader", f"{queue}/foreign/below", f"{queue}/foreign"]
+        with connect(environment["KMQ_ZOOKEEPER"]) as zk:
+            for path in (*paths, stray):
+                zk.ensure_path(path)
+            shown = kmq("doctor", code=1)
+            assert all(f"{path}: " in shown for path in [*paths, stray])
+            assert "kmq doctor --fix" in shown
+            out, err = kmq.both("doctor", "--fix", stdin="n\n", code=2)
+            assert all(f"kmq: {path}: " in err for path in [*paths, stray])
+            assert "Remove 4 znodes? It was not confirmed" in err
+            assert all(map(zk.exists, [*paths, stray]))
+            out, err = kmq.both("doctor", name, "--fix", "-o", "json", stdin="y\n", code=1)
+            assert sorted(json.loads(out)["removed"]) == sorted(paths)
+            assert f"removed {stray}" in kmq("doctor", "--fix", "--yes", code=1)
+            assert not any(map(zk.exists, [*paths, stray]))
+            assert f"removed {root}" not in kmq("doctor", "--fix", code=1)  # and nothing is asked
+            assert zk.exists(f"{queue}/partitions/0")
 
 
 class TestProcess:
@@ -387,3 +442,64 @@ def test_dev_up_serves_until_it_is_told_to_stop(kmq, tmp_path, queue_name):
         process.send_signal(signal.SIGINT)
         out, _err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "")
+
+
+class TestWhereTheServersAre:
+    @pytest.mark.parametrize("command", ["queue list", "doctor", "stats {}", "in-flight {}", "dlq list {}"])
+    def test_of_the_issue_a_root_that_is_not_there_is_told(self, kmq, name, command):
+        error = kmq.error(*command.format(name).split(), "--root", "/typo")
+        assert "root: there is no znode '/typo' in ZooKeeper" in error
+
+    def test_the_default_root_may_be_missing(self, kmq, monkeypatch):
+        monkeypatch.delenv("KMQ_ROOT")
+        kmq("queue", "list")
+
+    @pytest.mark.parametrize("silent", [True, False])
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "send {} x --zookeeper=",
+            "receive {} --zookeeper=",
+            "dlq list {} --zookeeper=",
+            "stats {}",
+            "doctor {}",
+            "queue create {}",
+        ],
+    )
+    def test_of_the_issue_kafka_that_is_away_is_told_soon(
+        self, kmq, queue_name, monkeypatch, command, silent
+    ):
+        monkeypatch.delenv("KMQ_ROOT")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}" if silent else NOWHERE
+            started = time.monotonic()
+            error = kmq.error(*command.format(queue_name).split(), "--bootstrap", address)
+            assert time.monotonic() - started < 6  # 10 s is how long clients wait
+        assert f"Kafka at {address} does not answer" in error
+
+    def test_of_the_issue_zookeeper_that_is_away_is_told_soon(self, kmq):
+        started = time.monotonic()
+        error = kmq.error("queue", "list", "--zookeeper", NOWHERE)
+        assert time.monotonic() - started < 6
+        assert f"ZooKeeper at {NOWHERE} does not answer" in error
+
+    @pytest.mark.parametrize("option", ["--bootstrap", "--zookeeper"])
+    @pytest.mark.parametrize("address", ["ho st:x", "::"])
+    def test_of_the_issue_an_address_that_is_none_is_told_at_once(self, kmq, option, address):
+        assert f"{option[2:]}: {address!r} is no address" in kmq.error("stats", "q", option, address)
+
+
+class TestClosedStreams:
+    def test_of_the_issue_a_table_that_nobody_wants(self, kmq, name):
+        shell = ["sh", "-c", 'exec "$@" >&-', "sh", KMQ, "stats", name]
+        done = subprocess.run(
+            shell, env={**os.environ, **kmq.environment}, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_of_the_issue_no_message_is_taken_that_nobody_sees(self, kmq, name):
+        kmq("send", name, "a")
+        shell = ["sh", "-c", 'exec "$@" >&-', "sh", KMQ, "receive", name, "--ack"]
+        done = subprocess.run(shell, env={**os.environ, **kmq.environment}, capture_output=True, check=False)
+        assert done.returncode == 2
+        assert kmq.json("stats", name)["depth"] == 1

@@ -49,6 +49,7 @@ def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
     tracker = queue.tracker()
     (part,) = tracker._parts.values()
     empty = size_of(part.state)
+    queue.fill(2 * others + 1)
     (held_at,) = queue.mark_all([Marker(0, 0, Op.TAKE, 3_600_000)])
     # Leases all different, and no neighbours: nothing that could be kept as a run.
     queue.mark_all(Marker(0, 2 * n, Op.TAKE, 3_600_000 + 7 * n) for n in range(1, others + 1))

@@ -1,20 +1,25 @@
 """Brokers that stop answering, go away and come back; clusters of their own."""
 
 import contextlib
+import shutil
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import NewTopic
-from support import LiveQueue, bodies, collect, nothing_comes, total_queue, until, value
+from support import LEASE_S, LiveQueue, bodies, collect, nothing_comes, total_queue, until, value
 
 from kmqpy import kafka
 from kmqpy.client import KmqClient
 from kmqpy.config import Connection
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
+from kmqpy.errors import Unavailable
+from kmqpy.inflight import Entry, Hold
 from kmqpy.markers import Marker, Op, decode
+from kmqpy.registry import StoredOffset, connect
 from tests.chaos.proxy import Cut, Proxy
 
 pytestmark = pytest.mark.slow
@@ -110,6 +115,33 @@ def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_ag
         assert copies[sent[0]] == 1
 
 
+@pytest.mark.parametrize("fmt", ["jvm", "range"])
+def test_r11_what_is_confirmed_when_its_lease_is_over_was_given_back_in_time(
+    cluster_behind_a_gate, queue_name, fmt
+):
+    """The start marker is written at once, only the answer comes late: that costs no attempt."""
+    cluster, bootstrap, gate = cluster_behind_a_gate
+    with LiveQueue(address(cluster), queue_name, max_redeliveries=0) as queue:
+        tracker = queue.tracker()
+        queue.send("m0", "m1")
+        with (
+            KmqClient(queue.settings, replace(address(cluster), bootstrap=bootstrap), markers=fmt) as client,
+            healed(gate),
+        ):
+            collect(client, 1, max_messages=1, ack=True, lease=60.0)  # the rest was fetched with it
+            client.flush()
+            gate.cut(Cut.MUTE)
+            heals = threading.Timer(2.5, gate.heal)
+            heals.start()
+            taken = client.receive(wait=0.1, lease=2.0)
+            heals.join()
+            assert taken == []
+            (again,) = collect(client, 1, 20.0, lease=60.0)
+            assert (again.body, again.attempts) == (b"m1", 1)
+            client.ack(again, wait=True)
+        assert value(tracker, queue.name, "dead_lettered") == 0
+
+
 def test_a_client_is_closed_although_kafka_does_not_answer(cluster_behind_a_gate, queue_name):
     """librdkafka's own commit and close hang for ever then."""
     cluster, bootstrap, gate = cluster_behind_a_gate
@@ -186,12 +218,18 @@ def test_r18_a_markers_partition_without_leader_stops_only_itself(queue_name):
             queue.send("first", partition=0)
             queue.send("first", partition=1)
             client.ack(*collect(client, 2), wait=True)
+            queue.send("taken", partition=1)
+            (taken,) = collect(client, 1, lease=120.0)
             cluster.broker(3).kill()
+            client.ack(taken)
             sent = [f"{partition}-{i}" for i in range(20) for partition in (0, 1)]
             for partition in (0, 1):
                 queue.send(*(s for s in sent if s.startswith(str(partition))), partition=partition)
             found = collect(client, 20, 20.0, ack=True, lease=60.0)
             assert {message.partition for message in found} == {0}
+            client.ack(*found, wait=True)  # R26: for no other partition
+            with pytest.raises(Unavailable):
+                client.flush(0.2)
             queue.send("held", partition=0)
             queue.mark(Marker(0, 21, Op.TAKE, 100))
             until(lambda: value(tracker, queue.name, "redelivered") == 1, 40.0, tracker.problems)
@@ -199,3 +237,79 @@ def test_r18_a_markers_partition_without_leader_stops_only_itself(queue_name):
             rest = collect(client, 21, 30.0, ack=True, lease=60.0)
             verdict = total_queue([*sent, "held"], bodies(found + rest))
             assert (verdict.lost, verdict.unexpected) == (set(), set())
+
+
+def test_r18_a_broker_that_hangs_keeps_up_markers_only_until_another_leads_its_queues(queue_name):
+    with Cluster(brokers=3) as cluster:
+        admin = kafka.admin(address(cluster))
+        config = {"message.timestamp.type": "LogAppendTime"}
+        topics = [
+            NewTopic(queue_name, 2, replica_assignment=[[1, 2, 3], [3, 2, 1]]),
+            NewTopic(f"{queue_name}__markers", 2, replica_assignment=[[1, 2, 3], [1, 2, 3]], config=config),
+        ]
+        for future in admin.create_topics(topics).values():
+            future.result(10)
+        with LiveQueue(address(cluster), queue_name, 2, replication=1) as queue:
+            tracker = queue.tracker()
+            states = [tracker._parts[queue_name, partition].state for partition in (0, 1)]
+            for partition in (0, 1):
+                queue.send(*"abcde", partition=partition)
+            cluster.broker(3).pause()
+            for partition in (0, 1):  # nobody knows yet that there are such messages
+                queue.mark_all(Marker(partition, offset, Op.TAKE, 120_000) for offset in range(5))
+            until(lambda: len(states[0]) == 5, 8.0, tracker.problems)
+            until(lambda: len(states[1]) == 5, 30.0, tracker.problems)
+            cluster.broker(3).resume()
+
+
+@pytest.mark.parametrize("comes_back", ["empty", "older"])
+def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
+    own_cluster, own_queue, queue_name, tmp_path, comes_back, caplog
+):
+    """It turns away whoever has seen later changes than it has: all trackers, for ever."""
+    queue, server = own_queue, own_cluster.zookeeper_server()
+    data, backup = own_cluster.folder / server.name / "data" / "version-2", tmp_path / "backup"
+    tracker, client = queue.tracker(), queue.client()
+    leadership = tracker._leadership
+    if comes_back == "older":
+        server.stop()
+        shutil.copytree(data, backup)
+        server.start()
+        until(lambda: tracker.problems() == [], 20.0, tracker.problems)
+    with LiveQueue(queue.connection, f"{queue_name}-late", root=queue.connection.root) as late:
+        until(lambda: len(tracker.owned()) == 2, 20.0, tracker.problems)
+        for n in range(200):  # changes that will be forgotten; more than there are afterwards
+            leadership._zk.set(f"{queue.connection.root}/queues", b"%d" % n)
+        server.stop()
+        until(lambda: not leadership.may_redeliver())
+        queue.send(*"abc")
+        late.send("d")
+        taken = {message.body: message for message in collect(client, 3, lease=LEASE_S)}
+        client.ack(taken[b"c"], wait=True)
+        collect(late.client(), 1, lease=LEASE_S)
+        shutil.rmtree(data)
+        if backup.exists():
+            shutil.copytree(backup, data)
+        server.start()
+        queue.register()
+        late.register()
+        until(lambda: len(leadership.snapshot().owned) == 2 == len(tracker.owned()), 30.0, tracker.problems)
+        until(lambda: (queue.copies() + late.copies()).total() == 4 + 3, 20.0, tracker.problems)
+        until(lambda: tracker.problems() == [], 10.0, tracker.problems)
+        assert tracker.alive()
+        assert (queue.copies(), late.copies()) == ({"a": 2, "b": 2, "c": 1}, {"d": 2})
+    assert any("has forgotten changes" in record.getMessage() for record in caplog.records)
+
+
+def test_r25_a_stored_offset_that_names_a_message_twice_makes_one_copy(own_queue):
+    queue = own_queue
+    queue.send("a", "b")
+    row = Entry(0, 0, 1, 1, Hold.HELD)
+    stored = StoredOffset(1, queue.found.markers.topic_id, 1, in_flight=(row,) * 50)
+    with connect(queue.connection.zookeeper) as zk:
+        zk.create(f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset", stored.to_json())
+    queue.mark_all([Marker(0, 0, Op.TAKE, 100), Marker(0, 1, Op.TAKE, 100)])
+    tracker = queue.tracker()
+    until(lambda: value(tracker, queue.name, "redelivered") >= 2, 10.0, tracker.problems)
+    tracker.stop()  # after what is under way
+    assert queue.copies() == {"a": 2, "b": 2}

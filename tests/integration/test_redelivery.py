@@ -1,15 +1,15 @@
 """When a message comes again and what as: deadlines, nacks, dead letters, delays, bad messages."""
 
+import os
 import threading
 import time
 from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import NewTopic
-from support import LEASE_S, bodies, collect, nothing_comes, until, value
+from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, until, value
 
 from kmqpy.client import KmqClient
-from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, MessageError
 from kmqpy.marker_writer import MarkerWriter
 from kmqpy.markers import INT64_MAX, Marker, Op
@@ -67,7 +67,7 @@ def test_f11_a_client_extends_its_lease(queue):
 @pytest.fixture
 def create_time_queue(queue):
     """A queue whose markers carry the clocks of those who write them."""
-    queue.topics.configure(queue.settings.markers_topic, {"message.timestamp.type": "CreateTime"})
+    queue.configure(queue.settings.markers_topic, {"message.timestamp.type": "CreateTime"})
     return queue
 
 
@@ -268,8 +268,7 @@ def test_r16_extreme_leases(queue):
 def test_f10_a_missing_dead_letter_topic_holds_up_only_dead_letters(make_queue):
     queue = make_queue(2, max_redeliveries=1)
     dead = queue.settings.dead_letter_topic
-    queue.topics._admin.delete_topics([dead])
-    until(lambda: dead not in queue.topics.names())
+    delete_topic(queue.topics, dead)
     tracker = queue.tracker()
     for partition in (0, 1):
         queue.send("a", "b", partition=partition)
@@ -293,10 +292,11 @@ def test_f10_a_missing_dead_letter_topic_holds_up_only_dead_letters(make_queue):
     assert queue.copies()["poison"] == 1
 
 
-def test_r7_a_message_that_became_too_large_holds_up_no_other(queue):
+def test_r7_a_message_that_became_too_large_holds_up_no_other(make_queue):
+    queue = make_queue(max_redeliveries=None)  # else it would become a dead letter
     tracker = queue.tracker()
-    queue.send(*(f"before{i}" for i in range(5)), b"x" * 3_000, *(f"after{i}" for i in range(5)))
-    queue.topics.configure(queue.name, {"max.message.bytes": "3000"})
+    queue.send(*(f"before{i}" for i in range(5)), os.urandom(4_000).hex(), *(f"after{i}" for i in range(5)))
+    queue.configure(queue.name, {"max.message.bytes": "3000"})
     for offset in range(11):
         queue.mark(take(offset))
     wait_for(queue, tracker, "redelivered", 10)
@@ -305,7 +305,7 @@ def test_r7_a_message_that_became_too_large_holds_up_no_other(queue):
     queue.send("later")
     queue.mark(take(last_offset(queue)))
     wait_for(queue, tracker, "redelivered", 11)
-    queue.topics.configure(queue.name, {"max.message.bytes": "1000000"})
+    queue.configure(queue.name, {"max.message.bytes": "1000000"})
     wait_for(queue, tracker, "redelivered", 12)
     assert set(queue.copies().values()) == {2}
     until(lambda: tracker.problems() == [], what=tracker.problems)
@@ -356,9 +356,9 @@ def test_a_removed_queue_is_let_go(make_queue):
 def test_settings_changed_in_the_registry_are_followed(make_queue):
     queue = make_queue(max_redeliveries=0)
     tracker = queue.tracker()
-    with queue.registry() as registry:
-        registry.register(QueueSettings(name=queue.name, max_redeliveries=5), 1)
-    time.sleep(1.2)
+    queue.settings = replace(queue.settings, max_redeliveries=5)
+    queue.register()
+    until(lambda: tracker._parts[queue.name, 0].queue.max_redeliveries == 5)
     queue.send("m")
     queue.mark(take(0))
     wait_for(queue, tracker, "redelivered", 1)

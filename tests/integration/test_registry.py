@@ -9,7 +9,7 @@ import pytest
 
 from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.registry import RegisteredQueue, Registry, StoredOffset, TrackerInfo, connect
+from kmqpy.registry import RegisteredQueue, Registry, StoredOffset, TrackerInfo, connect, partitions_of
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def registry(zk, root):
 
 
 def test_a_registered_queue_is_found(registry):
-    settings = QueueSettings(name="orders", max_redeliveries=None, redeliver_after_ms=7)
+    settings = QueueSettings(name="orders", max_redeliveries=None, redeliver_after_ms=700)
     assert registry.queues() == []
     registry.register(settings, 3)
     assert registry.get("orders") == RegisteredQueue(settings, 3)
@@ -145,6 +145,45 @@ def test_removal_waits_for_the_owners_and_names_them(registry, zk, root):
     assert registry.queues() == []
 
 
+class Meddling:
+    """A client of ZooKeeper in front of which somebody else does something, once, before a transaction."""
+
+    def __init__(self, zk, meddle):
+        self._zk, self._meddle = zk, meddle
+
+    def __getattr__(self, name):
+        return getattr(self._zk, name)
+
+    def transaction(self):
+        meddle, self._meddle = self._meddle, lambda: None
+        meddle()
+        return self._zk.transaction()
+
+
+def test_a_deletion_that_begins_while_a_queue_is_registered_is_not_undone(registry, zk, root):
+    registry.register(QueueSettings(name="orders"), 1)
+    zk.create(f"{root}/queues/orders/partitions/0/leader", b"t1", ephemeral=True)
+
+    def delete():
+        with pytest.raises(Unavailable, match="by t1"):
+            registry.remove("orders", 0)
+
+    changed = QueueSettings(name="orders", max_redeliveries=9)
+    with pytest.raises(TopicError, match="being removed"):
+        Registry(Meddling(zk, delete), root).register(changed, 2)
+    assert registry.get("orders") == RegisteredQueue(QueueSettings(name="orders"), 1, deleting=True)
+
+
+def test_what_others_register_while_a_deletion_begins_is_not_forgotten(registry, zk, root):
+    """Only the registry knows the names of a queue's topics, and they are to be deleted."""
+    registry.register(QueueSettings(name="orders"), 1)
+    zk.create(f"{root}/queues/orders/partitions/0/leader", b"t1", ephemeral=True)
+    changed = QueueSettings(name="orders", dead_letter_topic="another")
+    with pytest.raises(Unavailable, match="by t1"):
+        Registry(Meddling(zk, lambda: registry.register(changed, 2)), root).remove("orders", 0)
+    assert registry.get("orders") == RegisteredQueue(changed, 2, deleting=True)
+
+
 def test_what_is_done_when_the_owners_have_let_go_comes_before_the_removal(registry, zk, root):
     registry.register(QueueSettings(name="orders"), 1)
     leader = f"{root}/queues/orders/partitions/0/leader"
@@ -186,3 +225,126 @@ def test_a_closed_session_is_unavailable(cluster, root):
         registry = Registry(client, root)
     with pytest.raises(Unavailable, match=cluster.zookeeper):
         registry.queues()
+
+
+PATHS = {  # what others may have made below a queue with 3 partitions, and whether it has a session
+    "extra": False,
+    "extra/below": False,
+    "partitions/x": False,
+    "partitions/0007": False,
+    "partitions/\u0661": False,
+    "partitions/99999": False,
+    "partitions/99999/leader": False,
+    "partitions/0/extra": False,
+    "partitions/0/extra/a/b": True,
+    "partitions/0/leader/below": False,
+    "partitions/1/offset/below": False,
+    "partitions/2/leader": False,
+}
+
+
+@pytest.fixture
+def littered(registry, zk, root):
+    """The queue "orders", with all kinds of znodes that nobody can use; the path below which all is."""
+    registry.register(QueueSettings(name="orders"), 3)
+    top = f"{root}/queues/orders"
+    zk.create(f"{top}/partitions/0/offset", StoredOffset(1, "t", 2).to_json())
+    for path, ephemeral in PATHS.items():
+        zk.create(f"{top}/{path}", b"\xff", ephemeral=ephemeral, makepath=True)
+    zk.set(f"{top}/partitions/1/offset", b"{")
+    return top
+
+
+def test_r25_znodes_that_nobody_can_use_are_named_and_cleared(registry, zk, root, littered):
+    assert registry.get("orders").partitions == 3
+    assert registry.owners("orders") == {}
+    assert registry.offsets("orders") == {0: StoredOffset(1, "t", 2)}
+    found = registry.leftovers("orders")
+    assert {one.path.removeprefix(f"{littered}/") for one in found} == {
+        *PATHS,
+        "partitions/0/extra/a",
+        "partitions/0/leader",
+        "partitions/1/offset",
+    }
+    why = {one.path.removeprefix(f"{littered}/"): one.why for one in found}
+    assert "without a session" in why["partitions/2/leader"]
+    assert "not JSON" in why["partitions/1/offset"]
+    assert registry.clear(found) == found
+    assert registry.leftovers("orders") == []
+    assert registry.offsets("orders") == {0: StoredOffset(1, "t", 2)}
+    assert registry.get("orders").partitions == 3
+
+
+def test_r25_what_was_changed_meanwhile_is_not_cleared(registry, zk, littered):
+    found = registry.leftovers("orders")
+    leader, offset, extra = (
+        f"{littered}/{path}" for path in ("partitions/2/leader", "partitions/1/offset", "extra/below")
+    )
+    zk.delete(leader)
+    zk.create(leader, b"t1", ephemeral=True)  # of the same version
+    zk.delete(f"{offset}/below")
+    zk.set(offset, StoredOffset(3, "t", 4).to_json())
+    zk.create(f"{extra}/new")
+    kept = {leader, offset, f"{offset}/below", extra, f"{littered}/extra"}
+    assert {one.path for one in found} - {one.path for one in registry.clear(found)} == kept
+    assert registry.owners("orders") == {2: "t1"}
+    assert registry.offsets("orders")[1] == StoredOffset(3, "t", 4)
+
+
+def test_r25_copied_trackers_and_what_can_be_no_queue(registry, zk, root):
+    registry.register(QueueSettings(name="orders"), 1)
+    info = TrackerInfo("t1", "host", 17, None, kafka_ok=True)
+    zk.create(f"{root}/trackers/t1", info.to_json(), makepath=True)
+    zk.create(f"{root}/trackers/t1/below")
+    zk.create(f"{root}/trackers/t2", info.to_json(), ephemeral=True)
+    zk.create(f"{root}/queues/no queue/below", makepath=True)
+    assert [tracker.id for tracker in registry.trackers()] == ["t2"]
+    found = registry.stray_leftovers()
+    assert [one.path.removeprefix(f"{root}/") for one in found] == [
+        "queues/no queue/below",
+        "queues/no queue",
+        "trackers/t1/below",
+        "trackers/t1",
+    ]
+    assert registry.clear(found) == found
+    assert registry.stray_leftovers() == []
+    assert [tracker.id for tracker in registry.trackers()] == ["t2"]
+
+
+def test_r25_a_queue_is_removed_with_all_that_others_put_below_it(registry, zk, root, littered):
+    registry.remove("orders", 5)
+    assert zk.get_children(f"{root}/queues") == []
+
+
+def test_r25_an_ephemeral_leader_is_waited_for_a_copied_one_is_not(registry, zk, littered):
+    zk.create(f"{littered}/partitions/1/leader", b"t1\x00\xff" + b"x" * 500_000, ephemeral=True)
+    with pytest.raises(Unavailable, match=r"still held: partition 1 by t1\?\ufffdx{1,100}; run"):
+        registry.remove("orders", 0.1)
+
+
+@pytest.mark.parametrize("lost", ["partitions", "partitions/0", "partitions/1"])
+def test_r25_a_queue_that_lost_a_partition_can_be_registered_again_or_removed(registry, zk, root, lost):
+    registry.register(QueueSettings(name="orders"), 3)
+    zk.delete(f"{root}/queues/orders/{lost}", recursive=True)
+    assert registry.get("orders").partitions == (0 if lost == "partitions" else 3)
+    registry.register(QueueSettings(name="orders"), 3)
+    assert sorted(zk.get_children(f"{root}/queues/orders/partitions")) == ["0", "1", "2"]
+    zk.delete(f"{root}/queues/orders/{lost}", recursive=True)
+    registry.remove("orders", 5)
+    assert registry.queues() == []
+
+
+@pytest.mark.parametrize(
+    ("children", "count", "missing"),
+    [
+        ([], 0, []),
+        (["1", "0", "2"], 3, []),
+        (["0", "2"], 3, [1]),
+        (["1", "2", "3"], 4, [0]),
+        (["0", "1", "99999999"], 2, []),
+        (["0", "1", "5", "6", "7"], 8, [2, 3, 4]),
+        (["0", "x", "01", "\u0661", "-1", "+1", "1_0", " 1", "9" * 5_000], 1, []),
+    ],
+)
+def test_which_partitions_there_are(children, count, missing):
+    assert partitions_of(children) == (count, missing)

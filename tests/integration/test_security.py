@@ -32,14 +32,15 @@ from cryptography.hazmat.primitives import serialization
 from kazoo.exceptions import NoAuthError
 from support import LiveQueue, until, value
 
-from kmqpy import kafka, logs, zookeeper
+from kmqpy import kafka, logs, settings_mirror, zookeeper
 from kmqpy.client import KmqClient
-from kmqpy.config import Connection, ZooKeeperSecurity
+from kmqpy.config import SETTINGS_TOPIC, Connection, QueueSettings, ZooKeeperSecurity
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.producer import KmqProducer
 from kmqpy.registry import Paths, Registry, StoredOffset, connect
+from kmqpy.settings_mirror import SettingsMirror, settings_of
 from kmqpy.topics import Topics
 from tracker.service import Tracker
 from tracker.settings import TrackerSettings
@@ -217,6 +218,7 @@ def client_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
         (ResourceType.TOPIC, queue, "READ"),
         (ResourceType.TOPIC, f"{queue}__markers", "READ WRITE"),
         (ResourceType.TOPIC, f"{queue}__undelivered", "DESCRIBE"),
+        (ResourceType.TOPIC, SETTINGS_TOPIC, "READ"),
         (ResourceType.GROUP, f"kmq-{queue}", "READ"),
         (ResourceType.GROUP, "kmq-none", "DESCRIBE"),
     ]
@@ -228,6 +230,8 @@ def producer_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
         (ResourceType.TOPIC, queue, "WRITE"),
         (ResourceType.TOPIC, f"{queue}__markers", "DESCRIBE"),
         (ResourceType.TOPIC, f"{queue}__undelivered", "DESCRIBE"),
+        (ResourceType.TOPIC, SETTINGS_TOPIC, "READ"),
+        (ResourceType.GROUP, "kmq-none", "DESCRIBE"),
     ]
 
 
@@ -237,6 +241,7 @@ def tracker_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
         (ResourceType.TOPIC, queue, "READ WRITE"),
         (ResourceType.TOPIC, f"{queue}__markers", "READ WRITE"),
         (ResourceType.TOPIC, f"{queue}__undelivered", "WRITE"),
+        (ResourceType.TOPIC, SETTINGS_TOPIC, "READ WRITE CREATE"),
         (ResourceType.TRANSACTIONAL_ID, f"kmq-tracker-{queue}-*", "WRITE"),
         (ResourceType.GROUP, "kmq-none", "DESCRIBE"),
     ]
@@ -289,6 +294,27 @@ def refused(match: str):
 # --- what works ---------------------------------------------------------------------------------------
 
 
+def test_without_the_right_to_read_the_settings_of_queues_they_are_as_given(
+    secured, live, caplog, monkeypatch
+):
+    topic = f"mirror-{live.name}"
+    monkeypatch.setattr(settings_mirror, "SETTINGS_TOPIC", topic)
+    SettingsMirror(live.connection).write([live.settings])
+    sender = secured.connection("sender", root=live.connection.root)
+    rights = producer_acls(live.name)[:3]  # but for that
+    grant(secured, "sender", *rights)
+    with caplog.at_level(logging.WARNING, "kmqpy.settings_mirror"):
+        for _ in range(2):
+            with KmqProducer(live.settings, sender) as producer:
+                producer.send("as before")
+        assert settings_of(live.name, sender) == QueueSettings(name=live.name)
+    assert [one.message.partition(";")[0] for one in caplog.records] == [f"topic {topic} can't be read"]
+    grant(secured, "sender", *rights, (ResourceType.TOPIC, topic, "READ"), producer_acls(live.name)[-1])
+    until(lambda: settings_of(live.name, sender) == live.settings)
+    with pytest.raises(AccessDenied, match=f"write to {topic}"):
+        SettingsMirror(sender).write([dataclasses.replace(live.settings, max_redeliveries=9)])
+
+
 def test_minimal_acls_are_enough(secured, live):
     grant(secured, "client", *client_acls(live.name))
     grant(secured, "sender", *producer_acls(live.name))
@@ -316,6 +342,9 @@ def test_minimal_acls_are_enough(secured, live):
 
             until(all_came, 20, lambda: (attempts, tracker.problems()))
         until(lambda: value(tracker, live.name, "dead_lettered"), 10, tracker.problems)
+        for user in ("client", "sender"):  # the tracker tells them
+            mirror = SettingsMirror(secured.connection(user, **here))
+            until(lambda mirror=mirror: mirror.find(live.name) == live.settings)
         assert tracker.problems() == []
     assert [record.value() for record in live.dead_letters()] == [b"bad"]
 

@@ -8,12 +8,12 @@ import signal
 import time
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from support import SESSION_MS, TICK_S, stopped_after, until, value
 
 from kmqpy import kafka
-from kmqpy.config import QueueSettings
 from kmqpy.markers import Marker, Op
 
 PARTITIONS = 4
@@ -156,7 +156,8 @@ def test_a_tracker_serves_several_queues(make_queue, queue_name):
     others = [make_queue(name=f"{queue_name}-{i}") for i in range(2)]
     with queue.registry() as registry:
         for other in others:
-            registry.register(QueueSettings(name=other.name, max_redeliveries=0), 1)
+            other.settings = replace(other.settings, max_redeliveries=0)
+            registry.register(other.settings, 1)
     tracker = queue.tracker(wait=False)
     until(lambda: len(tracker.owned()) == 3, what=tracker.problems)
     for one in (queue, *others):

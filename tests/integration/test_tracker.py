@@ -1,13 +1,20 @@
 """What one tracker redelivers, dead-letters and leaves alone. Names begin with the case of the failure
 list (F…) or the rule (R…) that they hold."""
 
+import itertools
+import threading
 import time
 
 import pytest
-from support import LEASE_S, bodies, collect, nothing_comes, stopped_after, until, value
+from prometheus_client import generate_latest
+from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, stopped_after, until, value
 
+from kmqpy import kafka
 from kmqpy.admin import Admin
+from kmqpy.dead_letters import DeadLetters
 from kmqpy.markers import Marker, Op, decode_count, encode_end, encode_key, encode_start
+from tracker.leadership import Leadership
+from tracker.redelivery import OriginalsReader, Redeliverer
 
 LEASE_MS = int(LEASE_S * 1000)
 
@@ -139,8 +146,7 @@ def test_r8_an_offset_of_another_topic_is_not_used(queue):
         with stopped_after(queue.tracker()) as first:
             queue.mark_all([end(10**6)] * 20)
             until(lambda: stored(registry, queue) >= 20)
-            queue.topics._admin.delete_topics([queue.settings.markers_topic])
-            until(lambda: queue.settings.markers_topic not in queue.topics.names())
+            delete_topic(queue.topics, queue.settings.markers_topic)
             until(lambda: any("takeover failed" in text for text in first.problems()), 15.0, first.problems)
         until(lambda: _recreated(queue))
         queue.mark(take(0))
@@ -187,6 +193,105 @@ def test_r1_nothing_is_redelivered_before_all_markers_are_read(queue):
     assert queue.copies() == {"m": 1}
 
 
+# --- R13: who may take over ------------------------------------------------------------------------------
+
+
+def test_r13_leadership_is_verified_after_the_fencing_and_before_anything_else(queue, monkeypatch):
+    """The view of it may be old; whoever has the partition by now goes on with it, and must not be fenced."""
+    queue.send("m")
+    queue.mark(take(0, 0))
+    open_, verify, steps = Redeliverer.open, Leadership.verify, []
+    is_mine = threading.Event()
+
+    def opened(self, timeout_s):
+        open_(self, timeout_s)
+        steps.append("fenced")
+
+    def verified(self, *partition):
+        steps.append("verified")
+        return is_mine.is_set() and verify(self, *partition)
+
+    monkeypatch.setattr(Redeliverer, "open", opened)
+    monkeypatch.setattr(Leadership, "verify", verified)
+    tracker = queue.tracker(wait=False)
+    until(lambda: steps.count("verified") >= 3, what=lambda: (steps, tracker.problems()))
+    assert "fenced" in steps
+    assert ("fenced", "fenced") not in itertools.pairwise(steps)
+    assert tracker.owned() == []
+    assert value(tracker, queue.name, "takeovers") == 0
+    assert queue.copies() == {"m": 1}
+    with queue.registry() as registry:
+        assert registry.offsets(queue.name) == {}
+    is_mine.set()
+    redelivered(queue, tracker, 1)
+
+
+# --- what operators see -----------------------------------------------------------------------------------
+
+
+def test_ages_and_lateness_are_those_of_the_oldest_in_seconds(queue):
+    queue.send("oldest", "youngest", "late")
+    tracker = queue.tracker()
+
+    def shown(metric: str) -> float:
+        labels = {"queue": queue.name, "partition": "0"}
+        return tracker.metrics.registry.get_sample_value(f"kmq_{metric}", labels) or 0.0
+
+    queue.mark(take(0, 60_000))
+    until(lambda: shown("oldest_in_flight_seconds") > 0.5)
+    queue.mark(take(1, 60_000))
+    until(lambda: shown("in_flight") == 2)
+    assert 0.5 < shown("oldest_in_flight_seconds") < 30
+    queue.mark(take(2, -(2**63)))
+    redelivered(queue, tracker, 1)
+    name = "kmq_redelivery_lateness_seconds_sum"
+    assert 0 < tracker.metrics.registry.get_sample_value(name, {"queue": queue.name}) < 30
+
+
+def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(make_queue):
+    queue = make_queue(2)
+    tracker = queue.tracker(http_port=0, count_interval_ms=50)
+
+    def shown(metric: str) -> float | None:
+        labels = [{"queue": queue.name, "partition": str(partition)} for partition in range(2)]
+        found = [tracker.metrics.registry.get_sample_value(f"kmq_{metric}", one) for one in labels]
+        return None if None in found else sum(found)
+
+    def becomes(**wanted: float) -> None:
+        until(lambda: {name: shown(name) for name in wanted} == wanted, what=lambda: map(shown, wanted))
+
+    becomes(depth=0, dead_letters=0, overdue=0, oldest_waiting_seconds=0)
+    queue.send("a", "b", "c", partition=0)
+    queue.send("d", partition=1)
+    becomes(depth=4, dead_letters=0)
+    until(lambda: shown("oldest_waiting_seconds") > 0.3)
+    client = queue.client()
+    taken = collect(client, 4, lease=60)
+    becomes(depth=0, in_flight=4, oldest_waiting_seconds=0)
+    client.dead_letter(taken[:2])
+    client.nack(taken[2], delay=60)
+    client.ack(taken[3])
+    becomes(depth=0, dead_letters=2, in_flight=1)
+    with DeadLetters(queue.settings, queue.connection) as letters:
+        letters.redrive([letters.list()[0].id])
+        becomes(depth=1, dead_letters=1)
+        letters.purge()
+    becomes(dead_letters=0)
+    queue.send(*["x"] * 150, partition=1)
+    until(lambda: 151 <= shown("depth") <= 160)  # above 100 an upper bound
+    with Admin(queue.connection) as admin:
+        admin.delete_queue(queue.name)
+    until(lambda: queue.name not in generate_latest(tracker.metrics.registry).decode())
+
+
+def test_counts_disappear_with_the_partition(queue):
+    first = queue.tracker(http_port=0, count_interval_ms=50)
+    labels = {"queue": queue.name, "partition": "0"}
+    until(lambda: first.metrics.registry.get_sample_value("kmq_depth", labels) == 0)
+    first.stop()
+    assert first.metrics.registry.get_sample_value("kmq_depth", labels) is None
+
+
 # --- F5, R14: originals that are gone -------------------------------------------------------------------
 
 
@@ -217,12 +322,35 @@ def test_r14_a_message_that_is_not_there_yet_holds_up_no_other(queue):
     redelivered(queue, tracker, 3)
 
 
+def test_r14_a_message_behind_an_open_transaction_is_waited_for(queue):
+    """Whoever reads uncommitted records can take it; before the transaction ends, trackers can't read it."""
+    transaction = kafka.producer(queue.connection, {"transactional.id": f"open-{queue.name}"})
+    transaction.init_transactions(10)
+    queue.send("before")
+    transaction.begin_transaction()
+    transaction.produce(queue.name, b"open", partition=0)
+    assert transaction.flush(10) == 0
+    queue.send("behind")
+    queue.mark_all([take(0), take(1), take(2)])
+    tracker = queue.tracker()
+    reader = OriginalsReader(queue.connection)
+    fetched = reader.fetch(queue.name, 0, [0, 1, 2, 3])
+    assert (list(fetched.found), fetched.gone, fetched.out_of_reach) == ([0], [], [1, 2, 3])
+    until(lambda: value(tracker, queue.name, "redelivered") == 1, what=tracker.problems)
+    transaction.commit_transaction(10)
+    redelivered(queue, tracker, 3)
+    until(lambda: queue.copies() == {"before": 2, "open": 2, "behind": 2}, what=queue.copies)
+    assert value(tracker, queue.name, "lost_to_retention") == 0
+    reader.close()
+
+
 def test_r14_an_offset_that_holds_no_message_is_gone(queue):
     """As control records do, and compacted messages."""
     queue.send("a")
     queue.mark(take(0))
     tracker = queue.tracker()
     redelivered(queue, tracker, 1)  # to 1; at 2 stands the end of the transaction
+    assert queue.copies() == {"a": 2}  # which is written a moment after the commit
     queue.send("b")
     queue.mark_all([take(2), take(3)])
     redelivered(queue, tracker, 2)

@@ -18,10 +18,11 @@ from prometheus_client import CollectorRegistry
 from support import until
 
 from kmqpy.aio import AsyncQueue, AsyncWorker
+from kmqpy.backoff import Backoff
 from kmqpy.metrics import PrometheusTelemetry
 from kmqpy.storages.kafka import KafkaQueue
 from kmqpy.tracing import TracingTelemetry
-from kmqpy.worker import Backoff, Reject, Retry, Worker
+from kmqpy.worker import Reject, Retry, Worker
 
 QUICK = Backoff(0.1, 2, 0.4, 0)
 

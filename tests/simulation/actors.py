@@ -12,16 +12,17 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from kmqpy import message as m
-from kmqpy.config import QueueSettings
+from kmqpy.config import MIN_LEASE_MS, QueueSettings
 from kmqpy.errors import Closed, Unavailable
 from kmqpy.registry import RegisteredQueue
 from kmqpy.telemetry import Telemetry
+from kmqpy.topics import TopicIds
 from tracker.assignment import Member, plan, propose
 from tracker.leadership import Grant, LeadershipView
 from tracker.settings import TrackerSettings
 
 from .checker import History
-from .kafka import Connection, LogReader, Module, TrackerModule, timed_out
+from .kafka import Connection, LogReader, Module, QueueEnds, TrackerModule, timed_out
 from .model import ZK_SESSION_MS, NoSession, Process, Steps, World, ZooKeeper
 from .stepwise import stepwise
 
@@ -39,6 +40,8 @@ class Topics:
     """Topics that exist and keep their ids."""
 
     class _Found:
+        ids = TopicIds("queue-id", "markers-id")
+
         class queue:  # noqa: N801
             topic_id = "queue-id"
 
@@ -59,9 +62,32 @@ class Topics:
 class TrackerTopics(Topics):
     """The same, for code that waits for it."""
 
-    def check(self, _queue: QueueSettings) -> Steps:
+    def check(self, _queue: QueueSettings, _partition: int) -> Steps:
         yield from self._connection.reach()
         return self._Found
+
+
+class TopicWatch:
+    """kmqpy.topics.TopicWatch of topics that keep their ids."""
+
+    def __init__(self, _connection: Connection, _queue: QueueSettings, ids: TopicIds, _clock: Any) -> None:
+        self._ids = ids
+
+    def look(self) -> TopicIds:
+        return self._ids
+
+    def knows_since(self, _moment: float) -> bool:
+        return True
+
+
+class NoMirror:
+    """Clients are given their settings here."""
+
+    def __init__(self, _connection: Connection) -> None:
+        pass
+
+    def write(self, _queues: Any) -> None:
+        pass
 
 
 class NoMetrics:
@@ -361,9 +387,21 @@ class _GlobalClock:
 
 CLOCK = _GlobalClock()
 
+_records = stepwise("kmqpy.records", set())
+_marker_log = stepwise("kmqpy.marker_log", set(), headers_of_each=_records.headers_of_each)
 _redelivery = stepwise(
     "tracker.redelivery",
-    {"fetch", "log_start", "_read", "open", "redeliver", "_send_all", "_transact", "send_tick"},
+    {
+        "fetch",
+        "log_start",
+        "_read",
+        "open",
+        "redeliver",
+        "_redeliver_some",
+        "_send_all",
+        "_transact",
+        "send_tick",
+    },
     kafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
@@ -375,13 +413,16 @@ _service = stepwise(
     Topics=TrackerTopics,
     Membership=_membership.Membership,
     ThreadPoolExecutor=Pool,
+    check_connection=lambda connection: connection,
     TrackerMetrics=NoMetrics,
     OriginalsReader=lambda connection, clock: connection.world.controls.reader(connection, clock),
     Outcome=_redelivery.Outcome,
     Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
     Ticker=_redelivery.Ticker,
+    QueueEnds=QueueEnds,
+    apply_records=_marker_log.apply_records,
+    SettingsMirror=NoMirror,
 )
-_records = stepwise("kmqpy.records", set())
 _source = stepwise(
     "kmqpy.source",
     {
@@ -416,7 +457,11 @@ _client = stepwise(
         connection, *rest, **more
     ),
     Topics=Topics,
+    TopicWatch=TopicWatch,
+    settings_of=lambda queue, _connection: queue,
+    check_connection=lambda connection: connection,
     by_partition=_records.by_partition,
+    have_headers=_records.have_headers,
 )
 _client._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
 STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _starting, _writer, _client)]
@@ -466,15 +511,19 @@ class MarkerWriter(_writer.MarkerWriter):
 
     @property
     def idle(self) -> bool:
-        return bool(self._is_done())
+        return not self._unconfirmed()
 
-    def post(self, marker: Any) -> None:
-        super().post(marker)
+    def put(self, *what: Any) -> None:
+        super().put(*what)
         self._wake()
 
-    def end(self, *what: Any) -> None:
-        super().end(*what)
-        self._wake()
+    def write_in_steps(self, items: Any) -> Steps:
+        """write(), step by step and without a time-out."""
+        waiter = self._put_apart(items)
+        while waiter.size():
+            yield 10.0
+            if self._closing.is_set():
+                raise Closed
 
     def _wake(self) -> None:
         self._world.wake(self._actor, self._world.latency())
@@ -501,7 +550,7 @@ class Tracker(_service.Tracker):
         self._process = connection.process
         self._world = connection.world
         self._broker = connection.broker
-        self._background.process = self._pool.process = connection.process
+        self._background.process = self._pool.process = self._asking.process = connection.process
         self._offsets_turn = contextlib.nullcontext()
         self._next_probe = float("inf")
         self._diagnosed.add(QUEUE)
@@ -525,6 +574,9 @@ class Tracker(_service.Tracker):
             self._world.wake(self._process.main)
 
         self._process.spawn(run())
+
+    def _has_its_topics(self, _part: Any) -> bool:
+        return True
 
     def _has_dead_letters(self, queue: QueueSettings) -> bool:
         return queue.dead_letter_topic not in self._broker.missing
@@ -568,8 +620,15 @@ def client(
     """A process that takes messages and does with them what users do."""
     process, world = connection.process, connection.world
     own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
+    own._housekeeper = _Thread()  # what it does is done below
     own._source = world.controls.source(
-        connection, queue, _TELEMETRY, settled=own._writer.settled, clock=process
+        connection,
+        queue,
+        _TELEMETRY,
+        ids=own._ids,
+        settled=own._settled,
+        ids_known=own._watch.knows_since,
+        clock=process,
     )
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
@@ -584,6 +643,7 @@ def client(
     try:
         while not process.leaving:
             lease = int(lease_ms * (0.5 + world.random())) if world.random() < 0.3 else lease_ms
+            lease = max(MIN_LEASE_MS, lease)
             asked = process.monotonic()
             messages = yield from own._take(1 + int(batch * world.random()), 0.0, lease)
             if lease == lease_ms and world.random() < 0.2:  # `for message in client`: one after the other
@@ -597,6 +657,7 @@ def client(
                     yield 600.0
                     own._source.maintain()
                     yield from own._source.keep_alive()
+                    own._release(own._source.abandoned())
                     own._release_stale()
             while own._iterating:
                 own._release_stale()
@@ -634,14 +695,19 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         world.kill(process)
         return
     luck = world.random() if world.faults else 0.0
-    if luck < 0.45:
+    if luck < 0.15:  # as ack(wait=True)
+        own._check_open()
+        yield from own._writer.write_in_steps([(message.partition, [message.offset])])
+        history.written(process, message)
+        own._finished({message.partition: [message.offset]}, "ack")
+    elif luck < 0.45:
         own.ack(message)
     elif luck < 0.55:  # in time or late
         yield lease * 1.5 * world.random()
         own.ack(message)
     elif luck < 0.65:
         yield lease * world.random()
-        own.extend(message, lease=lease * (0.5 + world.random()) / 1000)
+        own.extend(message, lease=max(MIN_LEASE_MS, lease * (0.5 + world.random())) / 1000)
         yield lease * 1.3 * world.random()
         own.ack(message)
     elif luck < 0.74:

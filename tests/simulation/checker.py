@@ -11,7 +11,7 @@ from kmqpy import message as m
 from kmqpy.config import QueueSettings
 from kmqpy.markers import Marker, Op
 
-from .model import Broker, Log, Process, Record, decoded
+from .model import LIAR, Broker, Log, Process, Record, decoded
 
 
 @dataclass
@@ -25,9 +25,13 @@ class History:
     delivered: Counter[bytes] = field(default_factory=Counter)
     handouts: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     """Who was given what: name, partition, offset, the end of the markers it had read, the broker's time."""
+    waits: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Who was told that an end marker is written: name, partition, offset, the end of the markers then."""
     deleted: set[bytes] = field(default_factory=set)
     markers_deleted: bool = False
     clock_jumped: bool = False
+    clock_lead_ms: int = 0
+    """How much earlier than it should a lease may end, since timestamps lie."""
     broker: Broker | None = None
 
     def handed_out(self, process: Process, message: Any) -> None:
@@ -48,6 +52,12 @@ class History:
             process.world.trace(
                 process.name, f"hands out {place} {message.body!r}, attempt {message.attempts}"
             )
+
+    def written(self, process: Process, message: Any) -> None:
+        """An ack that waits for its marker has come back."""
+        assert self.broker is not None
+        end = self.broker.logs[f"{message.queue}__markers", message.partition].end
+        self.waits.append((process.name, message.partition, message.offset, end))
 
     def deletes(self, queue: Log, up_to: int) -> None:
         """Retention removes what lies below `up_to`: the sends in it are excused."""
@@ -113,16 +123,18 @@ class Checker:
         log, queue = self._log(self.queue.markers_topic, partition), self._log(self.queue.name, partition)
         state: dict[int, _Open] = {}
         takes: dict[int, list[tuple[Record, int]]] = defaultdict(list)
+        ends: dict[tuple[str, int], int] = {}
         now = 0
         for record in log.records:
             if not record.is_data:
                 continue
-            now = max(now, record.ms)
+            now = max(now, record.ms if record.by != LIAR else 0)
             for entry in state.values():
-                if not entry.lapsed and entry.due <= now:
+                if not entry.lapsed and entry.due <= now + self.history.clock_lead_ms:
                     self._lapse(entry)
             for marker in decoded(record):
                 if marker.op is Op.END:
+                    ends.setdefault((record.by, marker.offset), record.at)
                     self._read_end(partition, queue, record, marker, state, takes)
                 elif marker.op in (Op.TAKE, Op.DELAY):
                     takes[marker.offset].append((record, marker.redeliver_after_ms))
@@ -133,6 +145,9 @@ class Checker:
             if offset >= queue.start and not self.history.markers_deleted:
                 self.problems.append(f"stuck: {partition}@{offset} is in flight at the end: {entry}")
         self._check_handouts(partition, takes)
+        for name, number, offset, end in self.history.waits:
+            if number == partition and not ends.get((name, offset), end) < end:
+                self.problems.append(f"R26: {name} was told that the end of {partition}@{offset} is written")
 
     def _opened(self, marker: Marker, now: int, before: _Open | None) -> _Open:
         if before is not None and before.dead:
@@ -141,7 +156,7 @@ class Checker:
         if before is not None and before.lapsed:
             entry.lapsed, entry.counted, entry.was_dead = True, before.counted, before.was_dead
             entry.counted.add(entry.counts)
-        if entry.due <= now:
+        if entry.due <= now + self.history.clock_lead_ms:
             self._lapse(entry)
         return entry
 
@@ -152,7 +167,7 @@ class Checker:
         entry.counts = marker.counts
         entry.dead = marker.op is Op.DEAD_LETTER
         entry.held = marker.op is Op.EXTEND
-        if entry.lapsed or entry.due <= now:
+        if entry.lapsed or entry.due <= now + self.history.clock_lead_ms:
             self._lapse(entry)
 
     def _lapse(self, entry: _Open) -> None:

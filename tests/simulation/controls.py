@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kmqpy.marker_log import ALL_EXIST
+from kmqpy.offset_runs import OffsetRuns
 from kmqpy.registry import StoredOffset
 
 from .actors import (
@@ -44,11 +46,28 @@ class PlainSends(Transactions):
 class UnsafeOffsets(Tracker):
     """Stores how far it has read, past the takes of what is in flight."""
 
-    def _offset_of(self, part: Any) -> StoredOffset | None:
-        stored = super()._offset_of(part)
-        if stored is None:
+    def _offset_of(self, part: Any) -> Any:
+        made = super()._offset_of(part)
+        if made is None:
             return None
-        return StoredOffset(part.state._position, stored.topic_id, part.state.now_ms)
+        stored = StoredOffset(part.state._position, made().topic_id, part.state.now_ms)
+        return lambda: stored
+
+
+class BelievesLies(Tracker):
+    """Takes every marker for true that can be decoded (rule R22)."""
+
+    def _take_in(self, part: Any, records: Any, now: float) -> None:
+        part.queue_end = ALL_EXIST
+        super()._take_in(part, records, now)
+
+
+class BelievesClocks(Tracker):
+    """Takes every timestamp for the broker's time (rule R23)."""
+
+    def _take_in(self, part: Any, records: Any, now: float) -> None:
+        part._last_tick = None
+        super()._take_in(part, records, now)
 
 
 class LateOperationsOpen(Tracker):
@@ -76,6 +95,13 @@ class IgnoredFailures(MarkerWriter):
         return Claim({**takes, **{partition: None for partition, _ in delays}}, starting)
 
 
+class ForgetsFailures(MarkerWriter):
+    """Writes again what failed, and tells who waits for it that it is written (rule R26)."""
+
+    def _again(self, _ticket: Any, *failed: Any) -> None:
+        super()._again(self._ticket, *failed)
+
+
 class RetriesFromMemory(Redeliverer):
     """Opens a new producer after a commit of unknown outcome and sends the same again (rule R1)."""
 
@@ -92,7 +118,7 @@ class ForgetsPredecessors(QueueSource):
 
     def _recover(self, partition: int, known: Any) -> Steps:
         yield from super()._recover(partition, known)
-        known.started = set()
+        known.started = OffsetRuns()
 
 
 class TakesAgainUnread(QueueSource):
@@ -118,8 +144,10 @@ class ReadsTooEarly(QueueSource):
 class TakesWhatIsReadAgain(QueueSource):
     """Takes whatever librdkafka reads, also what it reads again."""
 
-    def _is_anew(self, partition: int, position: int) -> bool:
-        return True
+    def _is_ours(self, record: Any, log_starts: dict[int, int]) -> bool:
+        if (known := self._partitions.get(record.partition())) is not None:
+            known.position = 0
+        return super()._is_ours(record, log_starts)
 
 
 class AnyOriginal(OriginalsReader):
@@ -158,9 +186,12 @@ CONTROLS = {
     "safe offset past the oldest start": Controls(tracker=UnsafeOffsets),
     "start markers not waited for": Controls(marker_writer=UnconfirmedStarts),
     "failed start markers ignored": Controls(marker_writer=IgnoredFailures),
+    "failed markers count as written": Controls(marker_writer=ForgetsFailures),
     "any record for one that is gone": Controls(reader=AnyOriginal),
     "a clock that runs ahead": Controls(tracker=Hasty),
     "no ticks": Controls(tracker=NoTicks),
+    "timestamps believed": Controls(tracker=BelievesClocks),
+    "lies believed": Controls(tracker=BelievesLies),
     "retry from memory": Controls(redeliverer=RetriesFromMemory),
     "late operations open": Controls(tracker=LateOperationsOpen),
     "predecessors forgotten": Controls(source=ForgetsPredecessors),

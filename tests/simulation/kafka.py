@@ -47,6 +47,7 @@ class Module:
     """Stands where kmqpy.kafka is imported."""
 
     REQUEST_TIMEOUT_S = real.REQUEST_TIMEOUT_S
+    COPY_SETTINGS = real.COPY_SETTINGS
     kafka_errors = staticmethod(real.kafka_errors)
     error_of = staticmethod(real.error_of)
 
@@ -102,6 +103,8 @@ class PlainProducer:
         self._unreported = 0
         self._reports: deque[tuple[Callable[..., None], Any, Any]] = deque()
         self._requests: dict[tuple[str, int], list[_Request]] = {}
+        self._unanswered: list[_Request] = []
+        """What went wrong, and is not reported yet."""
         self._free_at: dict[tuple[str, int], float] = {}
         self._written: dict[tuple[str, int], int] = {}
         self.wake: Callable[[], None] = lambda: None
@@ -150,6 +153,8 @@ class PlainProducer:
             for request in requests:
                 request.purged = True
                 self._report(request, KafkaError(KafkaError._PURGE_INFLIGHT))
+        for request in list(self._unanswered):
+            self._give_up(request, KafkaError(KafkaError._PURGE_INFLIGHT))
 
     def flush(self, _timeout_s: float = 0) -> int:
         self.poll(0)
@@ -173,7 +178,13 @@ class PlainProducer:
         world.trace(self._connection.process.name, f"not confirmed: {len(request.records)} of {place}")
         fatal = world.random() < 0.1
         code = KafkaError._FATAL if fatal else KafkaError._MSG_TIMED_OUT
-        world.at(REQUEST_TIMEOUT_MS, lambda: self._report(request, KafkaError(code, fatal=fatal)))
+        self._unanswered.append(request)
+        world.at(REQUEST_TIMEOUT_MS, lambda: self._give_up(request, KafkaError(code, fatal=fatal)))
+
+    def _give_up(self, request: _Request, error: KafkaError) -> None:
+        if request in self._unanswered:
+            self._unanswered.remove(request)
+            self._report(request, error)
 
     def _arrive_late(self, place: tuple[str, int], request: _Request, written: int) -> None:
         if self._written.get(place, 0) == written:
@@ -372,6 +383,14 @@ class LogReader:
     """Stands where kmqpy.log_reader is imported."""
 
     @staticmethod
+    def bounds(
+        connection: Connection, topic: str, partitions: Sequence[int], _timeout_s: float, *, uncommitted: bool
+    ) -> dict[int, tuple[int, int]]:
+        assert uncommitted
+        logs = {partition: connection.broker.logs[topic, partition] for partition in partitions}
+        return {partition: (log.start, log.end) for partition, log in logs.items()}
+
+    @staticmethod
     def scan(
         connection: Connection,
         topic: str,
@@ -403,6 +422,30 @@ class LogReader:
                 if record.offset() < end:
                     visit(record)
         return {partition: reached}
+
+
+class QueueEnds:
+    """Stands where tracker.queue_ends is imported."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def end_beyond(self, place: tuple[str, int], _offset: int) -> int:
+        (end,) = self.each_of([place], anew=False).values()
+        if isinstance(end, Unavailable):
+            raise end
+        return end
+
+    def each_of(
+        self, places: Iterable[tuple[str, int]], *, anew: bool
+    ) -> dict[tuple[str, int], int | Unavailable]:
+        connection, places = self._connection, list(places)
+        if connection.process.kafka_cut_until > connection.world.now or connection.world.unlucky():
+            return dict.fromkeys(places, Unavailable("does not answer"))
+        return {place: connection.broker.logs[place].end for place in places}
+
+    def close(self) -> None:
+        pass
 
 
 class MarkersConsumer:

@@ -4,21 +4,27 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
-from kmqpy import entries
+from kmqpy import entries, markers
 from kmqpy.config import QueueSettings
+from kmqpy.markers import Op
 from tracker.settings import TrackerSettings
 
 from . import actors
 from .actors import CLOCK, QUEUE, STEPWISE, MarkerWriter, OriginalsReader, QueueSource, Redeliverer, Tracker
 from .checker import Checker, History
 from .kafka import Connection, Transactions
-from .model import Actor, Broker, Group, Process, World, ZooKeeper, decoded
+from .model import LIAR, Actor, Broker, Group, Process, World, ZooKeeper, decoded
 
 QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_000, max_delay_ms=60_000)
 TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic, QUEUE_SETTINGS.dead_letter_topic]
 QUIET_WITHIN_MS = 120_000
+_SEEDS_A_LIAR = 5
+"""In every fifth seed somebody writes markers that lie; in every tenth, their timestamps do, too."""
+_CLOCK_LEAD_MS = 10_000
+"""By how much a tracker may take the broker's time for later than it is: for as long as its tick took."""
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
 _KEY = bytes(12)
@@ -95,12 +101,16 @@ class Simulation:
         world.stall = self._stall
         self.stall_rate = rng.choice((0.0, 0.0, 0.1))
         self._running = {"tracker": 0, "client": 0}
+        self._liar = Random(seed)
 
     def run(self) -> Result:
         """Faults first; then they stop, and everything must be finished."""
         world, rng = self.world, self.rng
         quiet_at = 3_000 + 6_000 * rng.random()
         senders = self._start_producers(quiet_at)
+        if self.seed % _SEEDS_A_LIAR == 0:
+            for number in range(20):
+                self.world.at(quiet_at * number / 20, self._lie)
         for _ in range(rng.choice((1, 2, 3))):
             self._start("tracker")
         for _ in range(rng.choice((1, 2))):
@@ -122,9 +132,21 @@ class Simulation:
         problems = checker.check()
         if world.steps >= MAX_STEPS:
             problems.append(f"no end after {MAX_STEPS} steps")
+        problems += self._held_without_existing()
         for process in self.processes:
             process.kill()
         return Result(self.seed, problems, world.steps, checker.stats + self.counts)
+
+    def _held_without_existing(self) -> list[str]:
+        """Rule R22: trackers know of no message that does not exist."""
+        return [
+            f"R22: {process.name} holds {partition}@{entry.offset}, which does not exist"
+            for process in self.processes
+            if process.alive and hasattr(process, "tracker")
+            for (_, partition), part in process.tracker._parts.items()
+            for entry in part.state
+            if entry.offset >= self.broker.logs[QUEUE, partition].end
+        ][:3]
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -181,6 +203,8 @@ class Simulation:
                 offset_interval_ms=rng.choice((100, 500, 2_000)),
                 max_batch_messages=rng.choice((1, 3, 10)),
                 snapshot_after_markers=rng.choice((1, 5, 20_000)),
+                # Only where timestamps lie: it would take each small jump of the broker's clock for a fault.
+                max_clock_lead_ms=1 if self._timestamps_lie else 5_000,
                 http_port=-1,
             )
             tracker = self.controls.tracker(connection, settings)
@@ -266,6 +290,32 @@ class Simulation:
         log = self.broker.logs[QUEUE_SETTINGS.markers_topic, int(self.partitions * self.world.random())]
         record = self.rng.choice(_ODD_RECORDS)
         log.append(*record, [], "somebody")
+
+    @property
+    def _timestamps_lie(self) -> bool:
+        return self.seed % (2 * _SEEDS_A_LIAR) == 0
+
+    def _lie(self) -> None:
+        """Rules R21 to R23: a marker that is not to be believed, or its timestamp."""
+        rng = self._liar
+        partition = rng.randrange(self.partitions)
+        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, partition]
+        beyond = self.broker.logs[QUEUE, partition].end + 1_000
+        number = rng.choice((partition, partition, partition + 1, -1, -3))
+        first = beyond if number == partition else rng.randrange(20)
+        key = markers.encode_key(number, first)
+        after_ms = rng.choice((0, 300, 2**63 - 1))
+        content = rng.choice(
+            (
+                markers.encode_start(after_ms),
+                markers.encode(markers.ranges(0, Op.TAKE, range(9, 999), redeliver_after_ms=after_ms)[0])[1],
+                markers.encode_end(),
+            )
+        )
+        at = log.append(key, content, [], LIAR)
+        if self._timestamps_lie:
+            self.history.clock_lead_ms = _CLOCK_LEAD_MS
+            log.records[at].ms += rng.choice((0, 0, 120_000, 10**12))
 
     def _jump_clock(self, _process: Process) -> None:
         """The partition leader is another broker, whose clock is not the same."""

@@ -22,7 +22,9 @@ def of_codec(records):
     expected = []
     for at, (key, value, headers) in enumerate(records):
         try:
-            marker = markers.decode(key, value, headers)
+            if any("\ufffd" in name for name, _ in headers or ()):
+                raise DecodeError("as kmqpy.records.read_marker does for a name that is not UTF-8", key)
+            marker = markers.decode(key, value, headers, partition=0)
         except DecodeError as error:
             problem = "newer" if isinstance(error, UnsupportedMarker) else "undecodable"
             expected.append((at, None, None, None, None, False, problem))
@@ -136,6 +138,11 @@ def test_whatever_the_bytes(spark):
         records += [(key, start, [("kmq-op", value)]), (key, b"\x00", [("kmq-op", value)])]
         records.append((key, start, [("kmq-op", b"nack"), ("other", b"1"), ("kmq-op", value)]))
         records.append((key, b"\x00", [("kmq-by", value)]))
+    for partition in (1, -1, -3, 2**31 - 1):
+        records.append((markers.encode_key(partition, 5), start, None))
+        records.append((markers.encode_key(partition, 5), b"\x00", [("kmq-by", b"tracker")]))
+    # What Java makes of a header whose name is not UTF-8.
+    records += [(key, value, [("kmq-\ufffd", b"1"), ("kmq-by", b"tracker")]) for value in (start, b"\x00")]
     agree(spark, records)
 
 

@@ -8,6 +8,7 @@ from support import stopped_after
 
 from kmqpy import stats
 from kmqpy.cli.app import kmq
+from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, Unfinished
 from kmqpy.spark import KmqSpark, pipeline
 from kmqpy.spark.health import health
@@ -71,6 +72,7 @@ def test_an_aggregate_of_text_files_and_of_nothing(spark, make_queue, tmp_path, 
 def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signalled):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     monkeypatch.setattr("kmqpy.cli.spark._stop_signal", lambda: lambda: signalled)
+    monkeypatch.setattr("kmqpy.cli.options.settings_of", lambda name, _: QueueSettings(name=name))
 
     def gone(*_, **__):
         raise ConnectionRefusedError(111, "Connection refused")

@@ -9,18 +9,21 @@ from collections import Counter
 from operator import attrgetter
 from pathlib import Path
 
+import foreign_headers
 import pytest
 from pyspark.errors import StreamingQueryException
 from support import until
 
 from kmqpy import stats
+from kmqpy.backoff import Backoff
 from kmqpy.config import Connection
 from kmqpy.errors import ConfigError
-from kmqpy.markers import Marker, Op
+from kmqpy.markers import MAX_SPAN, Marker, Op, encode, encode_key, encode_start, ranges
 from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.process import NEEDED
 from kmqpy.spark.records import kafka_options, stream_topic
-from kmqpy.worker import Backoff, Reject
+from kmqpy.spark.taking import Taker
+from kmqpy.worker import Reject
 
 SOON = Backoff(first=0.05, jitter=0)
 
@@ -131,7 +134,7 @@ def test_a_rejected_message_is_dead_lettered_at_once(make_run):
     until(lambda: len(run.queue.dead_letters()) == 1)
     assert dict(run.queue.dead_letters()[0].headers())["kmq-dead-letter-reason"] == b"rejected: not for us"
     assert run.got == Counter(["good"])
-    assert run.settled()
+    until(run.settled)
 
 
 def test_both_sources_have_the_same_rows(spark, make_run):
@@ -350,6 +353,8 @@ def test_forged_headers_hold_nothing_up(spark, make_run, source):
         ("kmq-deliver-at", b"-9223372036854775808"),
     ]:
         run.queue.append(None, header[0].encode(), [header], topic=run.queue.name)
+    not_utf8 = [(b"good", b"1"), (b"caf\xe9", b"2"), (count.encode(), b"\x01")]
+    foreign_headers.write(run.queue.connection.bootstrap, run.queue.name, b"foreign", not_utf8)
     df = run.kmq.read_stream()
     if source == "kmq":
         register(spark)
@@ -358,8 +363,29 @@ def test_forged_headers_hold_nothing_up(spark, make_run, source):
     rows = []
     out = run.kmq.process(df, lambda frame: frame, "attempts int, original_partition int")
     run.once(out, lambda batch, _: rows.extend(batch.collect()))
-    assert sorted(rows) == [(1, 0), (1, 0), (2**31 - 1, 0)]
+    assert sorted(rows) == [(1, 0), (1, 0), (2, 0), (2**31 - 1, 0)]
     assert run.settled()
+
+
+def test_lying_markers_hide_nothing_from_a_task(make_queue):
+    queue = make_queue(max_hold_ms=60_000)
+    queue.send("a", "b")
+    forever_ms = 2**63 - 1
+    for first in range(0, 100 * MAX_SPAN, MAX_SPAN):
+        queue.mark_all(ranges(0, Op.TAKE, range(first, first + MAX_SPAN), redeliver_after_ms=forever_ms))
+    queue.append(*encode(Marker(1, 0, Op.TAKE, forever_ms)))
+    foreign_headers.write(
+        queue.connection.bootstrap,
+        queue.settings.markers_topic,
+        *(encode_start(forever_ms), [(b"caf\xe9", b"")]),
+        key=encode_key(0, 0),
+    )
+    queue.mark(Marker(0, 1, Op.TAKE, forever_ms))
+    taker = Taker(queue.settings, queue.connection, "jvm")
+    found = taker.taken_before(0, 0)
+    assert (found.taken([0, 1, 2]), found.takes(1), found.highest) == ([1], 1, 1)
+    (entry,) = found.state
+    assert entry.due_ms - entry.since_ms == 60_000
 
 
 def test_a_number_too_large_for_its_column_fails_alone(make_run):

@@ -1,5 +1,6 @@
 """The state of a real queue, whose truth is known, as frames."""
 
+import foreign_headers
 import pytest
 from confluent_kafka import Producer
 from support import collect, stopped_after, until
@@ -8,7 +9,8 @@ from kmqpy import markers, stats
 from kmqpy.config import Connection
 from kmqpy.dead_letters import DeadLetters
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError
-from kmqpy.markers import Marker, Op
+from kmqpy.markers import INT64_MAX as FOREVER_MS
+from kmqpy.markers import MAX_SPAN, Marker, Op
 from kmqpy.spark import KmqSpark
 from kmqpy.spark.records import _loaded, kafka_options
 
@@ -35,6 +37,7 @@ def aborted(queue, *marks):
             producer.produce(queue.settings.markers_topic, value, key, marker.partition, headers=headers)
         producer.flush(10)
         end(10)
+    queue.records(queue.settings.markers_topic)
 
 
 @pytest.mark.parametrize("markers_format", ["jvm", "range"])
@@ -118,6 +121,35 @@ def test_a_queue_whose_truth_is_known(spark, make_queue, markers_format):
     assert {row["problem"]: row["count"] for row in problems}["undecodable"] == 2
 
 
+def test_what_lies_counts_for_nothing(spark, make_queue):
+    queue = make_queue(max_hold_ms=600_000, redeliver_after_ms=300)
+    dead, bootstrap = queue.settings.dead_letter_topic, queue.connection.bootstrap
+    queue.send(*"abc")
+    queue.append(None, b"dead", topic=dead)
+    of_another = [("kmq-dead-letter-topic", b"another"), ("kmq-dead-letter-partition", b"0")]
+    queue.append(None, b"not mine", [*of_another, ("kmq-dead-letter-offset", b"0")], topic=dead)
+    queue.mark_all([Marker(0, 0, Op.TAKE, FOREVER_MS), Marker(0, 1, Op.TAKE, FOREVER_MS)])
+    queue.mark_all(markers.ranges(0, Op.TAKE, range(MAX_SPAN), redeliver_after_ms=0))  # most do not exist
+    queue.mark_all(markers.ranges(0, Op.END, range(1, MAX_SPAN)))  # the others do
+    for topic in (queue.settings.markers_topic, f"{dead}__markers"):
+        for partition in (-1, -3, 1):
+            queue.append(markers.encode_key(partition, 0), markers.encode_end(), topic=topic)
+        foreign_headers.write(
+            bootstrap, topic, markers.encode_end(), [(b"caf\xe9", b"")], key=markers.encode_key(0, 0)
+        )
+    kmq = kmq_of(spark, queue)
+    found = kmq.messages().orderBy("offset").select("state", "attempts", "taken_at", "due_at").collect()
+    assert [(row["state"], row["attempts"]) for row in found] == [
+        ("in_flight", 1),
+        ("processed", 1),
+        ("processed", 1),
+    ]
+    assert (found[0]["due_at"] - found[0]["taken_at"]).total_seconds() == 600
+    assert [bytes(row["body"]) for row in kmq.undelivered().collect()] == [b"dead"]
+    truth = stats.queue_stats(queue.connection, queue.settings)
+    assert (truth.depth, truth.in_flight, truth.dead_letters) == (0, 1, 1)
+
+
 def test_dead_letters_that_were_redriven(spark, make_queue):
     queue = make_queue(1)
     queue.producer().send("bad")
@@ -134,7 +166,7 @@ def test_dead_letters_that_were_redriven(spark, make_queue):
     ]
     with DeadLetters(queue.settings, queue.connection) as letters:
         assert letters.redrive().redriven == 1
-    assert kmq.undelivered().count() == 0
+    until(lambda: kmq.undelivered().count() == 0)
     assert sorted(row["state"] for row in kmq.messages().collect()) == ["dead", "pending"]
 
 

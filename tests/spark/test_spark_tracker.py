@@ -11,6 +11,7 @@ from support import SESSION_MS, collect, until, value
 from kmqpy import log_reader
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError
 from kmqpy.registry import Paths, connect
+from kmqpy.topics import topics_of
 from tests.spark.tracking import LONG_S, stored, take
 from tracker.settings import TrackerSettings
 from tracker.spark import SparkTracker, track
@@ -160,7 +161,7 @@ def test_bad_input(make_queue, start, tmp_path, spark):
     start(queue, wait=False).stop()
     with pytest.raises(ConfigError, match=rf"checkpoint: .*of queue '{queue.name}', not of '{other.name}'"):
         start(other)
-    queue.topics.delete(queue.settings)
+    queue.topics.delete(topics_of(queue.settings))
     until(lambda: not queue.topics.describe([queue.name, queue.settings.markers_topic]))
     queue.topics.create(queue.settings, 1)
     with pytest.raises(ConfigError, match=r"checkpoint: .* deleted and created anew"):
@@ -213,7 +214,7 @@ def test_complaints_of_one_kind_are_logged_once(make_queue, start, caplog):
 def test_topics_created_anew_while_it_runs(make_queue, start):
     queue = make_queue(1)
     tracker = start(queue)
-    queue.topics.delete(queue.settings)
+    queue.topics.delete(topics_of(queue.settings))
     until(lambda: not queue.topics.describe([queue.name, queue.settings.markers_topic]))
     queue.topics.create(queue.settings, 1)
     until(lambda: not tracker._thread.is_alive(), LONG_S)

@@ -15,14 +15,14 @@ MESSAGES = 40
 START_MS = 1_795_262_400_000
 
 
-def some_log(rng, size):
+def some_log(rng, size, partition):
     """Markers of a partition in log order: (ms, key, value, headers)."""
     log, ms = [], START_MS
     for _ in range(size):
         ms += rng.choice([0, 1, 50, 300])
         written = ms - rng.choice([0, 0, 0, 70, 1_000])  # clocks that disagree
         if rng.random() < 0.03:
-            garbage = rng.choice([(b"?", b"\x00", None), (markers.encode_key(0, 1), b"\x09", None)])
+            garbage = rng.choice([(b"?", b"\x00", None), (markers.encode_key(partition, 1), b"\x09", None)])
             log.append((written + 5_000 * (rng.random() < 0.2), *garbage))
             continue
         op = rng.choice([*Op, Op.TAKE, Op.TAKE, Op.END, Op.END])
@@ -32,9 +32,9 @@ def some_log(rng, size):
         offset = rng.choice([rng.randrange(MESSAGES), -1 if op is Op.END else 0])
         if rng.random() < 0.3:
             runs = markers.runs_of(sorted(rng.sample(range(MESSAGES), rng.choice([1, 2, 5]))))
-            marker = Marker(0, runs[0][0], op, runs=runs, **fields)
+            marker = Marker(partition, runs[0][0], op, runs=runs, **fields)
         else:
-            marker = Marker(0, offset, op, **fields)
+            marker = Marker(partition, offset, op, **fields)
         log.append((written, *markers.encode(marker)))
     return log
 
@@ -76,7 +76,7 @@ def dead_letter_record(at, partition, offset):
 
 def test_any_log_of_markers(spark):
     rng = random.Random(11)
-    logs = [some_log(rng, size) for size in (3, 30, 100, 300, 300, 600)]
+    logs = [some_log(rng, size, partition) for partition, size in enumerate((3, 30, 100, 300, 300, 600))]
     moved = {offset for offset in range(MESSAGES) if offset % 3 == 0}
     queue = [(p, offset, START_MS, None, b"", None) for p in range(len(logs)) for offset in range(MESSAGES)]
     dead = [dead_letter_record(offset, p, offset) for p in range(len(logs)) for offset in moved]
@@ -144,6 +144,26 @@ def test_when_a_message_was_first_sent(of_one_partition):
     assert [row["first_enqueued"] for row in rows] == [naive(ms) for ms in expected]
 
 
+def test_a_take_of_what_does_not_exist_is_none_and_leases_have_a_limit(of_one_partition):
+    queue = [(0, n, START_MS, None, b"", None) for n in range(4)]
+    span = markers.encode(Marker(0, 0, Op.TAKE, 0, runs=((0, 2), (3, 2))))
+    log = [
+        take(0, 0, 0, START_MS, 5_000),
+        (0, 1, START_MS, *span),
+        (0, 2, START_MS, *markers.encode(Marker(0, 1, Op.DELAY, 5_000))),
+        take(0, 3, 4, START_MS),
+        (0, 4, START_MS, *markers.encode(Marker(0, 3, Op.END, runs=((3, 9),)))),
+    ]
+    limits = {"max_hold_ms": 400, "max_delay_ms": 300}
+    rows = of_one_partition(queue, log, ends=[(0, 4), (5, 0)], **limits).orderBy("offset").collect()
+    assert [(row["state"], row["due_at"]) for row in rows] == [
+        ("in_flight", naive(START_MS + 400)),
+        ("pending", naive(START_MS + 300)),
+        ("pending", None),
+        ("processed", None),
+    ]
+
+
 def test_below_the_committed_offset_all_were_taken_once(of_one_partition):
     queue = [(0, n, START_MS, None, b"", None) for n in range(4)]
     rows = of_one_partition(queue, [take(0, 5, 1, START_MS)], committed=[(0, 2), (7, 9)]).orderBy("offset")
@@ -171,11 +191,17 @@ def test_depth_has_a_row_for_each_partition(spark, of_one_partition):
 
 
 def test_latency_of_what_was_processed(of_one_partition):
-    queue = [(0, n, START_MS, None, b"", None) for n in range(101)]
+    """In total since it was first sent: these are copies, redelivered a second later."""
+    first_sent = [("kmq-original-timestamp", b"%d" % (START_MS - 1_000))]
+    queue = [(0, n, START_MS, None, b"", first_sent) for n in range(101)]
     log = [take(0, n, n, START_MS + n) for n in range(101)]
     log += [end(0, 101 + n, n, START_MS + 100 + 3 * n) for n in range(101)]
     found = latency(of_one_partition(queue, log), [0.5, 0.95, 1]).collect()
-    assert [tuple(row) for row in found] == [(0.5, 50, 200, 250), (0.95, 95, 290, 385), (1.0, 100, 300, 400)]
+    assert [tuple(row) for row in found] == [
+        (0.5, 50, 200, 1_250),
+        (0.95, 95, 290, 1_385),
+        (1.0, 100, 300, 1_400),
+    ]
 
 
 def test_latency_without_a_message(of_one_partition):
@@ -206,4 +232,6 @@ def test_dead_letters_with_headers_that_cant_be_read(spark, partition):
 
 def test_what_is_finished(spark):
     log = [take(0, 0, 1, START_MS), end(0, 1, 2, START_MS), end(0, 2, 2, START_MS)]
-    assert [tuple(row) for row in finished(frame_of(spark, log)).collect()] == [(0, 2)]
+    log += [end(0, 3, 3, START_MS), end(1, 4, 3, START_MS)]
+    found = finished(frame_of(spark, log), [(0, 3), (1, 4)]).collect()
+    assert sorted(map(tuple, found)) == [(0, 2), (1, 3)]

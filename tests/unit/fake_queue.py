@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from kmqpy.errors import Closed, KmqError, NotSupported
-from kmqpy.message import Message, headers_from
+from kmqpy.message import Message, MessagesLike, headers_from
 from kmqpy.queue import Orphan
 
 
@@ -99,22 +99,22 @@ class FakeQueue:
             self.changed.notify_all()
             return taken
 
-    def ack(self, *messages: Message | str, wait: bool = False) -> None:
+    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         self.before_ack()
         self._finish("ack", messages, {})
 
-    def nack(self, *messages: Message | str, delay=0, count=True, reason=None, wait=False) -> None:
+    def nack(self, *messages: MessagesLike, delay=0, count=True, reason=None, wait=False) -> None:
         finished = self._finish("nack", messages, {"delay": delay, "count": count, "reason": reason})
         if self.redeliver:
             with self.changed:
                 self.ready.extend(replace(one, attempts=one.attempts + count) for one in finished)
                 self.changed.notify_all()
 
-    def extend(self, *messages: Message | str, lease: Any, wait: bool = False) -> None:
+    def extend(self, *messages: MessagesLike, lease: Any, wait: bool = False) -> None:
         self.before_extend()
         self._note("extend", messages, {"lease": lease})
 
-    def dead_letter(self, *messages: Message | str, reason=None, wait=False) -> None:
+    def dead_letter(self, *messages: MessagesLike, reason=None, wait=False) -> None:
         self._finish("dead_letter", messages, {"reason": reason})
 
     def peek(self, limit: int = 10) -> list[Message]:

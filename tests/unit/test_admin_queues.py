@@ -4,19 +4,23 @@ import pytest
 
 from kmqpy.admin import Admin
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
 from kmqpy.registry import RegisteredQueue
-from kmqpy.topics import TopicInfo, dead_letter_queue
+from kmqpy.topics import QueueTopics, TopicInfo, topics_of
 
 
 class FakeRegistry:
-    def __init__(self, *queues):
+    def __init__(self, *queues, damaged=()):
         self.known = {queue.name: queue for queue in queues}
+        self.damaged = damaged
 
     def get(self, name):
         if name not in self.known:
             raise QueueNotFound(name)
         return RegisteredQueue(self.known[name], 1)
+
+    def every_queue(self):
+        return list(self.known.values()), list(self.damaged)
 
     def remove(self, name, _timeout, *, released=lambda: None):
         released()
@@ -26,17 +30,22 @@ class FakeRegistry:
 class FakeTopics:
     """The first deletion fails when `gone` are deleted."""
 
-    def __init__(self, *names, gone):
-        self.names = set(names)
+    def __init__(self, *names, gone=None):
+        self.there = set(names)
         self.gone = gone
 
-    def describe(self, names):
-        return {name: TopicInfo(name, "id", 1, 1) for name in names if name in self.names}
+    def names(self):
+        return self.there
 
-    def delete(self, queue):
-        dead = dead_letter_queue(queue)
+    def describe(self, names):
+        return {name: TopicInfo(name, "id", 1, 1) for name in names if name in self.there}
+
+    def offsets(self, _topic, partitions):
+        return dict.fromkeys(partitions, (3, 10))
+
+    def delete(self, topics):
         fails = self.gone is not None
-        self.names -= self.gone if fails else {queue.name, queue.markers_topic, dead.name, dead.markers_topic}
+        self.there -= self.gone if fails else set(topics)
         self.gone = None
         if fails:
             raise Unavailable("a broker is away")
@@ -45,20 +54,125 @@ class FakeTopics:
 CUSTOM = QueueSettings(name="q", markers_topic="marks", dead_letter_topic="dead")
 
 
-@pytest.mark.parametrize("gone", [{"q"}, {"q", "marks"}, set()])
-@pytest.mark.parametrize("registered", [True, False])
-def test_a_deletion_that_failed_goes_on_until_no_topic_is_left(registered, gone):
-    """Only the registry knows names that are not the usual ones."""
-    settings = CUSTOM if registered else QueueSettings(name="q")
-    dead = dead_letter_queue(settings)
-    topics = FakeTopics("q", settings.markers_topic, dead.name, dead.markers_topic, "other", gone=gone)
-    registry = FakeRegistry(*([settings] if registered else []))
+def admin_of(registry, topics):
     admin = Admin(Connection())
     admin._registry_, admin._topics_ = registry, topics
+    return admin
+
+
+@pytest.mark.parametrize("gone", [{"q"}, {"q", "marks"}, set()])
+def test_a_deletion_that_failed_goes_on_until_no_topic_is_left(gone):
+    """Only the registry knows names that are not the usual ones."""
+    topics = FakeTopics(*topics_of(CUSTOM), "other", gone=gone)
+    registry = FakeRegistry(CUSTOM)
+    admin = admin_of(registry, topics)
     with pytest.raises(Unavailable):
         admin.delete_queue("q")
     admin.delete_queue("q")
-    assert topics.names == {"other"}
+    assert topics.there == {"other"}
     assert registry.known == {}
     with pytest.raises(QueueNotFound):
         admin.delete_queue("q")
+
+
+PLAIN = QueueSettings(name="q")
+
+
+@pytest.mark.parametrize(
+    ("name", "topics", "deleted"),
+    [
+        ("q", topics_of(PLAIN), set(topics_of(PLAIN))),
+        ("payments", ["payments"], None),  # looks like nobody's queue
+        ("q", ["q", "q__undelivered"], {"q__undelivered"}),
+        ("jobs", topics_of(QueueSettings(name="jobs")), None),
+        ("jobs__undelivered", topics_of(QueueSettings(name="jobs")), None),
+        ("dead", ["dead", "dead__markers"], None),
+    ],
+)
+def test_only_leftovers_of_no_registered_queue_are_deleted_and_only_as_such(name, topics, deleted):
+    registered = QueueSettings(name="jobs"), QueueSettings(name="orders", dead_letter_topic="dead")
+    there = FakeTopics(*topics, "else")
+    admin = admin_of(FakeRegistry(*registered), there)
+    if name != "jobs":
+        with pytest.raises(QueueNotFound, match="not registered"):
+            admin.delete_queue(name)
+    if deleted is None:
+        with pytest.raises(KmqError):
+            admin.delete_queue(name, leftovers=True)
+        deleted = set()
+    else:
+        assert admin.delete_queue(name, leftovers=True).topics == dict.fromkeys(sorted(deleted), 7)
+    assert there.there == {*topics, "else"} - deleted
+
+
+def test_topics_of_another_queue_are_kept_until_that_is_deleted():
+    other = QueueSettings(name="o", dead_letter_topic="q__undelivered")
+    topics = FakeTopics(*topics_of(PLAIN), *topics_of(other))
+    admin = admin_of(FakeRegistry(PLAIN, other), topics)
+    kept = {"q__undelivered": "o", "q__undelivered__markers": "o"}
+    found = admin.deletion("q")
+    assert (set(found.topics), found.kept) == ({"q", "q__markers"}, kept)
+    assert admin.delete_queue("q") == found
+    assert topics.there == set(topics_of(other))
+    admin.delete_queue("o")
+    assert topics.there == set()
+
+
+def test_while_it_is_not_known_what_another_queue_uses_nothing_is_deleted():
+    topics = FakeTopics(*topics_of(PLAIN), "left", "left__markers")
+    admin = admin_of(FakeRegistry(PLAIN, damaged=["damaged"]), topics)
+    for name, leftovers in (("q", False), ("left", True)):
+        with pytest.raises(ConfigError, match="kmq queue create damaged"):
+            admin.delete_queue(name, leftovers=leftovers)
+    assert len(topics.there) == 6
+    own = admin_of(FakeRegistry(PLAIN, damaged=["q"]), topics)
+    assert set(own.delete_queue("q").topics) == set(topics_of(PLAIN))
+
+
+@pytest.mark.parametrize("name", ["jobs__markers", "jobs__undelivered"])
+def test_names_of_other_topics_are_refused_but_where_a_queue_has_one(name, monkeypatch):
+    made = []
+    topics = FakeTopics()
+    monkeypatch.setattr(topics, "create", lambda settings, *_: made.append(settings.name), raising=False)
+    admin = admin_of(FakeRegistry(), topics)
+    for queue in (name, QueueSettings(name=name)):
+        with pytest.raises(ConfigError, match=f"name: '{name}' is that of another topic of queue 'jobs'"):
+            admin.create_queue(queue)
+    assert made == []
+    registry = FakeRegistry(QueueSettings(name=name))
+    monkeypatch.setattr(registry, "register", lambda *_: None, raising=False)
+    monkeypatch.setattr(
+        topics,
+        "create",
+        lambda settings, *_: QueueTopics(info := TopicInfo(settings.name, "", 1, 1), info, None),
+    )
+    assert admin_of(registry, topics).create_queue(name).partitions == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "field"),
+    [
+        ({}, {"markers_topic": "a__markers"}, "markers_topic"),
+        ({}, {"dead_letter_topic": "a__undelivered"}, "dead_letter_topic"),
+        ({}, {"dead_letter_topic": "a"}, "dead_letter_topic"),
+        ({}, {"markers_topic": "a__undelivered__markers"}, "markers_topic"),
+        ({"markers_topic": "b"}, {}, "name"),
+        ({"dead_letter_topic": "b"}, {}, "name"),
+        ({"markers_topic": "b__markers"}, {}, "markers_topic"),
+        ({"dead_letter_topic": "b__undelivered"}, {}, "dead_letter_topic"),
+        ({"markers_topic": "b__undelivered__markers"}, {}, "dead_letter_topic"),
+        ({}, {"markers_topic": "b__undelivered__markers"}, "markers_topic"),  # its own dead letters'
+    ],
+)
+def test_a_topic_of_another_queue_is_refused_from_either_side(there, new, field):
+    admin = admin_of(FakeRegistry(QueueSettings(name="a", **there)), FakeTopics())
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        admin.create_queue(QueueSettings(name="b", **new))
+
+
+@pytest.mark.parametrize("name", ["q__undelivered", "q__markers", "dead"])
+def test_another_topic_of_a_queue_is_not_purged_as_one(name):
+    other = QueueSettings(name="o", dead_letter_topic="dead")
+    admin = admin_of(FakeRegistry(PLAIN, other), FakeTopics(*topics_of(PLAIN), *topics_of(other)))
+    with pytest.raises(ConfigError, match="topic of queue"):
+        admin.purge(name)

@@ -10,8 +10,9 @@ import pytest
 from fake_queue import FakeQueue
 
 from kmqpy.aio import AsyncQueue, AsyncWorker
+from kmqpy.backoff import Backoff
 from kmqpy.errors import Closed, ConfigError, NotSupported
-from kmqpy.worker import Backoff, Reject
+from kmqpy.worker import Reject
 
 
 @pytest.fixture(autouse=True)
@@ -370,7 +371,26 @@ class TestWorker:
 
         asyncio.run(main())
 
-    def test_a_signal_drains(self):
+    def test_signals_are_left_to_the_application_unless_asked_for(self):
+        noted = []
+        before = signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
+        try:
+
+            async def main():
+                async def handler(message):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    await asyncio.sleep(0)
+                    worker.stop()
+
+                worker = AsyncWorker(FakeQueue("x"), handler)
+                await worker.run()
+
+            asyncio.run(main())
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert noted == [signal.SIGTERM]
+
+    def test_a_signal_drains_where_it_was_asked_for(self):
         before = signal.getsignal(signal.SIGTERM)
 
         async def main():
@@ -380,7 +400,7 @@ class TestWorker:
                 os.kill(os.getpid(), signal.SIGTERM)
                 await asyncio.sleep(0.1)
 
-            await AsyncWorker(fake, handler).run()
+            await AsyncWorker(fake, handler, handle_signals=True).run()
             return fake.of("ack")
 
         assert asyncio.run(main()) == ["r1"]

@@ -6,8 +6,10 @@ import pytest
 
 from benchmarks import report
 from benchmarks.lab import stamp_of, stamped
+from benchmarks.peers import kmqpy_client
 from benchmarks.peers.works import WINDOW, drain, shuffle_windows
 from benchmarks.results import JVM, PLAIN, Case, Row, from_json, percentile, ratio, run_case, shown, to_json
+from kmqpy.errors import Unavailable
 
 
 def row(peer: str, *values: float, case: str = "small", metric: str = "speed", problem: str = "") -> Row:
@@ -171,3 +173,48 @@ def test_a_drain_counts_what_comes_after_the_first_tenth():
     assert found["messages"] == 180
     assert found["body_bytes"] == 420
     assert found["messages_per_s"] == found["messages"] / found["seconds"]
+
+
+class Acknowledging:
+    """A client that was given 300 messages, and counts the acks that wait and those that don't."""
+
+    fails = False
+    made: "Acknowledging"
+
+    def __init__(self, options: dict[str, object]) -> None:
+        self.client = self
+        self.waited = self.others = 0
+        Acknowledging.made = self
+
+    def take(self) -> list[str]:
+        return ["m"] * 300
+
+    def ack(self, *messages, wait: bool = False, shuffled: bool = False) -> None:
+        if not wait:
+            self.others += len(messages[0])
+            return
+        self.waited += 1
+        if self.fails:
+            raise Unavailable("not confirmed")
+
+    def close(self) -> None:
+        pass
+
+
+WAITING = {"batch": 300, "threads": 2, "rate": 0, "warm_up_s": 0.0, "seconds": 0.05}
+
+
+@pytest.mark.parametrize("rate", [0, 10_000])
+def test_acks_that_wait_are_timed_beside_those_that_do_not(monkeypatch, rate):
+    monkeypatch.setattr(kmqpy_client, "Client", Acknowledging)
+    found = kmqpy_client.wait({**WAITING, "rate": rate})
+    assert len(found["delays_ms"]) == Acknowledging.made.waited > 0
+    assert found["others_per_s"] == Acknowledging.made.others / 0.05
+    assert bool(Acknowledging.made.others) == bool(rate)
+
+
+def test_an_ack_that_waits_in_vain_leaves_no_figure(monkeypatch):
+    monkeypatch.setattr(kmqpy_client, "Client", Acknowledging)
+    monkeypatch.setattr(Acknowledging, "fails", True)
+    with pytest.raises(Unavailable):
+        kmqpy_client.wait(WAITING)

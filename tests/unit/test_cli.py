@@ -1,8 +1,10 @@
 """The command line without servers: parsing, help, errors."""
 
+import errno
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -10,12 +12,21 @@ from datetime import timedelta
 import click
 import pytest
 
+from kmqpy import logs
+from kmqpy.admin import QueueDescription
 from kmqpy.cli import output
 from kmqpy.cli.app import kmq, run
-from kmqpy.cli.options import DURATION, Cli, connected
+from kmqpy.cli.options import DURATION, Cli, _Lines, connected
 from kmqpy.cli.text import as_object
-from kmqpy.errors import MessageError, MissingExtra, Unavailable, Unfinished
+from kmqpy.clock import SystemClock
+from kmqpy.config import QueueSettings
+from kmqpy.dead_letters import DeadLetter
+from kmqpy.errors import KmqError, MessageError, MissingExtra, Unavailable, Unfinished
+from kmqpy.inflight import Hold
 from kmqpy.message import Message
+from kmqpy.registry import RegisteredQueue
+from kmqpy.stats import InFlightMessage, PartitionStats, QueueStats
+from kmqpy.topics import TopicInfo
 from tracker.command import _from_environment
 
 
@@ -25,6 +36,28 @@ def own_environment(monkeypatch):
         monkeypatch.delenv(f"KMQ_{name}", raising=False)
     yield
     logging.getLogger("kmqpy").handlers.clear()
+
+
+FOREIGN = [
+    "\x1b]0;owned\x07",
+    "\x9b31m",
+    "one\ntwo\r\n",
+    "\u202egpj.exe",
+    "\u2028",
+    "\x7f",
+    "\ud800",
+    "\U000e0041",
+]
+"""What keys, reasons and names of others may hold: escape codes, controls, lines, directions, halves."""
+
+NOW_MS = 1_795_262_400_000
+
+
+class Standing(SystemClock):
+    """It is always NOW_MS."""
+
+    def wall_ms(self):
+        return NOW_MS
 
 
 def commands(group=kmq, path=("kmq",)):
@@ -104,7 +137,9 @@ class TestBadUse:
             ("receive q --lease 5", "write it like 500ms, 30s"),
             ("receive q --lease 1e3s", "is not a duration"),
             ("receive q --lease 99999999999h", "too long"),
-            ("receive q --lease 0s", "must be longer than 0"),
+            ("receive q --lease 0s", "must be at least 100ms"),
+            ("receive q --lease 99ms", "must be at least 100ms"),
+            ("queue create q --redeliver-after 99ms", "redeliver_after_ms: 99 ms is shorter than the least"),
             ("receive q --max 0", "--max"),
             ("receive q --max many", "is not a valid integer"),
             ("send q x --partition -1", "--partition"),
@@ -163,6 +198,54 @@ class TestBadUse:
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr == "kmq: error: receipt: 'zzz' is not a receipt of kmqpy\n"
+
+
+class TestClosedStreams:
+    @staticmethod
+    def with_closed(stream, *args):
+        main = [sys.executable, "-c", "from kmqpy.cli import main; main()", *args]
+        return subprocess.run(
+            ["sh", "-c", f'exec "$@" {stream}', "sh", *main], capture_output=True, text=True, check=False
+        )
+
+    @pytest.mark.parametrize(
+        "command", ["send q", "ack", "nack", "extend --lease 5s", "dead-letter", "queue delete q"]
+    )
+    def test_of_the_issue_stdin(self, command):
+        done = self.with_closed("<&-", *command.split())
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.startswith("kmq: error: ")
+        assert done.stderr.count("\n") == 1
+
+    def test_of_the_issue_stdout(self):
+        assert self.with_closed(">&-", "--version").returncode == 0
+        done = self.with_closed(">&-", "receive", "q")
+        assert done.returncode == 2
+        assert done.stderr.startswith("kmq: error: standard output is closed")
+
+    def test_stderr(self):
+        done = self.with_closed("2>&-", "ack", "zzz")
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+    def test_connections_do_not_get_their_numbers(self):
+        code = """if True:
+            import os, sys
+            import kmqpy.cli
+            sys.argv = ["kmq", "--version"]
+            try:
+                kmqpy.cli.main()
+            finally:
+                sys.exit(0 if os.open(os.devnull, os.O_RDONLY) > 2 else 1)"""
+        shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+        assert subprocess.run(shell, check=False).returncode == 0
+
+    def test_a_table_without_stdout(self, monkeypatch):
+        monkeypatch.setattr("sys.stdout", None)
+        output.replace_closed_streams()
+        output.print_table(["a"], [[1]])
+        output.print_json({})
+        sys.stdout.close()
 
 
 class TestWithoutTheExtra:
@@ -367,6 +450,56 @@ class TestOutput:
             "-  [bold]y",
         ]
 
+    @pytest.mark.parametrize("text", FOREIGN, ids=ascii)
+    def test_of_the_issue_tables_escape_what_others_wrote(self, text, capsys):
+        output.print_table(["key", "reason"], [[text, f"a{text}b :boom:"]])
+        shown = capsys.readouterr().out
+        assert shown.removesuffix("\n").replace("\n", "").isprintable()
+        assert shown.count("\n") == 2
+        assert ascii(text)[1:-1] in shown
+        assert ":boom:" in shown
+
+    @pytest.mark.parametrize("text", FOREIGN, ids=ascii)
+    def test_json_escapes_it_and_keeps_it(self, text, capsys):
+        output.print_json({text: [f"grüße {text}"]})
+        shown = capsys.readouterr().out.removesuffix("\n")
+        assert shown.isprintable()
+        assert json.loads(shown) == {text: [f"grüße {text}"]}
+        assert "grüße" in shown
+
+    @pytest.mark.parametrize("text", FOREIGN, ids=ascii)
+    def test_lines_errors_and_warnings_escape_it(self, text, capsys, monkeypatch):
+        output.print_text(f"queue {text}")
+        output.warn(f"queue {text}")
+        output.print_error(KmqError(f"queue {text}"))
+        logger = logging.getLogger("kmqpy.test")
+        # Not to pytest, which could not hand it on to the process that reports.
+        monkeypatch.setattr(logger, "propagate", False)
+        monkeypatch.setattr(logger, "handlers", [_Lines()])
+        logger.error("queue %s", text, extra={"reason": text})
+        shown = capsys.readouterr()
+        assert shown.out.count("\n") == 1
+        assert shown.err.count("\n") == 3
+        assert (shown.out + shown.err).replace("\n", "").isprintable()
+
+    @pytest.mark.parametrize("form", ["text", "json"])
+    @pytest.mark.parametrize("text", FOREIGN, ids=ascii)
+    def test_logs_escape_it(self, text, form):
+        try:
+            raise KmqError(f"of {text}")
+        except KmqError:
+            record = logging.makeLogRecord(
+                {"msg": "reason %s", "args": (text,), "levelname": "ERROR", "exc_info": sys.exc_info()}
+            )
+        record.reason = text
+        formatter = logs.JsonFormatter() if form == "json" else logs.TextFormatter()
+        shown = formatter.format(record)
+        assert shown.replace("\n", "").isprintable()
+        if form == "json":
+            assert json.loads(shown)["reason"] == text
+        else:
+            assert ascii(text)[1:-1] in shown.splitlines()[0]
+
     @pytest.mark.parametrize(
         ("ms", "text"),
         [(0, "0ms"), (350, "350ms"), (1_000, "1s"), (4_250, "4.2s"), (60_000, "1m"), (86_400_000, "1d")],
@@ -390,14 +523,6 @@ class TestOutput:
         output.confirmed("Delete it?", yes=True)
         with pytest.raises(click.UsageError, match="use --yes"):
             output.confirmed("Delete it?", yes=False)
-
-    @pytest.mark.parametrize("command", ["purge q", "queue delete q", "dlq purge q"])
-    def test_of_the_issue_a_piped_no_deletes_nothing(self, command, monkeypatch, capsys):
-        monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-        assert run([*command.split(), "--bootstrap", "127.0.0.1:1"]) == 2
-        shown = capsys.readouterr()
-        assert shown.err.startswith("kmq: error: ")
-        assert shown.err.endswith("use --yes\n")
 
     def test_a_lease_without_end_can_be_printed(self):
         assert output.when(2**63 - 1) == "never"
@@ -492,3 +617,154 @@ class TestReceive:
         assert bool(shown.out) == comes
         assert ("no message within" in shown.err) != comes
         assert clock.now < 20
+
+    class Client(LateClient):
+        """Has three messages, and notes what it is told of them."""
+
+        def __init__(self):
+            self.left = [message(id=f"0-{offset}", offset=offset) for offset in (1, 2, 3)]
+            self.told = []
+
+        @property
+        def partitions(self):
+            return [0]
+
+        def receive(self, most, **_):
+            taken, self.left = self.left[:most], self.left[most:]
+            return taken
+
+        def ack(self, *messages):
+            self.told += [("ack", one.offset) for one in messages]
+
+        def nack(self, *messages, count=True, **_):
+            self.told += [("nack", one.offset, count) for one in messages]
+
+    @pytest.mark.parametrize("ack", [[], ["--ack"]])
+    @pytest.mark.parametrize("printed", [0, 1, 3])
+    def test_what_could_not_be_printed_is_given_back_and_was_no_attempt(self, ack, printed, monkeypatch):
+        client, shown = self.Client(), []
+
+        def print_json(one):
+            if len(shown) == printed < 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            shown.append(one["offset"])
+
+        monkeypatch.setattr("kmqpy.cli.messages.KmqClient", lambda *_, **__: client)
+        monkeypatch.setattr("kmqpy.cli.messages.print_json", print_json)
+        code = run(["receive", "q", "--max", "3", *ack, "--zookeeper", ""])
+        assert code == (0 if printed == 3 else 2)
+        assert shown == [1, 2, 3][:printed]
+        given_back = [one for one in client.told if one[0] == "nack"]
+        assert given_back == [("nack", offset, False) for offset in [1, 2, 3][printed:]]
+        acknowledged = [one for one in client.told if one[0] == "ack"]
+        assert acknowledged == ([("ack", offset) for offset in shown] if ack else [])
+
+
+class Opened:
+    """Answers each call by its name; stands for Admin and DeadLetters, which are context managers."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def __call__(self, *_, **__):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def __getattr__(self, name):
+        answer = self.answers[name]
+        return lambda *_, **__: answer
+
+
+class TestTables:
+    """Each value stands under its heading."""
+
+    @pytest.fixture
+    def rows(self, monkeypatch, capsys):
+        """`rows(command, where, answers)`: the cells of all that a command prints, line by line."""
+
+        def rows(command, where, **answers):
+            monkeypatch.setattr("kmqpy.cli.output.SYSTEM_CLOCK", Standing())
+            monkeypatch.setattr(where, Opened(**answers))
+            assert run([*command.split(), "--zookeeper", ""]) == 0
+            return [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()]
+
+        return rows
+
+    def test_stats(self, rows):
+        counts = {"depth": 11, "in_flight": 12, "delayed": 13, "overdue": 14, "dead_letters": 15}
+        counts |= {"exact": True, "oldest_ms": NOW_MS - 16_000}
+        part = PartitionStats(partition=7, **counts, owner="t1", stored_offset=17)
+        other = PartitionStats(partition=8, **{**counts, "exact": False, "oldest_ms": None})
+        assert rows("stats q", "kmqpy.cli.state.Admin", stats=QueueStats.of("q", [part, other])) == [
+            ["partition", "depth", "in flight", "delayed", "overdue", "dead", "oldest", "tracker", "offset"],
+            ["7", "11", "12", "13", "14", "15", "16s ago", "t1", "17"],
+            ["8", "~11", "12", "13", "14", "~15", "-", "-", "-"],
+            ["total", "~22", "24", "26", "28", "~30", "16s ago"],
+        ]
+
+    def test_in_flight(self, rows):
+        one = InFlightMessage(
+            receipt="1.x",
+            partition=3,
+            offset=42,
+            holder="me",
+            since_ms=NOW_MS - 5_000,
+            lease_until_ms=NOW_MS + 9_000,
+            hold=Hold.RELEASED,
+            reason="not now",
+            attempts=2,
+        )
+        headings = ["partition", "offset", "hold", "holder", "since", "lease ends", "attempts", "reason"]
+        assert rows("in-flight q", "kmqpy.cli.state.Admin", in_flight=[one]) == [
+            [*headings, "receipt"],
+            ["3", "42", "released", "me", "5s ago", "in 9s", "2", "not now", "1.x"],
+        ]
+
+    def test_dead_letters(self, rows):
+        one = DeadLetter(
+            id="0-17",
+            key=b"user-1",
+            origin_topic="jobs",
+            origin_partition=2,
+            origin_offset=5,
+            attempts=4,
+            first_enqueued_ms=1_000,
+            dead_since_ms=2_000,
+            reason="nack: no",
+            size=99,
+        )
+        first, dead = "1970-01-01T00:00:01.000Z", "1970-01-01T00:00:02.000Z"
+        assert rows("dlq list q", "kmqpy.dead_letters.DeadLetters", list=[one]) == [
+            ["id", "key", "attempts", "dead since", "first enqueued", "origin", "reason"],
+            ["0-17", "user-1", "4", dead, first, "jobs 2-5", "nack: no"],
+        ]
+
+    def test_queues(self, rows):
+        settings = QueueSettings(name="jobs", redeliver_after_ms=7_000, max_redeliveries=9)
+        one = RegisteredQueue(settings, partitions=4, deleting=True)
+        assert rows("queue list", "kmqpy.cli.queues.Admin", list_queues=[one]) == [
+            ["queue", "partitions", "redeliver after", "max redeliveries"],
+            ["jobs", "4", "7s", "9", "deleting"],
+        ]
+
+    def test_a_queue_with_its_topics_and_trackers(self, rows):
+        found = QueueDescription(
+            settings=QueueSettings(name="jobs"),
+            registered=True,
+            deleting=False,
+            partitions=1,
+            topics=(TopicInfo("jobs__markers", "id-of-it", 6, 2),),
+            owners={0: "t1"},
+            offsets={0: 17},
+        )
+        shown = rows("queue describe jobs", "kmqpy.cli.queues.Admin", describe_queue=found)
+        topics, trackers = (next(row for row in shown if row[0] == name) for name in ("topic", "partition"))
+        assert topics == ["topic", "partitions", "replicas", "id"]
+        assert shown[shown.index(topics) + 1] == ["jobs__markers", "6", "2", "id-of-it"]
+        assert trackers == ["partition", "tracker", "stored offset"]
+        assert shown[shown.index(trackers) + 1] == ["0", "t1", "17"]

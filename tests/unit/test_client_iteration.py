@@ -1,4 +1,4 @@
-"""What iterating over a client does while another thread closes it, without Kafka."""
+"""What a client does over a writer and a source that need no Kafka; above all what it iterates over."""
 
 import threading
 from types import SimpleNamespace
@@ -9,10 +9,24 @@ from confluent_kafka import Message as Record
 from kmqpy import client as client_module
 from kmqpy.client import KmqClient
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import Unavailable
-from kmqpy.markers import Op
+from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.markers import Marker, Op
 from kmqpy.records import by_partition
 from kmqpy.starting import Started
+from kmqpy.topics import TopicIds
+
+IDS = TopicIds("Q", "M")
+
+
+class FakeWatch:
+    def __init__(self, *_):
+        pass
+
+    def look(self):
+        return IDS
+
+    def knows_since(self, moment):
+        return True
 
 
 class FakeTopics:
@@ -20,7 +34,7 @@ class FakeTopics:
         pass
 
     def check(self, queue):
-        return SimpleNamespace(queue=SimpleNamespace(topic_id="id"), markers=SimpleNamespace(partitions=1))
+        return SimpleNamespace(ids=IDS, markers=SimpleNamespace(partitions=1))
 
 
 class FakeWriter:
@@ -41,6 +55,10 @@ class FakeWriter:
         if self.closed:
             raise Unavailable("the writer is closed")
         self.posted.append(marker)
+
+    def put(self, items):
+        for item in items:
+            self.post(item)
 
     def close(self, timeout_s):
         self.closed = True
@@ -79,6 +97,7 @@ class FakeSource:
 @pytest.fixture
 def client(monkeypatch):
     monkeypatch.setattr(client_module, "Topics", FakeTopics)
+    monkeypatch.setattr(client_module, "TopicWatch", FakeWatch)
     monkeypatch.setattr(client_module, "MarkerWriter", FakeWriter)
     monkeypatch.setattr(client_module, "QueueSource", FakeSource)
     monkeypatch.setattr(FakeSource, "size", 5)
@@ -141,3 +160,98 @@ def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, mon
     assert list(messages) == []
     closing.join(5)
     assert client._writer.given_back() == [1, 2, 3, 4]
+
+
+def test_to_extend_a_lease_by_nothing_is_to_give_back(client):
+    first, second = client.receive()[:2]
+    client.extend(first, second, lease=0)
+    assert client._writer.posted == [Marker(0, offset, Op.NACK, counts=False) for offset in (0, 1)]
+    assert client.in_flight == 3
+
+
+@pytest.mark.parametrize("lease", [0, 0.099])
+def test_leases_have_a_least_length(client, lease):
+    with pytest.raises(ConfigError, match=r"lease: \d+ ms is shorter than the least, 100 ms"):
+        client.receive(lease=lease)
+    messages = client.receive(lease=0.1)
+    assert len(messages) == 5
+    if lease:
+        with pytest.raises(ConfigError, match="least"):
+            client.extend(*messages, lease=lease)
+
+
+def test_what_waits_its_turn_is_given_back_while_another_thread_receives(client):
+    """The housekeeper can't do what needs the consumer then, but this it can."""
+    assert next(iter(client)).offset == 0
+    later = client._clock.monotonic() + 16  # of 30
+    client._clock = SimpleNamespace(monotonic=lambda: later)
+    moment = threading.Event()
+    with client._taking:
+        for _ in range(1_000):
+            if client._writer.posted or moment.wait(0.01):
+                break
+    assert client._writer.given_back() == [1, 2, 3, 4]
+
+
+def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(client, monkeypatch):
+    """They were written after all, and the leases run while the user's code is busy with other messages."""
+    assert len(client.receive()) == 5
+    monkeypatch.setattr(client._source, "abandoned", lambda: [(0, 7)] if not client._writer.posted else [])
+    moment = threading.Event()
+    for _ in range(1_000):
+        if client._writer.posted or moment.wait(0.01):
+            break
+    assert client._writer.given_back() == [7]
+
+
+def test_what_an_interrupted_receive_took_is_given_back(client, monkeypatch):
+    calls = []
+    starting = SimpleNamespace(confirmed=lambda: 1 / 0, give_back=lambda: calls.append("given back"))
+    monkeypatch.setattr(client._writer, "start", lambda *_: starting)
+    with pytest.raises(ZeroDivisionError):
+        client.receive()
+    assert client.receive(wait=0) == []
+    assert calls == ["given back"]
+
+
+class SlowLink:
+    """A clock, and a writer whose start markers take 80 ms to be confirmed."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.leases_ms = []
+
+    def monotonic(self):
+        return self.now
+
+    def wall_ms(self):
+        return int(self.now * 1000)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def start(self, takes, _delays, lease_ms, *_):
+        self.leases_ms.append(lease_ms)
+
+        def confirmed():
+            self.now += 0.08
+            return Started(dict.fromkeys(takes, 0), {})
+
+        return SimpleNamespace(confirmed=confirmed)
+
+
+def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_handed_out(client, monkeypatch):
+    link = SlowLink()
+    client._clock = link
+    monkeypatch.setattr(client._writer, "start", link.start)
+    source = client._open_source()
+    found = []
+    for _ in range(3):
+        source._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
+        found.append(len(client._take(10, 0, 100)))
+    assert found == [0, 1, 1]  # the first time it is not known yet
+    assert link.leases_ms[0] == 100
+    assert all(260 <= lease_ms <= 264 for lease_ms in link.leases_ms[1:])
+    source._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
+    assert len(client._take(10, 0, 1_000)) == 1
+    assert link.leases_ms[-1] == 1_000

@@ -1,6 +1,8 @@
 import contextlib
+import copy
 import json
 import math
+import pickle
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
 from datetime import timedelta
@@ -11,8 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmqpy import config
+from kmqpy.admin import Admin
+from kmqpy.client import KmqClient
 from kmqpy.config import Connection, QueueSettings
+from kmqpy.dead_letters import DeadLetters
 from kmqpy.errors import ConfigError
+from kmqpy.producer import KmqProducer
+from kmqpy.registry import decode_queue
+from kmqpy.storages.kafka import KafkaQueue
+from kmqpy.topics import Topics
+from tracker.service import Tracker
 
 INT64_MAX = 2**63 - 1
 
@@ -36,6 +46,64 @@ class Sample:
 
 def sample(**values: Any) -> Sample:
     return config.build(Sample, {"name": "n", **values})
+
+
+@pytest.mark.parametrize("given", ["host:9092", None, {"bootstrap": "host:9092"}])
+@pytest.mark.parametrize("make", [KmqClient, KmqProducer, KafkaQueue, DeadLetters])
+def test_of_the_issue_a_connection_that_is_none_is_named(make, given):
+    with pytest.raises(ConfigError, match=r"connection: .* is not a Connection; write it as Connection"):
+        make(QueueSettings(name="q"), given)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ho st:x",
+        "::",
+        "[::]:9092",
+        "h:x",
+        "h:0",
+        "h:70000",
+        "h:1:2",
+        ":9092",
+        "a:1,b c:2",
+        "h\x1b:1",
+        "[x]:1",
+    ],
+)
+def test_of_the_issue_an_address_that_can_not_be_one_is_told(text):
+    for field_name in ("bootstrap", "zookeeper"):
+        with pytest.raises(ConfigError, match=f"{field_name}: .* is no address; write it as host:"):
+            Connection(**{field_name: text})
+
+
+def test_an_address_that_may_hold_a_password_is_not_shown():
+    with pytest.raises(ConfigError) as caught:
+        Connection(bootstrap="me:hunter2@host:9092")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h",
+        "h:9092",
+        "h-1.b_c:1, 10.0.0.1:2,",
+        "[::1]:9092",
+        "::1",
+        "[fe80::1%eth0]:1",
+        "SSL://h:9093",
+        "größe:1",
+    ],
+)
+def test_an_address_that_can_be_one_is_taken(text):
+    assert Connection(bootstrap=text).bootstrap == text
+
+
+@pytest.mark.parametrize("make", [Admin, Tracker, Topics])
+def test_of_the_issue_so_is_an_address_for_administration_and_trackers(make):
+    with pytest.raises(ConfigError, match="connection: 'host:9092' is not a Connection"):
+        make("host:9092")
 
 
 class TestParseDuration:
@@ -389,15 +457,20 @@ class TestQueueSettings:
             "g",
         )
 
+    @pytest.mark.parametrize("key", ["consumer_group", "redelivery_count_header"])
+    def test_text_that_kafka_would_not_take_is_refused(self, key):
+        with pytest.raises(ConfigError, match=f"{key}: .* can't be printed"):
+            QueueSettings(name="q", **{key: "a\ud800"})
+
     @given(
         st.builds(
             QueueSettings,
             name=st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", fullmatch=True),
-            consumer_group=st.text(),
-            redelivery_count_header=st.text(min_size=1),
+            consumer_group=st.text().filter(str.isprintable),
+            redelivery_count_header=st.text(min_size=1).filter(str.isprintable),
             max_redeliveries=st.none() | st.integers(0, INT64_MAX),
-            redeliver_after_ms=st.integers(0, INT64_MAX),
-            max_hold_ms=st.integers(0, INT64_MAX),
+            redeliver_after_ms=st.integers(100, INT64_MAX),
+            max_hold_ms=st.integers(100, INT64_MAX),
         )
     )
     def test_json_round_trip(self, settings):
@@ -405,6 +478,31 @@ class TestQueueSettings:
 
     def test_json_may_name_the_queue_only(self):
         assert QueueSettings.from_json(b'{"name": "jobs"}') == QueueSettings(name="jobs")
+
+    def test_it_is_known_what_was_said_and_what_was_left_open(self):
+        assert QueueSettings(name="q").said == {"name"}
+        assert QueueSettings(name="q", markers_topic="", max_redeliveries=3).said == {
+            "name",
+            "max_redeliveries",
+        }
+        assert QueueSettings(name="q", max_redeliveries=3) == QueueSettings(name="q")
+        settings = QueueSettings(name="q", max_hold_ms=500)
+        for same in (copy.copy(settings), copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):
+            assert (same, same.said) == (settings, {"name", "max_hold_ms"})
+        assert config.build(QueueSettings, {"name": "q"}, {"max_delay_ms": "5s"}).said == {
+            "name",
+            "max_delay_ms",
+        }
+        stored = QueueSettings.from_json(settings.to_json())
+        assert stored.said is None
+        assert pickle.loads(pickle.dumps(stored)).said is None
+        assert "said" not in repr(stored)
+
+    def test_unknown_settings_of_a_newer_version_can_be_left_out(self):
+        data = b'{"name": "q", "max_hold_ms": 500, "colour": {"a": 1}}'
+        with pytest.raises(ConfigError, match="colour"):
+            QueueSettings.from_json(data)
+        assert QueueSettings.from_json(data, newer=True) == QueueSettings(name="q", max_hold_ms=500)
 
     @pytest.mark.parametrize(
         ("data", "message"),
@@ -489,7 +587,37 @@ class TestQueueSettings:
         assert QueueSettings(name="q", max_hold_ms=INT64_MAX).max_hold_ms == INT64_MAX
 
     def test_zero_is_fine(self):
-        settings = QueueSettings(
-            name="q", max_redeliveries=0, redeliver_after_ms=0, max_delay_ms=0, max_hold_ms=0
-        )
-        assert settings.max_redeliveries == settings.max_hold_ms == 0
+        settings = QueueSettings(name="q", max_redeliveries=0, max_delay_ms=0)
+        assert settings.max_redeliveries == settings.max_delay_ms == 0
+
+    @pytest.mark.parametrize(
+        "stored",
+        [
+            {"\x1b[2J": 1},
+            {"x" * 900_000: 1},
+            {"markers_topic": "x" * 900_000},
+            {"redeliver_after_ms": "1" * 900_000},
+        ],
+    )
+    def test_what_stands_in_the_registry_fills_no_log_and_steers_no_terminal(self, stored):
+        with pytest.raises(ConfigError) as raised:
+            decode_queue("q", json.dumps({"name": "q", **stored}).encode())
+        assert str(raised.value).isprintable()
+        assert len(str(raised.value)) <= 300
+
+    @pytest.mark.parametrize("field_name", ["redeliver_after_ms", "max_hold_ms"])
+    def test_leases_have_a_least_length(self, field_name):
+        assert getattr(QueueSettings(**{"name": "q", field_name: 100}), field_name) == 100
+        for too_short in (0, 99):
+            with pytest.raises(ConfigError, match=f"{field_name}: {too_short} ms .* least, 100 ms"):
+                QueueSettings(**{"name": "q", field_name: too_short})
+
+    @pytest.mark.parametrize("field_name", ["redeliver_after_ms", "max_hold_ms"])
+    @pytest.mark.parametrize("value", [0, 99, "7", "7ms"])
+    def test_a_queue_that_was_stored_with_shorter_leases_can_still_be_read(self, field_name, value):
+        data = json.dumps({"name": "q", "max_redeliveries": 7, field_name: value}).encode()
+        settings = QueueSettings.from_json(data)
+        assert (getattr(settings, field_name), settings.max_redeliveries) == (100, 7)
+        assert decode_queue("q", data) == (settings, False)
+        with pytest.raises(ConfigError, match=field_name):
+            QueueSettings.from_json(data.replace(json.dumps(value).encode(), b"-1"))

@@ -23,13 +23,17 @@ GOOD = {
 NAMES = ("q", "q__markers", "q__undelivered", "q__undelivered__markers")
 
 
+LARGER = {"max_message_bytes": "10000000"}
+
+
 def topic(name, *, partitions=2, replication=3, **config):
     settings = {key.replace("_", "."): value for key, value in config.items()}
     return TopicInfo(name, f"id of {name}", partitions, replication, {**GOOD, **settings})
 
 
 def facts(*topics, without=(), **changes):
-    found = {name: topic(name) for name in NAMES if name not in without}
+    found = {name: topic(name, **(LARGER if name == "q__undelivered" else {})) for name in NAMES}
+    found = {name: one for name, one in found.items() if name not in without}
     found.update({one.name: one for one in topics})
     healthy = Facts(
         settings=QUEUE,
@@ -43,6 +47,8 @@ def facts(*topics, without=(), **changes):
         queue_log={0: (5, 9), 1: (0, 0)},
         committed={0: 7},
         groups=("kmq-q",),
+        markers_latest={0: (6, 14_000)},
+        now_ms=10_000,
     )
     return replace(healthy, **changes)
 
@@ -67,7 +73,7 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
         ("marked as deleting", WARNING, facts(registered=RegisteredQueue(QUEUE, 2, deleting=True))),
         ("q has 2 partitions, q__markers has 1", ERROR, facts(topic("q__markers", partitions=1))),
         ("q has 2 partitions, q__markers has 3", WARNING, facts(topic("q__markers", partitions=3))),
-        ("q__undelivered has 1", ERROR, facts(topic("q__undelivered", partitions=1))),
+        ("q__undelivered has 1", ERROR, facts(topic("q__undelivered", partitions=1, **LARGER))),
         (
             "trackers know of 1",
             ERROR,
@@ -84,7 +90,8 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
         ("one replica only", WARNING, facts(topic("q", replication=1, min_insync_replicas="1"))),
         ("confirmed by one broker only", WARNING, facts(topic("q", min_insync_replicas="1"))),
         ("nothing is sent", ERROR, facts(topic("q", min_insync_replicas="4"))),
-        ("large ones get stuck", ERROR, facts(topic("q", max_message_bytes="1000001"))),
+        ("large ones get stuck", ERROR, facts(topic("q", max_message_bytes="10000001"))),
+        ("too large to be copied", WARNING, facts(topic("q__undelivered", max_message_bytes="1065536"))),
         ("no tracker runs", ERROR, facts(trackers=(), owners={})),
         (
             "no running tracker serves this queue",
@@ -96,6 +103,8 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
         ("of an earlier topic", WARNING, facts(stored={0: StoredOffset(5, "other", 0)})),
         ("below the log start 5", ERROR, facts(stored={0: StoredOffset(4, "id of q__markers", 0)})),
         ("beyond the end 9", WARNING, facts(stored={0: StoredOffset(10, "id of q__markers", 0)})),
+        ("offset 7 has a timestamp 120 s ahead", WARNING, facts(markers_latest={1: (7, 130_000)})),
+        ("is 3600 s ahead", WARNING, facts(stored={0: StoredOffset(5, "id of q__markers", 3_610_000)})),
         ("up to 2 messages were deleted before", WARNING, facts(committed={0: 3})),
         ("one queue topic serves one kmq group", WARNING, facts(groups=("kmq-q", "audit"))),
     ],
@@ -122,5 +131,5 @@ def test_settings_that_kafka_does_not_tell_are_no_fault():
 
 
 def test_queues_that_nobody_registered_are_found():
-    topics = {*NAMES, "other", "other__markers", "lonely"}
-    assert [one.queue for one in unregistered(topics, {"q"})] == ["other"]
+    topics = {*NAMES, "other", "other__markers", "lonely", "dead", "dead__markers"}
+    assert [one.queue for one in unregistered(topics, {*NAMES, "dead", "dead__markers"})] == ["other"]

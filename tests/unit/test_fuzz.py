@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from kmqpy import config, registry
 from kmqpy.errors import ConfigError
-from kmqpy.source import committed_markers_offset
+from kmqpy.source import Commit, commit_of
+from kmqpy.topics import TopicIds
 from tests.fuzz.targets import SEEDS, TARGETS, WORDS
 
 
@@ -68,10 +70,11 @@ class TestOnceBroken:
 
     @pytest.mark.parametrize("text", ["kmq1:²", "kmq1:٣", "kmq1:" + "9" * 5_000, "kmq1:9223372036854775808"])
     def test_metadata_of_a_commit_that_is_not_ours(self, text):
-        assert committed_markers_offset(text) is None
+        assert commit_of(TopicPartition("q", 0, 5, text), TopicIds("Q", "M")) == Commit(5, None)
 
     def test_metadata_of_a_commit_that_is_ours(self):
-        assert committed_markers_offset("kmq1:9223372036854775807") == 2**63 - 1
+        at = TopicPartition("q", 0, 5, "kmq2:9223372036854775807:Q:M")
+        assert commit_of(at, TopicIds("Q", "M")) == Commit(5, 2**63 - 1)
 
     @pytest.mark.parametrize("decode_it", [registry.decode_queue, registry.decode_tracker])
     def test_znodes_with_deep_json(self, decode_it):
@@ -79,7 +82,7 @@ class TestOnceBroken:
             decode_it("q", b"[" * 200_000)
 
     def test_a_stored_offset_with_deep_json_is_as_if_absent(self):
-        assert registry.decode_offset("q", 0, b"[" * 200_000) is None
+        assert registry.decode_offset("q", b"[" * 200_000) is None
 
     def test_a_file_with_deep_toml(self):
         with pytest.raises(ConfigError, match=r"config file 'kmq\.toml'"):

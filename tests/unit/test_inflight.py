@@ -4,6 +4,9 @@ The properties: it equals a naive model that scans the whole log again, and a re
 offset gives the same state.
 """
 
+import itertools
+import tracemalloc
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -559,6 +562,22 @@ class TestMemory:
         assert sorted(log.due()) == [5, 6, 7, 8, 9]
 
 
+def test_the_oldest_and_the_counts_of_many_cost_little():
+    log = Log()
+    for offset in range(0, 40_000, 2):
+        log.take(offset, LEASE + offset)
+    tracemalloc.start()
+    try:
+        oldest = list(itertools.islice(log.state.in_order(), 5))
+        holds, due = log.state.count(T0 + LEASE + 100)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [entry.offset for entry in oldest] == [0, 2, 4, 6, 8]
+    assert (holds, due) == ({Hold.HELD: 20_000}, 51)
+    assert peak < 20_000 * 20  # bytes; an entry has 250
+
+
 # --- The naive model ---------------------------------------------------------------------------
 
 
@@ -787,6 +806,10 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         assert len(self.state) == len(entries)
         assert self.state.in_redelivery == len(self.in_redelivery)
         assert self.state.now_ms == self.now_ms
+        assert list(self.state.in_order()) == sorted(entries.values(), key=lambda e: (e.taken_at, e.offset))
+        holds, due = self.state.count(self.now_ms)
+        assert holds == Counter(entry.hold for entry in entries.values())
+        assert due == sum(entry.due_ms <= self.now_ms for entry in entries.values())
 
     @invariant()
     def same_due(self):

@@ -9,6 +9,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from confluent_kafka import Message as Record
 
 from kmqpy.config import QueueSettings
+from kmqpy.errors import DecodeError, ReceiptError
 from kmqpy.kafka_message import Batch, KafkaMessage
 from kmqpy.message import Message, Receipt
 from kmqpy.telemetry import Telemetry
@@ -77,3 +78,32 @@ def test_it_can_be_compared_copied_and_sent_to_another_process():
 def test_it_is_frozen(field):
     with pytest.raises((dataclasses.FrozenInstanceError, AttributeError)):
         setattr(message(), field, 1)
+
+
+class Client:
+    """Notes what it is to acknowledge."""
+
+    def __init__(self):
+        self.acknowledged = []
+
+    def ack(self, *messages, wait=False):
+        self.acknowledged.append((messages, wait))
+
+
+def test_of_the_issue_a_message_is_acknowledged_by_the_client_that_received_it():
+    looked_at, client = message(), Client()
+    received = KafkaMessage(looked_at._record, dataclasses.replace(looked_at._batch, client=client))
+    received.ack(wait=True)
+    assert client.acknowledged == [((received,), True)]
+    for other in (looked_at, pickle.loads(pickle.dumps(received)), copy.copy(received)):
+        with pytest.raises(ReceiptError, match=r"message 3-17 of queue 'jobs': no client .* client\.ack"):
+            other.ack()
+
+
+def test_of_the_issue_json():
+    assert message(value='{"a": ["ü"]}'.encode()).json() == {"a": ["ü"]}
+    for body in (b"hunter2", b"", b"\xff\xfe\xfd", b"[" * 100_000):
+        with pytest.raises(DecodeError, match="message 3-17 of queue 'jobs': its body is not JSON") as caught:
+            message(value=body).json()
+        assert caught.value.data == body
+        assert "hunter2" not in str(caught.value)

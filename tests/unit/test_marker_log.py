@@ -1,43 +1,34 @@
 """Records of a markers partition: a series applied at once means what its records would one by one."""
 
-from dataclasses import dataclass, field
+import tracemalloc
 
 import pytest
+from confluent_kafka import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmqpy import entries, markers
 from kmqpy.errors import DecodeError, UnsupportedMarker
 from kmqpy.inflight import InFlight
-from kmqpy.marker_log import Applied, apply_records
+from kmqpy.marker_log import Applied, QueueEnd, apply_records
 from kmqpy.markers import Marker, Op
+from kmqpy.offset_runs import OffsetRuns
 
 PARTITION = 3
 T0 = 1_700_000_000_000
 
 
-@dataclass
-class Record:
-    """What apply_records asks of a confluent_kafka.Message."""
-
-    at: int
-    timestamp_ms: int
-    encoded: tuple[bytes | None, bytes | None, list] = field(default=(None, None, []))
-
-    def key(self):
-        return self.encoded[0]
-
-    def value(self):
-        return self.encoded[1]
-
-    def headers(self):
-        return self.encoded[2] or None
-
-    def offset(self):
-        return self.at
-
-    def timestamp(self):
-        return (1, self.timestamp_ms)
+def Record(at, timestamp_ms, encoded):  # noqa: N802
+    key, value, headers = encoded
+    return Message(
+        topic="markers",
+        partition=PARTITION,
+        offset=at,
+        key=key,
+        value=value,
+        headers=headers or None,
+        timestamp=(2, timestamp_ms),
+    )
 
 
 def one_by_one(state, records):
@@ -46,9 +37,10 @@ def one_by_one(state, records):
     for record in records:
         at, timestamp_ms = record.offset(), record.timestamp()[1]
         try:
-            marker = markers.decode(*record.encoded)
-            if marker.partition != PARTITION:
-                raise DecodeError("another's", record.key())
+            key = record.key()
+            if key and len(key) == 12 and markers.decode_key(key)[0] != PARTITION:
+                raise DecodeError("another's", key)
+            marker = markers.decode(key, record.value(), record.headers())
         except UnsupportedMarker as error:
             state.observe(at, timestamp_ms)
             state.pin(at)
@@ -152,3 +144,53 @@ def test_a_series_takes_no_memory_for_each_message(holder):
     assert {entry.holder for entry in state} == {holder}
     assert len(state) == 5_000
     assert not state._entries._slots
+
+
+END_OF_QUEUE = 20
+ENDS = [Marker(PARTITION, offset, Op.END) for offset in (18, 19, 20, 21, 10**6)]
+RANGES = [markers.ranges(PARTITION, Op.END, range(first, first + 9))[0] for first in (11, 12, 500)]
+
+
+@pytest.mark.parametrize("decides_below", [100, 4, 0])
+def test_ends_of_what_does_not_exist_touch_nothing(decides_below):
+    log = [markers.encode(marker) for marker in ENDS + RANGES]
+    touched = OffsetRuns()
+    records = [Record(at, T0, encoded) for at, encoded in enumerate(log)]
+    applied = apply_records(InFlight(), PARTITION, records, QueueEnd(END_OF_QUEUE, decides_below), touched)
+    assert (applied.records, applied.undecodable) == (len(records), [])
+    assert list(touched.runs()) == [(11, 9)]
+
+
+def test_a_take_of_what_may_not_exist_yet_stops_the_reading():
+    log = [Marker(PARTITION, offset, Op.TAKE, 5) for offset in (1, 20, 2, 21, 3)]
+    records = [Record(at, T0, markers.encode(marker)) for at, marker in enumerate(log)]
+    state = InFlight()
+    assert apply_records(state, PARTITION, records, QueueEnd(END_OF_QUEUE, 0)).records == 1
+    applied = apply_records(state, PARTITION, records[1:], QueueEnd(21, 3))
+    assert (applied.records, applied.undecodable) == (2, [])
+    applied = apply_records(state, PARTITION, records[3:], QueueEnd(21, 4))
+    assert (applied.records, [at for at, _ in applied.undecodable]) == (2, [3])
+    assert sorted(entry.offset for entry in state) == [1, 2, 3, 20]
+
+
+def test_what_a_marker_that_is_undecodable_had_come_to_is_not_kept():
+    """900 kB that compress to some bytes: each became 450,000 runs, kept by the traceback of its error."""
+    values = [b"\x03" + b"\x01" * 900_001, b"\x02" + bytes(8) + b"\x01" * 900_001]
+    records = [
+        Record(at, T0, (markers.encode_key(PARTITION, 0), value, None)) for at, value in enumerate(values)
+    ]
+    tracemalloc.start()
+    applied = apply_records(InFlight(), PARTITION, records)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [at for at, _ in applied.undecodable] == [0, 1]
+    assert all(error.__traceback__ is None for _, error in applied.undecodable)
+    assert peak < 5_000_000
+
+
+def test_range_markers_leave_others_their_turn():
+    runs = markers.ranges(PARTITION, Op.DELAY, range(1_000), redeliver_after_ms=9)[0]
+    records = [Record(at, T0, markers.encode(runs)) for at in range(5)]
+    assert apply_records(InFlight(), PARTITION, records).records == 5
+    assert apply_records(InFlight(), PARTITION, records, most=1_500).records == 2
+    assert apply_records(InFlight(), PARTITION, records, most=0).records == 1

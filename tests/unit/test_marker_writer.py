@@ -9,7 +9,7 @@ from kmqpy import kafka
 from kmqpy.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.config import Connection
 from kmqpy.marker_writer import MarkerWriter
-from kmqpy.markers import encode_key
+from kmqpy.markers import Marker, Op, decode, decode_key, encode_key
 from kmqpy.starting import Fence, Started, Starting
 
 
@@ -20,32 +20,48 @@ class Delivered:
     def key(self):
         return self._fields[0]
 
+    def value(self):
+        return self._fields[1]
+
+    def partition(self):
+        return self._fields[2]
+
     def offset(self):
         return self._fields[3]
+
+    def headers(self):
+        return None
 
 
 class TinyProducer:
     LIMIT = 2
+    only_errors = False
 
     def __init__(self):
         self.queue = []
+        self.log = []
         self.written = 0
         self.error = None
+        self.refused = ()  # partitions whose markers fail
+        self.leaderless = ()  # partitions of which nothing is heard
         self.answers = threading.Event()
 
     def produce(self, topic, value, key, partition, on_delivery, headers):
         if len(self.queue) >= self.LIMIT:
             raise BufferError
-        self.queue.append((Delivered(key, value, partition, self.written), on_delivery))
+        record = Delivered(key, value, partition, self.written)
+        record.sent_headers, record.by = headers, self
+        self.log.append(record)
+        self.queue.append((record, on_delivery))
         self.written += 1
 
     def produce_batch(self, topic, messages, partition, on_delivery):
         for count, message in enumerate(messages):
             try:
                 self.produce(topic, message["value"], message["key"], partition, on_delivery, None)
-            except BufferError as error:
+            except BufferError:
                 for rest in messages[count:]:
-                    rest["_error"] = error
+                    rest["_error"] = KafkaError(KafkaError._QUEUE_FULL)
                 return count
         return len(messages)
 
@@ -56,14 +72,33 @@ class TinyProducer:
         if not self.answers.wait(timeout):
             return
         served, self.queue = self.queue, []
+        self.queue = [one for one in served if one[0].partition() in self.leaderless]
         for record, report in served:
-            report(self.error, record)
+            if record.partition() in self.refused:
+                report(KafkaError(KafkaError._MSG_TIMED_OUT), record)
+            elif record.partition() not in self.leaderless and not (self.only_errors and self.error is None):
+                report(self.error, record)
 
     def flush(self, timeout):
         self.poll(timeout)
 
     def purge(self):
-        self.queue.clear()
+        purged, self.queue = self.queue, []
+        for record, report in purged:
+            report(KafkaError(KafkaError._PURGE_QUEUE), record)
+
+
+class Choosy(TinyProducer):
+    """Answers at once, and refuses the markers of some queue offsets."""
+
+    LIMIT = 1_000
+    refused = ()
+
+    def poll(self, timeout):
+        served, self.queue = self.queue, []
+        for record, report in served:
+            refused = decode_key(record.key())[1] in self.refused
+            report(KafkaError(KafkaError._MSG_TIMED_OUT) if refused else None, record)
 
 
 @pytest.fixture
@@ -93,6 +128,84 @@ def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):
     assert writer.close(0.2) > 0
 
 
+def test_r26_who_waits_waits_for_no_other_partition(producer):
+    producer.LIMIT = 100
+    producer.leaderless, producer.refused = (1,), (2,)
+    producer.answers.set()
+    writer = MarkerWriter(Connection(), "m")
+    writer.end(1, [1])
+    writer.end(2, [1])
+    assert writer.write([(0, [1, 2])], 5.0) == 0
+    assert writer.write([(0, [3]), (2, [3])], 0.3) > 0  # of its own some are not confirmed
+    assert writer.flush(0.3) > 0
+    producer.leaderless = producer.refused = ()
+    assert writer.flush(5.0) == 0
+    writer.close()
+
+
+def test_r26_a_flush_waits_for_nothing_that_is_posted_later(producer):
+    producer.leaderless = (1,)
+    writer = MarkerWriter(Connection(), "m")
+    writer.end(0, [1])
+    left = []
+    flushing = threading.Thread(target=lambda: left.append(writer.flush(5.0)))
+    flushing.start()
+    while not writer._waiters:
+        flushing.join(0.001)
+    writer.end(1, [1])
+    producer.answers.set()
+    flushing.join()
+    assert left == [0]
+    assert writer.close(0.1) == 1
+
+
+def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):
+    writer = MarkerWriter(Connection(), "m")
+    left = []
+    waiting = threading.Thread(target=lambda: left.append(writer.write([(0, [1])], 60.0)))
+    waiting.start()
+    while not producer.queue:
+        waiting.join(0.01)
+    assert writer.close(0.2) > 0
+    waiting.join(10.0)
+    assert left == [1]
+
+
+def test_r26_whoever_is_interrupted_while_waiting_waits_no_more(producer, monkeypatch):
+    """Else the writer's thread looks every ms, and nothing is collected, for as long as the client lives."""
+    writer = MarkerWriter(Connection(), "m")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Event, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer._wait(writer._put_apart([(0, [1])]), 60.0)
+    assert not writer._waiters
+    producer.answers.set()
+    assert writer.close() == 0
+
+
+def test_r26_a_marker_that_can_not_be_encoded_is_its_callers_fault(producer):
+    producer.answers.set()
+    writer = MarkerWriter(Connection(), "m")
+    with pytest.raises(AttributeError):
+        writer.post(Marker(0, 1, Op.NACK, reason=7))
+    assert writer.write([Marker(0, 1, Op.NACK, reason="7")], 5.0) == 0
+    assert writer.close() == 0
+
+
+def test_r26_what_an_unknown_error_prevents_is_not_taken_for_written(producer, monkeypatch):
+    producer.answers.set()
+    writer = MarkerWriter(Connection(), "m")
+    monkeypatch.setattr(producer, "produce", lambda *_, **__: 1 / 0)
+    assert writer.write([(0, [1])], 0.2) == 1
+    monkeypatch.undo()
+    assert writer.write([(0, [2])], 5.0) == 0
+    assert writer.close(0.2) == 1
+
+
 def test_r10_starts_of_unknown_outcome_are_settled_when_a_tick_behind_them_is_written(producer):
     writer = MarkerWriter(Connection(), "m")
     assert writer.start({0: [1]}, {}, 1_000, None, 0.02).confirmed() == Started({}, {0: 1})
@@ -107,6 +220,54 @@ def test_r10_starts_of_unknown_outcome_are_settled_when_a_tick_behind_them_is_wr
     assert writer.settled(0)
     assert writer.start({0: [1]}, {}, 1_000, None, 5).confirmed().failed == {}
     assert writer.settled(0)
+    writer.close(1)
+
+
+@pytest.mark.parametrize("coalesce_ms", [None, 1])
+def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
+    producer, monkeypatch, coalesce_ms
+):
+    """Before anybody knows that it stands there, and by the same producer, which writes in order."""
+
+    def one_of_three(connection, settings):
+        made = TinyProducer()
+        made.LIMIT, made.log, made.answers = 1_000, producer.log, producer.answers
+        made.only_errors = settings["delivery.report.only.error"]
+        return made
+
+    monkeypatch.setattr(kafka, "producer", one_of_three)
+    writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
+    takes = {0: list(range(300)), 1: [5]}  # many of one partition, which have no report of each
+    starting = writer.start(takes, {(1, 9): 60_000}, 1_000, None, 5.0, hand_out_until=0.0)
+    waiting = threading.Thread(target=lambda: found.append(starting.confirmed()))
+    found = []
+    waiting.start()
+    while not starting._given_back:
+        waiting.join(0.001)
+    assert waiting.is_alive()
+    producer.answers.set()
+    waiting.join()
+    assert (found[0].failed, found[0].given_back) == ({}, True)
+    written = {}
+    for at, record in enumerate(producer.log):
+        marker = decode(record.key(), record.value(), record.sent_headers)
+        written |= {(marker.op, marker.partition, offset): (at, record.by) for offset in marker.offsets()}
+        assert marker.op is not Op.NACK or not marker.counts
+    for partition, offsets in takes.items():
+        for offset in offsets:
+            take, nack = (written[op, partition, offset] for op in (Op.TAKE, Op.NACK))
+            assert take[0] < nack[0]
+            assert take[1] is nack[1]
+    assert (Op.NACK, 1, 9) not in written
+    writer.close(1)
+
+
+def test_r11_what_is_confirmed_in_time_is_not_given_back(producer):
+    producer.answers.set()
+    writer = MarkerWriter(Connection(), "m")
+    starting = writer.start({0: [1]}, {}, 1_000, None, 5.0, SYSTEM_CLOCK.monotonic() + 60)
+    assert not starting.confirmed().given_back
+    assert len(producer.log) == 1
     writer.close(1)
 
 
@@ -179,11 +340,28 @@ class Starts:
             report(self.error, Delivered(encode_key(0, 9), b"", 0, 70))
 
 
+@pytest.mark.parametrize("coalesce_ms", [None, 1])
+@pytest.mark.parametrize("refused", [(2, 4), (4, 2), (1, 2, 3, 4), (3, 5, 6)])
+def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, coalesce_ms, refused):
+    """The client reads again from there: above the lowest, messages would be lost."""
+    apart = 100_000  # too far for one range marker
+    choosy = Choosy()
+    choosy.refused = {number * apart for number in refused}
+    monkeypatch.setattr(kafka, "producer", lambda connection, settings: choosy)
+    writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
+    takes = {0: [number * apart for number in range(1, 5)], 1: [7, 8]}
+    delays = {(0, number * apart): 500 for number in (5, 6)}
+    started = writer.start(takes, delays, 1_000, None, 5).confirmed()
+    assert started.failed == {0: min(refused) * apart}
+    assert started.last_at.keys() == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("refused", "stuck", "error", "expected"),
     [
         ((), (), None, Started({0: 70}, {})),
         ((7, 5), (), None, Started({0: 70}, {0: 5})),
+        ((5, 7), (), None, Started({0: 70}, {0: 5})),
         ((7,), (8, 6), None, Started({0: 70}, {0: 6})),
         ((7,), (), KafkaError(KafkaError._MSG_TIMED_OUT), Started({}, {0: 3})),  # nobody knows where they are
     ],

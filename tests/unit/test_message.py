@@ -152,6 +152,28 @@ class TestHeaders:
         with pytest.raises(MessageError, match="surrogates"):
             message.headers_from({"a": "\ud800"})
 
+    @pytest.mark.parametrize(
+        ("headers", "shown"),
+        [
+            ({"a": 1}, "headers: 'a': int 1 is neither bytes nor text"),
+            ({"a": "ü", "b": 1.5}, "headers: 'b': float 1.5 is neither"),
+            ({"a": ["secret"]}, "headers: 'a': list is neither"),
+            ({5: "x"}, "headers: the name int 5 is not text"),
+            ([("a", "1", "2")], "headers: list is neither a mapping nor pairs"),
+            ("a=b", "headers: str is neither a mapping nor pairs"),
+            (7, "headers: int 7 is neither a mapping nor pairs"),
+        ],
+    )
+    def test_of_the_issue_headers_that_are_none_are_named(self, headers, shown):
+        with pytest.raises(MessageError) as caught:
+            message.headers_from(headers)
+        assert str(caught.value).startswith(shown)
+
+    @pytest.mark.parametrize(("key", "shown"), [(5, "int 5"), (True, "bool True"), ([], "list")])
+    def test_of_the_issue_a_key_that_is_none_is_named(self, key, shown):
+        with pytest.raises(MessageError, match=f"key: {shown} is neither bytes nor text"):
+            message.as_bytes(key, "key")
+
     def test_the_last_of_a_name_counts(self):
         headers = (("a", b"1"), ("b", b"2"), ("a", b"3"))
         assert message.last_header(headers, "a") == b"3"

@@ -8,11 +8,14 @@ from kmqpy import message as m
 from kmqpy.config import QueueSettings
 from kmqpy.inflight import Entry, Hold
 from kmqpy.markers import decode_count, encode_count
-from tracker.plan import Copy, Original, batches, copy_of, reason_of
+from kmqpy.topics import MAX_MESSAGE_BYTES
+from tracker.plan import Copy, Original, Refusal, batches, copy_of, halves, reason_of
 
 COUNT = "kmq-redelivery-count"
 QUEUE = QueueSettings(name="jobs")
 PARTITION = 4
+LIMIT = MAX_MESSAGE_BYTES + 64 * 1024
+"""Of a queue's topic."""
 ORIGIN = (
     (m.ORIGINAL_PARTITION, b"4"),
     (m.ORIGINAL_OFFSET, b"70"),
@@ -183,6 +186,38 @@ class TestDeadLetter:
     def test_rejected_though_it_does_not_count(self):
         assert plan(entry(Hold.DEAD, counts=False), original()).dead_letter
 
+    @pytest.mark.parametrize(
+        ("count", "limit", "times", "dead"),
+        [
+            (0, 3, 2, False),
+            (0, 3, 3, True),
+            (1, 3, 1, False),
+            (1, 3, 2, True),
+            (0, 1, 0, False),
+            (0, 1, 1, True),
+            (0, None, 99, False),
+        ],
+    )
+    def test_refused_as_often_as_there_are_deliveries_left(self, count, limit, times, dead):
+        queue = QueueSettings(name="jobs", max_redeliveries=limit)
+        record = original(*([count_header(count)] if count else []))
+        copy = copy_of(entry(), record, queue, PARTITION, Refusal(times, "too large"))
+        assert copy.dead_letter is dead
+        if dead:
+            said = dict(copy.headers)
+            assert said[m.DEAD_LETTER_REASON] == b"refused: too large; expired"
+            assert said[m.DEAD_LETTER_ATTEMPTS] == str(count + 1).encode()
+
+    def test_released_without_count_at_the_limit_it_is_tried_once(self):
+        for times, dead in ((0, False), (1, True)):
+            record = original(count_header(3))
+            copy = copy_of(entry(counts=False), record, QUEUE, PARTITION, Refusal(times, "x"))
+            assert copy.dead_letter is dead
+
+    def test_a_refusal_is_not_the_reason_of_those_that_are_dead_anyway(self):
+        refused = copy_of(entry(), original(count_header(3)), QUEUE, PARTITION, Refusal(9, "x"))
+        assert dict(refused.headers)[m.DEAD_LETTER_REASON] == b"expired"
+
     def test_a_reason_that_no_client_writes_does_not_make_the_record_too_large(self):
         assert plan(entry(Hold.DEAD, reason="r" * 1_000_000), original()).size < 2_000
 
@@ -258,3 +293,43 @@ def test_size_counts_every_part():
         entry(), dead_letter=False, key=bytes(1_000), value=bytes(20_000), headers=(("é" * 100, bytes(300)),)
     )
     assert 21_500 <= copy.size <= 21_600
+
+
+def test_halves_are_by_size_and_in_order():
+    sizes = [500, 100, 900, 300, 700]
+    smaller, larger = halves(TestBatches().copies(*sizes))
+    assert [[copy.size for copy in half] for half in (smaller, larger)] == [[100, 300], [500, 900, 700]]
+
+
+def varint(number):
+    return max(1, -(-(2 * number).bit_length() // 7))
+
+
+def record_bytes(copy):
+    """What a batch of this record alone takes, uncompressed."""
+    size = 61 + 9 + 4 + len(copy.key or b"") + len(copy.value or b"") + varint(len(copy.headers))
+    for name, data in copy.headers:
+        name, data = name.encode(), data or b""
+        size += varint(len(name)) + len(name) + varint(len(data)) + len(data)
+    return size
+
+
+@pytest.mark.parametrize(
+    "header", [("h", b""), ("é" * 40, b"v" * 99), ("n", b"v" * 10_000), ("k" * 100_000, None)]
+)
+@pytest.mark.parametrize("reason", [None, "🐇" * 1_000])
+def test_what_send_takes_is_copied_until_it_is_a_dead_letter_and_back(header, reason):
+    """However many headers it is made of, and without compression."""
+    queue = QueueSettings(name="q" * 230, redelivery_count_header="c" * 200, max_redeliveries=300)
+    many = MAX_MESSAGE_BYTES // m.size_of(None, None, (header,))
+    rest = MAX_MESSAGE_BYTES - m.size_of(None, None, (header,) * many)
+    record = Original(2**63 - 1, 2**63 - 1, None, b"v" * rest, (header,) * many)
+    assert m.size_of(record.key, record.value, record.headers) == MAX_MESSAGE_BYTES
+    assert record_bytes(copy_of(entry(), record, queue, 2**31 - 1)) <= LIMIT
+    for count in (127, 128, 299, 300):
+        counted = record._replace(
+            headers=(*record.headers, (queue.redelivery_count_header, encode_count(count)))
+        )
+        copy = copy_of(entry(Hold.RELEASED, reason=reason), counted, queue, 2**31 - 1)
+        assert copy.dead_letter is (count == 300)
+        assert record_bytes(copy) <= LIMIT

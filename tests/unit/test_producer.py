@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy import kafka
 from kmqpy.config import Connection
-from kmqpy.errors import MessageError, Unavailable, Unfinished
+from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
 from kmqpy.producer import KmqProducer
 from kmqpy.telemetry import Telemetry
 
@@ -45,6 +45,24 @@ def fake(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("given", "error", "shown"),
+    [
+        ({"key": 5}, MessageError, "key: int 5 is neither"),
+        ({"headers": {"a": 1}}, MessageError, "headers: 'a': int 1 is neither"),
+        ({"bodies": [{"a": 1}]}, MessageError, "body: dict is neither"),
+        ({"bodies": "text"}, ConfigError, "bodies: expected several"),
+        ({"partition": "1"}, ConfigError, "partition: '1' is not a whole number"),
+    ],
+)
+def test_of_the_issue_what_is_of_a_wrong_type_is_named(fake, given, error, shown):
+    with KmqProducer("q", Connection()) as producer:
+        fake.flush = lambda _: None
+        with pytest.raises(error, match=shown):
+            producer.send_many(**{"bodies": ["0"], **given})
+    assert fake.bodies == []
+
+
+@pytest.mark.parametrize(
     ("answers", "error"),
     [
         ([TOO_LARGE, TOO_LARGE], MessageError),
@@ -76,3 +94,12 @@ def test_none_is_sent_when_one_becomes_too_large_by_what_telemetry_adds(fake):
     with pytest.raises(MessageError):
         producer.send_many(["0", "0" * 90])
     assert fake.bodies == []
+
+
+def test_headers_count_with_what_frames_them(fake):
+    """Else a message could be sent that no copy of it fits the topic."""
+    producer = KmqProducer("q", Connection(), max_message_bytes=100)
+    producer.send("00", headers={"é" * 44: b""})
+    for headers in ({"é" * 44: b"v"}, {str(number): b"" for number in range(10)}):
+        with pytest.raises(MessageError, match="limit is 100 bytes"):
+            producer.send("00", headers=headers)

@@ -1,3 +1,4 @@
+import os
 import re
 
 import pytest
@@ -13,6 +14,8 @@ from kmqpy.storages import kafka
 def opened(monkeypatch):
     """What KafkaQueue would have been made with."""
     calls = []
+    for name in [name for name in os.environ if name.startswith("KMQ_")]:
+        monkeypatch.delenv(name)
 
     def note(settings, connection, **arguments):
         calls.append((settings, connection, arguments))
@@ -32,7 +35,7 @@ def test_a_kafka_url_names_brokers_and_queue(opened):
 def test_further_parameters_are_settings(opened):
     queue_for(
         "kafka://h:9092?queue=q&redeliver_after_ms=1m&max_redeliveries=none&max_in_flight=5&holder=me"
-        "&zookeeper=z:2181&root=/other&security.protocol=SSL&sasl.password=a%26b%3D"
+        "&markers=range&zookeeper=z:2181&root=/other&security.protocol=SSL&sasl.password=a%26b%3D"
     )
     settings, connection, arguments = opened[0]
     assert (settings.redeliver_after_ms, settings.max_redeliveries) == (60_000, None)
@@ -42,7 +45,35 @@ def test_further_parameters_are_settings(opened):
         root="/other",
         kafka={"security.protocol": "SSL", "sasl.password": "a&b="},
     )
-    assert arguments == {"telemetry": None, "max_in_flight": 5, "holder": "me"}
+    assert arguments == {"telemetry": None, "max_in_flight": 5, "holder": "me", "markers": "range"}
+
+
+def test_the_format_of_markers_is_handed_on_to_the_client():
+    with pytest.raises(ConfigError, match="markers: 'fast' is neither"):
+        queue_for("kafka://127.0.0.1:1?queue=q&markers=fast")
+
+
+def test_what_the_url_leaves_open_is_as_the_environment_says(opened, monkeypatch, tmp_path):
+    file = tmp_path / "kmq.toml"
+    file.write_text(
+        'root = "/file"\n[kafka]\nsasl.username = "me"\nclient.id = "file"\n[tracker]\nworkers = 1\n'
+    )
+    monkeypatch.setenv("KMQ_CONFIG", str(file))
+    monkeypatch.setenv("KMQ_BOOTSTRAP", "other:9092")
+    monkeypatch.setenv("KMQ_ZOOKEEPER", "z:2181")
+    monkeypatch.setenv("KMQ_KAFKA_SECURITY_PROTOCOL", "SSL")
+    queue_for("kafka://h:9092?queue=q&client.id=url")
+    queue_for("kafka://h:9092?queue=q&zookeeper=&root=/url&security.protocol=PLAINTEXT")
+    kafka_settings = {"sasl.username": "me", "client.id": "url", "security.protocol": "SSL"}
+    assert [connection for _, connection, _ in opened] == [
+        Connection(bootstrap="h:9092", zookeeper="z:2181", root="/file", kafka=kafka_settings),
+        Connection(
+            bootstrap="h:9092",
+            zookeeper="",
+            root="/url",
+            kafka={"sasl.username": "me", "client.id": "file", "security.protocol": "PLAINTEXT"},
+        ),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,37 @@
 """The tracker's main loop, without servers: what it does with what leadership tells."""
 
 import gc
+import itertools
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from kmqpy import kafka
+from kmqpy import kafka, markers
+from kmqpy.clock import SystemClock
 from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.inflight import InFlight
+from kmqpy.marker_log import QueueEnd
 from kmqpy.markers import Marker, Op
-from kmqpy.registry import RegisteredQueue
+from kmqpy.registry import RegisteredQueue, StoredOffset
 from kmqpy.topics import Topics
+from tracker import service
 from tracker.leadership import Grant, LeadershipView
-from tracker.partition import OwnedPartition, Phase
+from tracker.partition import Begin, OwnedPartition, Phase
 from tracker.plan import Copy
-from tracker.redelivery import Outcome
+from tracker.redelivery import Outcome, Tick
 from tracker.service import Tracker, _Takeover
 from tracker.settings import TrackerSettings
+
+
+class Standing(SystemClock):
+    def monotonic(self) -> float:
+        return 1_000.0
 
 
 class FakeLeadership:
@@ -40,8 +51,16 @@ class FakeLeadership:
     def release(self, queue: str, partition: int) -> None:
         self.released.append((queue, partition))
 
+    def write_offset(self, *_: object) -> bool:
+        raise TypeError("a fault")
+
 
 class FakeMember:
+    comes_back = True
+
+    def alive(self) -> bool:
+        return self.comes_back
+
     def problems(self) -> list[str]:
         return []
 
@@ -60,6 +79,9 @@ class FakeConsumer:
 
     def incremental_unassign(self, places: list[TopicPartition]) -> None:
         self.assigned -= {(place.topic, place.partition) for place in places}
+
+    def consume(self, *_: object) -> list[Message]:
+        return []
 
 
 @pytest.fixture
@@ -123,10 +145,39 @@ def test_who_may_not_redeliver_does_not_take_over(tracker: Tracker) -> None:
     assert part.busy
 
 
+def grows(waits: list[float]) -> bool:
+    """From less than a second to ten: for ever, but not never."""
+    steps = itertools.pairwise(waits)
+    return waits[0] < 1 and waits[-1] == 10 and all(b >= 1.5 * a > 0 or b == 10 for a, b in steps)
+
+
+def test_a_takeover_that_fails_is_tried_again_later_and_later() -> None:
+    clock = Standing()
+    tracker = Tracker(Connection(), TrackerSettings(http_port=-1), clock)
+    part = part_of(tracker, QueueSettings(name="q"))
+    waits = []
+    for _ in range(12):
+        tracker._taken_over(part, Unavailable("no"))
+        waits.append(part.retry_at - clock.monotonic())
+    assert grows(waits), waits
+
+
+def test_the_end_of_a_queue_that_is_not_told_is_asked_for_later_and_later() -> None:
+    clock = Standing()
+    tracker = Tracker(Connection(), TrackerSettings(http_port=-1), clock)
+    part = part_of(tracker, QueueSettings(name="q"))
+    waits = []
+    for _ in range(12):
+        tracker._ends_found(part, 0, Unavailable("no"))
+        waits.append(part.ask_at - clock.monotonic())
+    assert grows(waits), waits
+
+
 def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracker: Tracker) -> None:
     first = part_of(tracker, QueueSettings(name="a"))
     second = part_of(tracker, QueueSettings(name="b", markers_topic="a__markers"))
-    takeover = _Takeover(("queue-id", "markers-id"), 0, InFlight())
+    begin = Begin(StoredOffset(0, "markers-id", now_ms=0))
+    takeover = _Takeover(("queue-id", "markers-id"), Tick(0, 0, 0.0), 0, begin)
     tracker._taken_over(first, takeover)
     tracker._taken_over(second, takeover)
     assert (first.phase, second.phase) == (Phase.CATCHING_UP, Phase.OPENING)
@@ -142,7 +193,7 @@ def test_a_tick_that_can_not_be_written_is_shown_until_markers_are_read(
     tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FakeTicker:
-        def post_tick(self, _topic: str, _partition: int) -> None:
+        def post_tick(self, *_: object) -> None:
             raise Unavailable("no tick")
 
     tracker._member = FakeMember()
@@ -213,5 +264,355 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     before = held()
     with pytest.raises(AccessDenied):
         tracker.start()
-    after = held()
-    assert [of for of in after if after[of] > before[of]] == [], (before, after)
+    more: list[str] = []
+    for _ in range(100):  # librdkafka's threads end a moment after their clients
+        after = held()
+        more = [of for of in after if after[of] > before[of]]
+        if not more:
+            break
+        time.sleep(0.05)
+    assert more == [], (before, after)
+
+
+def test_only_what_does_not_come_back_by_itself_is_not_alive(tracker: Tracker) -> None:
+    member = tracker._member = FakeMember()
+    tracker._leadership.verified = False  # ZooKeeper is away
+    assert tracker.alive()
+    member.comes_back = False
+    assert not tracker.alive()
+
+
+# --- R21: no fault stops the loop ---------------------------------------------------------------------
+
+
+class FakeTicker:
+    def poll(self) -> None:
+        pass
+
+
+class FakeEnds:
+    """Where queues end; `fails` for some of them."""
+
+    def __init__(self, ends: dict[str, int], fails: tuple[str, ...] = ()) -> None:
+        self.ends, self.fails = ends, fails
+        self.calls: list[list[str]] = []
+
+    def each_of(
+        self, places: list[tuple[str, int]], *, anew: bool = False
+    ) -> dict[tuple[str, int], int | Unavailable]:
+        self.calls.append([topic for topic, _ in places])
+        return {
+            place: Unavailable(f"{place[0]} does not answer")
+            if place[0] in self.fails
+            else self.ends[place[0]]
+            for place in places
+        }
+
+
+def record_of(marker: Marker, at: int) -> Message:
+    key, content, headers = markers.encode(marker)
+    return Message(
+        topic="q__markers",
+        partition=marker.partition,
+        offset=at,
+        key=key,
+        value=content,
+        headers=headers or None,
+        timestamp=(2, 1_000),
+    )
+
+
+@pytest.fixture
+def turning(tracker: Tracker) -> Tracker:
+    """A tracker that owns partition 0 of queues a and b, and can turn."""
+    tracker._member = FakeMember()
+    tracker._ticker = FakeTicker()
+    tracker._probe = lambda _: None
+    tracker._ends = FakeEnds({"a": 10, "b": 10})
+    for name in ("a", "b"):
+        part = part_of(tracker, QueueSettings(name=name))
+        part.start_reading(InFlight(), now=0.0)
+        part.phase = Phase.ACTIVE
+    tracker._follow = lambda _: None
+    return tracker
+
+
+def settle(tracker: Tracker) -> None:
+    """Let what was given to other threads end, and take in its results."""
+    for pool in (tracker._pool, tracker._background):
+        pool.submit(lambda: None).result(10)
+    tracker._take_results()
+    while tracker._asked:
+        tracker._results.get(timeout=10)()
+
+
+def test_a_step_that_fails_is_told_and_tried_again_later_and_the_others_go_on(turning: Tracker) -> None:
+    tried = []
+
+    def fails(now: float) -> None:
+        tried.append(now)
+        raise ValueError("a fault")
+
+    turning._probe = fails
+    reads = []
+    turning._read = lambda _: reads.append(1)
+    for _ in range(5):
+        turning._turn()
+    assert len(tried) == 1
+    assert len(reads) == 5
+    assert turning.problems() == ["probe: ValueError: a fault"]
+    assert turning.metrics.internal_errors.labels("")._value.get() == 1
+    turning._faults["probe"] = (1, 0.0)
+    turning._probe = lambda _: None
+    turning._turn()
+    assert turning.problems() == []
+
+
+def test_a_step_that_fails_again_and_again_is_tried_later_and_later(tracker: Tracker) -> None:
+    tried = []
+
+    def fails() -> None:
+        tried.append(now / 100)
+        raise ValueError("a fault")
+
+    for now in range(10_000):
+        tracker._step("probe", now / 100, fails)
+    assert grows([round(b - a, 1) for a, b in itertools.pairwise(tried)]), tried
+
+
+def test_a_partition_that_fails_is_taken_over_again_and_the_others_go_on(turning: Tracker) -> None:
+    bad, good = turning._parts["a", 0], turning._parts["b", 0]
+    advanced = []
+
+    def due(_limit: int) -> list[object]:
+        raise IndexError("a fault")
+
+    bad.due = due
+    good.due = lambda _limit: advanced.append(1) or []
+    turning._turn()
+    turning._turn()
+    assert len(advanced) == 2
+    assert (bad.phase, good.phase) == (Phase.OPENING, Phase.ACTIVE)
+    assert bad.retry_at > turning._clock.monotonic()
+    assert turning.problems() == ["queue a, partition 0: IndexError: a fault; taking over again"]
+
+
+def test_a_marker_that_can_not_be_taken_in_pins_the_state_and_the_others_count(
+    turning: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, apply = turning._parts["a", 0], InFlight.apply
+
+    def fails(state: InFlight, marker: Marker, at: int, timestamp_ms: int) -> int:
+        if marker.offset == 1:
+            raise ZeroDivisionError("a fault")
+        return apply(state, marker, at, timestamp_ms)
+
+    monkeypatch.setattr(InFlight, "apply", fails)
+    log = [Marker(0, offset, Op.DELAY, 60_000) for offset in range(3)]
+    turning._take_in(part, [record_of(marker, at) for at, marker in enumerate(log)], 0.0)
+    assert (0 in part.state, 1 in part.state, 2 in part.state) == (True, False, True)
+    assert part.state.safe_offset() == 0
+    (problem,) = turning.problems()
+    assert "marker at offset 1 of a__markers can't be applied: ZeroDivisionError: a fault" in problem
+    part.state.apply(Marker(0, 0, Op.END), 3, 1_000)
+    part.state.apply(Marker(0, 2, Op.END), 4, 1_000)
+    assert part.state.safe_offset() == 1
+
+
+@pytest.mark.parametrize("error", [TypeError("a fault"), Unavailable("away")])
+def test_offsets_are_stored_again_after_any_error(turning: Tracker, error: Exception) -> None:
+    stored = []
+
+    def write_offsets(offsets: dict[tuple[str, int], object]) -> frozenset[tuple[str, int]]:
+        stored.append(offsets)
+        if len(stored) == 1:
+            raise error
+        return frozenset(offsets)
+
+    turning._leadership.write_offsets = write_offsets
+    part = turning._parts["a", 0]
+    part.caught_up_at = 0
+    part.state.apply(Marker(0, 0, Op.END), 7, 1_000)
+    for now in (100.0, 200.0, 300.0):
+        turning._store_offsets(now)
+        settle(turning)
+    assert [{key: one.offset for key, one in offsets.items()} for offsets in stored] == [{("a", 0): 8}] * 2
+
+
+def test_a_partition_is_given_up_whatever_fails_on_the_way(turning: Tracker) -> None:
+    part = turning._parts["a", 0]
+    part.caught_up_at = 0
+    part.state.apply(Marker(0, 0, Op.END), 7, 1_000)
+    turning._release(part)
+    settle(turning)
+    assert turning._leadership.released == [("a", 0)]
+    assert not turning._giving_up
+
+
+def test_a_stop_stores_what_it_can_and_gives_up_everything_whatever_fails(turning: Tracker) -> None:
+    closed, stored = [], []
+    turning._leadership.set_kafka_ok = lambda _: None
+    turning._leadership.close = lambda: closed.append(1)
+    turning._leadership.write_offsets = lambda offsets: stored.append(dict(offsets))
+    for part in turning._parts.values():
+        part.caught_up_at = 0
+        part.state.apply(Marker(0, 0, Op.END), 7, 1_000)
+
+    def oldest() -> None:
+        raise IndexError("a fault")
+
+    turning._parts["a", 0].state.oldest = oldest
+    turning._drain()
+    assert [list(offsets) for offsets in stored] == [[("b", 0)]]
+    assert not turning._parts
+    assert closed
+
+
+# --- R22: takes are judged by the end of the queue ----------------------------------------------------
+
+
+def test_takes_beyond_the_known_end_wait_for_a_newer_one(
+    turning: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = turning._parts["a", 0]
+    part.queue_end = QueueEnd(1, 0)
+    log = [Marker(0, offset, Op.TAKE, 60_000) for offset in (0, 9, 10)]
+    turning._take_in(part, [record_of(marker, at) for at, marker in enumerate(log)], 0.0)
+    assert [entry.offset for entry in part.state] == [0]
+    turning._ask_for_ends(turning._clock.monotonic())
+    # What is fetched meanwhile may name messages that were not there when the end was asked for.
+    turning._take_in(part, [record_of(Marker(0, 11, Op.TAKE, 60_000), 3)], 0.0)
+    settle(turning)
+    # A broker that no more leads the queue may have said so; that is asked again for a while.
+    assert [entry.offset for entry in part.state] == [0, 9]
+    assert part.state.position == 2
+    monkeypatch.setattr(service, "DOUBT_S", 0.0)
+    turning._ask_for_ends(turning._clock.monotonic() + 1)
+    settle(turning)
+    assert part.state.position == 3
+    monkeypatch.setattr(service, "DOUBT_S", 3.0)
+    turning._ends.ends["a"] = 12
+    turning._ask_for_ends(turning._clock.monotonic() + 1)
+    settle(turning)
+    assert [entry.offset for entry in part.state] == [0, 9, 11]
+    assert turning.metrics.undecodable_markers.labels("a")._value.get() == 1
+
+
+def test_what_a_broker_that_no_more_leads_does_not_know_is_no_lie(turning: Tracker) -> None:
+    part = turning._parts["a", 0]
+    part.queue_end = QueueEnd(0, 0)
+    turning._take_in(part, [record_of(Marker(0, 15, Op.TAKE, 60_000), 0)], 0.0)
+    for _ in range(3):
+        turning._ask_for_ends(turning._clock.monotonic() + 1)
+        settle(turning)
+    turning._ends.ends["a"] = 16  # found out anew, it is another that leads
+    turning._ask_for_ends(turning._clock.monotonic() + 1)
+    settle(turning)
+    assert [entry.offset for entry in part.state] == [15]
+
+
+def test_a_queue_whose_end_can_not_be_had_keeps_up_no_other(turning: Tracker) -> None:
+    turning._ends.fails = ("a",)
+    for part in turning._parts.values():
+        part.queue_end = QueueEnd(0, 0)
+        turning._take_in(part, [record_of(Marker(0, 5, Op.TAKE, 60_000), 0)], 0.0)
+    now = turning._clock.monotonic()
+    turning._ask_for_ends(now + 100)
+    settle(turning)
+    assert len(turning._parts["b", 0].state) == 1
+    assert len(turning._parts["a", 0].state) == 0
+    # While it is asked for again and does not answer, the other one goes on.
+    answers, asked = threading.Event(), turning._ends.each_of
+    turning._ends.each_of = lambda places, anew: (places[0][0] == "b" or answers.wait(10)) and asked(places)
+    turning._ask_for_ends(now + 100)
+    part = turning._parts["b", 0]
+    turning._take_in(part, [record_of(Marker(0, 6, Op.TAKE, 60_000), 1)], now)
+    part.queue_end = QueueEnd(6, 0)
+    turning._take_in(part, [record_of(Marker(0, 7, Op.TAKE, 60_000), 2)], now)
+    turning._ask_for_ends(now + 100)
+    turning._results.get(timeout=10)()
+    assert len(part.state) == 3
+    answers.set()
+    settle(turning)
+    assert turning._ends.calls == [["a", "b"], ["b"], ["a"]]
+    assert "markers wait until it is known where the queue ends" in turning.problems()[0]
+    turning._ends.fails = ()
+    turning._ask_for_ends(now + 200)
+    settle(turning)
+    assert len(turning._parts["a", 0].state) == 1
+    assert turning.problems() == []
+
+
+def test_markers_that_were_fetched_and_lost_with_a_fault_are_read_again(turning: Tracker) -> None:
+    fetched = [record_of(Marker(0, 0, Op.TAKE, 60_000), 0)]
+
+    def consume(limit: int, _wait_s: float) -> list[Message]:
+        if limit == 1:
+            return fetched
+        raise KafkaException(KafkaError(KafkaError._STATE))
+
+    turning._consumer.consume = consume
+    turning._turn()
+    assert {part.phase for part in turning._parts.values()} == {Phase.OPENING}
+    assert not any(part.reading for part in turning._parts.values())
+
+
+def test_a_job_for_which_there_is_no_thread_has_failed(
+    turning: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    part = turning._parts["a", 0]
+    part.queue_end = QueueEnd(0, 0)
+    turning._take_in(part, [record_of(Marker(0, 5, Op.TAKE, 60_000), 0)], 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        turning._ask_for_ends(turning._clock.monotonic())
+        turning._take_results()
+    assert "can't start new thread" in turning.problems()[0]
+    turning._ask_for_ends(turning._clock.monotonic() + 100)
+    settle(turning)
+    assert len(part.state) == 1
+    assert turning._ends.calls == [["a"]]
+
+
+# --- R23: clocks --------------------------------------------------------------------------------------
+
+
+def test_a_timestamp_far_ahead_is_not_believed(turning: Tracker) -> None:
+    part = turning._parts["a", 0]
+    part.tick_written(Tick(0, 1_000_000, asked_at=50.0), now=50.1)
+    part.believe(now=60.0)  # 10 s later: the broker's time is about 1,010,000, and 5 s are tolerated
+    part.state.observe(1, 9_000_000)
+    assert part.state.now_ms == 1_015_000
+    assert part.wants_tick(60.0, 0.05)  # whose clock is wrong?
+    assert part.tick_written(Tick(2, 1_010_000, asked_at=60.0), now=60.0) == pytest.approx(7_990)
+    assert "7990 s ahead of the broker's clock" in part.problems()[0]
+    part.forget_ended(now=200.0)
+    assert part.problems() == []
+
+
+def test_when_the_clock_of_the_broker_goes_back_what_remains_of_leases_is_kept(turning: Tracker) -> None:
+    part = turning._parts["a", 0]
+    for offset in range(40):  # runs and rows
+        part.state.apply(Marker(0, offset, Op.TAKE, 30_000), offset, 5_000_000)
+    part.state.apply_takes([(100, 50, 5_000_000)], 30_000, 40)
+    part.state.observe(90, 5_010_000)
+    assert part.tick_written(Tick(91, 1_000_000, asked_at=0.0), now=0.0) == pytest.approx(4_010)
+    assert part.state.now_ms == 1_000_000
+    assert {entry.due_ms for entry in part.state} == {1_020_000}
+    assert part.state.next_due_ms() == 1_020_000
+    assert part.state.take_due(1_000) == []
+    part.state.observe(92, 1_020_000)
+    assert len(part.state.take_due(1_000)) == 90
+
+
+def test_markers_of_a_clock_that_is_behind_do_not_keep_ticks_away(turning: Tracker) -> None:
+    """They come all the time, and say nothing of the time."""
+    part = turning._parts["a", 0]
+    part.state.apply(Marker(0, 0, Op.TAKE, 500), 0, 1_000)
+    part.read(0, 0, 10.0)
+    for step in range(200):
+        part.read(1 + step, part.state.now_ms, 10.0 + step / 100)
+    assert part.wants_tick(12.0, 0.05)

@@ -1,5 +1,6 @@
 """What a member of the group commits, with a consumer that only writes down what it is asked."""
 
+import itertools
 from typing import NamedTuple
 
 import pytest
@@ -7,11 +8,17 @@ from confluent_kafka import Message, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy import kafka
+from kmqpy import kafka, log_reader, markers
 from kmqpy.config import Connection, QueueSettings
+from kmqpy.markers import Marker, Op
+from kmqpy.offset_runs import OffsetRuns
 from kmqpy.records import by_partition
-from kmqpy.source import QueueSource, _Partition
+from kmqpy.source import Commit, QueueSource, _Partition, commit_of
 from kmqpy.telemetry import Telemetry
+from kmqpy.topics import TopicIds
+
+GIVEN = (Connection(), QueueSettings(name="q"), Telemetry())
+IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True}
 
 
 class FakeRecord(NamedTuple):
@@ -38,6 +45,8 @@ class FakeConsumer:
         self.polls = 0
         self.offsets = []  # to come first
         self.end = 1_000
+        self.of_predecessor = TopicPartition("q", 0)
+        self.paused = set()
 
     def consume(self, count, timeout):
         self.polls += 1
@@ -55,8 +64,17 @@ class FakeConsumer:
     def seek(self, place):
         self.sought = place.offset
 
-    def pause(self, places):
+    def committed(self, places, timeout):
+        return [self.of_predecessor]
+
+    def incremental_assign(self, places):
         pass
+
+    def pause(self, places):
+        self.paused |= {place.partition for place in places}
+
+    def resume(self, places):
+        self.paused -= {place.partition for place in places}
 
     def commit(self, offsets, asynchronous):
         self.commits += [(place.offset, place.metadata) for place in offsets]
@@ -74,7 +92,11 @@ def consumer(monkeypatch):
 
 @pytest.fixture
 def source(consumer):
-    made = QueueSource(Connection(), QueueSettings(name="q"), Telemetry(), settled=lambda _: True)
+    made = QueueSource(
+        *GIVEN,
+        **IDENTITY,
+        settled=lambda _: True,
+    )
     made._partitions[0] = _Partition(recovered=True, markers_offset=5)
     return made
 
@@ -87,7 +109,7 @@ def commit(source):
 def test_a_commit_tells_where_the_starts_end_that_it_covers(source, consumer):
     source.taken(0, 7, markers_offset=11, count=3)
     commit(source)
-    assert consumer.commits == [(8, "kmq1:12")]
+    assert consumer.commits == [(8, "kmq2:12:Q:M")]
 
 
 def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(source, consumer):
@@ -104,24 +126,89 @@ def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(s
         source.taken(0, offset, markers_offset=at)
         commit(source)
     assert consumer.commits == [
-        (4, "kmq1:5"),
-        (5, "kmq1:5"),
-        (6, "kmq1:5"),
-        (7, "kmq1:5"),
-        (8, "kmq1:5"),
-        (9, "kmq1:15"),
-        (10, "kmq1:16"),
+        (4, "kmq2:5:Q:M"),
+        (5, "kmq2:5:Q:M"),
+        (6, "kmq2:5:Q:M"),
+        (7, "kmq2:5:Q:M"),
+        (8, "kmq2:5:Q:M"),
+        (9, "kmq2:15:Q:M"),
+        (10, "kmq2:16:Q:M"),
     ]
 
 
 def test_r10_what_is_recovered_and_lies_ahead_keeps_the_older_offset(source, consumer):
     known = source._partitions[0]
-    known.recovered_from, known.started = 2, {9}
+    known.recovered_from, known.started = 2, OffsetRuns([(9, 1)])
     source.taken(0, 7, markers_offset=11)
     commit(source)
     source.taken(0, 10, markers_offset=12)
     commit(source)
-    assert consumer.commits == [(8, "kmq1:2"), (11, "kmq1:13")]
+    assert consumer.commits == [(8, "kmq2:2:Q:M"), (11, "kmq2:13:Q:M")]
+
+
+@pytest.fixture
+def takes(monkeypatch):
+    """The markers of partition 0: takes, the queue offset by the markers offset."""
+    log = {}
+
+    def scan(_connection, _topic, starts, visit, **_):
+        end = max(log, default=-1) + 1
+        for at in sorted(at for at in log if at >= starts[0]):
+            key, value, headers = markers.encode(Marker(0, log[at], Op.TAKE, 60_000))
+            visit(Message(topic="q__markers", key=key, value=value, headers=headers, partition=0, offset=at))
+        return {0: log_reader.Reached(0, end, end)}
+
+    monkeypatch.setattr(log_reader, "scan", scan)
+    monkeypatch.setattr(log_reader, "bounds", lambda *_, **__: {0: (0, 1_000)})
+    return log
+
+
+def take_one(source, consumer, offset, markers_offset):
+    """Poll and take a message, and commit."""
+    consumer.offsets = [offset]
+    assert source.poll(1, 0)[1] == {0: range(offset, offset + 1)}
+    source.taken(0, offset, markers_offset)
+    commit(source)
+
+
+def test_r10_what_a_predecessor_started_stays_in_reach_of_successors_until_it_is_passed(
+    source, consumer, takes
+):
+    """It died before it could commit; if this member dies, too, the next one must find those starts."""
+    takes.update({1: 2, 2: 3, 3: 6, 4: 8})
+    consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq2:2:Q:M")
+    source._on_assign(consumer, [TopicPartition("q", 0)])
+    for offset, at in [(4, 11), (5, 12), (7, 13), (9, 14)]:
+        take_one(source, consumer, offset, at)
+    assert consumer.commits == [(5, "kmq2:2:Q:M"), (6, "kmq2:2:Q:M"), (8, "kmq2:2:Q:M"), (10, "kmq2:15:Q:M")]
+
+
+def test_r10_what_was_started_after_all_stays_in_reach_too(source, consumer, takes):
+    """Found when a failed start had this member read markers again; 9 was started by another one."""
+    source._partitions[0].pending = 1
+    source.hold_back(0, [4])
+    source.rewind(0, 4)
+    source._partitions[0].wait_until = 0.0
+    takes.update({5: 4, 6: 9})
+    take_one(source, consumer, 5, 7)
+    take_one(source, consumer, 10, 8)
+    assert consumer.commits == [(6, "kmq2:5:Q:M"), (11, "kmq2:9:Q:M")]
+    assert source.abandoned() == [(0, 4)]
+
+
+def test_r10_the_older_of_two_readings_is_where_successors_begin(source, consumer, takes):
+    takes.update({1: 2, 2: 20})
+    consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq2:1:Q:M")
+    source._on_assign(consumer, [TopicPartition("q", 0)])
+    take_one(source, consumer, 3, 11)
+    source._partitions[0].pending = 1
+    source.hold_back(0, [4])
+    source.rewind(0, 4)
+    source._partitions[0].wait_until = 0.0
+    takes.update({12: 4})
+    take_one(source, consumer, 5, 13)
+    take_one(source, consumer, 21, 14)
+    assert consumer.commits == [(4, "kmq2:1:Q:M"), (6, "kmq2:1:Q:M"), (22, "kmq2:15:Q:M")]
 
 
 class SleepingClock:
@@ -134,15 +221,38 @@ class SleepingClock:
         self.now += seconds
 
 
+def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_time(consumer, takes):
+    clock = SleepingClock()
+    source = QueueSource(*GIVEN, **IDENTITY, settled=lambda _: True, clock=clock)
+    source._partitions[0] = _Partition(recovered=True, markers_offset=5)
+
+    def waits():
+        source.hold_back(0, [4])
+        source.rewind(0, 4)
+        began = clock.now
+        while source.partitions != [0]:
+            clock.sleep(0.05)
+            consumer.offsets = [4]
+            source.poll(1, 0)
+        return clock.now - began
+
+    waited = [waits() for _ in range(9)]
+    assert 0 < waited[0] < 0.5
+    assert all(later > 1.5 * wait or later >= 9.9 for wait, later in itertools.pairwise(waited))
+    assert waited[-1] == pytest.approx(10, abs=0.1)
+    source._partitions[0].pending = 1
+    source.taken(0, 4, markers_offset=20)
+    assert waits() == pytest.approx(waited[0], abs=0.1)
+
+
 @pytest.mark.parametrize(("settles_at", "given_up_at"), [(0.5, 0.5), (1_000.0, 2.0)])
 def test_r10_a_partition_is_given_up_when_nothing_started_can_come_any_more(
     consumer, settles_at, given_up_at
 ):
     clock = SleepingClock()
     source = QueueSource(
-        Connection(),
-        QueueSettings(name="q"),
-        Telemetry(),
+        *GIVEN,
+        **IDENTITY,
         settled=lambda partition: partition == 1 or clock.now >= settles_at,
         clock=clock,
     )
@@ -160,7 +270,11 @@ def test_a_partition_is_given_up_whatever_is_raised_on_the_way(consumer):
 
     given_up = []
     consumer.incremental_unassign = given_up.extend
-    source = QueueSource(Connection(), QueueSettings(name="q"), Telemetry(), settled=interrupted)
+    source = QueueSource(
+        *GIVEN,
+        **IDENTITY,
+        settled=interrupted,
+    )
     source._partitions = {0: _Partition(recovered=True), 1: _Partition(recovered=True)}
     with pytest.raises(KeyboardInterrupt):
         source._on_revoke(consumer, [TopicPartition("q", 0)])
@@ -180,6 +294,35 @@ def test_a_busy_member_keeps_polling_although_something_came(source, consumer):
     assert source._stash == []  # it will be read again
 
 
+def test_a_busy_member_fetches_nothing_until_it_is_asked_again(source, consumer):
+    """Else keep_alive() would pile up records for as long as the user's code is busy."""
+    source._partitions[1] = _Partition(recovered=True)
+    for offset in (3, 4):
+        consumer.offsets = [offset]
+        assert source.poll(1, 0)[1] == {0: range(offset, offset + 1)}
+        assert consumer.paused == set()
+        source.keep_alive()
+        assert consumer.paused == set(), "it is not busy yet"
+        source._last_poll = -1_000.0
+        source.keep_alive()
+        assert consumer.paused == {0, 1}
+        source._stash = []
+
+
+def test_r11_a_busy_member_learns_which_failed_starts_were_written_after_all(source, consumer, takes):
+    """Their leases run, and their messages were handed to nobody."""
+    source._partitions[0].pending = 1
+    source.hold_back(0, [4])
+    source.rewind(0, 4)
+    source._partitions[0].wait_until = 0.0
+    takes.update({5: 4})
+    source._partitions[1] = _Partition()  # just assigned: that can wait until messages are wanted
+    source._last_poll = -1_000.0
+    source.keep_alive()
+    assert source.abandoned() == [(0, 4)]
+    assert source.partitions == [0]
+
+
 @pytest.mark.parametrize("usual", [True, False])
 def test_what_librdkafka_reads_again_is_not_taken_again(source, consumer, usual):
     known = source._partitions[0]
@@ -195,12 +338,65 @@ def test_what_librdkafka_reads_again_is_not_taken_again(source, consumer, usual)
     assert found == {0: range(8, 9)}
 
 
-def test_a_topic_made_anew_is_read_from_its_beginning(source, consumer):
+def test_a_log_that_ends_before_our_position_is_read_from_its_beginning(source, consumer, takes):
+    consumer.of_predecessor = TopicPartition("q", 0, 72, "kmq2:72:Q:M")
     consumer.offsets, consumer.end = [70, 71], 72
     source.poll(2, 0)
+    takes[0] = 1
     consumer.offsets, consumer.end = [0, 1, 2], 3
+    assert source.poll(3, 0) == ([], {})
+    consumer.offsets = [0, 1, 2]
     _, found = source.poll(3, 0)
-    assert found == {0: range(3)}
+    assert consumer.sought == 0
+    assert list(found[0]) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ("kmq2:7:Q:M", Commit(5, 7)),
+        ("kmq2:-:Q:M", Commit(5, None)),
+        ("kmq2:7:Q:another", Commit(5, 0)),  # where starts stand is not known
+        ("kmq2:7:another:M", None),
+        ("kmq2:7:another:another", None),
+        ("kmq1:7", Commit(5, 7)),  # of an older kmqpy
+        ("", Commit(5, None)),  # of the JVM library
+        ("kmq2:9223372036854775808:Q:M", Commit(5, None)),
+        ("kmq3:7:Q:M", Commit(5, None)),
+    ],
+)
+def test_r24_a_commit_counts_for_the_topic_that_it_names(metadata, expected):
+    assert commit_of(TopicPartition("q", 0, 5, metadata), IDENTITY["ids"]) == expected
+
+
+def test_r24_a_partition_is_taken_when_the_ids_are_known_as_of_its_assignment(source, consumer, takes):
+    known = []
+    source._ids_known = lambda moment: moment < 0 or known
+    source._on_assign(consumer, [TopicPartition("q", 0)])
+    consumer.offsets = [0]
+    assert source.poll(1, 0) == ([], {})
+    known.append(True)
+    consumer.offsets = [0]
+    assert source.poll(1, 0)[1] == {0: range(1)}
+
+
+def test_r24_where_librdkafka_begins_at_a_commit_of_another_topic_the_beginning_is_sought(
+    source, consumer, takes
+):
+    consumer.of_predecessor = TopicPartition("q", 0, 5, "kmq2:7:another:another")
+    source._on_assign(consumer, [TopicPartition("q", 0)])
+    consumer.offsets = [0]
+    source.poll(1, 0)
+    assert consumer.sought == 0
+
+
+def test_r24_another_markers_topic_alone_has_commits_lead_to_its_beginning(source, consumer):
+    source.taken(0, 7, markers_offset=11)
+    source.follow(TopicIds("Q", "new"))
+    commit(source)
+    source.taken(0, 8, markers_offset=3)
+    commit(source)
+    assert consumer.commits == [(8, "kmq2:0:Q:new"), (9, "kmq2:4:Q:new")]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3))))

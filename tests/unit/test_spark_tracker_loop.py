@@ -1,5 +1,7 @@
 """The loop of a Spark tracker's driver, without servers and without Spark."""
 
+import itertools
+
 import pyspark
 import pytest
 
@@ -67,3 +69,14 @@ def test_kafka_is_probed_also_while_nothing_is_ours(connected: bool) -> None:
     time.now += 5
     tracker._turn()
     assert member.told == [True, False]
+
+
+def test_a_query_that_fails_again_and_again_is_started_later_and_later() -> None:
+    tracker = SparkTracker(FakeSpark(), Connection(), "q", checkpoint="/c", clock=Time())
+    waits = []
+    for _ in range(12):
+        tracker._failed(None, now=0.0)
+        waits.append(tracker._retry_at)
+    assert 0 < waits[0] < 1
+    assert all(later >= 1.5 * wait or later == waits[-1] for wait, later in itertools.pairwise(waits))
+    assert waits[-1] > 5

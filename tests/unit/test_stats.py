@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy import log_reader, stats
+from kmqpy import kafka, log_reader, stats
 from kmqpy.config import Connection, QueueSettings
-from kmqpy.topics import QueueTopics, TopicInfo
+from kmqpy.errors import AccessDenied
+from kmqpy.topics import QueueTopics, TopicIds, TopicInfo
 
 QUEUE = QueueSettings(name="q")
 
@@ -29,6 +31,40 @@ def test_who_only_peeks_reads_markers_from_where_the_commit_says(committed, star
     monkeypatch.setattr(stats, "Topics", lambda _: SimpleNamespace(check=lambda _: topics))
     monkeypatch.setattr(stats, "committed_offsets", lambda *_: committed)
     monkeypatch.setattr(log_reader, "bounds", lambda *_: {0: (100, 1_000)})
-    monkeypatch.setattr(log_reader, "scan", lambda _, name, starts, *__, **___: read.update({name: starts}))
+    for name in ("scan", "scan_batches"):
+        monkeypatch.setattr(log_reader, name, lambda _, name, starts, *__, **___: read.update({name: starts}))
     assert stats.waiting_records(Connection(), QUEUE, limit=1) == []
     assert read == {QUEUE.markers_topic: {0: start}, "q": {0: committed.get(0, (0,))[0]}}
+
+
+class Committed:
+    """A group's consumer whose coordinator is just moving, or refuses a partition."""
+
+    def __init__(self, *errors):
+        self.errors = [*errors]
+        self.asked = 0
+
+    def committed(self, places, timeout):
+        self.asked += 1
+        error = self.errors.pop(0) if self.errors else None
+        if error == "all":
+            raise KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
+        bad = SimpleNamespace(partition=1, offset=-1001, metadata="", error=error and KafkaError(error))
+        good = [SimpleNamespace(partition=p, offset=5, metadata="kmq1:7", error=None) for p in (0, 1)]
+        return [good[0], bad if error else good[1]]
+
+    def close(self):
+        pass
+
+
+def test_commits_are_asked_for_until_the_coordinator_knows_them(monkeypatch):
+    consumer = Committed("all", KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.UNSTABLE_OFFSET_COMMIT)
+    monkeypatch.setattr(kafka, "consumer", lambda *_: consumer)
+    assert stats.committed_offsets(Connection(), QUEUE, 2, TopicIds("Q", "M")) == {0: (5, 7), 1: (5, 7)}
+    assert consumer.asked == 4
+
+
+def test_a_partition_whose_commit_may_not_be_read_does_not_count_as_without(monkeypatch):
+    monkeypatch.setattr(kafka, "consumer", lambda *_: Committed(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(AccessDenied):
+        stats.committed_offsets(Connection(), QUEUE, 2, TopicIds("Q", "M"))

@@ -31,6 +31,9 @@ class FakeProducer:
     def offset(self) -> int:
         return 7
 
+    def timestamp(self) -> tuple[int, int]:
+        return 2, 1_000
+
     def poll(self, _timeout_s: float) -> None:
         for report in self._reports:
             report()
@@ -54,22 +57,22 @@ def test_a_takeover_works_again_after_a_fatal_error(made: list[FakeProducer]) ->
     ticker = Ticker(Connection())
     with pytest.raises(Unavailable, match=r"q__markers, partition 3: a tick could not be written: _FATAL"):
         ticker.send_tick("q__markers", 3, 0.1)
-    assert ticker.send_tick("q__markers", 3, 0.1) == 7
+    assert ticker.send_tick("q__markers", 3, 0.1)[:2] == (7, 1_000)
     assert len(made) == 2
 
 
 def test_a_fatal_error_that_is_reported_later(made: list[FakeProducer]) -> None:
     ticker = Ticker(Connection())
     made[0].later = True
-    ticker.post_tick("q__markers", 3)
+    ticker.post_tick("q__markers", 3, [].append)
     ticker.poll()
-    ticker.post_tick("q__markers", 3)
+    ticker.post_tick("q__markers", 3, [].append)
     assert [producer.written for producer in made] == [0, 1]
 
 
 def test_idle_queues_are_redelivered_again_after_a_fatal_error(made: list[FakeProducer]) -> None:
     ticker = Ticker(Connection())
     with pytest.raises(Unavailable):
-        ticker.post_tick("q__markers", 3)
-    ticker.post_tick("q__markers", 3)
+        ticker.post_tick("q__markers", 3, [].append)
+    ticker.post_tick("q__markers", 3, [].append)
     assert [producer.written for producer in made] == [0, 1]

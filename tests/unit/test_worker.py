@@ -10,12 +10,13 @@ from fake_queue import FakeQueue
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmqpy.backoff import Backoff
 from kmqpy.clock import SystemClock
-from kmqpy.errors import Closed, ConfigError, KmqError, Unavailable
+from kmqpy.errors import Closed, ConfigError, Fenced, KmqError, Unavailable
 from kmqpy.lanes import Lanes
 from kmqpy.queue import Queue
 from kmqpy.telemetry import Telemetry
-from kmqpy.worker import Backoff, Reject, Retry, Worker, _Task, described
+from kmqpy.worker import Reject, Retry, Worker, _Task, described
 
 EXACT = Backoff(0.5, 2, 4, jitter=0)
 
@@ -265,7 +266,9 @@ class TestTaking:
             queue.wait_until_finished(1)
         assert failures.what == ["receive"] * 3
 
-    @pytest.mark.parametrize("error", [ConfigError("lease: too long"), Closed("closed")])
+    @pytest.mark.parametrize(
+        "error", [ConfigError("lease: too long"), Closed("closed"), Fenced("by another")]
+    )
     def test_run_raises_what_no_waiting_mends(self, error):
         queue = FakeQueue("x")
 
@@ -584,6 +587,21 @@ class TestStopping:
         assert queue.of("ack") == ["r1"]
         assert signal.getsignal(number) is before
 
+    def test_run_leaves_signals_alone_when_told_to(self):
+        noted = []
+        before = signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
+
+        def handler(message):
+            os.kill(os.getpid(), signal.SIGTERM)
+            worker.stop(wait=False)
+
+        try:
+            worker = Worker(FakeQueue("x"), handler, handle_signals=False)
+            worker.run()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert noted == [signal.SIGTERM]
+
     def test_stop_in_the_middle_of_start(self, monkeypatch):
         worker = Worker(FakeQueue("x"), lambda message: None)
         gate, start = threading.Event(), worker._keeper.start
@@ -614,6 +632,26 @@ class TestStopping:
         assert not thread.is_alive()
 
 
+class Leases(FakeQueue):
+    """Notes the leases that are asked for."""
+
+    asked: float | None = None
+
+    def receive(self, max_messages=100, *, wait=1.0, lease=None):
+        self.asked = lease
+        return super().receive(max_messages, wait=wait, lease=lease)
+
+
+@pytest.mark.parametrize(("of_queue", "said", "asked"), [(None, None, 30), (10, None, 10), (10, 5, 5)])
+def test_leases_are_those_of_the_queue_unless_said(of_queue, said, asked):
+    queue = Leases("x")
+    if of_queue:
+        queue.default_lease = of_queue
+    with Worker(queue, lambda message: None, lease=said):
+        queue.wait_until_finished(1)
+    assert queue.asked == asked
+
+
 @pytest.mark.parametrize(
     ("bad", "named"),
     [
@@ -622,6 +660,7 @@ class TestStopping:
         ({"prefetch": -1}, "prefetch"),
         ({"lease": 0}, "lease"),
         ({"lease": -1}, "lease"),
+        ({"lease": 0.099}, "lease: 99 ms is shorter than the least"),
         ({"drain_timeout": "1s"}, "drain_timeout"),
     ],
 )

@@ -1,0 +1,63 @@
+"""(j) Acknowledgements that wait until they are confirmed, alone and beside others that don't (rule R26).
+
+One client; each thread acknowledges one message after the other with `wait=True`. Beside them, another
+thread acknowledges 50,000 messages a second in batches of a hundred, without waiting. A turn in which a
+call ends with Unavailable has no figure.
+"""
+
+from collections.abc import Callable, Iterator
+
+from benchmarks import children
+from benchmarks.lab import Lab
+from benchmarks.results import KMQPY, Case, Figures, percentile
+from benchmarks.sizes import Sizes
+
+RATE = 50_000
+PARTITIONS = 4
+_MESSAGES = 10_000
+"""Acknowledged again and again: a marker costs the same each time."""
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """A case per number of threads; a peer per marker format, without and with the others."""
+    for threads in sizes.waiting_threads:
+        yield Case(
+            work="waiting acks",
+            name=f"{threads} thread{'s' * (threads > 1)}, {PARTITIONS} partitions, ack to confirmed",
+            metrics={"p50_ms": "ms p50", "p99_ms": "ms p99"},
+            peers={
+                f"{KMQPY[markers]}, {beside}": _turn(lab, markers, threads, rate, sizes)
+                for markers in sizes.formats
+                for beside, rate in (("alone", 0), (f"beside {RATE:,} acks/s", RATE))
+            },
+            repeats=sizes.repeats,
+        )
+
+
+def _turn(lab: Lab, markers: str, threads: int, rate: int, sizes: Sizes) -> Callable[[], Figures]:
+    def turn() -> Figures:
+        with lab.queue(PARTITIONS) as queue:
+            lab.preload(queue, PARTITIONS, _MESSAGES, 100)
+            with children.peer(
+                "kmqpy",
+                "wait",
+                bootstrap=lab.connection.bootstrap,
+                queue=queue.to_json().decode(),
+                markers=markers,
+                batch=_MESSAGES,
+                threads=threads,
+                rate=rate,
+                warm_up_s=1.0,
+                seconds=sizes.waiting_s,
+            ) as child:
+                found = child.result()
+        delays = found["delays_ms"]
+        return {
+            "p50_ms": percentile(delays, 50),
+            "p99_ms": percentile(delays, 99),
+            "max_ms": max(delays),
+            "acks_per_s": len(delays) / sizes.waiting_s,
+            "others_per_s": found["others_per_s"],
+        }
+
+    return turn

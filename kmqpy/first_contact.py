@@ -1,0 +1,60 @@
+"""For how long a service may say nothing before it has answered once.
+
+Clients and trackers wait for one that is just starting. Who types a command at a terminal wants to know
+soon that the address is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Service(StrEnum):
+    """Whom we may wait for."""
+
+    KAFKA = "Kafka"
+    ZOOKEEPER = "ZooKeeper"
+
+
+@dataclass(slots=True)
+class _FirstContact:
+    within_s: float
+    answered: set[Service] = field(default_factory=set)
+
+
+_current: ContextVar[_FirstContact | None] = ContextVar("kmq-first-contact", default=None)
+
+
+@contextmanager
+def first_contact_within(seconds: float) -> Iterator[None]:
+    """In this thread, wait no longer than that for the first answer of each service."""
+    token = _current.set(_FirstContact(seconds))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def is_awaited(service: Service) -> bool:
+    """Whether its first answer is waited for, and not for long."""
+    contact = _current.get()
+    return contact is not None and service not in contact.answered
+
+
+def patience_s(service: Service, timeout_s: float) -> float:
+    """For how long to wait for an answer: `timeout_s`, or less where it is the first."""
+    contact = _current.get()
+    if contact is None or service in contact.answered:
+        return timeout_s
+    return min(timeout_s, contact.within_s)
+
+
+def has_answered(service: Service) -> None:
+    """Note that it is there."""
+    contact = _current.get()
+    if contact is not None:
+        contact.answered.add(service)

@@ -1,0 +1,82 @@
+"""After a fork, the child's calls say so, its ends touch nothing, and the parent goes on."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from support import LiveQueue
+
+from kmqpy import markers
+from kmqpy.markers import Op
+
+FORKER = Path(__file__).with_name("forker.py")
+
+
+def run(scenario: str, queue: LiveQueue) -> dict[str, Any]:
+    where = asdict(queue.connection)
+    where = {name: where[name] for name in ("bootstrap", "zookeeper", "root")}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", str(FORKER), scenario, json.dumps(where), queue.settings.to_json()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr  # of no thread, destructor or end of Python
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def assert_refused(child: dict[str, str], returning: tuple[str, ...]) -> None:
+    """All its calls raised Forked but for those; it came to its end."""
+    assert child.pop("child") == "0"
+    assert child == {call: "returned" if call in returning else "Forked" for call in child}
+
+
+def ended(queue: LiveQueue) -> set[int]:
+    records = queue.records(queue.settings.markers_topic)
+    found = (markers.decode(r.key(), r.value(), r.headers()) for r in records)
+    return {offset for marker in found if marker.op is Op.END for offset in marker.offsets()}
+
+
+def test_a_client(queue):
+    queue.send(*map(str, range(7)))
+    found = run("client", queue)
+    own = found["children"].pop()
+    assert own == {"own client": "returned", "close": "returned", "child": "0"}
+    for child in found["children"]:
+        assert_refused(child, returning=("close",))
+    assert len(found["children"]) == 4
+    assert found["parent"] == 6
+    assert ended(queue) == set(range(7))  # and every end marker is the parent's, but for its own client's
+
+
+def test_a_producer(queue):
+    found = run("producer", queue)
+    for child in found["children"]:
+        assert_refused(child, returning=("close",))
+    assert queue.copies() == {"before": 1, "after": 1}
+
+
+def test_a_queue_a_worker_and_asyncio(queue):
+    found = run("queue", queue)
+    assert_refused(found["children"][0], returning=("stop", "idle stop", "asyncio close", "close"))
+    assert found["handled"] == ["before", "after"]
+    assert ended(queue) == {0, 1}
+
+
+def test_administration(queue):
+    found = run("admin", queue)
+    assert_refused(found["children"][0], returning=("letters close", "close"))
+    assert found["same"]
+
+
+def test_a_tracker(queue):
+    queue.send("x")
+    found = run("tracker", queue)
+    assert_refused(found["children"][0], returning=("stop", "idle stop"))
+    assert (found["attempts"], found["owned"]) == (2, 1)

@@ -1,0 +1,13 @@
+"""Unit tests have no Kafka."""
+
+import pytest
+
+from kmqpy.settings_mirror import SettingsMirror
+
+
+@pytest.fixture(autouse=True)
+def unknown_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are told nothing of their queues, and nobody tells them."""
+    monkeypatch.setattr(SettingsMirror, "find", lambda self, name: None)
+    monkeypatch.setattr(SettingsMirror, "write", lambda self, queues: None)
+    monkeypatch.setattr(SettingsMirror, "remove", lambda self, name: None)

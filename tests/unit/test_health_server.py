@@ -1,0 +1,61 @@
+"""What the probes of an orchestrator are answered: a status code is all that it looks at."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tracker.health import HealthServer
+from tracker.metrics import TrackerMetrics
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.metrics = TrackerMetrics()
+        self.is_alive = True
+        self.found: list[str] = []
+
+    def alive(self) -> bool:
+        return self.is_alive
+
+    def problems(self) -> list[str]:
+        return self.found
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def server(watched: Watched) -> Iterator[HealthServer]:
+    server = HealthServer(watched, "127.0.0.1", 0)
+    yield server
+    server.close()
+
+
+def get(server: HealthServer, path: str) -> tuple[int, object]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_readyz_is_503_while_there_are_problems(server: HealthServer, watched: Watched) -> None:
+    assert get(server, "/readyz") == (200, {"ready": True, "problems": []})
+    watched.found = ["queue q, partition 0: stuck"]
+    assert get(server, "/readyz?verbose") == (503, {"ready": False, "problems": watched.found})
+    assert get(server, "/livez")[0] == 200, "a restart would mend nothing"
+    watched.found = []
+    assert get(server, "/readyz")[0] == 200
+
+
+def test_livez_is_503_when_only_a_restart_can_help(server: HealthServer, watched: Watched) -> None:
+    watched.is_alive = False
+    assert get(server, "/livez")[0] == 503
+    assert get(server, "/readyz")[0] == 200
+    assert get(server, "/nothing")[0] == 404

@@ -1,0 +1,141 @@
+"""What the redeliverer does with copies that Kafka refuses, on a Kafka of the test's own (R7)."""
+
+from confluent_kafka import KafkaError
+
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.inflight import Entry, Hold
+from tracker import redelivery
+from tracker.plan import Original, copy_of
+from tracker.redelivery import Aborted, Fetched, Redeliverer
+from tracker.settings import TrackerSettings
+
+TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+
+
+class Reader:
+    """Every tenth message is large."""
+
+    def fetch(self, _topic, _partition, offsets):
+        assert offsets == sorted(offsets)
+        found = {at: Original(at, 0, None, bytes(1_000 if at % 10 == 0 else 10), ()) for at in offsets}
+        return Fetched(found)
+
+
+class Refusing(Redeliverer):
+    """Its topics take no copy of a large one; `sent` are the transactions, as (topic, offsets)."""
+
+    def __init__(self, **queue):
+        settings = QueueSettings(name="q", **queue)
+        super().__init__(Connection(), settings, 0, TrackerSettings(max_batch_messages=100))
+        self.refusing = ("q", "q__undelivered")
+        self.sent = []
+
+    def _transact(self, batch, gone):
+        offsets = [copy.entry.offset for copy in batch]
+        topic = "q__undelivered" if batch[0].dead_letter else "q"
+        self.sent.append((topic, offsets))
+        if topic in self.refusing and any(offset % 10 == 0 for offset in offsets):
+            raise Aborted(TOO_LARGE, topic)
+
+    def again(self, offsets):
+        self.sent.clear()
+        entries = [Entry(offset, offset, 0, 0, Hold.HELD) for offset in offsets]
+        return self.redeliver(entries, Reader(), lambda: True, lambda: True)
+
+
+def test_many_that_are_refused_hold_up_the_others_for_a_few_transactions_only():
+    redeliverer = Refusing(max_redeliveries=None)
+    first = redeliverer.again(range(1_000))
+    done = {copy.entry.offset for copy in first.copies}
+    assert done == {offset for offset in range(1_000) if offset % 10}
+    assert len(redeliverer.sent) < 150
+    assert len(first.refused) == 20
+
+    left = [offset for offset in range(1_000) if offset % 10 == 0]
+    refused = {offset for offset in left if first.failed[offset] > 0.3}
+    assert len(refused) == 20
+    second = redeliverer.again([*left, 1_001])
+    assert [copy.entry.offset for copy in second.copies] == [1_001]
+    singles = [offsets for _, offsets in redeliverer.sent if len(offsets) == 1]
+    assert singles[-20:] == [[offset] for offset in sorted(refused)]
+    assert second.failed.keys() == set(left)
+    assert len(redeliverer.refused()) == 11
+    assert redeliverer.refused()[-1] == "30 more messages can't be copied"
+
+
+def test_dead_letters_and_the_queue_take_turns_in_refusing():
+    redeliverer = Refusing(max_redeliveries=2)
+    topics, waits = [], []
+    for _ in range(6):
+        outcome = redeliverer.again([10])
+        topics += [topic for topic, _ in redeliverer.sent]
+        waits.append(outcome.failed[10])
+        (text,) = redeliverer.refused()
+        assert text.startswith(f"offset 10: topic {topics[-1]} takes no copy of about 1")
+    assert topics == ["q", "q", "q__undelivered", "q", "q__undelivered", "q"]
+    assert waits == sorted(set(waits))
+    redeliverer.refusing = ()
+    assert [copy.dead_letter for copy in redeliverer.again([10]).copies] == [True]
+    assert redeliverer.refused() == []
+
+
+def test_what_has_ended_is_forgotten():
+    redeliverer = Refusing()
+    redeliverer.again([10, 20, 30])
+    redeliverer.forget_ended({20}.__contains__)
+    assert [text.partition(":")[0] for text in redeliverer.refused()] == ["offset 20"]
+
+
+def test_a_message_of_which_no_copy_can_be_made_holds_up_no_other(monkeypatch):
+    def fails(entry, original, *rest):
+        if entry.offset == 3:
+            raise ZeroDivisionError("a fault")
+        return copy_of(entry, original, *rest)
+
+    monkeypatch.setattr(redelivery, "copy_of", fails)
+    redeliverer = Refusing()
+    redeliverer.refusing = ()
+    first, second = redeliverer.again(range(5)), redeliverer.again([3])
+    assert [copy.entry.offset for copy in first.copies] == [0, 1, 2, 4]
+    assert "offset 3: no copy can be made of it: ZeroDivisionError" in first.problem
+    assert 0 < first.failed[3] < second.failed[3]
+
+
+class Producer:
+    """Does not take records of the offsets in `odd`."""
+
+    def __init__(self, odd):
+        self.odd = odd
+        self.committed, self.open = [], []
+
+    def begin_transaction(self):
+        self.open = []
+
+    def produce(self, topic, value, *_, **__):
+        if topic == "q":
+            if value in self.odd:
+                raise ValueError("embedded null byte")
+            self.open.append(value)
+
+    def commit_transaction(self, _timeout_s):
+        self.committed += self.open
+
+    def abort_transaction(self, _timeout_s):
+        self.open = []
+
+
+def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
+    class Bodies:
+        def fetch(self, _topic, _partition, offsets):
+            return Fetched({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
+
+    redeliverer = Redeliverer(
+        Connection(), QueueSettings(name="q", max_redeliveries=None), 0, TrackerSettings()
+    )
+    producer = redeliverer._producer = Producer({b"3"})
+    entries = [Entry(offset, offset, 0, 0, Hold.HELD) for offset in range(8)]
+    outcome = redeliverer.redeliver(entries, Bodies(), lambda: True, lambda: True)
+    assert sorted(producer.committed) == [b"0", b"1", b"2", b"4", b"5", b"6", b"7"]
+    assert list(outcome.failed) == [3]
+    assert not outcome.broken
+    assert "offset 3" in redeliverer.refused()[0]

@@ -1,0 +1,73 @@
+"""What is acknowledged when Spark tells of a micro-batch; without Spark and without Kafka."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kmqpy import kafka
+from kmqpy.config import Connection, QueueSettings
+from kmqpy.spark import acknowledge
+from kmqpy.spark.acknowledge import REPORTS, Acknowledger
+from kmqpy.spark.report import Report
+from kmqpy.topics import TopicIds
+
+
+class Kafka:
+    """The writer of end markers and the consumer group, which note what they are told."""
+
+    def __init__(self):
+        self.ended = []
+        self.committed = []
+
+    def end(self, partition, offsets):
+        self.ended += [(partition, offset) for offset in offsets]
+
+    def commit(self, offsets, **_):
+        self.committed += [(place.partition, place.offset, place.metadata) for place in offsets]
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    servers = Kafka()
+    monkeypatch.setattr(acknowledge, "MarkerWriter", lambda *_, **__: servers)
+    monkeypatch.setattr(kafka, "consumer", lambda *_: servers)
+    return servers
+
+
+@pytest.fixture
+def listener(servers):
+    spark = SimpleNamespace(streams=SimpleNamespace(addListener=lambda _: None))
+    made = Acknowledger(spark, QueueSettings(name="q"), Connection(), "range", TopicIds("Q", "M"))
+    made.watch("one")
+    made.watch("another")
+    return made
+
+
+def progress(run, **metrics):
+    """What Spark tells of a micro-batch: of each `process()` by its name, the offset that is done."""
+    observed = {
+        name: {REPORTS: [str(Report(done={0: [at]}, next={0: (at + 1, at + 100)}))]}
+        for name, at in metrics.items()
+    }
+    return SimpleNamespace(progress=SimpleNamespace(runId=run, observedMetrics=observed))
+
+
+def test_of_two_queries_on_one_result_only_the_first_is_acknowledged(listener, servers, caplog):
+    """Each has a sink of its own; what one has must not end what the other may have lost."""
+    listener.onQueryProgress(progress("first", one=1))
+    assert caplog.records == []
+    listener.onQueryProgress(progress("second", one=2))
+    assert "two queries run on one result of process()" in caplog.text
+    listener.onQueryProgress(progress("first", one=3))
+    assert servers.ended == [(0, 1), (0, 3)]
+    assert servers.committed == [(0, 2, "kmq2:101:Q:M"), (0, 4, "kmq2:103:Q:M")]
+
+
+def test_queries_on_several_results_and_one_after_another_are_all_acknowledged(listener, servers, caplog):
+    listener.onQueryProgress(progress("first", one=1, of_somebody_else=9))
+    listener.onQueryProgress(progress("second", another=2))
+    listener.onQueryTerminated(SimpleNamespace(runId="first"))
+    listener.onQueryProgress(progress("third", one=3))
+    listener.onQueryProgress(progress("second", another=4))
+    assert servers.ended == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert caplog.records == []
