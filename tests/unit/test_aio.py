@@ -435,6 +435,8 @@ class TestWorker:
         assert asyncio.run(main()) == ["m1"]
 
     def test_no_thread_is_left(self):
+        before = set(threading.enumerate())  # those of other tests are their own matter
+
         async def main():
             async def handler(message):
                 worker.stop()
@@ -444,6 +446,6 @@ class TestWorker:
 
         asyncio.run(main())
         deadline = time.monotonic() + 5
-        while any(thread.name.startswith("kmq-") for thread in threading.enumerate()):
-            assert time.monotonic() < deadline, threading.enumerate()
+        while left := [t.name for t in set(threading.enumerate()) - before if t.name.startswith("kmq-")]:
+            assert time.monotonic() < deadline, left
             time.sleep(0.01)
