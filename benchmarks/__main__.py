@@ -33,8 +33,8 @@ from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
 from benchmarks.results import Case, Row, progress, run_case, to_json
 from benchmarks.sizes import FULL, QUICK, Sizes
-from kmqpy.config import Connection
 from kmqpy.dev.cluster import Cluster
+from kmqpy.kafka.settings import Connection
 
 HERE = Path(__file__).resolve().parent
 COMMITTED = HERE / "results.json"

@@ -13,8 +13,8 @@ from benchmarks.lab import Lab, Record, starts
 from benchmarks.results import JVM, Case, Figures
 from benchmarks.sizes import Sizes
 from benchmarks.trackers import Tracker
-from kmqpy import markers
-from kmqpy.markers import Op
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
 
 _LEASE_MS = 1
 _TAKEN_AT_ONCE = 100
@@ -65,8 +65,8 @@ def _starts(peer: str, count: int, partition: int) -> Iterator[Record]:
         return
     for first in range(0, count, _TAKEN_AT_ONCE):
         taken = range(first, min(first + _TAKEN_AT_ONCE, count))
-        for marker in markers.ranges(partition, Op.TAKE, taken, redeliver_after_ms=_LEASE_MS):
-            key, value, _ = markers.encode(marker)
+        for marker in codec.ranges(partition, Op.TAKE, taken, redeliver_after_ms=_LEASE_MS):
+            key, value, _ = codec.encode(marker)
             yield key, value
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kmqpy.config import Connection
 from kmqpy.dev.ports import free_ports
+from kmqpy.kafka.settings import Connection
 
 ROOT = Path(__file__).resolve().parent.parent
 _TIMEOUT_S = 600.0

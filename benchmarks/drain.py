@@ -6,7 +6,7 @@ from benchmarks import children
 from benchmarks.lab import Lab
 from benchmarks.results import JVM, KMQPY, PLAIN, SHARE, Case, Figures, progress
 from benchmarks.sizes import Sizes
-from kmqpy.config import QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 
 BATCH = 5_000
 

@@ -15,7 +15,7 @@ from benchmarks.children import Failed, wait_until
 from benchmarks.lab import Lab, starts
 from benchmarks.results import Case, Figures
 from benchmarks.sizes import Sizes
-from kmqpy.config import QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 from tracker.settings import TrackerSettings
 
 SESSION_S = TrackerSettings().session_timeout_ms / 1000

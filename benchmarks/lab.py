@@ -11,11 +11,12 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from benchmarks.children import Failed
-from kmqpy import kafka, log_reader, markers
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.registry import Registry
-from kmqpy.topics import Topics
-from kmqpy.zookeeper import connect
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from kmqpy.zookeeper.session import connect
 
 HOUR_MS = 3_600_000
 _CHUNK = 20_000
@@ -31,7 +32,7 @@ class Lab:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._admin = kafka.admin(connection)
+        self._admin = librdkafka.new_admin(connection)
         self._numbers = itertools.count(1)
 
     @contextmanager
@@ -70,7 +71,7 @@ class Lab:
 
     def producer(self) -> Producer:
         """A fast one, that tells of what it could not send."""
-        return kafka.producer(
+        return librdkafka.new_producer(
             self.connection,
             {
                 "linger.ms": 20,
@@ -107,7 +108,7 @@ class Lab:
 
     def end(self, topic: str, partition: int) -> int:
         """The offset after the last record."""
-        reader = kafka.consumer(self.connection, {})
+        reader = librdkafka.new_consumer(self.connection, {})
         try:
             return int(reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[1])
         finally:
@@ -116,7 +117,7 @@ class Lab:
     def records(self, topic: str, partitions: int, first: int = 0) -> list[Any]:
         """Every committed record from offset `first` on."""
         found: list[Any] = []
-        log_reader.scan(self.connection, topic, dict.fromkeys(range(partitions), first), found.append)
+        partition_reader.scan(self.connection, topic, dict.fromkeys(range(partitions), first), found.append)
         return found
 
     @contextmanager
@@ -133,14 +134,14 @@ class Lab:
 
 def starts(offsets: Iterable[int], lease_ms: int, partition: int = 0) -> Iterator[Record]:
     """Start markers as the JVM format has them."""
-    value = markers.encode_start(lease_ms)
-    return ((markers.encode_key(partition, offset), value) for offset in offsets)
+    value = codec.encode_start(lease_ms)
+    return ((codec.encode_key(partition, offset), value) for offset in offsets)
 
 
 def ends(offsets: Iterable[int], partition: int = 0) -> Iterator[Record]:
     """End markers as the JVM format has them."""
-    value = markers.encode_end()
-    return ((markers.encode_key(partition, offset), value) for offset in offsets)
+    value = codec.encode_end()
+    return ((codec.encode_key(partition, offset), value) for offset in offsets)
 
 
 def stamped(number: int, monotonic_ns: int, size: int = 100) -> bytes:

@@ -12,9 +12,9 @@ from benchmarks.lab import Lab, stamp_of
 from benchmarks.results import JVM, Case, Figures, percentile
 from benchmarks.sizes import Sizes
 from benchmarks.trackers import Tracker
-from kmqpy import markers
-from kmqpy.config import QueueSettings
-from kmqpy.markers import Op
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.settings import QueueSettings
 
 RATE = 1_000
 PARTITIONS = 4
@@ -91,7 +91,7 @@ def turn(lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes) -> Callab
 def _delays(lab: Lab, queue: QueueSettings) -> list[float]:
     ends: dict[tuple[int, int], int] = {}
     for record in lab.records(queue.markers_topic, PARTITIONS):
-        marker = markers.decode(record.key(), record.value(), record.headers())
+        marker = codec.decode(record.key(), record.value(), record.headers())
         if marker.op is Op.TAKE:
             for offset in marker.offsets():
                 ends[marker.partition, offset] = record.timestamp()[1] + marker.redeliver_after_ms

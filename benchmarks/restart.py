@@ -15,7 +15,7 @@ from benchmarks.children import Child, Failed, TrackerProcess, wait_until
 from benchmarks.lab import HOUR_MS, Lab, Record, ends, starts
 from benchmarks.results import JVM, Case, Figures
 from benchmarks.sizes import Sizes
-from kmqpy.config import QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 
 IN_FLIGHT = 1_000
 _BLOCK = 500

@@ -1,6 +1,6 @@
 """100,000 partitions on 1,000 trackers: what ZooKeeper has to do, what moves, and how long it takes.
 
-The trackers' own code (`tracker.leadership` with assignment, tree and offsets) runs against a ZooKeeper in
+The trackers' own code (`tracker.leadership`) runs against a ZooKeeper in
 memory that counts its operations, on a clock of its own. The same steps with a few trackers on a real
 ZooKeeper check the counts. Speeds of ZooKeeper, and what one partition costs a tracker process, are measured
 on the embedded cluster; times for the whole are computed from them. docs/scale.md says what came out.
@@ -24,17 +24,17 @@ from benchmarks.children import Failed, usage
 from benchmarks.fake_zookeeper import Server
 from benchmarks.lab import Lab
 from benchmarks.results import progress
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import QueueSettings
-from kmqpy.registry import Registry, StoredOffset, decode_queue, decode_tracker, partitions_of
-from kmqpy.zookeeper import connect
-from tracker import leadership as leadership_module
-from tracker import tree as tree_module
-from tracker.assignment import STAND_INS, Member, Partition, Proposal, propose
-from tracker.leadership import RECHECK_ZNODES_PER_S, Leadership
-from tracker.offsets import Pace
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.kafka.admin.registry import Registry, StoredOffset, decode_queue, decode_tracker, partitions_of
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.zookeeper.session import connect
+from tracker.leadership import leadership as leadership_module
+from tracker.leadership import registry_view as tree_module
+from tracker.leadership.assignment import STAND_INS, LazyRanking, Member, Partition, assign
+from tracker.leadership.leadership import RECHECK_ZNODES_PER_S, Leadership
+from tracker.leadership.offset_znodes import OffsetWriteSchedule
+from tracker.leadership.znode_cache import ZnodeCache
 from tracker.settings import TrackerSettings
-from tracker.znodes import Znodes
 
 SESSION_S = TrackerSettings.session_timeout_ms / 1000
 SERVER_TICK_S = 2.0  # ZooKeeper's default tickTime: sessions end that much late
@@ -80,7 +80,7 @@ class SimulatedClock:
 class _Shared:
     """A proposal that all trackers of one process share; they ask it for the same things."""
 
-    def __init__(self, proposal: Proposal) -> None:
+    def __init__(self, proposal: LazyRanking) -> None:
         self.owners = proposal.owners
         self.first = proposal.first
         self.keys = proposal.keys
@@ -135,7 +135,7 @@ class World:
         assert stored == partitions.keys()
 
     def _serve(self, tracker: str) -> bool:
-        """What tracker.service asks for at a takeover and a release; whether there was something."""
+        """What tracker.tracker asks for at a takeover and a release; whether there was something."""
         leadership, served = self.members[tracker], self._served.setdefault(tracker, {})
         view = leadership.snapshot()
         for partition in served.keys() - view.owned.keys():
@@ -183,7 +183,7 @@ class Simulation(World):
             leadership._verify_at = 0.0
             self._served[name] = {}
             # Its first look: it registers. What it would propose before it knows all others is left out.
-            with self._shared(lambda *_: Proposal({}, (), {})):
+            with self._shared(lambda *_: LazyRanking({}, (), {})):
                 leadership._pass()
             leadership._proposed_for = None
             self._due[name] = self.clock.now
@@ -241,7 +241,7 @@ class Simulation(World):
     def _propose(self, partitions: Iterator[Partition], eligible: frozenset[Member]) -> Any:
         if eligible not in self._proposals:
             self._proposals.clear()
-            self._proposals[eligible] = _Shared(propose(partitions, eligible))
+            self._proposals[eligible] = _Shared(assign(partitions, eligible))
         return self._proposals[eligible]
 
 
@@ -255,7 +255,7 @@ class Real(World):
         self._counts: Counter[str] = Counter()
         stack.callback(lambda: [leadership.close() for leadership in self.members.values()])
         stack.enter_context(patch.object(KazooClient, "_call", self._counting(KazooClient._call)))
-        stack.enter_context(patch.object(Znodes, "_watch", self._counting_events(Znodes._watch)))
+        stack.enter_context(patch.object(ZnodeCache, "_watch", self._counting_events(ZnodeCache._watch)))
 
     def counts(self) -> Counter[str]:
         return self._counts.copy()
@@ -297,7 +297,7 @@ class Real(World):
         return counted
 
     def _counting_events(self, watch: Callable[..., None]) -> Callable[..., None]:
-        def counted(znodes: Znodes, event: Any) -> None:
+        def counted(znodes: ZnodeCache, event: Any) -> None:
             self._counts["watch events"] += event.path is not None
             watch(znodes, event)
 
@@ -354,7 +354,7 @@ def simulate(partitions: int, count: int, queues: int) -> dict[str, Any]:
     members = [Member(f"tracker-{n}") for n in range(count)]
     names = [(f"queue-{q}", p) for q in range(queues) for p in range(partitions // queues)]
     took = time.process_time()
-    proposal = propose(names, members)
+    proposal = assign(names, members)
     assignment_s = time.process_time() - took
     took = time.process_time()
     proposal.near(members[0].id, 1 + STAND_INS)
@@ -450,7 +450,9 @@ def conclude(simulated: dict[str, Any], speed: Counts, costs: Counts) -> dict[st
     partitions, count, found = simulated["partitions"], simulated["trackers"], simulated["steps"]
     settings = TrackerSettings()
     steady = found["steady, without offsets"]
-    interval_s = Pace(settings.offset_interval_ms / 1000, settings.offset_writes_per_s).interval_s(partitions)
+    interval_s = OffsetWriteSchedule(
+        settings.offset_interval_ms / 1000, settings.offset_writes_per_s
+    ).interval_s(partitions)
     requests = operations = float(RECHECK_ZNODES_PER_S)  # by all trackers, beside what watches tell
     for step, seconds in ((steady, steady["seconds"]), (found["every offset once"], interval_s)):
         singles = (step["syncs"] + step["reads"] + step["writes"]) / seconds

@@ -10,7 +10,7 @@ from benchmarks import children
 from benchmarks.lab import Lab
 from benchmarks.results import Case, Figures
 from benchmarks.sizes import Sizes
-from kmqpy.config import QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 
 PLAIN_SPARK = "Spark Kafka, only read"
 RANGE = "kmqpy process, range markers"

@@ -10,7 +10,7 @@ from benchmarks import children
 from benchmarks.lab import HOUR_MS, Lab, Record, ends, starts
 from benchmarks.results import Case, Figures
 from benchmarks.sizes import Sizes
-from kmqpy.config import QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 
 BARE = "Spark Kafka, only read"
 _PEERS = {

@@ -15,9 +15,9 @@ from benchmarks.children import Child
 from benchmarks.lab import HOUR_MS, Lab, Record, ends, starts
 from benchmarks.results import Case, Figures
 from benchmarks.sizes import Sizes
-from kmqpy import markers
-from kmqpy.config import QueueSettings
-from kmqpy.markers import Op
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.settings import QueueSettings
 
 PARTITIONS = 4
 TRIGGER_S = 1.0
@@ -147,5 +147,5 @@ def _batches(
 
 def _ranges(partition: int, op: Op, offsets: range | list[int]) -> list[Record]:
     lease_ms = HOUR_MS if op is Op.TAKE else 0
-    encoded = map(markers.encode, markers.ranges(partition, op, offsets, redeliver_after_ms=lease_ms))
+    encoded = map(codec.encode, codec.ranges(partition, op, offsets, redeliver_after_ms=lease_ms))
     return [(key, value) for key, value, _ in encoded]

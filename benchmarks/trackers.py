@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from benchmarks import children
 from benchmarks.children import Child, TrackerProcess
 from benchmarks.lab import Lab
-from kmqpy.config import QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 
 KMQPY = "kmqpy tracker"
 KMQPY_RANGE = "kmqpy tracker, range markers"

@@ -11,8 +11,7 @@ import subprocess
 import sys
 import uuid
 
-from kmqpy import Connection, KmqClient, KmqProducer, QueueSettings
-from kmqpy.admin import Admin
+from kmqpy import Admin, Connection, KmqClient, KmqProducer, QueueSettings
 
 connection = Connection.from_environment()
 

@@ -11,12 +11,11 @@ import logging
 import sys
 import uuid
 
-from kmqpy import Connection, Message, QueueSettings
-from kmqpy.admin import Admin
-from kmqpy.aio import AsyncQueue, AsyncWorker
-from kmqpy.storages.kafka import KafkaQueue
-from tracker.service import Tracker
+from kmqpy import Admin, Connection, Message, QueueSettings
+from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 connection = Connection.from_environment()
 settings = QueueSettings(name=f"example-asyncio-{uuid.uuid4().hex[:8]}")

@@ -12,11 +12,10 @@ import logging
 import os
 import uuid
 
-from kmqpy import Connection, KmqClient, KmqProducer, QueueSettings
-from kmqpy.admin import Admin
+from kmqpy import Admin, Connection, KmqClient, KmqProducer, QueueSettings
 from kmqpy.dev import Cluster
-from tracker.service import Tracker
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 
 def main() -> None:

@@ -17,8 +17,7 @@ import pandas as pd
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kmqpy import Connection, KmqProducer, QueueSettings
-from kmqpy.admin import Admin
+from kmqpy import Admin, Connection, KmqProducer, QueueSettings
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 from kmqpy.spark.health import health
 from kmqpy.spark.pipeline import Sink, run_pipeline, written

@@ -16,8 +16,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 
-from kmqpy import Connection, KmqClient, KmqProducer, QueueSettings
-from kmqpy.admin import Admin
+from kmqpy import Admin, Connection, KmqClient, KmqProducer, QueueSettings
 from kmqpy.errors import KmqError
 
 MESSAGES = 100

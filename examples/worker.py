@@ -13,12 +13,11 @@ import threading
 import uuid
 from collections import Counter
 
-from kmqpy import Backoff, Connection, Message, QueueSettings, Reject, Retry, Worker
-from kmqpy.admin import Admin
-from kmqpy.dead_letters import DeadLetters
-from kmqpy.storages.kafka import KafkaQueue
-from tracker.service import Tracker
+from kmqpy import Admin, Backoff, Connection, Message, QueueSettings, Reject, Retry, Worker
+from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.queue import KafkaQueue
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 CUSTOMERS = ("ada", "ben", "cleo")
 DELIVERIES = 30 + 1 + 2 + 3  # what the handler below will be called for

@@ -14,33 +14,59 @@ is moved to a dead-letter topic.
             handle(message.body)
             client.ack(message)
 
-The names here are the public interface, together with the modules named in the README.
+The names here are the public interface, together with the modules named in the README. Each is imported
+when it is first used (PEP 562), so `import kmqpy` loads neither librdkafka nor any other dependency.
 """
 
-from kmqpy.backoff import Backoff
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.errors import (
-    Closed,
-    ConfigError,
-    DecodeError,
-    KmqError,
-    MessageError,
-    MissingExtra,
-    NotSupported,
-    QueueNotFound,
-    ReceiptError,
-    TopicError,
-    Unavailable,
-    Unfinished,
-)
-from kmqpy.message import Message
-from kmqpy.producer import KmqProducer
-from kmqpy.queue import Queue, queue_for
-from kmqpy.telemetry import Telemetry
-from kmqpy.worker import Reject, Retry, Worker
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kmqpy.core.backoff import Backoff
+    from kmqpy.errors import (
+        Closed,
+        ConfigError,
+        DecodeError,
+        KmqError,
+        MessageError,
+        MissingExtra,
+        NotSupported,
+        QueueNotFound,
+        ReceiptError,
+        TopicError,
+        Unavailable,
+        Unfinished,
+    )
+    from kmqpy.kafka.admin.admin import Admin
+    from kmqpy.kafka.client.client import KmqClient
+    from kmqpy.kafka.client.producer import KmqProducer
+    from kmqpy.kafka.settings import Connection, QueueSettings
+    from kmqpy.message import Message
+    from kmqpy.queue import Queue, queue_for
+    from kmqpy.telemetry.base import Telemetry
+    from kmqpy.worker.worker import Reject, Retry, Worker
+
+_MODULES = {
+    "Admin": "kmqpy.kafka.admin.admin",
+    "Backoff": "kmqpy.core.backoff",
+    "Connection": "kmqpy.kafka.settings",
+    "KmqClient": "kmqpy.kafka.client.client",
+    "KmqProducer": "kmqpy.kafka.client.producer",
+    "Message": "kmqpy.message",
+    "Queue": "kmqpy.queue",
+    "QueueSettings": "kmqpy.kafka.settings",
+    "Reject": "kmqpy.worker.worker",
+    "Retry": "kmqpy.worker.worker",
+    "Telemetry": "kmqpy.telemetry.base",
+    "Worker": "kmqpy.worker.worker",
+    "queue_for": "kmqpy.queue",
+}
+"""Where the names of `__all__` are defined, if not in kmqpy.errors."""
 
 __all__ = [
+    "Admin",
     "Backoff",
     "Closed",
     "ConfigError",
@@ -66,3 +92,15 @@ __all__ = [
     "Worker",
     "queue_for",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES.get(name, "kmqpy.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from kmqpy import markers
 from kmqpy.errors import DecodeError, MessageError, ReceiptError
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -19,62 +15,9 @@ Headers = tuple[tuple[str, bytes | None], ...]
 HeadersLike = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes | None]]
 """What send() takes as headers."""
 
-ORIGINAL_PARTITION = "kmq-original-partition"
-ORIGINAL_OFFSET = "kmq-original-offset"
-ORIGINAL_TIMESTAMP = "kmq-original-timestamp"
-DELIVER_AT = "kmq-deliver-at"
-DEAD_LETTER_TOPIC = "kmq-dead-letter-topic"
-DEAD_LETTER_PARTITION = "kmq-dead-letter-partition"
-DEAD_LETTER_OFFSET = "kmq-dead-letter-offset"
-DEAD_LETTER_ATTEMPTS = "kmq-dead-letter-attempts"
-DEAD_LETTER_REASON = "kmq-dead-letter-reason"
 
 MessagesLike = Union["Message", str, Iterable[Union["Message", str]]]
 """What ack() and the like take, several of them or one: messages, receipts as text, a list of these."""
-
-_HEADER_BYTES = 10
-"""Bytes of the two lengths that frame a header, at most."""
-_RECEIPT_VERSION = "1."
-_DECIMAL = re.compile(rb"-?[0-9]{1,19}")
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """Names one taken message; good in any process and in later versions.
-
-    As text: `1.` + base64url of the JSON list [queue, topic id, partition, offset].
-    """
-
-    queue: str
-    topic_id: str
-    partition: int
-    offset: int
-
-    def __str__(self) -> str:
-        fields = json.dumps([self.queue, self.topic_id, self.partition, self.offset], separators=(",", ":"))
-        return _RECEIPT_VERSION + base64.urlsafe_b64encode(fields.encode()).decode().rstrip("=")
-
-    @classmethod
-    def parse(cls, text: str) -> Receipt:
-        """The receipt in `text`; raises ReceiptError, whatever the text."""
-        if not isinstance(text, str) or not text.startswith(_RECEIPT_VERSION):
-            raise ReceiptError(f"receipt: {_shown(text)} is not a receipt of kmqpy")
-        encoded = text[len(_RECEIPT_VERSION) :]
-        try:
-            padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)
-            fields = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        except (ValueError, binascii.Error, RecursionError):
-            raise ReceiptError(f"receipt: {_shown(text)} can't be decoded") from None
-        match fields:
-            # A JSON true is an int to Python.
-            case [str() as queue, str() as topic_id, int() as partition, int() as offset] if (
-                not isinstance(partition, bool)
-                and not isinstance(offset, bool)
-                and 0 <= partition < 2**31
-                and 0 <= offset < 2**63
-            ):
-                return cls(queue, topic_id, partition, offset)
-        raise ReceiptError(f"receipt: {_shown(text)} has other fields than a receipt's")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,42 +127,12 @@ def last_header(headers: Headers, name: str) -> bytes | None:
     return None
 
 
-def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Bytes of a Kafka record, about and rather too many: key, value, headers and the framing of each."""
-    size = len(key or b"") + len(value or b"")
-    for name, data in headers:
-        size += len(name if name.isascii() else name.encode()) + len(data or b"") + _HEADER_BYTES
-    return size
-
-
 def without(headers: Headers, *names: str) -> Headers:
     """The headers but for those of these names."""
     return tuple((key, value) for key, value in headers if key not in names)
-
-
-def int_header(headers: Headers, name: str) -> int | None:
-    """A decimal header of at most 64 bits; None when it is absent. Raises DecodeError."""
-    data = last_header(headers, name)
-    if data is None:
-        return None
-    if not _DECIMAL.fullmatch(data) or not -(2**63) <= (number := int(data)) < 2**63:
-        raise DecodeError(f"header {name}: not a decimal number of 64 bits", data)
-    return number
-
-
-def redelivery_count(headers: Headers, name: str) -> int:
-    """How often the message was redelivered; raises DecodeError. A negative count reads as 0."""
-    return max(0, markers.decode_count(last_header(headers, name)))
 
 
 def _shown_value(value: object) -> str:
     """A value of a wrong type, for errors: its type, and numbers as they are; others may be a payload."""
     shown = f" {value!r}" if value is None or isinstance(value, int | float) else ""
     return f"{type(value).__name__}{shown}"
-
-
-def _shown(text: object) -> str:
-    if not isinstance(text, str):
-        return f"an object of type {type(text).__name__}"
-    shown = repr(text)
-    return shown if len(shown) <= 60 else shown[:57] + "..."

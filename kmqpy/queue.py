@@ -13,12 +13,13 @@ from types import TracebackType
 from typing import Protocol, Self, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from kmqpy.config import Duration, nearest
+from kmqpy.core.durations import Duration
+from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError, NotSupported
 from kmqpy.message import HeadersLike, Message, MessagesLike
-from kmqpy.telemetry import Telemetry
+from kmqpy.telemetry.base import Telemetry
 
-_STORAGES = {"kafka": "kmqpy.storages.kafka:open_queue"}
+_STORAGES = {"kafka": "kmqpy.kafka.queue:open_queue"}
 """Scheme to `module:function`; imported when a queue of the scheme is opened."""
 
 _PLANNED = ("memory", "zookeeper", "sqlite", "postgresql", "mariadb", "redis", "http", "https")

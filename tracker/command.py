@@ -11,24 +11,18 @@ from typing import Any
 
 import click
 
-from kmqpy import logs
 from kmqpy.cli.options import Cli, connected_service
 from kmqpy.cli.output import span
-from kmqpy.config import (
-    Connection,
-    QueueSettings,
-    build,
-    from_environment,
-    nearest,
-    of_kubernetes,
-    parse_duration_ms,
-)
+from kmqpy.core import logs
+from kmqpy.core.durations import parse_duration_ms
+from kmqpy.core.settings import build, from_environment, nearest, of_kubernetes
 from kmqpy.errors import ConfigError, QueueNotFound
-from kmqpy.registry import Registry
-from kmqpy.topics import Topics
-from kmqpy.zookeeper import connect
-from tracker.service import Tracker
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from kmqpy.zookeeper.session import connect
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 _PREFIX = "KMQ_TRACKER_"
 _OBJECTS_BEFORE_COLLECTION = 100_000

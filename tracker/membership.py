@@ -7,11 +7,11 @@ import math
 import socket
 import threading
 
-from kmqpy.clock import Clock
-from kmqpy.config import Connection
+from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
-from tracker.health import HealthServer, Watched
-from tracker.leadership import Leadership
+from kmqpy.kafka.settings import Connection
+from tracker.health.server import HealthServer, Watched
+from tracker.leadership.leadership import Leadership
 from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
-from kmqpy import kafka
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import Connection
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import KmqError, Unavailable
-from tracker.assignment import Partition
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection
+from tracker.leadership.assignment import Partition
 
 _TIMEOUT_S = 1.0
 
@@ -27,7 +27,9 @@ class QueueEnds:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         # JVM clients read uncommitted records by default, so these can be taken, too.
-        self._consumer: Consumer = kafka.consumer(connection, {"isolation.level": "read_uncommitted"})
+        self._consumer: Consumer = librdkafka.new_consumer(
+            connection, {"isolation.level": "read_uncommitted"}
+        )
 
     def end_beyond(self, place: Partition, offset: int) -> int:
         """The next offset of a partition, which should be above `offset`; raises KmqError.
@@ -76,7 +78,7 @@ class QueueEnds:
         # A look-up by timestamp, of which Kafka takes -1, OFFSET_END, for the end of the log.
         places = [TopicPartition(topic, partition, OFFSET_END) for topic, partition in wanted]
         try:
-            with kafka.kafka_errors("ask where the queue ends", self._connection):
+            with librdkafka.kafka_errors("ask where the queue ends", self._connection):
                 found = self._consumer.offsets_for_times(places, timeout=_TIMEOUT_S)
                 for place in found:
                     if place.error is not None:

@@ -7,8 +7,8 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
-from kmqpy.config import CLOCK_LEAD_MS
 from kmqpy.errors import ConfigError
+from kmqpy.kafka.settings import CLOCK_LEAD_MS
 
 
 def _default_id() -> str:

@@ -11,10 +11,10 @@ from typing import Any
 from confluent_kafka import Message
 
 from benchmarks.children import usage
-from kmqpy import markers
-from kmqpy.inflight import InFlight
-from kmqpy.marker_log import apply_records
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.replay import replay_markers
 
 _BATCH = 5_000
 _LEASE_MS = 3_600_000
@@ -58,7 +58,7 @@ def fill(options: dict[str, Any]) -> dict[str, float]:
             ]
             at += len(messages)
             began = time.process_time()
-            apply_records(state, 0, messages)
+            replay_markers(state, 0, messages)
             seconds += time.process_time() - began
     del messages, batch
     gc.collect()
@@ -80,9 +80,9 @@ def _batches(
     if op is Op.TAKE:
         fields = {"redeliver_after_ms": _LEASE_MS, "holder": holder}
     make: Callable[[Sequence[int]], list[Marker]] = (
-        (lambda some: markers.ranges(0, op, sorted(some), **fields))
+        (lambda some: codec.ranges(0, op, sorted(some), **fields))
         if form == "range"
         else (lambda some: [Marker(0, offset, op, **fields) for offset in some])
     )
     for first in range(0, len(offsets), _BATCH):
-        yield [markers.encode(one) for one in make(offsets[first : first + _BATCH])]
+        yield [codec.encode(one) for one in make(offsets[first : first + _BATCH])]

@@ -12,9 +12,9 @@ import jpype
 
 from benchmarks.children import ROOT
 from benchmarks.peers.works import WINDOW
-from kmqpy.config import QueueSettings
 from kmqpy.dev.jars import jar_set
 from kmqpy.dev.java import find_java
+from kmqpy.kafka.settings import QueueSettings
 
 _POLL_MS = 100
 _SILENCE_MS = 50  # what kmqpy's tracker has by default

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from benchmarks.children import Failed
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq, register
 
 _MICRO_BATCHES = 6

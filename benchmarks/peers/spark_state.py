@@ -6,8 +6,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.children import Failed
-from kmqpy import log_reader
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 from kmqpy.spark.records import read_topic
 
@@ -38,7 +38,7 @@ def _frame(kmq: KmqSpark, options: dict[str, Any]) -> DataFrame:
     if options["how"] == "decode":
         return kmq.markers()
     topic = kmq.queue.markers_topic
-    bounds = log_reader.bounds(kmq.connection, topic, range(options["partitions"]))
+    bounds = partition_reader.bounds(kmq.connection, topic, range(options["partitions"]))
     given = dict(kmq.options)
     if options["how"] == "read":
         del given["kafka.max.poll.records"]

@@ -15,12 +15,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from benchmarks.lab import Lab, ends
-from kmqpy import markers
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.markers import Op
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.spark import configure_spark_with_kmq
 from tracker.settings import TrackerSettings
-from tracker.spark import SparkTracker
+from tracker.spark.tracker import SparkTracker
 
 _TIMEOUT_S = 600.0
 _HANDFUL = 0.01
@@ -145,8 +145,8 @@ def _end(options: dict[str, Any], numbers: list[int]) -> int:
         if options["markers"] == "jvm":
             records = list(ends(offsets, partition))
         else:
-            found = markers.ranges(partition, Op.END, offsets)
-            records = [markers.encode(one)[:2] for one in found]
+            found = codec.ranges(partition, Op.END, offsets)
+            records = [codec.encode(one)[:2] for one in found]
         lab.fill(queue.markers_topic, partition, records)
         written += len(records)
     return written

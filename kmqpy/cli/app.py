@@ -12,7 +12,7 @@ import click
 from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, state
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import Partly, drop_stdout, print_error, replace_closed_streams
-from kmqpy.config import nearest
+from kmqpy.core.settings import nearest
 from kmqpy.errors import KmqError, Unfinished
 
 PLUGINS = "kmqpy.commands"

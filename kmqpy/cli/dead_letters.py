@@ -49,7 +49,7 @@ def list_(cli: Cli, queue: str, limit: int, origin: str) -> None:
     Example:
       kmq dlq list jobs --limit 20
     """
-    from kmqpy.dead_letters import DeadLetters
+    from kmqpy.kafka.dead_letters import DeadLetters
 
     with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         found = letters.list(limit)
@@ -85,7 +85,7 @@ def peek(cli: Cli, queue: str, limit: int, origin: str) -> None:
     Example:
       kmq dlq peek jobs --limit 1
     """
-    from kmqpy.dead_letters import DeadLetters
+    from kmqpy.kafka.dead_letters import DeadLetters
 
     with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         for one in letters.peek(limit):
@@ -111,7 +111,7 @@ def redrive(
       kmq dlq redrive jobs --rate 100
       kmq dlq redrive jobs 0-17 2-4
     """
-    from kmqpy.dead_letters import DeadLetters
+    from kmqpy.kafka.dead_letters import DeadLetters
 
     with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         result = letters.redrive(ids or None, rate=rate, progress=_progress if sys.stderr.isatty() else None)
@@ -141,7 +141,7 @@ def purge(cli: Cli, queue: str, origin: str, *, yes: bool) -> None:
     Example:
       kmq dlq purge jobs --yes
     """
-    from kmqpy.dead_letters import DeadLetters
+    from kmqpy.kafka.dead_letters import DeadLetters
 
     with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         shown = len(letters.list(_SHOWN))

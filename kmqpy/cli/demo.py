@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev.demo import Progress, Report, run
 
 _LINE_EVERY_S = 2.0

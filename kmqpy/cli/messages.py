@@ -26,14 +26,14 @@ from kmqpy.cli.output import (
     warn,
 )
 from kmqpy.cli.text import as_object
-from kmqpy.client import KmqClient
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import MIN_LEASE_MS
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import KmqError, MessageError
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.message import Message
-from kmqpy.producer import KmqProducer
-from kmqpy.registry import Registry
-from kmqpy.zookeeper import connect
+from kmqpy.zookeeper.session import connect
 
 _CHUNK = 256 * 1024
 _BATCH = 1_000

@@ -15,22 +15,15 @@ from typing import Any, TypeVar
 
 import click
 
-from kmqpy import logs
-from kmqpy.admin import Admin
 from kmqpy.cli.output import warn
-from kmqpy.config import (
-    OTHER_TABLES,
-    Connection,
-    QueueSettings,
-    build,
-    from_environment,
-    is_secret,
-    parse_duration_ms,
-    read_file,
-)
+from kmqpy.core import logs
+from kmqpy.core.durations import parse_duration_ms
+from kmqpy.core.first_contact import first_contact_within
+from kmqpy.core.settings import OTHER_TABLES, build, from_environment, is_secret, read_file
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
-from kmqpy.first_contact import first_contact_within
-from kmqpy.settings_mirror import settings_of
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.client.settings_mirror import settings_of
+from kmqpy.kafka.settings import Connection, QueueSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -235,7 +228,7 @@ class _Lines(logging.Handler):
     """What went wrong for good, as one line on stderr; the clients' own chatter only with -v."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not record.name.startswith(("kmqpy.librdkafka", "kmqpy.zookeeper")):
+        if not record.name.startswith(("kmqpy.librdkafka", "kmqpy.zookeeper.session")):
             shown = "".join(f" {key}={value}" for key, value in logs.fields(record).items())
             warn(f"{record.getMessage()}{shown}")
 

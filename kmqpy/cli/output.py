@@ -17,8 +17,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.logs import printable, printable_json, printable_lines
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.logs import printable, printable_json, printable_lines
 
 
 class Partly(click.ClickException):

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from kmqpy.admin import Admin, QueueDescription
 from kmqpy.cli.options import DURATION, Cli, connected, milliseconds
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
-from kmqpy.config import QueueSettings, build
-from kmqpy.topics import QueueTopics
+from kmqpy.core.settings import build
+from kmqpy.kafka.admin.admin import Admin, QueueDescription
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import QueueTopics
 
 
 class _LimitType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only

@@ -11,10 +11,10 @@ import click
 
 from kmqpy.cli.options import DURATION, Cli, connected
 from kmqpy.cli.output import print_error, print_json, print_text, standard_input
-from kmqpy.client import KmqClient
-from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, ReceiptError, TopicError
-from kmqpy.message import Receipt
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import QueueSettings
 
 _FLUSH_S = 10.0
 _RECEIPTS = click.argument("receipts", nargs=-1)

@@ -6,12 +6,12 @@ import dataclasses
 
 import click
 
-from kmqpy.admin import Admin
 from kmqpy.cli.options import Cli, connected
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
-from kmqpy.doctor import Severity
-from kmqpy.registry import Leftover
-from kmqpy.stats import PartitionStats, QueueStats
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.doctor import Severity
+from kmqpy.kafka.admin.registry import Leftover
+from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
 
 
 @click.command(name="in-flight")

@@ -20,19 +20,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kmqpy import markers
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.demo_consumer import fate
 from kmqpy.errors import ClusterError, DecodeError
-from kmqpy.log_reader import bounds, scan
-from kmqpy.message import ORIGINAL_OFFSET, last_header
-from kmqpy.producer import KmqProducer
-from kmqpy.records import message_headers, read_marker
-from kmqpy.registry import Registry
-from kmqpy.topics import Topics
-from kmqpy.zookeeper import connect
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.records import message_headers, read_marker
+from kmqpy.kafka.message_headers import ORIGINAL_OFFSET
+from kmqpy.kafka.partition_reader import bounds, scan
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from kmqpy.message import last_header
+from kmqpy.zookeeper.session import connect
 
 PARTITIONS = 4
 CONSUMERS = 3
@@ -326,7 +327,7 @@ class _Demo:
         def marker_record(record: Any) -> None:
             with contextlib.suppress(DecodeError):
                 marker = read_marker(record)
-                if marker.by_tracker and marker.offset != markers.TICK_OFFSET:
+                if marker.by_tracker and marker.offset != codec.TICK_OFFSET:
                     moved.add((marker.partition, marker.offset))
 
         starts = dict.fromkeys(range(PARTITIONS), 0)

@@ -11,9 +11,9 @@ import signal
 import sys
 import threading
 
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import Unavailable
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.message import Message
 
 _NACK_DELAY_S = 0.3

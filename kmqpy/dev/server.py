@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kmqpy.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ClusterError
 
 START_TIMEOUT_S = 60.0

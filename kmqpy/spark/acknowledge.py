@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, TopicPartition
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from kmqpy import kafka
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import Unavailable
-from kmqpy.held import Place
-from kmqpy.marker_writer import MarkerWriter
-from kmqpy.source import commit_metadata
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.group_member import commit_metadata
+from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import TopicIds
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.report import merged
 from kmqpy.spark.taking import MarkersFormat
-from kmqpy.topics import TopicIds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ class Acknowledger(StreamingQueryListener):
         self._writer = MarkerWriter(
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
         )
-        self._group = kafka.consumer(connection, {"group.id": queue.consumer_group})
+        self._group = librdkafka.new_consumer(connection, {"group.id": queue.consumer_group})
         self._committed: dict[int, int] = {}
         spark.streams.addListener(self)
 
@@ -164,7 +164,7 @@ class Acknowledger(StreamingQueryListener):
         try:
             self._group.commit(offsets=places, asynchronous=False)
         except KafkaException as exception:
-            error = kafka.error_of(exception)
+            error = librdkafka.error_of(exception)
             _log.error(
                 "commit failed; if the group has other consumers, they and Spark process every message twice",
                 extra={"group": self._queue.consumer_group, "error": error.name() if error else "unknown"},

@@ -1,6 +1,6 @@
 """Markers decoded by Spark's built-in expressions: no Python runs on executors.
 
-The layout is that of kmqpy.markers, and so is the judgement what can be decoded; kmqpy.markers.decode is
+The layout is that of kmqpy.kafka.markers.codec, and so is the judgement what can be decoded; its decode() is
 the oracle that the tests compare with.
 """
 
@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.errors import ConfigError
-from kmqpy.markers import INT64_MAX, MAX_SPAN, Op
+from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Op
 
 UNDECODABLE = "undecodable"
 NEWER = "newer"
@@ -50,7 +50,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
     partition           of the queue
     at                  markers offset
     timestamp           of the record: the broker's time
-    op                  as kmqpy.markers.Op; null where `problem` is not
+    op                  as kmqpy.kafka.markers.codec.Op; null where `problem` is not
     offset              of the message; of the lowest for a range
     offsets             of all messages of a range; null for a single marker
     redeliver_after_ms  duration; null for an end

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import functions as F  # noqa: N812
 
-from kmqpy.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import MissingExtra
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.state import State

@@ -17,10 +17,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from kmqpy import stats
-from kmqpy.clock import SYSTEM_CLOCK, Clock
-from kmqpy.config import Connection, Duration, QueueSettings
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.durations import Duration
 from kmqpy.errors import ConfigError, Unfinished
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.process import DEFAULT_LEASE_S, parsed
 from kmqpy.spark.queue import KmqSpark

@@ -19,11 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegralType, StringType, StructField, StructType
 
-from kmqpy import log_reader, stats
-from kmqpy import message as m
-from kmqpy.backoff import Backoff
-from kmqpy.config import MIN_LEASE_MS, Connection, Duration, QueueSettings, duration_ms
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.durations import MIN_LEASE_MS, Duration, duration_ms
 from kmqpy.errors import ConfigError
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
 from kmqpy.spark.checkpoint import claim, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
@@ -31,7 +34,6 @@ from kmqpy.spark.records import stream_topic
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.taking import MarkersFormat, for_executors
 from kmqpy.spark.task import OURS, REPORT, Frames, Rows, Task
-from kmqpy.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,7 +126,7 @@ class Processing:
         read = stream_topic(self.spark, given, self.queue.name, self._starting_offsets(start))
         count = redelivery_count(header_bytes(self.queue.redelivery_count_header))
         partition, offset, due = (
-            number(header_text(name)) for name in (m.ORIGINAL_PARTITION, m.ORIGINAL_OFFSET, m.DELIVER_AT)
+            number(header_text(name)) for name in (ORIGINAL_PARTITION, ORIGINAL_OFFSET, DELIVER_AT)
         )
         return read.select(
             "key",
@@ -311,7 +313,7 @@ class Processing:
         topics = Topics(self.connection).check(self.queue)
         partitions = topics.partitions
         commits = stats.committed_offsets(self.connection, self.queue, partitions, topics.ids)
-        logs = log_reader.bounds(self.connection, self.queue.name, range(partitions))
+        logs = partition_reader.bounds(self.connection, self.queue.name, range(partitions))
         # A purge may have deleted what is behind a commit.
         offsets = {str(p): max(commits.get(p, (low, None))[0], low) for p, (low, _) in logs.items()}
         return json.dumps({self.queue.name: offsets})

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kmqpy import log_reader, stats
-from kmqpy.clock import SYSTEM_CLOCK, Clock
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import TopicError
-from kmqpy.held import Place
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import QueueTopics, Topics, dead_letter_queue
 from kmqpy.spark import state
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.process import Processing
 from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic
 from kmqpy.spark.session import check_version
 from kmqpy.spark.taking import MarkersFormat
-from kmqpy.topics import QueueTopics, Topics, dead_letter_queue
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,8 @@ class KmqSpark(Processing):
     def _ends(self, partitions: int) -> list[Place]:
         # With uncommitted records: JVM clients read them by default, so they can be taken, too.
         numbers = range(partitions)
-        found = log_reader.bounds(self.connection, self.queue.name, numbers, uncommitted=True)
+        found = partition_reader.bounds(self.connection, self.queue.name, numbers, uncommitted=True)
         return [(partition, end) for partition, (_, end) in found.items()]
 
     def _bounds(self, topic: str, partitions: int) -> Bounds:
-        return log_reader.bounds(self.connection, topic, range(partitions))
+        return partition_reader.bounds(self.connection, topic, range(partitions))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kmqpy.config import Connection
 from kmqpy.errors import ConfigError
+from kmqpy.kafka.settings import Connection
 
 Bounds = Mapping[int, tuple[int, int]]
 """The first offset of each partition, and the one after the last."""

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kmqpy import markers
 from kmqpy.errors import DecodeError
-from kmqpy.held import Place
-from kmqpy.markers import Op, Runs
-from kmqpy.offset_runs import OffsetRuns
+from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op, Runs
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 
 Offsets = Mapping[int, Sequence[int]]
 """Ascending, distinct offsets by partition."""
@@ -72,13 +72,13 @@ def _encoded(offsets: Offsets) -> list[str]:
     # As end markers have them: a run or a bitmap, whichever is shorter.
     found = []
     for partition, ones in offsets.items():
-        for marker in markers.ranges(partition, Op.END, ones):
-            key, value, _ = markers.encode(marker)
+        for marker in codec.ranges(partition, Op.END, ones):
+            key, value, _ = codec.encode(marker)
             found.append((key + value).hex())
     return found
 
 
 def _decoded(text: str) -> tuple[int, Runs]:
     data = bytes.fromhex(text)
-    marker = markers.decode(data[:12], data[12:])
+    marker = codec.decode(data[:12], data[12:])
     return marker.partition, marker.runs

@@ -33,14 +33,23 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from kmqpy import kafka, log_reader, stats
 from kmqpy import message as m
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import Connection, QueueSettings, nearest
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError, DecodeError, Unavailable
-from kmqpy.records import have_headers, message_headers
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.markers.records import have_headers, message_headers
+from kmqpy.kafka.message_headers import (
+    DELIVER_AT,
+    ORIGINAL_OFFSET,
+    ORIGINAL_PARTITION,
+    int_header,
+    redelivery_count,
+)
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.spark.taking import for_executors
-from kmqpy.topics import QueueTopics, Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,7 +178,7 @@ class _Reading:
         return Topics(self._options.connection).check(self._options.queue)
 
     def _bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
-        return log_reader.bounds(self._options.connection, self._options.queue.name, range(partitions))
+        return partition_reader.bounds(self._options.connection, self._options.queue.name, range(partitions))
 
 
 class _BatchReader(_Reading, DataSourceReader):
@@ -262,7 +271,9 @@ def _limited(there: dict[int, tuple[int, int]], rows: int) -> dict[int, tuple[in
 
 
 def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
-    consumer = kafka.consumer(options.connection, {"enable.partition.eof": True, "fetch.wait.max.ms": 20})
+    consumer = librdkafka.new_consumer(
+        options.connection, {"enable.partition.eof": True, "fetch.wait.max.ms": 20}
+    )
     doing = f"read {options.queue.name}"
     position, heard = part.first, SYSTEM_CLOCK.monotonic()
     try:
@@ -285,10 +296,14 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
                     # The end may lie behind control records, of which nothing else tells.
                     position = part.end
                     break
-                elif error is None or kafka.is_retriable(error) or error.code() == KafkaError._PARTITION_EOF:
+                elif (
+                    error is None
+                    or librdkafka.is_retriable(error)
+                    or error.code() == KafkaError._PARTITION_EOF
+                ):
                     continue  # a replica that lags behind its leader tells of an end before the end
                 else:
-                    with kafka.kafka_errors(doing, options.connection):
+                    with librdkafka.kafka_errors(doing, options.connection):
                         raise KafkaException(error)
             if found:
                 if position == part.first < found[0].offset():
@@ -301,7 +316,9 @@ def _read(options: _Options, part: _Part) -> Iterator[pa.RecordBatch]:
 
 def _note_gap(options: _Options, part: _Part) -> None:
     """Offsets of control records are gaps, too; but a log that begins later has lost messages."""
-    (low, _) = log_reader.bounds(options.connection, options.queue.name, [part.partition])[part.partition]
+    (low, _) = partition_reader.bounds(options.connection, options.queue.name, [part.partition])[
+        part.partition
+    ]
     if low > part.first:
         _log.error(
             "messages were deleted before they were read",
@@ -342,15 +359,15 @@ def _as_arrow(queue: QueueSettings, records: list[Any]) -> pa.RecordBatch:
 def _note_headers(queue: QueueSettings, headers: m.Headers, columns: dict[str, Any], row: int) -> None:
     columns["headers"][row] = [{"key": name, "value": value} for name, value in headers]
     with contextlib.suppress(DecodeError):
-        count = m.redelivery_count(headers, queue.redelivery_count_header)
+        count = redelivery_count(headers, queue.redelivery_count_header)
         columns["attempts"][row] = min(count + 1, MAX_ATTEMPTS)
     for name, column in (
-        (m.ORIGINAL_PARTITION, "original_partition"),
-        (m.ORIGINAL_OFFSET, "original_offset"),
-        (m.DELIVER_AT, "deliver_at_ms"),
+        (ORIGINAL_PARTITION, "original_partition"),
+        (ORIGINAL_OFFSET, "original_offset"),
+        (DELIVER_AT, "deliver_at_ms"),
     ):
         try:
-            number = m.int_header(headers, name)
+            number = int_header(headers, name)
         except DecodeError:
             continue
         if number is not None and (column != "original_partition" or -(2**31) <= number < 2**31):

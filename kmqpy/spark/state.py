@@ -1,7 +1,7 @@
 """What is known of each message of a queue, worked out of its markers by Spark.
 
-It says what kmqpy.inflight.InFlight says; that is the oracle that the tests compare with. What a marker does
-depends on those of its message before it, so these are window functions, and then aggregates that Spark
+It says what kmqpy.kafka.markers.inflight says; that is the oracle that the tests compare with. What a marker
+does depends on those of its message before it, so these are window functions, and then aggregates that Spark
 can hash: lists of markers for each message would be sorted twice.
 """
 
@@ -13,13 +13,20 @@ from enum import StrEnum
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from kmqpy import message as m
-from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError
-from kmqpy.held import Place
-from kmqpy.inflight import Hold
-from kmqpy.markers import INT64_MAX, Op
-from kmqpy.records import is_dead_letter_of
+from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.markers.codec import INT64_MAX, Op
+from kmqpy.kafka.markers.inflight import EntryState
+from kmqpy.kafka.message_headers import (
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_TOPIC,
+    ORIGINAL_TIMESTAMP,
+    is_dead_letter_of,
+)
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.spark.decode import (
     decode_markers,
     each_message,
@@ -49,11 +56,11 @@ class State(StrEnum):
 
 _BY_CLIENT, _BY_TRACKER = 1, 2
 _HOLDS = {
-    Op.TAKE.value: Hold.HELD.value,
-    Op.DELAY.value: Hold.DELAYED.value,
-    Op.EXTEND.value: Hold.HELD.value,
-    Op.NACK.value: Hold.RELEASED.value,
-    Op.DEAD_LETTER.value: Hold.DEAD.value,
+    Op.TAKE.value: EntryState.HELD.value,
+    Op.DELAY.value: EntryState.DELAYED.value,
+    Op.EXTEND.value: EntryState.HELD.value,
+    Op.NACK.value: EntryState.RELEASED.value,
+    Op.DEAD_LETTER.value: EntryState.DEAD.value,
 }
 
 
@@ -133,7 +140,7 @@ def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
 
 def own_dead_letters(records: DataFrame, queue: QueueSettings) -> DataFrame:
     """Of the records of a dead-letter topic those that are of `queue`; see records.is_dead_letter_of."""
-    origin = header_text(m.DEAD_LETTER_TOPIC)
+    origin = header_text(DEAD_LETTER_TOPIC)
     without_origin = F.lit(is_dead_letter_of((), queue))
     named = origin.rlike(r"^[A-Za-z0-9._-]{1,249}$")
     return records.filter(F.when(named, origin == queue.name).otherwise(without_origin))
@@ -146,12 +153,12 @@ def dead_letters_of(records: DataFrame) -> DataFrame:
         "offset",
         "key",
         F.col("value").alias("body"),
-        header_text(m.DEAD_LETTER_TOPIC).alias("origin_topic"),
-        number(header_text(m.DEAD_LETTER_PARTITION)).try_cast("int").alias("origin_partition"),
-        number(header_text(m.DEAD_LETTER_OFFSET)).alias("origin_offset"),
-        number(header_text(m.DEAD_LETTER_ATTEMPTS)).alias("attempts"),
-        header_text(m.DEAD_LETTER_REASON).alias("reason"),
-        _moment(number(header_text(m.ORIGINAL_TIMESTAMP))).alias("first_enqueued"),
+        header_text(DEAD_LETTER_TOPIC).alias("origin_topic"),
+        number(header_text(DEAD_LETTER_PARTITION)).try_cast("int").alias("origin_partition"),
+        number(header_text(DEAD_LETTER_OFFSET)).alias("origin_offset"),
+        number(header_text(DEAD_LETTER_ATTEMPTS)).alias("attempts"),
+        header_text(DEAD_LETTER_REASON).alias("reason"),
+        _moment(number(header_text(ORIGINAL_TIMESTAMP))).alias("first_enqueued"),
         F.col("timestamp").alias("dead_since"),
         "headers",
     )
@@ -173,7 +180,7 @@ def _messages(records: DataFrame, count_header: str) -> DataFrame:
         "partition",
         "offset",
         F.col("timestamp").alias("enqueued"),
-        header_text(m.ORIGINAL_TIMESTAMP).alias("first"),
+        header_text(ORIGINAL_TIMESTAMP).alias("first"),
         header_bytes(count_header).alias("counted"),
     )
     return named.select(
@@ -259,8 +266,8 @@ def _judged(known: DataFrame) -> DataFrame:
 def _outcome() -> list[Column]:
     """What the last markers that did something leave of a message.
 
-    hold      as kmqpy.inflight.Hold; null: not in flight
-    taken_ms, due_ms    as in kmqpy.inflight.Entry; kept after the end
+    hold      as kmqpy.kafka.markers.inflight.EntryState; null: not in flight
+    taken_ms, due_ms    as in kmqpy.kafka.markers.inflight.Entry; kept after the end
     by        who ended it; null: nobody
     ended_ms  when
     """
@@ -291,14 +298,14 @@ def _described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> Dat
     below = F.col("offset") < _of_partition(committed, 0)
     state = (
         F.when(in_flight & (due <= now_ms), State.OVERDUE.value)
-        .when(hold == Hold.DELAYED.value, State.PENDING.value)
+        .when(hold == EntryState.DELAYED.value, State.PENDING.value)
         .when(in_flight, State.IN_FLIGHT.value)
         .when(F.col("moved").isNotNull() & (by == _BY_TRACKER), State.DEAD.value)
         .when(by == _BY_TRACKER, State.REDELIVERED.value)
         .when((by == _BY_CLIENT) | below, State.PROCESSED.value)
         .otherwise(State.PENDING.value)
     )
-    is_delayed = F.equal_null(hold, F.lit(Hold.DELAYED.value))
+    is_delayed = F.equal_null(hold, F.lit(EntryState.DELAYED.value))
     not_delivered = is_delayed | (F.col("state") == State.PENDING.value)
     return found.withColumn("state", state).select(
         "partition",

@@ -12,17 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kmqpy import log_reader, markers, stats
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import DecodeError, Unavailable
-from kmqpy.held import Place
-from kmqpy.inflight import Hold, InFlight
-from kmqpy.marker_writer import MarkerWriter
-from kmqpy.markers import Marker, Op
-from kmqpy.offset_runs import OffsetRuns
-from kmqpy.records import read_marker
-from kmqpy.topics import Topics
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.inflight import EntryState, InFlight
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.records import read_marker
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +117,7 @@ class TakenBefore:
             entry = self.state.get(offset)
             if entry is None:
                 found.finished.add(offset)
-            elif entry.hold is not Hold.HELD or entry.due_ms <= self.now_ms:
+            elif entry.hold is not EntryState.HELD or entry.due_ms <= self.now_ms:
                 found.left.add(offset)
             elif self.takes(offset) >= MAX_TAKES:
                 found.deadly.add(offset)
@@ -140,7 +142,7 @@ class Taker:
         queue = self._queue
         state = InFlight(max_hold_ms=queue.max_hold_ms, max_delay_ms=queue.max_delay_ms)
         found = TakenBefore(first, self._markers_from(partition, first), state=state)
-        lowest = markers.encode_key(partition, first)[4:]  # compares as the number does
+        lowest = codec.encode_key(partition, first)[4:]  # compares as the number does
         end = first + 1
         is_asked = False
 
@@ -156,12 +158,12 @@ class Taker:
                 return
             if marker.op is not Op.END and marker.highest >= end and not is_asked:
                 # Asked only now that the end of the markers is known: valid for all of them (rule R22).
-                bounds = log_reader.bounds(self._connection, queue.name, [partition], uncommitted=True)
+                bounds = partition_reader.bounds(self._connection, queue.name, [partition], uncommitted=True)
                 end, is_asked = bounds[partition][1], True
             if marker.op is Op.END or marker.highest < end:
                 found.note(marker, record.offset(), record.timestamp()[1])
 
-        log_reader.scan(self._connection, queue.markers_topic, {partition: found.start}, visit)
+        partition_reader.scan(self._connection, queue.markers_topic, {partition: found.start}, visit)
         return found
 
     def take(

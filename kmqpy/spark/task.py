@@ -22,17 +22,18 @@ from pyspark.sql.conversion import LocalDataToArrowConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from kmqpy import markers
-from kmqpy.backoff import Backoff
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import Connection, Duration, QueueSettings, duration_ms
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError
-from kmqpy.held import Place
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.spark.report import Offsets, Report
 from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, TakenBefore, Taker, taker_of
 from kmqpy.spark.values import NotOfSchema, as_column, check
-from kmqpy.worker import Reject, Retry, described, shortened
+from kmqpy.worker.worker import Reject, Retry, described, shortened
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Task:
 
     queue: QueueSettings
     connection: Connection
-    markers: MarkersFormat
+    codec: MarkersFormat
     lease_ms: int
     backoff: Backoff
     schema: StructType
@@ -393,7 +394,7 @@ class Task:
 
     def _alike(self, partition: int, op: Op, offsets: Sequence[int], **fields: Any) -> list[Marker]:
         if self.markers == "range" and len(offsets) > 1:
-            return markers.ranges(partition, op, offsets, **fields)
+            return codec.ranges(partition, op, offsets, **fields)
         return [Marker(partition, offset, op, **fields) for offset in offsets]
 
     def _complain(self, error: Exception, count: int) -> None:

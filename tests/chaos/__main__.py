@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kmqpy import logs
+from kmqpy.core import logs
 from kmqpy.errors import ClusterError
 
 from . import report

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kmqpy import logs
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.core import logs
 from kmqpy.errors import KmqError
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.message import Message
-from kmqpy.producer import KmqProducer
 
 from .journal import Journal, places
 

@@ -13,11 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kmqpy import log_reader, stats
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.dev.cluster import Cluster
-from kmqpy.producer import KmqProducer
-from kmqpy.topics import Topics
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
 
 from .children import Task
 from .journal import Tail
@@ -120,7 +121,7 @@ class _Scene:
         return offset
 
     def copies(self) -> int:
-        bounds = log_reader.bounds(self.connection, self.queue.name, [0])
+        bounds = partition_reader.bounds(self.connection, self.queue.name, [0])
         return bounds[0][1] - _COUNT
 
     def judge(self) -> Verdict:

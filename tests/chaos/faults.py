@@ -4,12 +4,12 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from kmqpy.admin import Admin
-from kmqpy.client import KmqClient
 from kmqpy.errors import KmqError
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
-from kmqpy.producer import KmqProducer
-from kmqpy.topics import Topics
 
 from .judge import Seen
 from .proxy import Cut

@@ -8,11 +8,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kmqpy import log_reader, markers
 from kmqpy import message as m
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import DecodeError
-from kmqpy.markers import Op
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header
+from kmqpy.kafka.settings import Connection, QueueSettings
 
 from .judge import Place, Seen, Stored, Verdict, concerned
 
@@ -65,11 +67,11 @@ def read_topics(
 
     def in_markers(record: Any) -> None:
         try:
-            marker = markers.decode(record.key(), record.value(), record.headers())
+            marker = codec.decode(record.key(), record.value(), record.headers())
         except DecodeError:
             seen.undecodable += 1
             return
-        if marker.offset == markers.TICK_OFFSET and not marker.runs:
+        if marker.offset == codec.TICK_OFFSET and not marker.runs:
             return
         for offset in marker.offsets():
             place = (marker.partition, offset)
@@ -94,7 +96,7 @@ def read_topics(
         (queue.markers_topic, in_markers),
         (queue.dead_letter_topic, in_dead_letters),
     ):
-        reached = log_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
+        reached = partition_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
         if topic == queue.name:
             seen.log_start = {partition: place.low for partition, place in reached.items()}
 
@@ -140,7 +142,7 @@ def _evidence(
 
     def in_markers(record: Any) -> None:
         try:
-            marker = markers.decode(record.key(), record.value(), record.headers())
+            marker = codec.decode(record.key(), record.value(), record.headers())
         except DecodeError:
             return
         of = [offset for offset in marker.offsets() if (marker.partition, offset) in places]
@@ -153,13 +155,13 @@ def _evidence(
         (queue.markers_topic, in_markers),
         (queue.dead_letter_topic, in_dead_letters),
     ):
-        log_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
+        partition_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
     return found
 
 
 def _stored(record: Any, place: Place) -> Stored:
     headers = m.headers_of(record.headers())
-    offset = m.int_header(headers, m.ORIGINAL_OFFSET)
+    offset = int_header(headers, ORIGINAL_OFFSET)
     if offset is not None:
-        place = (m.int_header(headers, m.ORIGINAL_PARTITION) or 0, offset)
+        place = (int_header(headers, ORIGINAL_PARTITION) or 0, offset)
     return Stored(int(record.value()), place)

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kmqpy.admin import Admin
-from kmqpy.config import QueueSettings
 from kmqpy.errors import KmqError
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.settings import QueueSettings
 
 from .children import MAX_IN_FLIGHT
 from .faults import Faults, SecondQueue

@@ -10,12 +10,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from kmqpy import kafka
-from kmqpy.marker_writer import MarkerWriter
-from kmqpy.registry import StoredOffset
-from kmqpy.starting import Started
-from tracker.redelivery import Redeliverer
-from tracker.service import Tracker
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.start_markers import StartOutcome
+from tracker.redelivery.redeliverer import Redeliverer
+from tracker.tracker import Tracker
 
 LATE_S = 60.0
 
@@ -41,14 +41,14 @@ def two_sends() -> None:
 
     def open_plain(self: Redeliverer, timeout_s: float) -> None:
         self.close()
-        self._producer = PlainSends(kafka.producer(self._connection, {"linger.ms": 5}))  # type: ignore[assignment]
+        self._producer = PlainSends(librdkafka.new_producer(self._connection, {"linger.ms": 5}))  # type: ignore[assignment]
 
     Redeliverer.open = open_plain  # type: ignore[method-assign]
 
 
 def no_fencing() -> None:
     """Every tracker has a transactional.id of its own, so that none fences its predecessor."""
-    make = kafka.producer
+    make = librdkafka.new_producer
 
     def unfenced(connection: Any, settings: Any) -> Any:
         own = {**settings}
@@ -56,7 +56,7 @@ def no_fencing() -> None:
             own["transactional.id"] += f"-{uuid.uuid4().hex}"
         return make(connection, own)
 
-    kafka.producer = unfenced
+    librdkafka.new_producer = unfenced
 
 
 def safe_offset() -> None:
@@ -77,7 +77,7 @@ def no_start_wait() -> None:
     """Messages are handed out and committed while their start markers are on their way."""
 
     class Unconfirmed:
-        def __init__(self, started: Started) -> None:
+        def __init__(self, started: StartOutcome) -> None:
             self.confirmed = lambda: started
             self.give_back = lambda: None
 
@@ -85,7 +85,7 @@ def no_start_wait() -> None:
         write = threading.Timer(LATE_S, _start, (self, takes, delays, *more))
         write.daemon = True
         write.start()
-        return Unconfirmed(Started({**dict.fromkeys(takes, 0), **{place[0]: 0 for place in delays}}, {}))
+        return Unconfirmed(StartOutcome({**dict.fromkeys(takes, 0), **{place[0]: 0 for place in delays}}, {}))
 
     _start = MarkerWriter.start
     MarkerWriter.start = start  # type: ignore[method-assign, assignment]

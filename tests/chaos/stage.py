@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.ports import free_ports
-from kmqpy.registry import Registry
-from kmqpy.topics import Topics
-from kmqpy.zookeeper import connect
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from kmqpy.zookeeper.session import connect
 
 from .children import Task
 from .proxy import Gate, Proxy

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kmqpy.config import Connection
+from kmqpy.kafka.settings import Connection
 
 from . import controls
 from .judge import Seen, Stored, concerned, judge, silence

@@ -12,16 +12,21 @@ from unittest import mock
 
 from confluent_kafka import TopicPartition
 
-from kmqpy import config, markers, message, registry, snapshot
-from kmqpy.config import Connection, QueueSettings
+from kmqpy import message
+from kmqpy.core import settings as settings_module
+from kmqpy.core.durations import duration_ms, parse_duration_ms
 from kmqpy.errors import ConfigError, DecodeError, KmqError, ReceiptError
-from kmqpy.markers import MAX_SPAN
-from kmqpy.message import Receipt
+from kmqpy.kafka import queue as storage
+from kmqpy.kafka.admin import registry
+from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.client.group_member import commit_of
+from kmqpy.kafka.markers import codec, snapshot
+from kmqpy.kafka.markers.codec import MAX_SPAN
+from kmqpy.kafka.message_headers import int_header, redelivery_count
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import TopicIds
 from kmqpy.queue import queue_for
-from kmqpy.registry import StoredOffset
-from kmqpy.source import commit_of
-from kmqpy.storages import kafka as storage
-from kmqpy.topics import TopicIds
 from tracker.settings import TrackerSettings
 
 TARGETS: dict[str, Callable[[bytes], None]] = {}
@@ -61,13 +66,13 @@ def marker(data: bytes) -> None:
     names = ("kmq-op", "kmq-reason", "kmq-count", "kmq-holder", "kmq-by", "x")
     headers = [(name, content) for name, content in zip(names, rest, strict=True) if content is not None]
     try:
-        found = markers.decode(key, value, headers)
+        found = codec.decode(key, value, headers)
     except DecodeError:
         return
     assert found.count <= MAX_SPAN
     assert len(found.runs) <= MAX_SPAN // 2
-    again = markers.encode(found)
-    assert markers.decode(*again) == found
+    again = codec.encode(found)
+    assert codec.decode(*again) == found
     assert again[0] == key
     if not (value and value[0] in (3, 4)):  # of ends, what is shorter is written
         assert again[1] == value
@@ -76,13 +81,13 @@ def marker(data: bytes) -> None:
 @target
 def range_marker(data: bytes) -> None:
     """The value of a range marker, which is where the counting is."""
-    key = markers.encode_key(0, int.from_bytes(data[:2], "big"))
+    key = codec.encode_key(0, int.from_bytes(data[:2], "big"))
     with contextlib.suppress(DecodeError):
-        found = markers.decode(key, data[2:])
+        found = codec.decode(key, data[2:])
         offsets = list(found.offsets())
         assert offsets == sorted(set(offsets))
         assert len(offsets) == found.count <= MAX_SPAN
-        assert markers.decode(*markers.encode(found)) == found
+        assert codec.decode(*codec.encode(found)) == found
 
 
 @target
@@ -92,10 +97,10 @@ def headers(data: bytes) -> None:
     raw = [(name, part) for name, part in zip(("kmq-n", "kmq-count", "x", "y"), parts, strict=True)]
     found = message.headers_of(raw)
     with contextlib.suppress(DecodeError):
-        number = message.int_header(found, "kmq-n")
+        number = int_header(found, "kmq-n")
         assert number is None or -(2**63) <= number < 2**63
     with contextlib.suppress(DecodeError):
-        assert 0 <= message.redelivery_count(found, "kmq-count") < 2**31
+        assert 0 <= redelivery_count(found, "kmq-count") < 2**31
     text = _any_text(data)
     ids = TopicIds("Q", "M")
     for metadata in (text, f"kmq1:{text}", f"kmq2:{text}", f"kmq2:{text}:Q:M", f"kmq2:7:{text}:M"):
@@ -169,11 +174,11 @@ def stored_snapshot(data: bytes) -> None:
 def settings_file(data: bytes) -> None:
     """A config file."""
     with contextlib.suppress(ConfigError):
-        file = config.parse_file(data, "kmq.toml")
+        file = settings_module.parse_file(data, "kmq.toml")
         for cls in (Connection, QueueSettings, TrackerSettings):
             with contextlib.suppress(ConfigError):
-                built = config.build(cls, file)
-                assert config.build(cls, dict(vars(built))) == built
+                built = settings_module.build(cls, file)
+                assert settings_module.build(cls, dict(vars(built))) == built
 
 
 @target
@@ -183,17 +188,17 @@ def environment(data: bytes) -> None:
     environ = {f"KMQ_{name}": value for name, _, value in pairs}
     for cls in (Connection, QueueSettings, TrackerSettings):
         with contextlib.suppress(ConfigError):
-            repr(config.build(cls, config.from_environment(cls, environ)))
+            repr(settings_module.build(cls, settings_module.from_environment(cls, environ)))
 
 
 @target
 def duration(data: bytes) -> None:
     """A duration as text."""
     with contextlib.suppress(ConfigError):
-        ms = config.parse_duration_ms(_any_text(data))
+        ms = parse_duration_ms(_any_text(data))
         assert 0 <= ms < 2**63
         if ms < 10**14:
-            assert config.duration_ms(timedelta(milliseconds=ms), "again") == ms
+            assert duration_ms(timedelta(milliseconds=ms), "again") == ms
 
 
 class _Unconnected:

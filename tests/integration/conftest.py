@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from support import LiveQueue
 
-from kmqpy.config import Connection
+from kmqpy.kafka.settings import Connection
 
 
 @pytest.fixture

@@ -15,20 +15,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kmqpy.admin import Admin
-from kmqpy.aio import AsyncQueue
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.dead_letters import DeadLetters
 from kmqpy.errors import KmqError
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
-from kmqpy.producer import KmqProducer
-from kmqpy.storages.kafka import KafkaQueue
-from kmqpy.topics import Topics
-from kmqpy.worker import Worker
-from kmqpy.zookeeper import connect
-from tracker.service import Tracker
+from kmqpy.worker.asyncio import AsyncQueue
+from kmqpy.worker.worker import Worker
+from kmqpy.zookeeper.session import connect
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 CHILD_TIMEOUT_S = 30.0
 Calls = dict[str, Callable[[], object]]

@@ -18,17 +18,18 @@ from typing import Any, Self
 
 from confluent_kafka import OFFSET_INVALID, KafkaException, Producer, TopicPartition
 
-from kmqpy import kafka, log_reader, markers
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.dev.ports import free_ports
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.admin.registry import Registry, connect
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.message import Message
-from kmqpy.producer import KmqProducer
-from kmqpy.registry import Registry, connect
-from kmqpy.topics import QueueTopics, Topics
-from tracker.service import Tracker
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 LEASE_S = 0.3
 SESSION_MS = 2_000
@@ -55,12 +56,12 @@ def committed_records(connection: Connection, topic: str, *, at_once: bool = Fal
     the log now; `at_once`: not for transactions that are open.
     """
     partitions = range(Topics(connection).describe([topic])[topic].partitions)
-    ends = log_reader.bounds(connection, topic, partitions, uncommitted=True)
+    ends = partition_reader.bounds(connection, topic, partitions, uncommitted=True)
     found: list[Any] = []
 
     def all_is_seen() -> bool:
         found.clear()
-        reached = log_reader.scan(connection, topic, dict.fromkeys(partitions, 0), found.append)
+        reached = partition_reader.scan(connection, topic, dict.fromkeys(partitions, 0), found.append)
         return at_once or all(reached[partition].end >= end for partition, (_, end) in ends.items())
 
     until(all_is_seen, 20.0, f"a transaction in {topic} stays open")
@@ -179,7 +180,7 @@ class LiveQueue:
     def committed(self, partition: int = 0) -> int:
         """The group's offset; below 0 while there is none."""
         place = TopicPartition(self.name, partition)
-        reader = kafka.consumer(self.connection, {"group.id": self.settings.consumer_group})
+        reader = librdkafka.new_consumer(self.connection, {"group.id": self.settings.consumer_group})
         try:
             return reader.committed([place], timeout=10)[0].offset
         except KafkaException as exception:  # the coordinator is not there yet, again
@@ -199,7 +200,7 @@ class LiveQueue:
 
     def _marked(self, op: Op, partition: int) -> set[int]:
         records = self.records(self.settings.markers_topic)
-        found = (markers.decode(r.key(), r.value(), r.headers()) for r in records)
+        found = (codec.decode(r.key(), r.value(), r.headers()) for r in records)
         those = (marker for marker in found if (marker.partition, marker.op) == (partition, op))
         return {offset for marker in those for offset in marker.offsets()}
 
@@ -270,7 +271,7 @@ class LiveQueue:
     def mark_all(self, all_of_them: Iterable[Marker], **where: Any) -> list[int]:
         """Write markers; returns their markers offsets, in order within a partition."""
         reports = [
-            self._append(*markers.encode(marker), **{"partition": marker.partition, **where})
+            self._append(*codec.encode(marker), **{"partition": marker.partition, **where})
             for marker in all_of_them
         ]
         until(lambda: self._producer().flush(0.05) == 0)
@@ -288,7 +289,7 @@ def stopped_after(tracker: Tracker):
 
 def value(tracker: Tracker, queue: str, metric: str) -> float:
     """A counter of a tracker in this process, for example `redelivered`."""
-    return tracker.metrics.registry.get_sample_value(f"kmq_{metric}_total", {"queue": queue}) or 0.0
+    return tracker.health.metrics.registry.get_sample_value(f"kmq_{metric}_total", {"queue": queue}) or 0.0
 
 
 def collect(

@@ -16,8 +16,8 @@ import json
 import os
 import sys
 
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.settings import Connection, QueueSettings
 
 
 def main() -> None:

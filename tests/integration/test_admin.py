@@ -8,17 +8,20 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewTopic
 from support import LEASE_S, collect, delete_topic, until
 
-from kmqpy import kafka, log_reader, markers, stats
-from kmqpy.admin import Admin
-from kmqpy.clock import SYSTEM_CLOCK, SystemClock
-from kmqpy.config import DAY_MS, Connection, QueueSettings
-from kmqpy.doctor import Kind, Severity
+from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
+from kmqpy.core.durations import DAY_MS
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.inflight import Hold
-from kmqpy.markers import INT64_MAX, MAX_SPAN, Marker, Op
-from kmqpy.message import Receipt
-from kmqpy.registry import StoredOffset
-from kmqpy.topics import Topics, topics_of
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.doctor import Kind, Severity
+from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Marker, Op
+from kmqpy.kafka.markers.inflight import EntryState
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics, topics_of
 
 NOWHERE = "127.0.0.1:1"
 
@@ -62,7 +65,7 @@ def test_every_operation_right_after_topics_were_made(connection, queue_name):
         topics.create(queue, 8)
         topics.delete_records(queue.name, dict.fromkeys(range(8), 0))
         assert topics.offsets(queue.markers_topic, range(8)) == dict.fromkeys(range(8), (0, 0))
-        assert len(log_reader.bounds(connection, queue.dead_letter_topic, range(8))) == 8
+        assert len(partition_reader.bounds(connection, queue.dead_letter_topic, range(8))) == 8
         topics.configure(queue.name, {"retention.ms": "900000000"})
         assert topics.describe([queue.name], with_config=True)[queue.name].partitions == 8
         assert stats.committed_offsets(connection, queue, 8, topics.check(queue).ids) == {}
@@ -219,16 +222,16 @@ class TestStats:
         assert [part.in_flight for part in found.partitions] == [3, 0]
         listed = {one.offset: one for one in admin.in_flight(queue.name) if one.partition == 0}
         assert {offset: one.hold for offset, one in listed.items()} == {
-            taken[1].offset: Hold.RELEASED,
-            taken[2].offset: Hold.HELD,
-            taken[3].offset: Hold.HELD,
+            taken[1].offset: EntryState.RELEASED,
+            taken[2].offset: EntryState.HELD,
+            taken[3].offset: EntryState.HELD,
         }
         held = listed[taken[2].offset]
         assert (held.holder, held.attempts, held.receipt) == ("me", 1, taken[2].receipt)
         assert abs(held.lease_until_ms - held.since_ms - 30_000) < 2_000
         assert listed[taken[1].offset].reason == "no"
         (delayed,) = (one for one in admin.in_flight(queue.name) if one.partition == 1)
-        assert (delayed.hold, delayed.attempts) == (Hold.DELAYED, 0)
+        assert (delayed.hold, delayed.attempts) == (EntryState.DELAYED, 0)
         assert len(admin.in_flight(queue.name, limit=2)) == 2
 
     def test_what_nobody_redelivers_gets_overdue_by_the_clock_on_the_wall(self, make_queue):
@@ -267,7 +270,7 @@ class TestStats:
     def test_control_records_and_started_messages_are_no_depth(self, queue, admin_of):
         """Offsets from the committed one to the end are 6 here, and one message waits."""
         queue.send("waits")
-        producer = kafka.producer(queue.connection, {"transactional.id": queue.name})
+        producer = librdkafka.new_producer(queue.connection, {"transactional.id": queue.name})
         producer.init_transactions()
         for body, commit in (("aborted", False), ("started", True)):
             producer.begin_transaction()
@@ -279,7 +282,7 @@ class TestStats:
                 producer.abort_transaction()
         assert [record.offset() for record in queue.records()] == [0, 3]
         queue.mark(Marker(0, 3, Op.TAKE, 60_000))  # by a client that died before its commit
-        low, end = log_reader.bounds(queue.connection, queue.name, [0])[0]
+        low, end = partition_reader.bounds(queue.connection, queue.name, [0])[0]
         assert (low, end) == (0, 5)
         found = admin_of(queue).stats(queue.name)
         assert (found.depth, found.in_flight, found.exact) == (1, 1, True)
@@ -306,13 +309,13 @@ class TestStats:
         lies = [Marker(0, 0, Op.TAKE, INT64_MAX, runs=((0, MAX_SPAN),)), Marker(0, 3, Op.TAKE, 1)]
         lies += [Marker(partition, 1, Op.TAKE, 1) for partition in (-1, -3, 1)]
         for lie in lies:
-            queue.append(*markers.encode(lie))
-        queue.append(*markers.encode(replace(start, offset=1, redeliver_after_ms=INT64_MAX)))
+            queue.append(*codec.encode(lie))
+        queue.append(*codec.encode(replace(start, offset=1, redeliver_after_ms=INT64_MAX)))
         admin = admin_of(queue)
         found = admin.stats(queue.name)
         assert (found.depth, found.in_flight, found.overdue, found.exact) == (1, 2, 0, True)
         listed = admin.in_flight(queue.name)
-        assert [(one.offset, one.hold) for one in listed] == [(0, Hold.HELD), (1, Hold.HELD)]
+        assert [(one.offset, one.hold) for one in listed] == [(0, EntryState.HELD), (1, EntryState.HELD)]
         lengths = [one.lease_until_ms - one.since_ms for one in listed]
         assert lengths == [60_000, queue.settings.max_hold_ms]
 
@@ -333,7 +336,7 @@ class TestStats:
 
     def test_an_open_transaction_holds_nobody_up(self, queue, admin_of):
         queue.send("a")
-        producer = kafka.producer(queue.connection, {"transactional.id": queue.name})
+        producer = librdkafka.new_producer(queue.connection, {"transactional.id": queue.name})
         producer.init_transactions()
         producer.begin_transaction()
         producer.produce(queue.name, b"open", partition=0)
@@ -428,7 +431,7 @@ class TestDoctor:
         assert [one for one in errors(admin.doctor(queue.name)) if "below the log start 2" in one]
 
     def store(self, queue, offset):
-        from kmqpy.zookeeper import connect
+        from kmqpy.zookeeper.session import connect
 
         with connect(queue.connection.zookeeper) as zk:
             path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
@@ -441,7 +444,7 @@ class TestDoctor:
         queue = make_queue(register=False)
         admin = admin_of(queue)
         queue.send("a")
-        foreign = kafka.consumer(queue.connection, {"group.id": f"audit-{queue.name}"})
+        foreign = librdkafka.new_consumer(queue.connection, {"group.id": f"audit-{queue.name}"})
         foreign.subscribe([queue.name])
         until(lambda: foreign.poll(0.1))
         foreign.commit(asynchronous=False)
@@ -459,7 +462,7 @@ class TestDoctor:
         second.connection = first.connection
         second.register()
         for queue in (first, second):
-            group = kafka.consumer(queue.connection, {"group.id": queue.settings.consumer_group})
+            group = librdkafka.new_consumer(queue.connection, {"group.id": queue.settings.consumer_group})
             group.commit(offsets=[TopicPartition(queue.name, 0, 0)], asynchronous=False)
             group.close()
         kafka_admin = admin._topics._admin
@@ -490,7 +493,7 @@ class TestDoctor:
         until(lambda: "one replica only" in caplog.text)
 
     def test_r25_queues_whose_settings_cannot_be_read(self, admin, connection, queue_name):
-        from kmqpy.zookeeper import connect
+        from kmqpy.zookeeper.session import connect
 
         with connect(connection.zookeeper) as zk:
             for lost in (False, True):
@@ -510,7 +513,7 @@ class TestDoctor:
         assert admin._topics.describe([queue_name]) == {}
 
     def test_r25_more_partitions_than_the_topic_has(self, admin, connection, queue_name):
-        from kmqpy.zookeeper import connect
+        from kmqpy.zookeeper.session import connect
 
         admin.create_queue(queue_name)
         with connect(connection.zookeeper) as zk:
@@ -523,7 +526,7 @@ class TestLogReader:
         queue.send(*[str(n) for n in range(3_000)])
         queue.topics.delete_records(queue.name, {0: 10})
         wanted = [5, 10, 11, 1_500, 2_999, 3_000]
-        found = log_reader.read_at(queue.connection, queue.name, [(0, offset) for offset in wanted])
+        found = partition_reader.read_at(queue.connection, queue.name, [(0, offset) for offset in wanted])
         assert {place[1]: record.value().decode() for place, record in found.items()} == {
             10: "10",
             11: "11",
@@ -533,12 +536,12 @@ class TestLogReader:
 
     def test_a_missing_topic(self, connection):
         with pytest.raises(TopicError, match="does not exist"):
-            log_reader.scan(connection, "there-is-no-such-topic", {0: 0}, print)
+            partition_reader.scan(connection, "there-is-no-such-topic", {0: 0}, print)
 
     def test_kafka_away(self, connection):
         away = replace(connection, bootstrap=NOWHERE)
         with pytest.raises(Unavailable, match=NOWHERE):
-            log_reader.scan(away, "any", {0: 0}, print, timeout_s=0.5)
+            partition_reader.scan(away, "any", {0: 0}, print, timeout_s=0.5)
 
 
 def test_a_foreign_receipt_names_the_queue(queue):

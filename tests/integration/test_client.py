@@ -9,13 +9,14 @@ import pytest
 from confluent_kafka import TopicPartition
 from support import LEASE_S, Collector, bodies, collect, nothing_comes, total_queue, until, value
 
-from kmqpy import kafka, marker_writer
 from kmqpy.errors import Closed, ReceiptError, Unavailable
-from kmqpy.marker_writer import MarkerWriter
-from kmqpy.markers import Marker, Op, decode
-from kmqpy.source import QueueSource
-from kmqpy.starting import Starting
-from kmqpy.topics import topics_of
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client import marker_writer
+from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.start_markers import StartBatch
+from kmqpy.kafka.markers.codec import Marker, Op, decode
+from kmqpy.kafka.topics import topics_of
 
 UNWRITABLE = {"max.message.bytes": "10"}  # no marker is that small
 WRITABLE = {"max.message.bytes": "1000000"}
@@ -144,7 +145,7 @@ def test_r10_a_commit_without_metadata_is_plain_at_least_once(queue):
     queue.send(*(f"m{i}" for i in range(5)))
     for offset in range(5):
         queue.mark(Marker(0, offset, Op.TAKE, 60_000))
-    group = kafka.consumer(queue.connection, {"group.id": queue.settings.consumer_group})
+    group = librdkafka.new_consumer(queue.connection, {"group.id": queue.settings.consumer_group})
     group.commit(offsets=[TopicPartition(queue.name, 0, 2)], asynchronous=False)
     group.close()
     assert bodies(collect(queue.client(), 3)) == ["m2", "m3", "m4"]
@@ -355,7 +356,7 @@ def test_what_an_interrupted_receive_took_is_given_back_at_close(either_queue, m
     queue.send(*sent)
     patched, name = {
         "among the starts": (marker_writer, "_produce"),
-        "after the starts": (Starting, "confirmed"),
+        "after the starts": (StartBatch, "confirmed"),
     }[moment]
     real = getattr(patched, name)
 
@@ -397,11 +398,11 @@ def test_what_interrupts_receive_loses_no_message(queue, monkeypatch, moment):
     first = collect(client, 10, max_messages=10, ack=True, lease=60.0)
     patched, name = {
         "before the starts": (MarkerWriter, "start"),
-        "after the starts": (Starting, "confirmed"),
-        "in the middle of a poll": (QueueSource, "_is_ours"),
+        "after the starts": (StartBatch, "confirmed"),
+        "in the middle of a poll": (GroupMember, "_is_ours"),
     }[moment]
     real, calls = getattr(patched, name), itertools.count()
-    monkeypatch.setattr(QueueSource, "_takes_all_of", lambda *_: False)
+    monkeypatch.setattr(GroupMember, "_takes_all_of", lambda *_: False)
 
     def interrupted(*arguments):
         if next(calls) == 5 or name != "_is_ours":

@@ -14,15 +14,26 @@ import pytest
 from confluent_kafka import Producer
 from support import committed_records, configure, delete_topic, until
 
-from kmqpy import kafka, log_reader, markers, stats
-from kmqpy import message as m
-from kmqpy.client import KmqClient
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.dead_letters import DeadLetters, RedriveResult
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unfinished, UnsupportedMarker
-from kmqpy.markers import Marker, Op
-from kmqpy.topics import Topics, dead_letter_queue
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.dead_letters import DeadLetters, RedriveResult
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.message_headers import (
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_TOPIC,
+    ORIGINAL_OFFSET,
+    ORIGINAL_PARTITION,
+    ORIGINAL_TIMESTAMP,
+)
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics, dead_letter_queue
 
 PARTITIONS = 3
 
@@ -67,15 +78,15 @@ def tracker_headers(queue: QueueSettings, number: int) -> list[tuple[str, bytes 
     return [
         ("trace", b"t-%d" % number),
         ("trace", None),
-        (m.ORIGINAL_PARTITION, b"%d" % (number % PARTITIONS)),
-        (m.ORIGINAL_OFFSET, b"7"),
-        (m.ORIGINAL_TIMESTAMP, b"1700000000000"),
-        (queue.redelivery_count_header, markers.encode_count(3)),
-        (m.DEAD_LETTER_TOPIC, queue.name.encode()),
-        (m.DEAD_LETTER_PARTITION, b"%d" % (number % PARTITIONS)),
-        (m.DEAD_LETTER_OFFSET, b"%d" % number),
-        (m.DEAD_LETTER_ATTEMPTS, b"4"),
-        (m.DEAD_LETTER_REASON, "nack: schön".encode()),
+        (ORIGINAL_PARTITION, b"%d" % (number % PARTITIONS)),
+        (ORIGINAL_OFFSET, b"7"),
+        (ORIGINAL_TIMESTAMP, b"1700000000000"),
+        (queue.redelivery_count_header, codec.encode_count(3)),
+        (DEAD_LETTER_TOPIC, queue.name.encode()),
+        (DEAD_LETTER_PARTITION, b"%d" % (number % PARTITIONS)),
+        (DEAD_LETTER_OFFSET, b"%d" % number),
+        (DEAD_LETTER_ATTEMPTS, b"4"),
+        (DEAD_LETTER_REASON, "nack: schön".encode()),
     ]
 
 
@@ -96,7 +107,7 @@ def bury(connection: Connection, queue: QueueSettings, count: int, *, first: int
 
 
 def transactional(connection: Connection, queue: QueueSettings) -> Producer:
-    producer = kafka.producer(
+    producer = librdkafka.new_producer(
         connection, {"transactional.id": f"test-{queue.name}", "transaction.timeout.ms": 60_000}
     )
     producer.init_transactions(20)
@@ -104,7 +115,7 @@ def transactional(connection: Connection, queue: QueueSettings) -> Producer:
 
 
 def write(connection: Connection, topic: str, *records: dict[str, Any]) -> None:
-    producer = kafka.producer(connection, {})
+    producer = librdkafka.new_producer(connection, {})
     for record in records:
         producer.produce(topic, **record)
     assert producer.flush(20) == 0
@@ -158,12 +169,12 @@ def test_peek_shows_body_and_headers(letters, connection, queue):
 
 def test_headers_that_cannot_be_read_hide_no_dead_letter(letters, connection, queue):
     odd = [
-        (m.DEAD_LETTER_ATTEMPTS, b"four"),
-        (m.DEAD_LETTER_OFFSET, b"\xff\x00"),
-        (m.DEAD_LETTER_PARTITION, b"9" * 40),
-        (m.DEAD_LETTER_REASON, b"\xff\xfe"),
-        (m.DEAD_LETTER_TOPIC, queue.name.encode()),
-        (m.ORIGINAL_TIMESTAMP, None),
+        (DEAD_LETTER_ATTEMPTS, b"four"),
+        (DEAD_LETTER_OFFSET, b"\xff\x00"),
+        (DEAD_LETTER_PARTITION, b"9" * 40),
+        (DEAD_LETTER_REASON, b"\xff\xfe"),
+        (DEAD_LETTER_TOPIC, queue.name.encode()),
+        (ORIGINAL_TIMESTAMP, None),
         (queue.redelivery_count_header, b"123"),
     ]
     write(
@@ -261,8 +272,8 @@ def test_a_redriven_message_starts_anew_whatever_the_header_of_its_count_is_call
 def test_it_goes_to_the_partition_it_came_from(letters, connection, queue):
     def headers(partition: int, topic: str) -> list[tuple[str, bytes]]:
         return [
-            (m.DEAD_LETTER_TOPIC, topic.encode()),
-            (m.DEAD_LETTER_PARTITION, str(partition).encode()),
+            (DEAD_LETTER_TOPIC, topic.encode()),
+            (DEAD_LETTER_PARTITION, str(partition).encode()),
         ]
 
     write(
@@ -285,7 +296,7 @@ def test_acknowledged_ones_are_left_out_and_odd_markers_are_harmless(letters, co
     topic = dead_letter_queue(queue).markers_topic
 
     def record(marker: Marker) -> dict[str, Any]:
-        key, value, headers = markers.encode(marker)
+        key, value, headers = codec.encode(marker)
         return {"key": key, "value": value, "partition": marker.partition, "headers": headers}
 
     write(
@@ -294,7 +305,7 @@ def test_acknowledged_ones_are_left_out_and_odd_markers_are_harmless(letters, co
         {"key": b"junk", "value": None, "partition": 0},
         record(Marker(0, 0, Op.TAKE, 1)),  # taken, not finished: still a dead letter
         record(Marker(0, 1, Op.END)),
-        record(markers.tick(1)),
+        record(codec.tick(1)),
         record(Marker(2, 2**40, Op.END)),
     )
     assert len(letters.list()) == 5
@@ -305,7 +316,7 @@ def test_acknowledged_ones_are_left_out_and_odd_markers_are_harmless(letters, co
 def test_a_marker_of_a_newer_version_stops_a_redrive(letters, connection, queue):
     bury(connection, queue, 3)
     topic = dead_letter_queue(queue).markers_topic
-    write(connection, topic, {"key": markers.encode_key(0, 0), "value": b"\x05", "partition": 0})
+    write(connection, topic, {"key": codec.encode_key(0, 0), "value": b"\x05", "partition": 0})
     assert len(letters.list()) == 3
     with pytest.raises(UnsupportedMarker, match=r"partition 0, offset 0.*upgrade"):
         letters.redrive()
@@ -338,9 +349,9 @@ def test_redrive_waits_for_end_markers_behind_an_open_transaction(letters, conne
     topic = dead_letter_queue(queue).markers_topic
     producer = transactional(connection, queue)
     producer.begin_transaction()
-    producer.produce(topic, b"\x00", markers.encode_key(0, 12345), 0)
+    producer.produce(topic, b"\x00", codec.encode_key(0, 12345), 0)
     producer.flush(10)
-    write(connection, topic, {"key": markers.encode_key(0, 0), "value": b"\x00", "partition": 0})
+    write(connection, topic, {"key": codec.encode_key(0, 0), "value": b"\x00", "partition": 0})
 
     timer = threading.Timer(1.0, lambda: producer.commit_transaction(10))
     timer.start()
@@ -369,11 +380,11 @@ def test_purge(letters, connection, queue):
 
     assert letters.list() == []
     assert letters.redrive() == RedriveResult(0)
-    starts = log_reader.bounds(connection, queue.dead_letter_topic, range(PARTITIONS))
+    starts = partition_reader.bounds(connection, queue.dead_letter_topic, range(PARTITIONS))
     assert all(first == end for first, end in starts.values())
     ended = []
     topic = dead_letter_queue(queue).markers_topic
-    log_reader.scan(connection, topic, dict.fromkeys(range(PARTITIONS), 0), ended.append)
+    partition_reader.scan(connection, topic, dict.fromkeys(range(PARTITIONS), 0), ended.append)
     assert len({record.key() for record in ended}) == len(ended) == 300
     assert letters.purge() == 0
     bury(connection, queue, 3, first=300)
@@ -551,7 +562,7 @@ def sharing(connection, queue):
 
 
 def letter(number: int, origin: bytes | None, partition: int = 0) -> dict[str, Any]:
-    headers = [] if origin is None else [(m.DEAD_LETTER_TOPIC, origin)]
+    headers = [] if origin is None else [(DEAD_LETTER_TOPIC, origin)]
     return {"value": b"%d" % number, "partition": partition, "headers": headers}
 
 

@@ -18,18 +18,19 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions
 from support import LiveQueue, collect, configure, delete_topic, until
 
-from kmqpy import kafka
-from kmqpy.admin import Admin
 from kmqpy.cli.app import run
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import DAY_MS, Connection, QueueSettings
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.durations import DAY_MS
 from kmqpy.dev import Cluster
-from kmqpy.doctor import Finding, Kind
 from kmqpy.errors import QueueNotFound
-from kmqpy.markers import Marker, Op
-from kmqpy.registry import StoredOffset, TrackerInfo
-from kmqpy.topics import Topics, topics_of
-from kmqpy.zookeeper import connect
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.doctor import Finding, Kind
+from kmqpy.kafka.admin.registry import StoredOffset, TrackerInfo
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics, topics_of
+from kmqpy.zookeeper.session import connect
 
 KMQ = str(Path(sys.executable).with_name("kmq"))
 DAYS_20 = str(20 * DAY_MS)
@@ -244,7 +245,7 @@ def below_log(stage: Stage) -> None:
 
 def deleted_before_taken(stage: Stage) -> None:
     stage.make()
-    group = kafka.consumer(stage.connection, {"group.id": stage.settings.consumer_group})
+    group = librdkafka.new_consumer(stage.connection, {"group.id": stage.settings.consumer_group})
     group.commit(offsets=[TopicPartition(stage.name, 0, 0)], asynchronous=False)
     group.close()
     stage.queue.topics.delete_records(stage.name, {0: 2})
@@ -258,7 +259,7 @@ def marker_ahead(stage: Stage) -> None:
 
 def other_group(stage: Stage) -> None:
     stage.make()
-    group = kafka.consumer(stage.connection, {"group.id": f"audit-{stage.name}"})
+    group = librdkafka.new_consumer(stage.connection, {"group.id": f"audit-{stage.name}"})
     group.commit(offsets=[TopicPartition(stage.name, 0, 0)], asynchronous=False)
     group.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kmqpy import Connection
-from kmqpy.admin import Admin
+from kmqpy.kafka.admin.admin import Admin
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted({*FOLDER.glob("*.py")} - {FOLDER / "spark_pipeline.py"})  # that one is run by tests/spark

@@ -9,8 +9,8 @@ from typing import Any
 
 from support import LiveQueue
 
-from kmqpy import markers
-from kmqpy.markers import Op
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
 
 FORKER = Path(__file__).with_name("forker.py")
 
@@ -39,7 +39,7 @@ def assert_refused(child: dict[str, str], returning: tuple[str, ...]) -> None:
 
 def ended(queue: LiveQueue) -> set[int]:
     records = queue.records(queue.settings.markers_topic)
-    found = (markers.decode(r.key(), r.value(), r.headers()) for r in records)
+    found = (codec.decode(r.key(), r.value(), r.headers()) for r in records)
     return {offset for marker in found if marker.op is Op.END for offset in marker.offsets()}
 
 

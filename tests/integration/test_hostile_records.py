@@ -7,15 +7,15 @@ import foreign_headers
 import pytest
 from support import collect, stopped_after, until, value
 
-from kmqpy import markers
-from kmqpy.admin import Admin
-from kmqpy.dead_letters import DeadLetters
-from kmqpy.markers import Marker, Op
-from kmqpy.registry import StoredOffset, connect
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.registry import StoredOffset, connect
+from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
 
 FOREIGN = [(b"good", b"1"), (b"caf\xe9", b"2"), (b"last", b"3")]
 FOREVER_MS = 2**63 - 1
-SPAN = markers.MAX_SPAN
+SPAN = codec.MAX_SPAN
 
 
 def take(offset, redeliver_after_ms=300, partition=0):
@@ -24,7 +24,7 @@ def take(offset, redeliver_after_ms=300, partition=0):
 
 def take_span(first, redeliver_after_ms=FOREVER_MS):
     """24 bytes that take 65,536 messages."""
-    return markers.ranges(0, Op.TAKE, range(first, first + SPAN), redeliver_after_ms=redeliver_after_ms)[0]
+    return codec.ranges(0, Op.TAKE, range(first, first + SPAN), redeliver_after_ms=redeliver_after_ms)[0]
 
 
 def redelivered(queue, tracker, count, timeout=10.0):
@@ -40,7 +40,7 @@ def test_markers_with_a_foreign_header_name_are_skipped_by_everybody(queue):
     bootstrap, topic = queue.connection.bootstrap, queue.settings.markers_topic
     foreign = [Marker(0, 0, Op.END), Marker(0, 1, Op.END), take(1), Marker(0, 0, Op.EXTEND, FOREVER_MS)]
     for marker in [*foreign, take_span(0)]:
-        key, content, _ = markers.encode(marker)
+        key, content, _ = codec.encode(marker)
         foreign_headers.write(bootstrap, topic, content, FOREIGN, key=key)
     with stopped_after(queue.tracker(wait=False)) as tracker:
         redelivered(queue, tracker, 1)
@@ -126,10 +126,10 @@ def test_a_marker_that_names_another_partition_is_undecodable_to_everybody(make_
         queue.connection.bootstrap, queue.settings.dead_letter_topic, b"dead", [], partition=1
     )
     dead_markers = f"{queue.settings.dead_letter_topic}__markers"
-    end, start = markers.encode_end(), markers.encode_start(FOREVER_MS)
+    end, start = codec.encode_end(), codec.encode_start(FOREVER_MS)
     for topic in (dead_markers, queue.settings.markers_topic):
         for content in (start, end):
-            queue.append(markers.encode_key(partition, 0), content, topic=topic)
+            queue.append(codec.encode_key(partition, 0), content, topic=topic)
     with DeadLetters(queue.settings, queue.connection) as letters:
         assert [letter.body for letter in letters.peek()] == [b"dead"]
     with Admin(queue.connection) as admin:
@@ -175,7 +175,7 @@ def test_a_marker_of_a_clock_far_ahead_holds_up_nothing(make_queue):
 
 def appended_as(queue, timestamp_ms):
     """Whether the broker has noticed that it is to keep timestamps."""
-    at = queue.mark(markers.tick(0), timestamp_ms=timestamp_ms)
+    at = queue.mark(codec.tick(0), timestamp_ms=timestamp_ms)
     found = {record.offset(): record.timestamp()[1] for record in queue.records(queue.settings.markers_topic)}
     return found[at] == timestamp_ms
 

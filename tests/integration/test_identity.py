@@ -9,12 +9,13 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions
 from support import bodies, collect, until
 
-from kmqpy import kafka, stats
 from kmqpy.errors import AccessDenied, Fenced, ReceiptError, TopicError
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.client.group_member import commit_metadata
+from kmqpy.kafka.topics import TopicIds, Topics, topics_of
 from kmqpy.message import Message
-from kmqpy.source import commit_metadata
-from kmqpy.topics import TopicIds, Topics, topics_of
-from tracker import service
+from tracker import tracker as tracker_module
 
 OLD, NEW = 60, 300
 LEASE_S = 60.0
@@ -88,7 +89,7 @@ def test_r24_clients_that_live_through_a_queue_made_anew_take_all_its_messages(
 
 
 def commit(queue, offset, metadata):
-    member = kafka.consumer(queue.connection, {"group.id": queue.settings.consumer_group})
+    member = librdkafka.new_consumer(queue.connection, {"group.id": queue.settings.consumer_group})
     try:
         member.commit(offsets=[TopicPartition(queue.name, 0, offset, metadata)], asynchronous=False)
     finally:
@@ -170,7 +171,7 @@ def test_r24_a_tracker_redelivers_no_message_of_a_new_topic_for_one_of_the_old(
     queue, monkeypatch, probe_every_s
 ):
     """Also when it is due before the next probe."""
-    monkeypatch.setattr(service, "_PROBE_EVERY_S", probe_every_s)
+    monkeypatch.setattr(tracker_module, "_PROBE_EVERY_S", probe_every_s)
     tracker = queue.tracker()
     queue.send(*(f"old {i}" for i in range(20)))
     with queue.client() as client:

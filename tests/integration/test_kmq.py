@@ -16,9 +16,9 @@ from confluent_kafka.admin import NewTopic
 from support import configure, until
 
 from kmqpy.cli.app import run
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.topics import Topics, topics_of
-from kmqpy.zookeeper import connect
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics, topics_of
+from kmqpy.zookeeper.session import connect
 
 KMQ = str(Path(sys.executable).with_name("kmq"))
 NOWHERE = "127.0.0.1:1"

@@ -10,9 +10,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from support import LiveQueue, collect, until, value
 
-from kmqpy.admin import Admin
-from kmqpy.dead_letters import DeadLetters
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.markers.codec import Marker, Op
 
 LIMIT = 2_000
 FRAME = 70

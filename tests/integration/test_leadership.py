@@ -17,14 +17,14 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NotEmptyError
 from kazoo.security import make_digest_acl
 
-from kmqpy.clock import SystemClock
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.core.clock import SystemClock
 from kmqpy.errors import ConfigError, Unavailable
-from kmqpy.registry import Registry, StoredOffset, TrackerInfo, connect
-from tracker.assignment import capacity
-from tracker.leadership import Leadership
-from tracker.mandate import Mandate
-from tracker.tree import Tree
+from kmqpy.kafka.admin.registry import Registry, StoredOffset, TrackerInfo, connect
+from kmqpy.kafka.settings import Connection, QueueSettings
+from tracker.leadership.assignment import capacity
+from tracker.leadership.leadership import Leadership
+from tracker.leadership.registry_view import RegistrySnapshot
+from tracker.spark.mandate import Mandate
 
 SESSION_MS = 1_500
 TICK_S = 0.5  # of the server: it ends sessions that much late
@@ -344,7 +344,7 @@ def test_nothing_of_a_queue_that_was_marked_meanwhile_is_acquired(registry, join
     a = join("a", queues=frozenset())
     stop_thread(a)
     stat = zk.exists(f"{root}/queues/q")
-    tree = Tree({}, frozenset(), {}, {"q": stat.version}, {})
+    tree = RegistrySnapshot({}, frozenset(), {}, {"q": stat.version}, {})
     zk.set(f"{root}/queues/q", b"marked")
     assert not a._acquire([("q", 0)], tree)
     assert zk.get_children(f"{root}/queues/q/partitions/0") == []
@@ -359,7 +359,7 @@ def test_a_late_release_does_not_touch_the_znode_of_a_successor(registry, join, 
     a.release("q", 0)
     leader = zk.exists(f"{root}/queues/q/partitions/0/leader")
     zk.delete(f"{root}/trackers/a")
-    a._give_up(Tree({}, frozenset(), {}, {}, {("q", 0): leader}), leader.ephemeralOwner)
+    a._give_up(RegistrySnapshot({}, frozenset(), {}, {}, {("q", 0): leader}), leader.ephemeralOwner)
     assert registry.owners("q") == {0: "a"}
 
 

@@ -8,8 +8,9 @@ import types
 import pytest
 from support import until, value
 
-from kmqpy import log_reader, markers
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
 
 MANY = int(os.environ.get("KMQ_TEST_F3_MESSAGES", "20000"))
 """The JVM library made 123 to 32,601 duplicates of 100,000."""
@@ -23,11 +24,11 @@ def test_f3_trackers_killed_while_they_redeliver_many(queue):
     # Small transactions, so that there are many moments to be killed in.
     trackers = [queue.tracker_process(**{"max-batch-messages": MANY // 400}) for _ in range(3)]
     until(lambda: any(tracker.value("owned_partitions") for tracker in trackers), 20)
-    queue.mark_all(markers.ranges(0, Op.TAKE, range(MANY), redeliver_after_ms=1))
+    queue.mark_all(codec.ranges(0, Op.TAKE, range(MANY), redeliver_after_ms=1))
 
     def copies() -> int:
         """About as many, and a few control records."""
-        return log_reader.bounds(queue.connection, queue.name, [0], uncommitted=True)[0][1] - MANY
+        return partition_reader.bounds(queue.connection, queue.name, [0], uncommitted=True)[0][1] - MANY
 
     at_kill = []
     for part in (0.1, 0.4):
@@ -61,7 +62,7 @@ def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
     # Tables keep some of their width until the next insertion; entries are gone.
     assert size_of(part.state) - empty < (full - empty) / 5
     labels = {"queue": queue.name, "partition": "0"}
-    until(lambda: tracker.metrics.registry.get_sample_value("kmq_in_flight", labels) == 1)
+    until(lambda: tracker.health.metrics.registry.get_sample_value("kmq_in_flight", labels) == 1)
     assert value(tracker, queue.name, "redelivered") == 0
     # The held one is not forgotten, and the next tracker has not to read all that came after it.
     tracker.stop()

@@ -11,15 +11,15 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from support import LEASE_S, LiveQueue, bodies, collect, nothing_comes, total_queue, until, value
 
-from kmqpy import kafka
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import Unavailable
-from kmqpy.inflight import Entry, Hold
-from kmqpy.markers import Marker, Op, decode
-from kmqpy.registry import StoredOffset, connect
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin.registry import StoredOffset, connect
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.markers.codec import Marker, Op, decode
+from kmqpy.kafka.markers.inflight import Entry, EntryState
+from kmqpy.kafka.settings import Connection
 from tests.chaos.proxy import Cut, Proxy
 
 pytestmark = pytest.mark.slow
@@ -200,7 +200,7 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
 
 def test_r18_a_markers_partition_without_leader_stops_only_itself(queue_name):
     with Cluster(brokers=3) as cluster:
-        admin = kafka.admin(address(cluster))
+        admin = librdkafka.new_admin(address(cluster))
         topics = [
             NewTopic(queue_name, 2, replica_assignment=[[1], [1]]),
             NewTopic(
@@ -241,7 +241,7 @@ def test_r18_a_markers_partition_without_leader_stops_only_itself(queue_name):
 
 def test_r18_a_broker_that_hangs_keeps_up_markers_only_until_another_leads_its_queues(queue_name):
     with Cluster(brokers=3) as cluster:
-        admin = kafka.admin(address(cluster))
+        admin = librdkafka.new_admin(address(cluster))
         config = {"message.timestamp.type": "LogAppendTime"}
         topics = [
             NewTopic(queue_name, 2, replica_assignment=[[1, 2, 3], [3, 2, 1]]),
@@ -304,7 +304,7 @@ def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
 def test_r25_a_stored_offset_that_names_a_message_twice_makes_one_copy(own_queue):
     queue = own_queue
     queue.send("a", "b")
-    row = Entry(0, 0, 1, 1, Hold.HELD)
+    row = Entry(0, 0, 1, 1, EntryState.HELD)
     stored = StoredOffset(1, queue.found.markers.topic_id, 1, in_flight=(row,) * 50)
     with connect(queue.connection.zookeeper) as zk:
         zk.create(f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset", stored.to_json())

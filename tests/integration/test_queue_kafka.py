@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pytest
 from support import LiveQueue, until
 
-from kmqpy.aio import AsyncQueue
 from kmqpy.errors import Closed, ConfigError, MessageError, QueueNotFound, ReceiptError
-from kmqpy.message import Receipt
+from kmqpy.kafka.receipt import Receipt
 from kmqpy.queue import Queue, queue_for
+from kmqpy.worker.asyncio import AsyncQueue
 
 LEASE_S = 0.5
 

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, until, value
 
-from kmqpy.client import KmqClient
 from kmqpy.errors import ConfigError, MessageError
-from kmqpy.marker_writer import MarkerWriter
-from kmqpy.markers import INT64_MAX, Marker, Op
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op
 
 LEASE_MS = int(LEASE_S * 1000)
 

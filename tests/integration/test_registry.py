@@ -7,9 +7,16 @@ import time
 
 import pytest
 
-from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.registry import RegisteredQueue, Registry, StoredOffset, TrackerInfo, connect, partitions_of
+from kmqpy.kafka.admin.registry import (
+    RegisteredQueue,
+    Registry,
+    StoredOffset,
+    TrackerInfo,
+    connect,
+    partitions_of,
+)
+from kmqpy.kafka.settings import QueueSettings
 
 
 @pytest.fixture

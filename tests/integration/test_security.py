@@ -32,18 +32,22 @@ from cryptography.hazmat.primitives import serialization
 from kazoo.exceptions import NoAuthError
 from support import LiveQueue, until, value
 
-from kmqpy import kafka, logs, settings_mirror, zookeeper
-from kmqpy.client import KmqClient
-from kmqpy.config import SETTINGS_TOPIC, Connection, QueueSettings, ZooKeeperSecurity
+from kmqpy.core import logs
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
-from kmqpy.producer import KmqProducer
-from kmqpy.registry import Paths, Registry, StoredOffset, connect
-from kmqpy.settings_mirror import SettingsMirror, settings_of
-from kmqpy.topics import Topics
-from tracker.service import Tracker
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin.registry import Registry, StoredOffset, ZnodePaths, connect
+from kmqpy.kafka.client import settings_mirror
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
+from kmqpy.kafka.settings import SETTINGS_TOPIC, Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from kmqpy.zookeeper import session
+from kmqpy.zookeeper.settings import ZooKeeperSecurity
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 QUICK_S = 8.0
 """Seconds; it takes about 1.4, and librdkafka by itself would take 10."""
@@ -71,7 +75,7 @@ class Secured:
     open_kafka: str
     sasl: str
     tls: str
-    zookeeper: str
+    session: str
     zookeeper_tls: str
 
     def kafka(self, user: str, password: str = CANARY, ca: str | None = None) -> dict[str, str]:
@@ -267,8 +271,8 @@ class Log(logging.Handler):
 def everything_logged():
     """Every log line of every library, at DEBUG; librdkafka's and kazoo's, too."""
     log = Log()
-    root, ours = logging.getLogger(), logging.getLogger("kmqpy.zookeeper.kazoo")
-    filters, kafka._log.filters = kafka._log.filters, []
+    root, ours = logging.getLogger(), logging.getLogger("kmqpy.zookeeper.session.kazoo")
+    filters, librdkafka._log.filters = librdkafka._log.filters, []
     levels = root.level, ours.level
     root.addHandler(log)
     root.setLevel(1)
@@ -277,7 +281,7 @@ def everything_logged():
     root.removeHandler(log)
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
-    kafka._log.filters = filters
+    librdkafka._log.filters = filters
 
 
 @contextlib.contextmanager
@@ -303,7 +307,7 @@ def test_without_the_right_to_read_the_settings_of_queues_they_are_as_given(
     sender = secured.connection("sender", root=live.connection.root)
     rights = producer_acls(live.name)[:3]  # but for that
     grant(secured, "sender", *rights)
-    with caplog.at_level(logging.WARNING, "kmqpy.settings_mirror"):
+    with caplog.at_level(logging.WARNING, "kmqpy.kafka.client.settings_mirror"):
         for _ in range(2):
             with KmqProducer(live.settings, sender) as producer:
                 producer.send("as before")
@@ -385,7 +389,7 @@ def test_certificates_instead_of_passwords(secured, queue_name):
         with queue.registry() as registry:
             assert registry.get(queue_name).partitions == 1
         with connect(queue.connection.zookeeper, security=connection.zookeeper_security) as zk:
-            acls = zk.get_acls(Paths(queue.connection.root).queue(queue_name))[0]
+            acls = zk.get_acls(ZnodePaths(queue.connection.root).queue(queue_name))[0]
         assert [(acl.id.scheme, acl.acl_list) for acl in acls] == [("x509", ["ALL"])]
 
 
@@ -504,7 +508,7 @@ def test_tls_and_no_tls_of_zookeeper(secured):
     ids=["nobody", "another user", "another scheme"],
 )
 def test_strangers_read_and_write_nothing_in_zookeeper(secured, live, stranger):
-    paths = Paths(live.connection.root)
+    paths = ZnodePaths(live.connection.root)
     live.tracker(tracker_id="one")
     with live.registry() as registry:
         until(lambda: registry.offsets(live.name))
@@ -558,7 +562,7 @@ def test_digest_takes_any_password_and_the_acls_decide(secured):
     with (
         refused("we may not do this"),
         connect(secured.zookeeper_tls, security=wrong) as zk,
-        zookeeper.unavailable(zk),
+        session.unavailable(zk),
     ):
         zk.get(root)
 
@@ -569,7 +573,7 @@ def test_files_of_zookeeper_that_can_not_be_used(secured, field):
     with pytest.raises(
         ConfigError, match=r"zookeeper_security\.(ca|certificate): .*nowhere.pem.*No such file"
     ):
-        zookeeper.new_client("127.0.0.1:1", security=security)
+        session.new_client("127.0.0.1:1", security=security)
 
 
 # --- no secret is told --------------------------------------------------------------------------------
@@ -596,7 +600,7 @@ def test_no_log_of_any_library_tells_a_secret(secured, live, everything_logged):
     with pytest.raises(AccessDenied):
         KmqClient(live.settings, wrong)
     told = "\n".join(everything_logged.lines)
-    assert "kmqpy.zookeeper.kazoo" in told
+    assert "kmqpy.zookeeper.session.kazoo" in told
     assert "SCRAM" in told  # they did talk of it
     assert "Sending request(xid=-4): ***" in told  # kazoo's Auth
     assert CANARY not in told

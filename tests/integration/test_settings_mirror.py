@@ -11,15 +11,17 @@ from confluent_kafka import Producer
 from kazoo.exceptions import NotEmptyError
 from support import LiveQueue, until
 
-from kmqpy import KmqClient, KmqProducer, kafka, queue_for, settings_mirror
-from kmqpy.admin import Admin
+from kmqpy import KmqClient, KmqProducer, queue_for
 from kmqpy.cli.app import run
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import SETTINGS_TOPIC, Connection, QueueSettings
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound
-from kmqpy.registry import Paths, Registry
-from kmqpy.settings_mirror import SettingsMirror, settings_of
-from kmqpy.topics import Topics
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.registry import Registry, ZnodePaths
+from kmqpy.kafka.client import settings_mirror
+from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
+from kmqpy.kafka.settings import SETTINGS_TOPIC, Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
 
 DEFAULTS = QueueSettings(name="any")
 
@@ -61,7 +63,7 @@ def without_zookeeper(connection: Connection) -> Connection:
 def forgotten(registry: Registry, queue: LiveQueue) -> bool:
     """ZooKeeper knows nothing of the queue any more; its leader may have disturbed the first try."""
     with contextlib.suppress(NotEmptyError):
-        registry._zk.delete(Paths(queue.connection.root).queue(queue.name), recursive=True)
+        registry._zk.delete(ZnodePaths(queue.connection.root).queue(queue.name), recursive=True)
     return queue.name not in registry.names()
 
 
@@ -172,7 +174,7 @@ def test_records_of_others_stop_nobody(connection, settings, own_topic, caplog):
     mirror = SettingsMirror(connection)
     Topics(connection).create(settings)
     mirror.write([settings])
-    key = Paths(connection.root).queue(settings.name).encode()
+    key = ZnodePaths(connection.root).queue(settings.name).encode()
     renamed = replace(settings, name="other", markers_topic="", dead_letter_topic="").to_json()
     junk = [b"", b"\xff", b"[" * 100_000, b"[]", b"{}", b'{"name": 5}', b"1e999999", b"x" * 900_000, renamed]
     write(connection, own_topic, *((key, value) for value in junk[:7]))
@@ -217,7 +219,7 @@ def test_an_open_transaction_hides_nothing(connection, settings, own_topic):
     Topics(connection).create(settings)
     mirror = SettingsMirror(connection)
     mirror.write([settings])
-    producer = kafka.producer(connection, {"transactional.id": own_topic})
+    producer = librdkafka.new_producer(connection, {"transactional.id": own_topic})
     producer.init_transactions(10)
     producer.begin_transaction()
     producer.produce(own_topic, b"x", b"y", 0)

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 from support import SESSION_MS, TICK_S, stopped_after, until, value
 
-from kmqpy import kafka
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers.codec import Marker, Op
 
 PARTITIONS = 4
 SESSION_S = SESSION_MS / 1000
@@ -113,7 +113,7 @@ def test_r6_a_tracker_fenced_while_it_leads_takes_over_again(wide):
     """Also R1: what was in redelivery then is neither lost nor doubled."""
     tracker = wide.tracker()
     sent = fill(wide, 30, 500, 2_500)
-    stranger = kafka.producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
+    stranger = librdkafka.new_producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
     until(lambda: value(tracker, wide.name, "redelivered") > 10)
     stranger.init_transactions(10)
     each_came_again_once(wide, sent)
@@ -121,7 +121,7 @@ def test_r6_a_tracker_fenced_while_it_leads_takes_over_again(wide):
     assert value(tracker, wide.name, "takeovers") - PARTITIONS in (1, 2)
     until(lambda: tracker.problems() == [], what=tracker.problems)
     # Once more while nothing else is written to the partition: it must not wait for a marker.
-    stranger = kafka.producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
+    stranger = librdkafka.new_producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
     stranger.init_transactions(10)
     (last,) = wide.send("idle")
     wide.mark(Marker(0, int(last.partition("-")[2]), Op.TAKE, 100))
@@ -131,7 +131,7 @@ def test_r6_a_tracker_fenced_while_it_leads_takes_over_again(wide):
 def test_an_open_transaction_of_a_stranger_is_aborted_at_takeover(wide):
     """As a tracker leaves it that was killed in the middle of one."""
     sent = fill(wide, 5, 0, 100)
-    dead = kafka.producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
+    dead = librdkafka.new_producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
     dead.init_transactions(10)
     dead.begin_transaction()
     dead.produce(wide.name, b"0-0", partition=0)

@@ -9,12 +9,12 @@ import pytest
 from prometheus_client import generate_latest
 from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, stopped_after, until, value
 
-from kmqpy import kafka
-from kmqpy.admin import Admin
-from kmqpy.dead_letters import DeadLetters
-from kmqpy.markers import Marker, Op, decode_count, encode_end, encode_key, encode_start
-from tracker.leadership import Leadership
-from tracker.redelivery import OriginalsReader, Redeliverer
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.markers.codec import Marker, Op, decode_count, encode_end, encode_key, encode_start
+from tracker.leadership.leadership import Leadership
+from tracker.redelivery.redeliverer import OriginalsReader, Redeliverer
 
 LEASE_MS = int(LEASE_S * 1000)
 
@@ -166,7 +166,7 @@ def _recreated(queue) -> bool:
 def test_r8_an_offset_beyond_the_end_is_not_used(queue):
     from dataclasses import replace
 
-    from kmqpy.registry import Paths, connect
+    from kmqpy.kafka.admin.registry import ZnodePaths, connect
 
     queue.send("m")
     queue.mark(take(0))
@@ -178,7 +178,7 @@ def test_r8_an_offset_beyond_the_end_is_not_used(queue):
     with queue.registry() as registry:
         stored = replace(registry.offsets(queue.name)[0], offset=10**6)
     with connect(queue.connection.zookeeper) as zk:
-        zk.set(Paths(queue.connection.root).offset(queue.name, 0), stored.to_json())
+        zk.set(ZnodePaths(queue.connection.root).offset(queue.name, 0), stored.to_json())
     redelivered(queue, queue.tracker(), 1)
 
 
@@ -235,7 +235,7 @@ def test_ages_and_lateness_are_those_of_the_oldest_in_seconds(queue):
 
     def shown(metric: str) -> float:
         labels = {"queue": queue.name, "partition": "0"}
-        return tracker.metrics.registry.get_sample_value(f"kmq_{metric}", labels) or 0.0
+        return tracker.health.metrics.registry.get_sample_value(f"kmq_{metric}", labels) or 0.0
 
     queue.mark(take(0, 60_000))
     until(lambda: shown("oldest_in_flight_seconds") > 0.5)
@@ -245,7 +245,7 @@ def test_ages_and_lateness_are_those_of_the_oldest_in_seconds(queue):
     queue.mark(take(2, -(2**63)))
     redelivered(queue, tracker, 1)
     name = "kmq_redelivery_lateness_seconds_sum"
-    assert 0 < tracker.metrics.registry.get_sample_value(name, {"queue": queue.name}) < 30
+    assert 0 < tracker.health.metrics.registry.get_sample_value(name, {"queue": queue.name}) < 30
 
 
 def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(make_queue):
@@ -254,7 +254,7 @@ def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(mak
 
     def shown(metric: str) -> float | None:
         labels = [{"queue": queue.name, "partition": str(partition)} for partition in range(2)]
-        found = [tracker.metrics.registry.get_sample_value(f"kmq_{metric}", one) for one in labels]
+        found = [tracker.health.metrics.registry.get_sample_value(f"kmq_{metric}", one) for one in labels]
         return None if None in found else sum(found)
 
     def becomes(**wanted: float) -> None:
@@ -281,7 +281,7 @@ def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(mak
     until(lambda: 151 <= shown("depth") <= 160)  # above 100 an upper bound
     with Admin(queue.connection) as admin:
         admin.delete_queue(queue.name)
-    until(lambda: queue.name not in generate_latest(tracker.metrics.registry).decode())
+    until(lambda: queue.name not in generate_latest(tracker.health.metrics.registry).decode())
 
 
 def test_counts_disappear_with_the_partition(queue):
@@ -324,7 +324,7 @@ def test_r14_a_message_that_is_not_there_yet_holds_up_no_other(queue):
 
 def test_r14_a_message_behind_an_open_transaction_is_waited_for(queue):
     """Whoever reads uncommitted records can take it; before the transaction ends, trackers can't read it."""
-    transaction = kafka.producer(queue.connection, {"transactional.id": f"open-{queue.name}"})
+    transaction = librdkafka.new_producer(queue.connection, {"transactional.id": f"open-{queue.name}"})
     transaction.init_transactions(10)
     queue.send("before")
     transaction.begin_transaction()

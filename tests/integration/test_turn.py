@@ -18,16 +18,17 @@ import foreign_headers
 import pytest
 from support import SESSION_MS, collect, stopped_after, until
 
-from kmqpy import kafka, log_reader, markers
-from kmqpy.config import QueueSettings
 from kmqpy.errors import Unavailable
-from kmqpy.markers import MAX_SPAN, Marker, Op
-from tracker.buckets import Head
-from tracker.leadership import Leadership
-from tracker.redelivery import Broken, Redeliverer
-from tracker.report import Report
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
+from kmqpy.kafka.settings import QueueSettings
+from tracker.leadership.leadership import Leadership
+from tracker.redelivery.redeliverer import ProducerUnusable, Redeliverer
 from tracker.settings import TrackerSettings
-from tracker.turn import Executor, Task, executor_for
+from tracker.spark.buckets import Head
+from tracker.spark.report import Report
+from tracker.spark.turn import Executor, Task, executor_for
 
 HELD_MS = 600_000
 
@@ -113,7 +114,7 @@ def drive(request):
 
 
 def take(queue, bodies, lease_ms=200, partition=0):
-    first = log_reader.bounds(queue.connection, queue.name, [partition], uncommitted=True)[partition][1]
+    first = partition_reader.bounds(queue.connection, queue.name, [partition], uncommitted=True)[partition][1]
     queue.send(*bodies, partition=partition)
     numbers = range(first, first + len(bodies))
     queue.mark_all(Marker(partition, number, Op.TAKE, lease_ms) for number in numbers)
@@ -202,7 +203,7 @@ def test_an_executor_killed_within_a_transaction(queue, drive):
     take(queue, names(200), lease_ms=100)
     program = (
         "import sys, pickle; from tests.chaos import sabotage; sabotage.apply('die-within-transaction');"
-        "from tracker.turn import Executor; from test_turn import Kept;"
+        "from tracker.spark.turn import Executor; from test_turn import Kept;"
         "Executor(pickle.loads(bytes.fromhex(sys.argv[1]))).turns({0: Kept()})"
     )
     command = [sys.executable, "-c", program, pickle.dumps(driver.executor.task).hex()]
@@ -211,7 +212,7 @@ def test_an_executor_killed_within_a_transaction(queue, drive):
     time.sleep(0.3)
     died = subprocess.run(command, check=False, timeout=60, env={**os.environ, "PYTHONPATH": path})
     assert died.returncode == -signal.SIGKILL
-    uncommitted = log_reader.bounds(queue.connection, queue.name, [0], uncommitted=True)[0][1]
+    uncommitted = partition_reader.bounds(queue.connection, queue.name, [0], uncommitted=True)[0][1]
     assert uncommitted == 400
     assert queue.copies(at_once=True) == dict.fromkeys(names(200), 1)
     driver.turns_until(lambda total: total["redelivered"] == 200)
@@ -344,13 +345,13 @@ def test_markers_that_lie_hold_nothing_up(queue, drive):
     forever_ms = 2**63 - 1
     for first in range(0, 20 * MAX_SPAN, MAX_SPAN):
         queue.mark_all(
-            markers.ranges(0, Op.TAKE, range(first, first + MAX_SPAN), redeliver_after_ms=forever_ms)
+            codec.ranges(0, Op.TAKE, range(first, first + MAX_SPAN), redeliver_after_ms=forever_ms)
         )
-    queue.append(*markers.encode(Marker(1, 0, Op.TAKE, forever_ms)))
+    queue.append(*codec.encode(Marker(1, 0, Op.TAKE, forever_ms)))
     not_utf8 = [(b"caf\xe9", b"")]
     foreign_headers.write(
-        *(queue.connection.bootstrap, queue.settings.markers_topic, markers.encode_end(), not_utf8),
-        key=markers.encode_key(0, 1),
+        *(queue.connection.bootstrap, queue.settings.markers_topic, codec.encode_end(), not_utf8),
+        key=codec.encode_key(0, 1),
     )
     driver = drive(queue).leads_all()
     reports = []
@@ -417,7 +418,7 @@ def test_a_stranger_with_an_open_transaction_holds_a_turn_up_but_not_for_ever(qu
     driver = drive(queue).leads_all()
     driver.turn()
     take(queue, ["a"], lease_ms=100)
-    stranger = kafka.producer(queue.connection, {"transactional.id": f"stranger-{queue.name}"})
+    stranger = librdkafka.new_producer(queue.connection, {"transactional.id": f"stranger-{queue.name}"})
     stranger.init_transactions(10)
     stranger.begin_transaction()
     stranger.produce(queue.settings.markers_topic, b"\0", b"\0\0\0\0" + b"\xff" * 8, 0)
@@ -501,7 +502,7 @@ def test_one_that_breaks_while_lingering_holds_up_nobody(make_queue, drive, monk
         if done or not breaks:
             real(self, *arguments)
         if breaks:
-            raise Broken("outcome unknown")
+            raise ProducerUnusable("outcome unknown")
 
     monkeypatch.setattr(Redeliverer, "_transact", transact)
     reports = executor.turns(dict(enumerate(driver.stores)))
@@ -519,7 +520,7 @@ def test_short_turns_redeliver_too(queue, drive):
 
 
 def test_more_than_is_read_at_once_is_redelivered_in_one_turn(queue, drive, monkeypatch):
-    monkeypatch.setattr("tracker.redelivery._MAX_FETCH_BYTES", 1_000)
+    monkeypatch.setattr("tracker.redelivery.redeliverer._MAX_FETCH_BYTES", 1_000)
     driver = drive(queue).leads_all()
     driver.turn()
     take(queue, ["x" * 400 + str(number) for number in range(12)], lease_ms=100)

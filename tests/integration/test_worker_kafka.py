@@ -17,12 +17,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from support import until
 
-from kmqpy.aio import AsyncQueue, AsyncWorker
-from kmqpy.backoff import Backoff
-from kmqpy.metrics import PrometheusTelemetry
-from kmqpy.storages.kafka import KafkaQueue
-from kmqpy.tracing import TracingTelemetry
-from kmqpy.worker import Reject, Retry, Worker
+from kmqpy.core.backoff import Backoff
+from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.telemetry.opentelemetry import TracingTelemetry
+from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
+from kmqpy.worker.worker import Reject, Retry, Worker
 
 QUICK = Backoff(0.1, 2, 0.4, 0)
 

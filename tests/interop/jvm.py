@@ -34,9 +34,9 @@ from typing import Any
 
 import jpype
 
-from kmqpy.config import QueueSettings
 from kmqpy.dev.jars import jar_set
 from kmqpy.dev.java import find_java
+from kmqpy.kafka.settings import QueueSettings
 
 LOCK = Path(__file__).with_name("jars.json")
 POLL_MS = 100

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 
-from kmqpy import log_reader, markers
-from kmqpy import message as m
-from kmqpy.client import KmqClient
-from kmqpy.clock import SYSTEM_CLOCK
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.inflight import InFlight
-from kmqpy.markers import Marker, Op
-from kmqpy.producer import KmqProducer
-from kmqpy.registry import Registry, connect
-from kmqpy.topics import Topics
-from tracker.service import Tracker
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin.registry import Registry, connect
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TIMESTAMP
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 pytestmark = pytest.mark.interop
 
@@ -85,7 +86,7 @@ def send(connection: Connection, queue: QueueSettings, first: int, count: int) -
 
 def records_of(connection: Connection, topic: str) -> list[Any]:
     records: list[Any] = []
-    log_reader.scan(connection, topic, dict.fromkeys(range(PARTITIONS), 0), records.append)
+    partition_reader.scan(connection, topic, dict.fromkeys(range(PARTITIONS), 0), records.append)
     return records
 
 
@@ -93,7 +94,7 @@ def in_flight(connection: Connection, queue: QueueSettings) -> set[tuple[int, in
     """What our trackers and stats take for in flight, from all markers in the topic."""
     states = [InFlight() for _ in range(PARTITIONS)]
     for record in records_of(connection, queue.markers_topic):
-        marker = markers.decode(record.key(), record.value(), record.headers())
+        marker = codec.decode(record.key(), record.value(), record.headers())
         assert marker.partition == record.partition()
         states[marker.partition].apply(marker, record.offset(), record.timestamp()[1])
     return {(partition, entry.offset) for partition, state in enumerate(states) for entry in state}
@@ -119,7 +120,7 @@ def test_markers_of_the_jvm_client_are_ours_byte_for_byte(connection, queue):
         start, end = Marker(*place, Op.TAKE, LEASE_MS), Marker(*place, Op.END)
         written = [start, end] if one["acknowledged"] else [start]
         for marker in written:
-            key, value, headers = markers.encode(marker)
+            key, value, headers = codec.encode(marker)
             assert headers == []
             assert key.hex() == one["marker_key"]
             assert value.hex() == one["end_marker" if marker.op is Op.END else "start_marker"]
@@ -186,9 +187,9 @@ def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connect
         assert (record.partition(), record.key()) == (original.partition(), original.key())
         assert record.headers() == [
             *original.headers(),
-            (m.ORIGINAL_PARTITION, str(original.partition()).encode()),
-            (m.ORIGINAL_OFFSET, str(original.offset()).encode()),
-            (m.ORIGINAL_TIMESTAMP, str(original.timestamp()[1]).encode()),
-            (queue.redelivery_count_header, markers.encode_count(1)),
+            (ORIGINAL_PARTITION, str(original.partition()).encode()),
+            (ORIGINAL_OFFSET, str(original.offset()).encode()),
+            (ORIGINAL_TIMESTAMP, str(original.timestamp()[1]).encode()),
+            (queue.redelivery_count_header, codec.encode_count(1)),
         ]
     assert in_flight(connection, queue) == set()

@@ -11,14 +11,15 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from kmqpy import message as m
-from kmqpy.config import MIN_LEASE_MS, QueueSettings
+from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import Closed, Unavailable
-from kmqpy.registry import RegisteredQueue
-from kmqpy.telemetry import Telemetry
-from kmqpy.topics import TopicIds
-from tracker.assignment import Member, plan, propose
-from tracker.leadership import Grant, LeadershipView
+from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.message_headers import DELIVER_AT
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import TopicIds
+from kmqpy.telemetry.base import Telemetry
+from tracker.leadership.assignment import Member, assign, next_actions
+from tracker.leadership.leadership import Grant, LeadershipView
 from tracker.settings import TrackerSettings
 
 from .checker import History
@@ -68,7 +69,7 @@ class TrackerTopics(Topics):
 
 
 class TopicWatch:
-    """kmqpy.topics.TopicWatch of topics that keep their ids."""
+    """kmqpy.kafka.topics.TopicWatch of topics that keep their ids."""
 
     def __init__(self, _connection: Connection, _queue: QueueSettings, ids: TopicIds, _clock: Any) -> None:
         self._ids = ids
@@ -122,7 +123,7 @@ class Pool:
 
 
 class Leadership:
-    """tracker.leadership over the simulated ZooKeeper: the same decisions, one actor."""
+    """tracker.leadership.leadership over the simulated ZooKeeper: the same decisions, one actor."""
 
     def __init__(self, zookeeper: tuple[ZooKeeper, Process, QueueSettings, int], **settings: Any) -> None:
         self._zk, self._process, queue, partitions = zookeeper
@@ -290,9 +291,9 @@ class Leadership:
         self._unowned_since = {
             key: self._unowned_since.get(key, now) for key in self._keys if key not in leaders
         }
-        todo = plan(
+        todo = next_actions(
             self._id,
-            propose(self._keys, [Member(name) for name in members]),
+            assign(self._keys, [Member(name) for name in members]),
             held=frozenset(held),
             deleting=(),
             unowned_since=self._unowned_since,
@@ -377,7 +378,7 @@ class _Threading:
 
 
 class _GlobalClock:
-    """kmqpy.clock.SYSTEM_CLOCK where it is used by name: only differences matter."""
+    """kmqpy.core.clock.SYSTEM_CLOCK where it is used by name: only differences matter."""
 
     world: World
 
@@ -387,10 +388,10 @@ class _GlobalClock:
 
 CLOCK = _GlobalClock()
 
-_records = stepwise("kmqpy.records", set())
-_marker_log = stepwise("kmqpy.marker_log", set(), headers_of_each=_records.headers_of_each)
+_records = stepwise("kmqpy.kafka.markers.records", set())
+_marker_log = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=_records.headers_of_each)
 _redelivery = stepwise(
-    "tracker.redelivery",
+    "tracker.redelivery.redeliverer",
     {
         "fetch",
         "log_start",
@@ -407,7 +408,7 @@ _redelivery = stepwise(
 )
 _membership = stepwise("tracker.membership", set(), Leadership=Leadership)
 _service = stepwise(
-    "tracker.service",
+    "tracker.tracker",
     {"_take_over", "_redeliver"},
     kafka=TrackerModule,
     Topics=TrackerTopics,
@@ -424,7 +425,7 @@ _service = stepwise(
     SettingsMirror=NoMirror,
 )
 _source = stepwise(
-    "kmqpy.source",
+    "kmqpy.kafka.client.group_member",
     {
         "poll",
         "keep_alive",
@@ -440,9 +441,9 @@ _source = stepwise(
     by_partition=_records.by_partition,
     _ends=lambda call: call() is None,
 )
-_starting = stepwise("kmqpy.starting", {"confirmed"}, kafka=Module)
+_starting = stepwise("kmqpy.kafka.client.start_markers", {"confirmed"}, kafka=Module)
 _writer = stepwise(
-    "kmqpy.marker_writer",
+    "kmqpy.kafka.client.marker_writer",
     {"start", "_serve"},
     kafka=Module,
     Fence=_starting.Fence,
@@ -451,7 +452,7 @@ _writer = stepwise(
 )
 _writer._MANY = 3  # batches are small here
 _client = stepwise(
-    "kmqpy.client",
+    "kmqpy.kafka.client.client",
     {"_take", "_take_from"},
     MarkerWriter=lambda connection, *rest, **more: connection.world.controls.marker_writer(
         connection, *rest, **more
@@ -480,7 +481,7 @@ def started(partitions: Any) -> Any:
 
 
 class Claim:
-    """kmqpy.starting.Starting that says so, true or not."""
+    """kmqpy.kafka.client.start_markers.StartBatch that says so, true or not."""
 
     def __init__(self, partitions: Any, starting: Any = None) -> None:
         self._started = started(partitions)
@@ -501,7 +502,7 @@ def aborted() -> Exception:
 
 
 class MarkerWriter(_writer.MarkerWriter):
-    """kmqpy.marker_writer.MarkerWriter, whose thread is an actor that sleeps while there is nothing to do."""
+    """The client's MarkerWriter, whose thread is an actor that sleeps while there is nothing to do."""
 
     def __init__(self, connection: Connection, *rest: Any, **more: Any) -> None:
         self._world = connection.world
@@ -543,7 +544,7 @@ class MarkerWriter(_writer.MarkerWriter):
 
 
 class Tracker(_service.Tracker):
-    """tracker.service.Tracker, whose threads are actors."""
+    """tracker.tracker.Tracker, whose threads are actors."""
 
     def __init__(self, connection: Connection, settings: TrackerSettings) -> None:
         super().__init__(connection, settings, connection.process)
@@ -744,7 +745,7 @@ def producer(
         headers: list[tuple[str, bytes | None]] = [("h", b"1")]
         if delays and world.random() < 0.15:
             due = process.wall_ms() + int(1500 * world.random())
-            headers.append((m.DELIVER_AT, b"%d" % due))
+            headers.append((DELIVER_AT, b"%d" % due))
         history.attempted.add(body)
         try:
             yield from connection.reach()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kmqpy import message as m
-from kmqpy.config import QueueSettings
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.message_headers import redelivery_count
+from kmqpy.kafka.settings import QueueSettings
 
 from .model import LIAR, Broker, Log, Process, Record, decoded
 
@@ -223,8 +224,8 @@ class Checker:
         self, queue: Log, offset: int, entry: _Open, copy: Record, *, dead: bool, what: str
     ) -> None:
         name = self.queue.redelivery_count_header
-        before = m.redelivery_count(m.headers_of(queue.records[offset].headers()), name)
-        after = m.redelivery_count(m.headers_of(copy.headers()), name)
+        before = redelivery_count(m.headers_of(queue.records[offset].headers()), name)
+        after = redelivery_count(m.headers_of(copy.headers()), name)
         limit = self.queue.max_redeliveries
         assert limit is not None
         if dead:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kmqpy.marker_log import ALL_EXIST
-from kmqpy.offset_runs import OffsetRuns
-from kmqpy.registry import StoredOffset
+from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.replay import ALL_EXIST
 
 from .actors import (
     Claim,

@@ -6,10 +6,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from kmqpy import kafka as real
-from kmqpy import markers
 from kmqpy.errors import Unavailable
-from kmqpy.log_reader import Reached
+from kmqpy.kafka import librdkafka as real
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.partition_reader import Reached
 
 from .model import Broker, Fenced, Group, Log, Process, Record, Steps, decoded
 
@@ -44,7 +44,7 @@ class Connection:
 
 
 class Module:
-    """Stands where kmqpy.kafka is imported."""
+    """Stands where kmqpy.kafka.librdkafka is imported."""
 
     REQUEST_TIMEOUT_S = real.REQUEST_TIMEOUT_S
     COPY_SETTINGS = real.COPY_SETTINGS
@@ -380,7 +380,7 @@ class Reader:
 
 
 class LogReader:
-    """Stands where kmqpy.log_reader is imported."""
+    """Stands where kmqpy.kafka.partition_reader is imported."""
 
     @staticmethod
     def bounds(
@@ -644,7 +644,7 @@ class GroupConsumer:
 def shown(key: bytes | None, value: Any, headers: Any = ()) -> str:
     """A record for a trace."""
     try:
-        marker = markers.decode(key, value, headers)
+        marker = codec.decode(key, value, headers)
     except Exception:  # a message
         return repr(value)
     which = marker.runs or marker.offset

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from kmqpy import markers
 from kmqpy.errors import DecodeError
-from kmqpy.markers import Marker
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker
 
 Steps = Generator[float, None, Any]
 """What yields before and after each I/O operation: how many ms it takes."""
@@ -553,7 +553,7 @@ def _decoded(record: Record) -> list[Marker]:
     if record.by == LIAR:
         return []
     try:
-        marker = markers.decode(record.key(), record.value(), record.headers())
+        marker = codec.decode(record.key(), record.value(), record.headers())
     except DecodeError:
         return []
     if not marker.runs:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from kmqpy import entries, markers
-from kmqpy.config import QueueSettings
-from kmqpy.markers import Op
+from kmqpy.kafka.markers import codec, packed
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.settings import QueueSettings
 from tracker.settings import TrackerSettings
 
 from . import actors
@@ -303,13 +303,13 @@ class Simulation:
         beyond = self.broker.logs[QUEUE, partition].end + 1_000
         number = rng.choice((partition, partition, partition + 1, -1, -3))
         first = beyond if number == partition else rng.randrange(20)
-        key = markers.encode_key(number, first)
+        key = codec.encode_key(number, first)
         after_ms = rng.choice((0, 300, 2**63 - 1))
         content = rng.choice(
             (
-                markers.encode_start(after_ms),
-                markers.encode(markers.ranges(0, Op.TAKE, range(9, 999), redeliver_after_ms=after_ms)[0])[1],
-                markers.encode_end(),
+                codec.encode_start(after_ms),
+                codec.encode(codec.ranges(0, Op.TAKE, range(9, 999), redeliver_after_ms=after_ms)[0])[1],
+                codec.encode_end(),
             )
         )
         at = log.append(key, content, [], LIAR)
@@ -381,10 +381,10 @@ def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = 
     for logger in loggers:
         logger.disabled = True
     # Runs of messages that are taken together, in sizes that small runs of the simulation reach.
-    sizes = entries._BLOCK, entries._MIN_RUN, entries._ROWS, entries._FEW
+    sizes = packed._BLOCK, packed._MIN_RUN, packed._ROWS, packed._FEW
     small = ((1024, 16, 64, 8), (8, 3, 4, 1), (4, 2, 2, 0))[seed % 3]
-    entries._BLOCK, entries._MIN_RUN, entries._ROWS, entries._FEW = small
+    packed._BLOCK, packed._MIN_RUN, packed._ROWS, packed._FEW = small
     try:
         return Simulation(seed, controls, trace).run()
     finally:
-        entries._BLOCK, entries._MIN_RUN, entries._ROWS, entries._FEW = sizes
+        packed._BLOCK, packed._MIN_RUN, packed._ROWS, packed._FEW = sizes

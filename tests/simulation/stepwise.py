@@ -1,6 +1,6 @@
 """kmqpy's own code as generators: its source, in which every call that waits is a point to stop at.
 
-`stepwise("tracker.redelivery", {...})` executes the module's source once more after it has made
+`stepwise("tracker.redelivery.redeliverer", {...})` executes the module's source once more after it has made
 generators of the named functions; inside these, a call of a named function or of an I/O operation
 becomes `(yield from call)`. So the simulation runs the real flow of clients and trackers, line by
 line, and can stop, kill or overtake it at each I/O operation. What does the I/O is given by the

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from support import LiveQueue
 
-from kmqpy.config import Connection
+from kmqpy.kafka.settings import Connection
 from tests.spark.sessions import small
 
 

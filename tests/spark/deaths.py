@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kmqpy import kafka
-from tracker.redelivery import Redeliverer
-from tracker.turn import _Turn
+from kmqpy.kafka import librdkafka
+from tracker.redelivery.redeliverer import Redeliverer
+from tracker.spark.turn import _Turn
 
 STEPS = ("planned", "begun", "sent", "uncommitted", "committed", "kept")
 """In an executor: before a transaction; with a copy in it; with all copies; with everything; after it; with
@@ -57,7 +57,12 @@ class Producer:
 
 
 def patch_executor() -> None:
-    make, transact, produce, keep = kafka.producer, Redeliverer._transact, Redeliverer._produce, _Turn._keep
+    make, transact, produce, keep = (
+        librdkafka.new_producer,
+        Redeliverer._transact,
+        Redeliverer._produce,
+        _Turn._keep,
+    )
 
     def make_dying(connection: Any, settings: Any) -> Any:
         made = make(connection, settings)
@@ -80,14 +85,14 @@ def patch_executor() -> None:
         keep(self, *arguments)
         die("kept")
 
-    kafka.producer = make_dying
+    librdkafka.new_producer = make_dying
     Redeliverer._transact, Redeliverer._produce = dying_transact, dying_produce  # type: ignore[method-assign]
     _Turn._keep = dying_keep  # type: ignore[method-assign]
 
 
 def patch_driver() -> None:
     """It dies at `reported`: it knows what was redelivered, and the batch is not complete."""
-    from tracker.spark import SparkTracker
+    from tracker.spark.tracker import SparkTracker
 
     after = SparkTracker._after_batch
 
@@ -101,7 +106,7 @@ def patch_driver() -> None:
 
 def main() -> None:
     from kmqpy.cli import app
-    from tracker.spark_command import spark_tracker
+    from tracker.spark.command import spark_tracker
 
     os.environ["KMQ_TEST_DRIVER"] = str(os.getpid())
     patch_driver()

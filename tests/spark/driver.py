@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from kmqpy import stats
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 
 LEASE_S = 10

@@ -8,9 +8,9 @@ import pytest
 from frames import frame_of as frame_of_records
 from frames import naive
 
-from kmqpy import markers
 from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
-from kmqpy.markers import INT64_MAX, MAX_SPAN, Marker, Op
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Marker, Op
 from kmqpy.spark.decode import decode_markers, each_message, number
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "unit" / "golden_markers.json").read_text())
@@ -18,13 +18,15 @@ WHEN_MS = 1_795_262_400_123
 
 
 def of_codec(records):
-    """What kmqpy.markers makes of the records, in the columns of decode_markers."""
+    """What kmqpy.kafka.markers.codec makes of the records, in the columns of decode_markers."""
     expected = []
     for at, (key, value, headers) in enumerate(records):
         try:
             if any("\ufffd" in name for name, _ in headers or ()):
-                raise DecodeError("as kmqpy.records.read_marker does for a name that is not UTF-8", key)
-            marker = markers.decode(key, value, headers, partition=0)
+                raise DecodeError(
+                    "as kmqpy.kafka.markers.records.read_marker does for a name that is not UTF-8", key
+                )
+            marker = codec.decode(key, value, headers, partition=0)
         except DecodeError as error:
             problem = "newer" if isinstance(error, UnsupportedMarker) else "undecodable"
             expected.append((at, None, None, None, None, False, problem))
@@ -79,7 +81,7 @@ def some_markers(rng):
         if rng.random() < 0.5:
             yield Marker(0, rng.choice([0, 1, 127, 128, 2**31, 2**32, INT64_MAX]), op, **fields)
         else:
-            yield from markers.ranges(0, op, some_runs(rng), **fields)
+            yield from codec.ranges(0, op, some_runs(rng), **fields)
 
 
 def damaged(rng, data):
@@ -109,38 +111,38 @@ def test_golden_markers_of_the_jvm(spark):
 
 def test_any_marker(spark):
     rng = random.Random(6)
-    agree(spark, [markers.encode(marker) for marker, _ in zip(some_markers(rng), range(600), strict=False)])
+    agree(spark, [codec.encode(marker) for marker, _ in zip(some_markers(rng), range(600), strict=False)])
 
 
 def test_whatever_the_bytes(spark):
     rng = random.Random(7)
-    good = [markers.encode(marker) for marker, _ in zip(some_markers(rng), range(400), strict=False)]
+    good = [codec.encode(marker) for marker, _ in zip(some_markers(rng), range(400), strict=False)]
     records = [
         (damaged(rng, key) if rng.random() < 0.2 else key, damaged(rng, value), h) for key, value, h in good
     ]
-    key = markers.encode_key(0, 5)
+    key = codec.encode_key(0, 5)
     records += [(None, b"\x00", None), (key, None, None), (key, b"", None), (b"", b"", None)]
     records += [(key, bytes((kind,)) + rest, None) for kind in range(18) for rest in (b"", b"\x01", bytes(8))]
     records += [
-        (markers.encode_key(0, offset), value, None)
+        (codec.encode_key(0, offset), value, None)
         for offset in (-1, -(2**63), INT64_MAX, INT64_MAX - 7)
         for value in (
             b"\x00",
-            markers.encode_start(5),
+            codec.encode_start(5),
             b"\x03\x08",
             b"\x03\x09",
             b"\x04\x81",
             b"\x04\x81\x01",
         )
     ]
-    start = markers.encode_start(5)
+    start = codec.encode_start(5)
     for value in (b"", b"take", b"end", b"neck", b"nack", b"\xff\xfe", None):
         records += [(key, start, [("kmq-op", value)]), (key, b"\x00", [("kmq-op", value)])]
         records.append((key, start, [("kmq-op", b"nack"), ("other", b"1"), ("kmq-op", value)]))
         records.append((key, b"\x00", [("kmq-by", value)]))
     for partition in (1, -1, -3, 2**31 - 1):
-        records.append((markers.encode_key(partition, 5), start, None))
-        records.append((markers.encode_key(partition, 5), b"\x00", [("kmq-by", b"tracker")]))
+        records.append((codec.encode_key(partition, 5), start, None))
+        records.append((codec.encode_key(partition, 5), b"\x00", [("kmq-by", b"tracker")]))
     # What Java makes of a header whose name is not UTF-8.
     records += [(key, value, [("kmq-\ufffd", b"1"), ("kmq-by", b"tracker")]) for value in (start, b"\x00")]
     agree(spark, records)
@@ -151,24 +153,24 @@ def test_large_ranges(spark):
     large = [
         Marker(0, 9, Op.END, runs=((9, MAX_SPAN),)),
         Marker(0, 9, Op.TAKE, 5, runs=((9, MAX_SPAN),)),
-        *markers.ranges(0, Op.END, every_other),
-        *markers.ranges(0, Op.TAKE, every_other, redeliver_after_ms=5),
-        *markers.ranges(0, Op.END, range(0, MAX_SPAN, 500)),
+        *codec.ranges(0, Op.END, every_other),
+        *codec.ranges(0, Op.TAKE, every_other, redeliver_after_ms=5),
+        *codec.ranges(0, Op.END, range(0, MAX_SPAN, 500)),
     ]
-    key = markers.encode_key(0, 0)
+    key = codec.encode_key(0, 0)
     too_large = [
         (key, b"\x03" + b"\x81\x80\x04", None),
         (key, b"\x03" + b"\xff\xff\xff\x7f", None),
         (key, b"\x03" + b"\xff\xff\xff\xff\x7f", None),
         (key, b"\x04" + b"\x01" * (MAX_SPAN // 8 + 1), None),
     ]
-    agree(spark, [markers.encode(marker) for marker in large] + too_large)
+    agree(spark, [codec.encode(marker) for marker in large] + too_large)
 
 
 def test_a_row_for_each_message(spark):
     records = [
-        markers.encode(Marker(0, 7, Op.TAKE, 300)),
-        markers.encode(Marker(0, 7, Op.END, runs=((7, 2), (12, 1)))),
+        codec.encode(Marker(0, 7, Op.TAKE, 300)),
+        codec.encode(Marker(0, 7, Op.END, runs=((7, 2), (12, 1)))),
         (b"?", b"?", None),
     ]
     found = each_message(decode_markers(frame_of(spark, records))).select("at", "op", "offset", "timestamp")

@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner
 from support import stopped_after
 
-from kmqpy import stats
 from kmqpy.cli.app import kmq
-from kmqpy.config import QueueSettings
 from kmqpy.errors import ConfigError, Unfinished
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.spark import KmqSpark, pipeline
 from kmqpy.spark.health import health
 from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline

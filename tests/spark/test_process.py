@@ -14,16 +14,16 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from support import until
 
-from kmqpy import stats
-from kmqpy.backoff import Backoff
-from kmqpy.config import Connection
+from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
-from kmqpy.markers import MAX_SPAN, Marker, Op, encode, encode_key, encode_start, ranges
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op, encode, encode_key, encode_start, ranges
+from kmqpy.kafka.settings import Connection
 from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.process import NEEDED
 from kmqpy.spark.records import kafka_options, stream_topic
 from kmqpy.spark.taking import Taker
-from kmqpy.worker import Reject
+from kmqpy.worker.worker import Reject
 
 SOON = Backoff(first=0.05, jitter=0)
 

@@ -5,12 +5,13 @@ import pytest
 from confluent_kafka import Producer
 from support import collect, stopped_after, until
 
-from kmqpy import markers, stats
-from kmqpy.config import Connection
-from kmqpy.dead_letters import DeadLetters
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError
-from kmqpy.markers import INT64_MAX as FOREVER_MS
-from kmqpy.markers import MAX_SPAN, Marker, Op
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import INT64_MAX as FOREVER_MS
+from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
+from kmqpy.kafka.settings import Connection
 from kmqpy.spark import KmqSpark
 from kmqpy.spark.records import _loaded, kafka_options
 
@@ -29,11 +30,11 @@ def aborted(queue, *marks):
     producer.init_transactions(10)
     for written, end in (
         (marks, producer.abort_transaction),
-        ([markers.tick(0)], producer.commit_transaction),
+        ([codec.tick(0)], producer.commit_transaction),
     ):
         producer.begin_transaction()
         for marker in written:
-            key, value, headers = markers.encode(marker)
+            key, value, headers = codec.encode(marker)
             producer.produce(queue.settings.markers_topic, value, key, marker.partition, headers=headers)
         producer.flush(10)
         end(10)
@@ -65,7 +66,7 @@ def test_a_queue_whose_truth_is_known(spark, make_queue, markers_format):
     producer.send("later", partition=0, delay=1_000)
     assert client.receive(wait=0.5) == []
     producer.send("new", partition=1)
-    for wrong in ((b"?", b"\x00"), (markers.encode_key(1, 0), None)):
+    for wrong in ((b"?", b"\x00"), (codec.encode_key(1, 0), None)):
         queue.append(*wrong, partition=1)
     aborted(queue, Marker(1, took[7].offset, Op.END), Marker(0, took[6].offset, Op.NACK, 0))
     client.flush()
@@ -129,13 +130,13 @@ def test_what_lies_counts_for_nothing(spark, make_queue):
     of_another = [("kmq-dead-letter-topic", b"another"), ("kmq-dead-letter-partition", b"0")]
     queue.append(None, b"not mine", [*of_another, ("kmq-dead-letter-offset", b"0")], topic=dead)
     queue.mark_all([Marker(0, 0, Op.TAKE, FOREVER_MS), Marker(0, 1, Op.TAKE, FOREVER_MS)])
-    queue.mark_all(markers.ranges(0, Op.TAKE, range(MAX_SPAN), redeliver_after_ms=0))  # most do not exist
-    queue.mark_all(markers.ranges(0, Op.END, range(1, MAX_SPAN)))  # the others do
+    queue.mark_all(codec.ranges(0, Op.TAKE, range(MAX_SPAN), redeliver_after_ms=0))  # most do not exist
+    queue.mark_all(codec.ranges(0, Op.END, range(1, MAX_SPAN)))  # the others do
     for topic in (queue.settings.markers_topic, f"{dead}__markers"):
         for partition in (-1, -3, 1):
-            queue.append(markers.encode_key(partition, 0), markers.encode_end(), topic=topic)
+            queue.append(codec.encode_key(partition, 0), codec.encode_end(), topic=topic)
         foreign_headers.write(
-            bootstrap, topic, markers.encode_end(), [(b"caf\xe9", b"")], key=markers.encode_key(0, 0)
+            bootstrap, topic, codec.encode_end(), [(b"caf\xe9", b"")], key=codec.encode_key(0, 0)
         )
     kmq = kmq_of(spark, queue)
     found = kmq.messages().orderBy("offset").select("state", "attempts", "taken_at", "due_at").collect()

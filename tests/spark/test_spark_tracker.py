@@ -8,14 +8,14 @@ from pyspark.sql import functions as sf
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 from support import SESSION_MS, collect, until, value
 
-from kmqpy import log_reader
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError
-from kmqpy.registry import Paths, connect
-from kmqpy.topics import topics_of
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin.registry import ZnodePaths, connect
+from kmqpy.kafka.topics import topics_of
 from tests.spark.tracking import LONG_S, stored, take
 from tracker.settings import TrackerSettings
-from tracker.spark import SparkTracker, track
-from tracker.spark_query import _keys
+from tracker.spark.query import _keys
+from tracker.spark.tracker import SparkTracker, track
 
 TRIGGER_S = 0.2
 
@@ -76,7 +76,7 @@ def test_redelivery_and_dead_letters_in_both_formats(make_queue, start):
     assert queue.copies() == dict.fromkeys(bodies, 2)
     until(lambda: value(tracker, queue.name, "dead_lettered") == 60)
     assert value(tracker, queue.name, "redelivered") == 60
-    assert tracker.metrics.registry.get_sample_value(
+    assert tracker.health.metrics.registry.get_sample_value(
         "kmq_redelivery_lateness_seconds_count", {"queue": queue.name}
     ) == (120)
     assert tracker.problems() == []
@@ -88,7 +88,7 @@ def test_redelivery_and_dead_letters_in_both_formats(make_queue, start):
     with queue.registry() as registry:
         assert registry.owners(queue.name) == {}
         offsets = registry.offsets(queue.name)
-    ends = log_reader.bounds(queue.connection, queue.settings.markers_topic, [0, 1])
+    ends = partition_reader.bounds(queue.connection, queue.settings.markers_topic, [0, 1])
     assert {p: stored.offset >= ends[p][1] - 2 for p, stored in offsets.items()} == {0: True, 1: True}
 
 
@@ -133,7 +133,7 @@ def test_the_query_ends_with_the_leadership_and_begins_again_with_it(make_queue,
     queue = make_queue(1)
     tracker = start(queue)
     first = tracker._query
-    leader = Paths(queue.connection.root).leader(queue.name, 0)
+    leader = ZnodePaths(queue.connection.root).leader(queue.name, 0)
     with connect(queue.connection.zookeeper) as zk:
         zk.delete(leader)
         until(lambda: not first.isActive, LONG_S)

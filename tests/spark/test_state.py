@@ -1,14 +1,14 @@
-"""The state of messages as Spark works it out, against kmqpy.inflight and kmqpy.stats."""
+"""The state of messages as Spark works it out, against that of the tracker and that of `kmq stats`."""
 
 import random
 
 import pytest
 from frames import frame_of, naive
 
-from kmqpy import markers
 from kmqpy.errors import ConfigError
-from kmqpy.inflight import Hold, InFlight
-from kmqpy.markers import INT64_MAX, Marker, Op, encode_count
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op, encode_count
+from kmqpy.kafka.markers.inflight import EntryState, InFlight
 from kmqpy.spark.state import dead_letters_of, depth, finished, latency, message_states
 
 MESSAGES = 40
@@ -22,7 +22,7 @@ def some_log(rng, size, partition):
         ms += rng.choice([0, 1, 50, 300])
         written = ms - rng.choice([0, 0, 0, 70, 1_000])  # clocks that disagree
         if rng.random() < 0.03:
-            garbage = rng.choice([(b"?", b"\x00", None), (markers.encode_key(partition, 1), b"\x09", None)])
+            garbage = rng.choice([(b"?", b"\x00", None), (codec.encode_key(partition, 1), b"\x09", None)])
             log.append((written + 5_000 * (rng.random() < 0.2), *garbage))
             continue
         op = rng.choice([*Op, Op.TAKE, Op.TAKE, Op.END, Op.END])
@@ -31,22 +31,22 @@ def some_log(rng, size, partition):
         fields["by_tracker"] = op is Op.END and rng.random() < 0.4
         offset = rng.choice([rng.randrange(MESSAGES), -1 if op is Op.END else 0])
         if rng.random() < 0.3:
-            runs = markers.runs_of(sorted(rng.sample(range(MESSAGES), rng.choice([1, 2, 5]))))
+            runs = codec.runs_of(sorted(rng.sample(range(MESSAGES), rng.choice([1, 2, 5]))))
             marker = Marker(partition, runs[0][0], op, runs=runs, **fields)
         else:
             marker = Marker(partition, offset, op, **fields)
-        log.append((written, *markers.encode(marker)))
+        log.append((written, *codec.encode(marker)))
     return log
 
 
 def truth(log):
-    """What kmqpy.inflight says of each message, and by whom it was ended first since it was taken."""
+    """What the tracker's state says of each message, and by whom it was ended first since it was taken."""
     state = InFlight()
     ended = {}
     for at, (ms, key, value, headers) in enumerate(log):
         try:
-            marker = markers.decode(key, value, headers)
-        except markers.DecodeError:
+            marker = codec.decode(key, value, headers)
+        except codec.DecodeError:
             state.observe(at, ms)
             continue
         was_in_flight = {offset for offset in marker.offsets() if offset in state}
@@ -65,7 +65,13 @@ def expected_row(offset, state, ended, now_ms, moved):
             what = "dead"
         return what, None, None, naive(ended_ms)
     due_at = None if entry.due_ms >= INT64_MAX - 1 else naive(entry.due_ms)
-    what = "overdue" if entry.due_ms <= now_ms else "pending" if entry.hold is Hold.DELAYED else "in_flight"
+    what = (
+        "overdue"
+        if entry.due_ms <= now_ms
+        else "pending"
+        if entry.hold is EntryState.DELAYED
+        else "in_flight"
+    )
     return what, str(entry.hold), due_at, None
 
 
@@ -109,15 +115,15 @@ def test_any_log_of_markers(spark):
         "redelivered",
         "dead",
     }
-    assert {hold for _, hold in seen} == {None, *map(str, Hold)}
+    assert {hold for _, hold in seen} == {None, *map(str, EntryState)}
 
 
 def take(partition, at, offset, ms, after=300):
-    return (partition, at, ms, *markers.encode(Marker(partition, offset, Op.TAKE, after)))
+    return (partition, at, ms, *codec.encode(Marker(partition, offset, Op.TAKE, after)))
 
 
 def end(partition, at, offset, ms):
-    return (partition, at, ms, *markers.encode(Marker(partition, offset, Op.END)))
+    return (partition, at, ms, *codec.encode(Marker(partition, offset, Op.END)))
 
 
 @pytest.fixture
@@ -146,13 +152,13 @@ def test_when_a_message_was_first_sent(of_one_partition):
 
 def test_a_take_of_what_does_not_exist_is_none_and_leases_have_a_limit(of_one_partition):
     queue = [(0, n, START_MS, None, b"", None) for n in range(4)]
-    span = markers.encode(Marker(0, 0, Op.TAKE, 0, runs=((0, 2), (3, 2))))
+    span = codec.encode(Marker(0, 0, Op.TAKE, 0, runs=((0, 2), (3, 2))))
     log = [
         take(0, 0, 0, START_MS, 5_000),
         (0, 1, START_MS, *span),
-        (0, 2, START_MS, *markers.encode(Marker(0, 1, Op.DELAY, 5_000))),
+        (0, 2, START_MS, *codec.encode(Marker(0, 1, Op.DELAY, 5_000))),
         take(0, 3, 4, START_MS),
-        (0, 4, START_MS, *markers.encode(Marker(0, 3, Op.END, runs=((3, 9),)))),
+        (0, 4, START_MS, *codec.encode(Marker(0, 3, Op.END, runs=((3, 9),)))),
     ]
     limits = {"max_hold_ms": 400, "max_delay_ms": 300}
     rows = of_one_partition(queue, log, ends=[(0, 4), (5, 0)], **limits).orderBy("offset").collect()

@@ -4,9 +4,9 @@ import contextlib
 import time
 from collections import Counter
 
-from kmqpy import log_reader
 from kmqpy.errors import KmqError
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.markers.codec import Marker, Op
 
 LONG_S = 300.0
 """What Spark may need on a busy machine; a few seconds elsewhere."""
@@ -16,7 +16,7 @@ def take(queue, each, name, lease_ms=lambda number: 200):
     """Send `each` messages to every partition, and take them; their bodies."""
     bodies, markers = [], []
     for partition in range(queue.partitions):
-        ends = log_reader.bounds(queue.connection, queue.name, [partition], uncommitted=True)
+        ends = partition_reader.bounds(queue.connection, queue.name, [partition], uncommitted=True)
         new = [f"{name}-{partition}-{number}" for number in range(each)]
         queue.send(*new, partition=partition)
         bodies += new

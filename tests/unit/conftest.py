@@ -2,7 +2,7 @@
 
 import pytest
 
-from kmqpy.settings_mirror import SettingsMirror
+from kmqpy.kafka.client.settings_mirror import SettingsMirror
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kmqpy.admin import Admin
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
-from kmqpy.registry import RegisteredQueue
-from kmqpy.topics import QueueTopics, TopicInfo, topics_of
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import QueueTopics, TopicInfo, topics_of
 
 
 class FakeRegistry:

@@ -9,15 +9,15 @@ import time
 import pytest
 from fake_queue import FakeQueue
 
-from kmqpy.aio import AsyncQueue, AsyncWorker
-from kmqpy.backoff import Backoff
+from kmqpy.core.backoff import Backoff
 from kmqpy.errors import Closed, ConfigError, NotSupported
-from kmqpy.worker import Reject
+from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
+from kmqpy.worker.worker import Reject
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("kmqpy.worker._RECEIVE_WAIT_S", 0.02)
+    monkeypatch.setattr("kmqpy.worker.worker._RECEIVE_WAIT_S", 0.02)
 
 
 @pytest.fixture
@@ -409,7 +409,7 @@ class TestWorker:
     def test_the_handler_sees_the_context_of_its_message(self):
         from contextlib import contextmanager
 
-        from kmqpy.telemetry import Telemetry
+        from kmqpy.telemetry.base import Telemetry
 
         current = contextvars.ContextVar("current", default="none")
 

@@ -7,11 +7,11 @@ import test_inflight as single
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmqpy import entries
-from kmqpy.inflight import InFlight
-from kmqpy.markers import Marker, Op
-from tracker import buckets
-from tracker.buckets import BucketedState, Damaged, Head
+from kmqpy.kafka.markers import packed
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.inflight import InFlight
+from tracker.spark import buckets
+from tracker.spark.buckets import BucketedState, Damaged, Head
 
 T0 = 1_700_000_000_000
 
@@ -19,8 +19,8 @@ T0 = 1_700_000_000_000
 @pytest.fixture(scope="class")
 def small():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "_BLOCK", 4)
-        patch.setattr(entries, "_MIN_RUN", 2)
+        patch.setattr(packed, "_BLOCK", 4)
+        patch.setattr(packed, "_MIN_RUN", 2)
         patch.setattr(buckets, "SIZE", 4)
         yield
 

@@ -12,21 +12,21 @@ from datetime import timedelta
 import click
 import pytest
 
-from kmqpy import logs
-from kmqpy.admin import QueueDescription
 from kmqpy.cli import output
 from kmqpy.cli.app import kmq, run
 from kmqpy.cli.options import DURATION, Cli, _Lines, connected
 from kmqpy.cli.text import as_object
-from kmqpy.clock import SystemClock
-from kmqpy.config import QueueSettings
-from kmqpy.dead_letters import DeadLetter
+from kmqpy.core import logs
+from kmqpy.core.clock import SystemClock
 from kmqpy.errors import KmqError, MessageError, MissingExtra, Unavailable, Unfinished
-from kmqpy.inflight import Hold
+from kmqpy.kafka.admin.admin import QueueDescription
+from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.admin.stats import InFlightMessage, PartitionStats, QueueStats
+from kmqpy.kafka.dead_letters import DeadLetter
+from kmqpy.kafka.markers.inflight import EntryState
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import TopicInfo
 from kmqpy.message import Message
-from kmqpy.registry import RegisteredQueue
-from kmqpy.stats import InFlightMessage, PartitionStats, QueueStats
-from kmqpy.topics import TopicInfo
 from tracker.command import _from_environment
 
 
@@ -715,7 +715,7 @@ class TestTables:
             holder="me",
             since_ms=NOW_MS - 5_000,
             lease_until_ms=NOW_MS + 9_000,
-            hold=Hold.RELEASED,
+            hold=EntryState.RELEASED,
             reason="not now",
             attempts=2,
         )
@@ -739,7 +739,7 @@ class TestTables:
             size=99,
         )
         first, dead = "1970-01-01T00:00:01.000Z", "1970-01-01T00:00:02.000Z"
-        assert rows("dlq list q", "kmqpy.dead_letters.DeadLetters", list=[one]) == [
+        assert rows("dlq list q", "kmqpy.kafka.dead_letters.DeadLetters", list=[one]) == [
             ["id", "key", "attempts", "dead since", "first enqueued", "origin", "reason"],
             ["0-17", "user-1", "4", dead, first, "jobs 2-5", "nack: no"],
         ]

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import Message as Record
 
-from kmqpy import client as client_module
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import ConfigError, Unavailable
-from kmqpy.markers import Marker, Op
-from kmqpy.records import by_partition
-from kmqpy.starting import Started
-from kmqpy.topics import TopicIds
+from kmqpy.kafka.client import client as client_module
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.start_markers import StartOutcome
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.records import by_partition
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import TopicIds
 
 IDS = TopicIds("Q", "M")
 
@@ -49,7 +49,7 @@ class FakeWriter:
         return True
 
     def start(self, takes, *_):
-        return SimpleNamespace(confirmed=lambda: Started(dict.fromkeys(takes, 0), {}))
+        return SimpleNamespace(confirmed=lambda: StartOutcome(dict.fromkeys(takes, 0), {}))
 
     def post(self, marker):
         if self.closed:
@@ -235,7 +235,7 @@ class SlowLink:
 
         def confirmed():
             self.now += 0.08
-            return Started(dict.fromkeys(takes, 0), {})
+            return StartOutcome(dict.fromkeys(takes, 0), {})
 
         return SimpleNamespace(confirmed=confirmed)
 

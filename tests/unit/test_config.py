@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy import config
-from kmqpy.admin import Admin
-from kmqpy.client import KmqClient
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.dead_letters import DeadLetters
+from kmqpy.core import settings as settings_module
+from kmqpy.core.durations import duration_ms, parse_duration_ms
 from kmqpy.errors import ConfigError
-from kmqpy.producer import KmqProducer
-from kmqpy.registry import decode_queue
-from kmqpy.storages.kafka import KafkaQueue
-from kmqpy.topics import Topics
-from tracker.service import Tracker
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.registry import decode_queue
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from tracker.tracker import Tracker
 
 INT64_MAX = 2**63 - 1
 
@@ -45,7 +46,7 @@ class Sample:
 
 
 def sample(**values: Any) -> Sample:
-    return config.build(Sample, {"name": "n", **values})
+    return settings_module.build(Sample, {"name": "n", **values})
 
 
 @pytest.mark.parametrize("given", ["host:9092", None, {"bootstrap": "host:9092"}])
@@ -124,28 +125,28 @@ class TestParseDuration:
         ],
     )
     def test_good(self, text, ms):
-        assert config.parse_duration_ms(text) == ms
+        assert parse_duration_ms(text) == ms
 
     @pytest.mark.parametrize(
         "text", ["", "30", "s", "-5s", "1e3s", "30 sec", "5M", "1.s", ".5s", "nan", "infs"]
     )
     def test_bad(self, text):
         with pytest.raises(ConfigError) as caught:
-            config.parse_duration_ms(text, "lease")
+            parse_duration_ms(text, "lease")
         assert str(caught.value).startswith(f"lease: {text!r} is not a duration")
 
     @pytest.mark.parametrize("text", ["9223372036854775808ms", "106751991168d", "9" * 400 + "d"])
     def test_too_long(self, text):
         with pytest.raises(ConfigError, match="longer than"):
-            config.parse_duration_ms(text)
+            parse_duration_ms(text)
 
     def test_the_longest(self):
-        assert config.parse_duration_ms("9223372036854775807ms") == INT64_MAX
+        assert parse_duration_ms("9223372036854775807ms") == INT64_MAX
 
     @given(st.text())
     def test_any_text(self, text):
         with contextlib.suppress(ConfigError):
-            assert config.parse_duration_ms(text) >= 0
+            assert parse_duration_ms(text) >= 0
 
 
 class TestDuration:
@@ -171,7 +172,7 @@ class TestDuration:
         ],
     )
     def test_good(self, value, ms):
-        assert config.duration_ms(value, "lease") == ms
+        assert duration_ms(value, "lease") == ms
 
     @pytest.mark.parametrize(
         "value",
@@ -190,23 +191,23 @@ class TestDuration:
     )
     def test_out_of_range(self, value):
         with pytest.raises(ConfigError, match=r"lease: .* must not be negative"):
-            config.duration_ms(value, "lease")
+            duration_ms(value, "lease")
 
     @pytest.mark.parametrize("value", [True, False, None, "30", "30s", b"30", [30], 1j])
     def test_other_types(self, value):
         with pytest.raises(ConfigError, match=r"lease: .* is neither seconds nor a timedelta"):
-            config.duration_ms(value, "lease")
+            duration_ms(value, "lease")
 
     @given(st.floats(0, 2**53, exclude_max=True))
     def test_it_fits_a_marker_and_is_never_shorter(self, seconds):
-        ms = config.duration_ms(seconds, "lease")
+        ms = duration_ms(seconds, "lease")
         assert 0 <= ms <= INT64_MAX
         assert ms / 1000 >= seconds
 
     @given(st.integers(0, 10**9))
     def test_whole_milliseconds_stay_what_they_are(self, ms):
-        assert config.duration_ms(ms / 1000, "lease") == ms
-        assert config.duration_ms(timedelta(milliseconds=ms), "lease") == ms
+        assert duration_ms(ms / 1000, "lease") == ms
+        assert duration_ms(timedelta(milliseconds=ms), "lease") == ms
 
 
 class TestBuild:
@@ -214,7 +215,7 @@ class TestBuild:
         assert sample() == Sample(name="n")
 
     def test_later_layers_win(self):
-        built = config.build(Sample, {"name": "a", "count": 2}, {"count": 3}, {"name": "b"})
+        built = settings_module.build(Sample, {"name": "a", "count": 2}, {"count": 3}, {"name": "b"})
         assert (built.name, built.count) == ("b", 3)
 
     def test_an_unknown_key_comes_with_the_nearest_name(self):
@@ -229,7 +230,7 @@ class TestBuild:
 
     def test_a_missing_setting(self):
         with pytest.raises(ConfigError, match=r"Sample.*'name'"):
-            config.build(Sample, {})
+            settings_module.build(Sample, {})
 
     @pytest.mark.parametrize(
         ("key", "value", "converted"),
@@ -318,37 +319,39 @@ class TestBuild:
 class TestEnvironment:
     def test_only_fields_of_the_class(self):
         environ = {"KMQ_NAME": "n", "KMQ_WAIT_MS": "2s", "KMQ_OTHER": "x", "NAME": "y", "kmq_count": "9"}
-        values = config.from_environment(Sample, environ)
+        values = settings_module.from_environment(Sample, environ)
         assert values == {"name": "n", "wait_ms": "2s"}
-        assert config.build(Sample, values) == Sample(name="n", wait_ms=2_000)
+        assert settings_module.build(Sample, values) == Sample(name="n", wait_ms=2_000)
 
     def test_another_prefix(self):
-        assert config.from_environment(Sample, {"X_NAME": "n", "KMQ_NAME": "m"}, "X_") == {"name": "n"}
+        assert settings_module.from_environment(Sample, {"X_NAME": "n", "KMQ_NAME": "m"}, "X_") == {
+            "name": "n"
+        }
 
 
 class TestReadFile:
     def test_toml(self, tmp_path):
         path = tmp_path / "kmq.toml"
         path.write_text('bootstrap = "h:1"\n[kafka]\nsasl.password = "hunter2"\n"client.id" = "x"\n')
-        built = config.build(Connection, config.read_file(path))
+        built = settings_module.build(Connection, settings_module.read_file(path))
         assert built.bootstrap == "h:1"
         assert built.kafka == {"sasl.password": "hunter2", "client.id": "x"}
         assert "hunter2" not in repr(built)
 
     def test_missing(self, tmp_path):
         with pytest.raises(ConfigError, match=r"config file .*none\.toml': No such file"):
-            config.read_file(tmp_path / "none.toml")
+            settings_module.read_file(tmp_path / "none.toml")
 
     def test_a_directory(self, tmp_path):
         with pytest.raises(ConfigError, match="config file"):
-            config.read_file(str(tmp_path))
+            settings_module.read_file(str(tmp_path))
 
     @pytest.mark.parametrize("content", [b"a = ", b"\xff\xfe", b"a = 1\na = 2\n"])
     def test_not_toml(self, tmp_path, content):
         path = tmp_path / "kmq.toml"
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"config file .*kmq\.toml"):
-            config.read_file(path)
+            settings_module.read_file(path)
 
 
 class TestSecrets:
@@ -369,17 +372,17 @@ class TestSecrets:
         ],
     )
     def test_secret_names(self, name):
-        assert config.is_secret(name)
-        assert config.redacted({name: "hunter2"}) == {name: "***"}
+        assert settings_module.is_secret(name)
+        assert settings_module.redacted({name: "hunter2"}) == {name: "***"}
 
     @pytest.mark.parametrize(
         "name", ["sasl.username", "bootstrap.servers", "ssl.ca.location", "acks", "ssl.certificate.pem"]
     )
     def test_other_names(self, name):
-        assert config.redacted({name: "x"}) == {name: "x"}
+        assert settings_module.redacted({name: "x"}) == {name: "x"}
 
     def test_nested_tables(self):
-        assert config.redacted({"sasl": {"password": "hunter2"}}) == {"sasl.password": "***"}
+        assert settings_module.redacted({"sasl": {"password": "hunter2"}}) == {"sasl.password": "***"}
 
     @pytest.mark.parametrize("kafka", [{"sasl.password": "hunter2"}, {"sasl": {"password": "hunter2"}}])
     def test_connection(self, kafka):
@@ -489,7 +492,7 @@ class TestQueueSettings:
         settings = QueueSettings(name="q", max_hold_ms=500)
         for same in (copy.copy(settings), copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):
             assert (same, same.said) == (settings, {"name", "max_hold_ms"})
-        assert config.build(QueueSettings, {"name": "q"}, {"max_delay_ms": "5s"}).said == {
+        assert settings_module.build(QueueSettings, {"name": "q"}, {"max_delay_ms": "5s"}).said == {
             "name",
             "max_delay_ms",
         }

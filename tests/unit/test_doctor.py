@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from kmqpy.config import DAY_MS, QueueSettings
-from kmqpy.doctor import Facts, Severity, check, unregistered
-from kmqpy.registry import RegisteredQueue, StoredOffset, TrackerInfo
-from kmqpy.topics import TopicInfo
+from kmqpy.core.durations import DAY_MS
+from kmqpy.kafka.admin.doctor import Facts, Severity, check, unregistered
+from kmqpy.kafka.admin.registry import RegisteredQueue, StoredOffset, TrackerInfo
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import TopicInfo
 
 QUEUE = QueueSettings(name="q")
 TRACKER = TrackerInfo("t1", "host", 0, None, kafka_ok=True)

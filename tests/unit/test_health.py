@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tracker import health
-from tracker.health import MAX_CONNECTIONS, HealthServer
-from tracker.metrics import TrackerMetrics
+from tracker.health import server as server_module
+from tracker.health.metrics import TrackerMetrics
+from tracker.health.server import MAX_CONNECTIONS, HealthServer
 
 CHILD = """
 import os, resource
@@ -105,7 +105,7 @@ def test_the_oldest_connection_ends_for_a_new_one(server, idle):
 
 
 def test_a_slow_request_ends_after_a_while(monkeypatch, server, idle):
-    monkeypatch.setattr(health, "REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(server_module, "REQUEST_TIMEOUT_S", 0.1)
     slow = idle(server.port)
     slow.sendall(b"GET /livez HTTP/1.1\r\nX: ")
     assert slow.recv(1) == b""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tracker.health import HealthServer
-from tracker.metrics import TrackerMetrics
+from tracker.health.metrics import TrackerMetrics
+from tracker.health.server import HealthServer
 
 
 class Watched:

@@ -5,7 +5,7 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.held import Held
+from kmqpy.kafka.client.local_leases import LocalLeases
 
 PLACES = st.tuples(st.integers(0, 1), st.integers(0, 12))
 OFFSETS = st.sets(st.integers(0, 12), min_size=1)
@@ -24,12 +24,12 @@ STEPS = st.lists(
 
 @given(STEPS, st.sampled_from([1, 3, 64]))
 def test_it_holds_what_was_added_until_it_is_discarded_or_its_lease_ends(steps, whole):
-    with patch("kmqpy.held._WHOLE", whole):
+    with patch("kmqpy.kafka.client.local_leases._WHOLE", whole):
         check_against_model(steps)
 
 
 def check_against_model(steps):
-    held, until, now = Held(), {}, 0
+    held, until, now = LocalLeases(), {}, 0
     for step in steps:
         match step:
             case ("add", partition, offsets, lease):
@@ -57,7 +57,7 @@ def check_against_model(steps):
 
 
 def test_batches_take_no_memory_for_what_follows_each_other():
-    held = Held()
+    held = LocalLeases()
     for first in range(0, 1_000_000, 1_000):
         offsets = list(range(first, first + 1_000))
         held.add(0, offsets, until=30.0)
@@ -67,7 +67,7 @@ def test_batches_take_no_memory_for_what_follows_each_other():
 
 
 def test_an_extension_outlives_the_batch():
-    held = Held()
+    held = LocalLeases()
     held.add(0, [1, 2, 3], until=10.0)
     held.extend([(0, 2), (0, 9)], until=20.0)
     held.expire(15.0)
@@ -77,7 +77,7 @@ def test_an_extension_outlives_the_batch():
 
 
 def test_leases_of_what_is_finished_are_forgotten():
-    held = Held()
+    held = LocalLeases()
     for offset in range(0, 40_000, 2):
         held.add(0, [offset], until=1_000.0)
         held.extend([(0, offset)], until=2_000.0)

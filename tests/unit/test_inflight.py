@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kmqpy import entries, inflight, markers, snapshot
-from kmqpy.inflight import Entry, Hold, InFlight, TakenTogether
-from kmqpy.markers import INT64_MAX, TICK_OFFSET, Marker, Op, tick
+from kmqpy.kafka.markers import codec, inflight, snapshot
+from kmqpy.kafka.markers import packed as packed_module
+from kmqpy.kafka.markers.codec import INT64_MAX, TICK_OFFSET, Marker, Op, tick
+from kmqpy.kafka.markers.inflight import Entry, EntryState, InFlight, TakenRun
 
 LEASE = 30_000
 T0 = 1_700_000_000_000
@@ -80,7 +81,7 @@ class TestTakeAndEnd:
 
     def test_a_take_opens(self, log):
         assert log.take(7, holder="w1")
-        entry = Entry(7, 0, T0, T0 + LEASE, Hold.HELD, counts=True, reason=None, holder="w1")
+        entry = Entry(7, 0, T0, T0 + LEASE, EntryState.HELD, counts=True, reason=None, holder="w1")
         assert 7 in log.state
         assert 8 not in log.state
         assert log.state.get(7) == log.state.oldest() == entry
@@ -112,14 +113,14 @@ class TestTakeAndEnd:
         log.take(8)
         assert log.state.safe_offset() == 0
         assert log.take(7, 1_000, later=10, holder="w2")
-        assert log.state.get(7) == Entry(7, 2, T0 + 10, T0 + 1_010, Hold.HELD, counts=True, holder="w2")
+        assert log.state.get(7) == Entry(7, 2, T0 + 10, T0 + 1_010, EntryState.HELD, counts=True, holder="w2")
         assert log.state.safe_offset() == 1
         log.end(8)
         assert log.state.safe_offset() == 2
 
     def test_a_delayed_message(self, log):
         assert log.delay(7, 60_000)
-        assert log.state.get(7) == Entry(7, 0, T0, T0 + 60_000, Hold.DELAYED, counts=False)
+        assert log.state.get(7) == Entry(7, 0, T0, T0 + 60_000, EntryState.DELAYED, counts=False)
         log.wait(60_000)
         assert log.due() == [7]
 
@@ -148,11 +149,11 @@ class TestLateOperations:
     @pytest.mark.parametrize(
         ("op", "hold"),
         [
-            (Op.EXTEND, Hold.HELD),
-            (Op.NACK, Hold.RELEASED),
-            (Op.DEAD_LETTER, Hold.DEAD),
-            (Op.TAKE, Hold.HELD),
-            (Op.DELAY, Hold.DELAYED),
+            (Op.EXTEND, EntryState.HELD),
+            (Op.NACK, EntryState.RELEASED),
+            (Op.DEAD_LETTER, EntryState.DEAD),
+            (Op.TAKE, EntryState.HELD),
+            (Op.DELAY, EntryState.DELAYED),
         ],
     )
     def test_they_open_when_markers_were_missed(self, op, hold):
@@ -206,7 +207,7 @@ class TestExtend:
     def test_nothing_to_extend_of_a_delayed_message(self, log):
         log.delay(7, 1_000)
         assert not log.extend(7)
-        assert log.state.get(7).hold is Hold.DELAYED
+        assert log.state.get(7).hold is EntryState.DELAYED
         assert log.state.next_due_ms() == T0 + 1_000
 
     def test_a_retake_after_a_nack_can_be_extended(self, log):
@@ -214,14 +215,14 @@ class TestExtend:
         log.nack(7, 1_000)
         log.take(7)
         assert log.extend(7, 5)
-        assert log.state.get(7).hold is Hold.HELD
+        assert log.state.get(7).hold is EntryState.HELD
 
 
 class TestNack:
     def test_due_now(self, log):
         log.take(7)
         assert log.nack(7, reason="busy")
-        assert log.state.get(7)[3:7] == (T0, Hold.RELEASED, True, "busy")
+        assert log.state.get(7)[3:7] == (T0, EntryState.RELEASED, True, "busy")
         assert log.due() == [7]
 
     def test_with_a_delay(self, log):
@@ -250,7 +251,7 @@ class TestDeadLetter:
     def test_due_now_whatever_the_marker_says(self, log):
         log.take(7)
         assert log.add(Op.DEAD_LETTER, 7, LEASE, reason="bad")
-        assert log.state.get(7)[3:7] == (T0, Hold.DEAD, True, "bad")
+        assert log.state.get(7)[3:7] == (T0, EntryState.DEAD, True, "bad")
         assert log.due() == [7]
 
     @pytest.mark.parametrize("op", [op for op in Op if op is not Op.END])
@@ -268,7 +269,7 @@ class TestDeadLetter:
         assert log.end(7)
         assert 7 not in log.state
         assert log.take(7)
-        assert log.state.get(7).hold is Hold.HELD
+        assert log.state.get(7).hold is EntryState.HELD
 
 
 class TestDeadlines:
@@ -492,7 +493,7 @@ class TestRedelivery:
         log.due()
         log.dead_letter(1)
         log.state.retry_all()
-        assert [entry.hold for entry in log.state.take_due(1)] == [Hold.DEAD]
+        assert [entry.hold for entry in log.state.take_due(1)] == [EntryState.DEAD]
 
 
 class TestMemory:
@@ -549,11 +550,11 @@ class TestMemory:
                 log.end(offset)
         held = self.FINISHED // 1_000
         assert len(log.state) == held
-        assert len(log.state._entries._by_take._at_least) <= held / entries._FEW + 1
+        assert len(log.state._entries._by_take._at_least) <= held / packed_module._FEW + 1
         assert [entry.offset for entry in sorted(log.state)] == list(range(0, self.FINISHED // 10, 100))
 
     def test_compaction_leaves_out_what_is_in_redelivery(self, log, monkeypatch):
-        monkeypatch.setattr(entries, "_SLACK", 0)
+        monkeypatch.setattr(packed_module, "_SLACK", 0)
         for offset in range(10):
             log.take(offset, 0)
         log.due(5)
@@ -574,7 +575,7 @@ def test_the_oldest_and_the_counts_of_many_cost_little():
     finally:
         tracemalloc.stop()
     assert [entry.offset for entry in oldest] == [0, 2, 4, 6, 8]
-    assert (holds, due) == ({Hold.HELD: 20_000}, 51)
+    assert (holds, due) == ({EntryState.HELD: 20_000}, 51)
     assert peak < 20_000 * 20  # bytes; an entry has 250
 
 
@@ -610,10 +611,10 @@ def naive_entry(log, offset, *, missed_markers=False):
     opening, *operations = life[taken:] or [death]
     decisive, hold = opening, inflight._HOLDS[opening.op]
     for read in operations:
-        if read.op is Op.NACK or hold is Hold.HELD:
-            decisive, hold = read, {Op.NACK: Hold.RELEASED, Op.EXTEND: Hold.HELD}[read.op]
+        if read.op is Op.NACK or hold is EntryState.HELD:
+            decisive, hold = read, {Op.NACK: EntryState.RELEASED, Op.EXTEND: EntryState.HELD}[read.op]
     if death is not None:
-        decisive, hold = death, Hold.DEAD
+        decisive, hold = death, EntryState.DEAD
     after = 0 if death is not None else max(0, decisive.marker.redeliver_after_ms)
     return Entry(
         offset,
@@ -644,7 +645,7 @@ timestamp_steps = st.integers(-40, 40)
 
 HIGHEST = 40
 range_markers = st.builds(
-    lambda offsets, op, after, holder: markers.ranges(
+    lambda offsets, op, after, holder: codec.ranges(
         0, op, sorted(offsets), redeliver_after_ms=0 if op is Op.END else after, holder=holder
     )[0],
     st.one_of(
@@ -666,11 +667,11 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         super().__init__()
         # So that what is cleaned lazily is compacted at every turn, and a few messages make a run.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(entries, "_SLACK", 0)
-        self.patch.setattr(entries, "_BLOCK", 8)
-        self.patch.setattr(entries, "_MIN_RUN", 2)
-        self.patch.setattr(entries, "_ROWS", 4)
-        self.patch.setattr(entries, "_FEW", 1)
+        self.patch.setattr(packed_module, "_SLACK", 0)
+        self.patch.setattr(packed_module, "_BLOCK", 8)
+        self.patch.setattr(packed_module, "_MIN_RUN", 2)
+        self.patch.setattr(packed_module, "_ROWS", 4)
+        self.patch.setattr(packed_module, "_FEW", 1)
         self.state = InFlight(missed_markers=self.missed_markers)
         self.log = []
         self.position = self.now_ms = self.last_safe_offset = 0
@@ -719,7 +720,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         else:
             assert self.state.apply_ends([(first, count, timestamp)], at) == len(before)
             self.in_redelivery.difference_update(offsets)
-        dead = {entry.offset for entry in before if entry.hold is Hold.DEAD}
+        dead = {entry.offset for entry in before if entry.hold is EntryState.DEAD}
         for offset in offsets:
             if op is Op.END or offset not in dead:
                 self.postponed.pop(offset, None)
@@ -731,7 +732,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
     )
     def read_a_marker(self, marker, step, gap):
         before = {offset: self.entry(offset) for offset in marker.offsets()}
-        dead = sum(entry is not None and entry.hold is Hold.DEAD for entry in before.values())
+        dead = sum(entry is not None and entry.hold is EntryState.DEAD for entry in before.values())
         timestamp = self.now_ms + step
         self.now_ms = max(self.now_ms, timestamp)
         at = self.position + gap
@@ -748,7 +749,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         for offset in marker.offsets():
             if marker.op is Op.END:
                 self.in_redelivery.discard(offset)
-            if changed and (before[offset] is None or before[offset].hold is not Hold.DEAD):
+            if changed and (before[offset] is None or before[offset].hold is not EntryState.DEAD):
                 self.postponed.pop(offset, None)
             if marker.op is Op.END:
                 self.postponed.pop(offset, None)
@@ -830,8 +831,12 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         groups = list(packed._by_take.groups())
         assert len(packed._by_take._heap) <= 2 * len(groups)
         assert len(packed._by_due._heap) <= 2 * len(groups)
-        rows = [group for group in groups if isinstance(group, entries._Rows)]
-        assert all(entries._FEW < len(group) <= entries._ROWS for group in rows if group is not packed._open)
+        rows = [group for group in groups if isinstance(group, packed_module._EntryArray)]
+        assert all(
+            packed_module._FEW < len(group) <= packed_module._ROWS
+            for group in rows
+            if group is not packed._open
+        )
         assert sum(map(len, rows)) == sum(slots.mask.bit_count() for slots in packed._slots.values())
         assert packed.handed_out.keys() == self.in_redelivery
 
@@ -878,10 +883,10 @@ def with_timestamps(history):
 @pytest.fixture(scope="class")
 def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "_BLOCK", 8)
-        patch.setattr(entries, "_MIN_RUN", 2)
-        patch.setattr(entries, "_ROWS", 4)
-        patch.setattr(entries, "_FEW", 1)
+        patch.setattr(packed_module, "_BLOCK", 8)
+        patch.setattr(packed_module, "_MIN_RUN", 2)
+        patch.setattr(packed_module, "_ROWS", 4)
+        patch.setattr(packed_module, "_FEW", 1)
         yield
 
 
@@ -959,7 +964,7 @@ class TestRestart:
 
     def test_what_was_taken_long_ago_is_restored_as_quickly(self):
         """Once a number of as many bits as markers since was made of it."""
-        row = TakenTogether(0, (1 << 1024) - 1, 5, 1, T0, T0 + LEASE, None)
+        row = TakenRun(0, (1 << 1024) - 1, 5, 1, T0, T0 + LEASE, None)
         state = InFlight(position=2**60)
         state.restore([row])
         assert len(state) == 1024

@@ -8,11 +8,12 @@ import pytest
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from confluent_kafka import Message as Record
 
-from kmqpy.config import QueueSettings
 from kmqpy.errors import DecodeError, ReceiptError
-from kmqpy.kafka_message import Batch, KafkaMessage
-from kmqpy.message import Message, Receipt
-from kmqpy.telemetry import Telemetry
+from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.message import Message
+from kmqpy.telemetry.base import Telemetry
 
 QUEUE = QueueSettings(name="jobs")
 
@@ -35,7 +36,7 @@ def message(headers=None, value=b"body", telemetry=None):
         headers=headers,
         timestamp=(TIMESTAMP_LOG_APPEND_TIME, 1_000),
     )
-    return KafkaMessage(record, Batch(QUEUE, "an-id", 5_000, telemetry or Telemetry()))
+    return KafkaMessage(record, ReceiveContext(QUEUE, "an-id", 5_000, telemetry or Telemetry()))
 
 
 def test_fields():

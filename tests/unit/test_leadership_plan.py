@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracker.assignment import Partition, Plan, plan
+from tracker.leadership.assignment import Partition, Plan, next_actions
 
 P0, P1, P2 = ("q", 0), ("q", 1), ("q", 2)
 DELAY = 3.0
@@ -20,7 +20,7 @@ def decide(
     deleting: tuple[str, ...] = (),
     now: float = 100.0,
 ) -> Plan:
-    return plan(
+    return next_actions(
         me,
         ranking or {},
         held=held,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import KafkaError, Message
 
-from kmqpy import kafka, log_reader
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.spark import source
 
 
@@ -47,13 +47,13 @@ class FakeConsumer:
 @pytest.fixture
 def consumer(monkeypatch):
     fake = FakeConsumer()
-    monkeypatch.setattr(kafka, "consumer", lambda connection, settings: fake)
+    monkeypatch.setattr(librdkafka, "consumer", lambda connection, settings: fake)
     return fake
 
 
 def test_the_end_of_a_replica_is_not_the_end_of_the_log(consumer):
     offsets = []
-    reached = log_reader.scan(Connection(), "q", {0: 0}, lambda one: offsets.append(one.offset()))
+    reached = partition_reader.scan(Connection(), "q", {0: 0}, lambda one: offsets.append(one.offset()))
     assert offsets == [0, 1, 2]
     assert reached[0].position == reached[0].end == 4
 

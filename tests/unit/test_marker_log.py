@@ -7,12 +7,12 @@ from confluent_kafka import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmqpy import entries, markers
 from kmqpy.errors import DecodeError, UnsupportedMarker
-from kmqpy.inflight import InFlight
-from kmqpy.marker_log import Applied, QueueEnd, apply_records
-from kmqpy.markers import Marker, Op
-from kmqpy.offset_runs import OffsetRuns
+from kmqpy.kafka.markers import codec, packed
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.replay import Applied, QueueEnd, replay_markers
 
 PARTITION = 3
 T0 = 1_700_000_000_000
@@ -38,9 +38,9 @@ def one_by_one(state, records):
         at, timestamp_ms = record.offset(), record.timestamp()[1]
         try:
             key = record.key()
-            if key and len(key) == 12 and markers.decode_key(key)[0] != PARTITION:
+            if key and len(key) == 12 and codec.decode_key(key)[0] != PARTITION:
                 raise DecodeError("another's", key)
-            marker = markers.decode(key, record.value(), record.headers())
+            marker = codec.decode(key, record.value(), record.headers())
         except UnsupportedMarker as error:
             state.observe(at, timestamp_ms)
             state.pin(at)
@@ -58,7 +58,7 @@ def one_by_one(state, records):
 OFFSETS = st.integers(0, 30)
 series = st.builds(
     lambda op, first, count, after, **fields: [
-        markers.encode(Marker(PARTITION, first + i, op, 0 if op is Op.END else after, **fields))
+        codec.encode(Marker(PARTITION, first + i, op, 0 if op is Op.END else after, **fields))
         for i in range(count)
     ],
     st.sampled_from([Op.TAKE, Op.TAKE, Op.END, Op.END, *Op]),
@@ -72,17 +72,17 @@ odd = st.sampled_from(
     [
         [(None, None, [])],
         [(b"", b"", [])],
-        [(markers.encode_key(PARTITION, 1), None, [])],
-        [(markers.encode_key(PARTITION, 1), b"\x01", [])],
-        [(markers.encode_key(PARTITION, 1), b"\x00" * 9, [])],
-        [(markers.encode_key(PARTITION, 1), b"\x07", [])],
-        [(markers.encode_key(PARTITION, -1), markers.encode_start(5), [])],
-        [(markers.encode_key(PARTITION + 1, 1), markers.encode_start(5), [])],
-        [(markers.encode_key(PARTITION + 1, 1), markers.encode_end(), [])],
-        [(markers.encode_key(PARTITION, 1)[:-1], markers.encode_end(), [])],
-        [markers.encode(markers.tick(PARTITION))],
-        [markers.encode(markers.ranges(PARTITION, Op.TAKE, range(2, 30), redeliver_after_ms=9)[0])],
-        [markers.encode(markers.ranges(PARTITION, Op.END, range(5, 25))[0])],
+        [(codec.encode_key(PARTITION, 1), None, [])],
+        [(codec.encode_key(PARTITION, 1), b"\x01", [])],
+        [(codec.encode_key(PARTITION, 1), b"\x00" * 9, [])],
+        [(codec.encode_key(PARTITION, 1), b"\x07", [])],
+        [(codec.encode_key(PARTITION, -1), codec.encode_start(5), [])],
+        [(codec.encode_key(PARTITION + 1, 1), codec.encode_start(5), [])],
+        [(codec.encode_key(PARTITION + 1, 1), codec.encode_end(), [])],
+        [(codec.encode_key(PARTITION, 1)[:-1], codec.encode_end(), [])],
+        [codec.encode(codec.tick(PARTITION))],
+        [codec.encode(codec.ranges(PARTITION, Op.TAKE, range(2, 30), redeliver_after_ms=9)[0])],
+        [codec.encode(codec.ranges(PARTITION, Op.END, range(5, 25))[0])],
     ]
 )
 logs = st.lists(
@@ -104,13 +104,13 @@ def records_of(log):
 @given(logs, st.integers(1, 50), st.sampled_from([(8, 2), (1024, 16)]))
 def test_the_same_as_one_by_one(log, batch, sizes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "_BLOCK", sizes[0])
-        patch.setattr(entries, "_MIN_RUN", sizes[1])
+        patch.setattr(packed, "_BLOCK", sizes[0])
+        patch.setattr(packed, "_MIN_RUN", sizes[1])
         expected, state, records = InFlight(), InFlight(), records_of(log)
         wanted = one_by_one(expected, records)
         total = Applied()
         for first in range(0, len(records), batch):
-            applied = apply_records(state, PARTITION, records[first : first + batch])
+            applied = replay_markers(state, PARTITION, records[first : first + batch])
             total.late_acks += applied.late_acks
             total.newer += applied.newer
             total.undecodable += applied.undecodable
@@ -127,11 +127,11 @@ def test_the_same_as_one_by_one(log, batch, sizes):
 def test_records_that_were_read_before_change_nothing(log, data):
     records = records_of(log)
     state, expected = InFlight(), InFlight()
-    apply_records(expected, PARTITION, records)
+    replay_markers(expected, PARTITION, records)
     split = data.draw(st.integers(0, len(records)))
     back = data.draw(st.integers(0, split))
-    apply_records(state, PARTITION, records[:split])
-    apply_records(state, PARTITION, records[back:])
+    replay_markers(state, PARTITION, records[:split])
+    replay_markers(state, PARTITION, records[back:])
     assert sorted(state) == sorted(expected)
     assert state.position == expected.position
 
@@ -140,7 +140,7 @@ def test_records_that_were_read_before_change_nothing(log, data):
 def test_a_series_takes_no_memory_for_each_message(holder):
     state = InFlight()
     takes = [Marker(PARTITION, i, Op.TAKE, 30_000, holder=holder) for i in range(5_000)]
-    apply_records(state, PARTITION, [Record(i, T0, markers.encode(take)) for i, take in enumerate(takes)])
+    replay_markers(state, PARTITION, [Record(i, T0, codec.encode(take)) for i, take in enumerate(takes)])
     assert {entry.holder for entry in state} == {holder}
     assert len(state) == 5_000
     assert not state._entries._slots
@@ -148,27 +148,27 @@ def test_a_series_takes_no_memory_for_each_message(holder):
 
 END_OF_QUEUE = 20
 ENDS = [Marker(PARTITION, offset, Op.END) for offset in (18, 19, 20, 21, 10**6)]
-RANGES = [markers.ranges(PARTITION, Op.END, range(first, first + 9))[0] for first in (11, 12, 500)]
+RANGES = [codec.ranges(PARTITION, Op.END, range(first, first + 9))[0] for first in (11, 12, 500)]
 
 
 @pytest.mark.parametrize("decides_below", [100, 4, 0])
 def test_ends_of_what_does_not_exist_touch_nothing(decides_below):
-    log = [markers.encode(marker) for marker in ENDS + RANGES]
+    log = [codec.encode(marker) for marker in ENDS + RANGES]
     touched = OffsetRuns()
     records = [Record(at, T0, encoded) for at, encoded in enumerate(log)]
-    applied = apply_records(InFlight(), PARTITION, records, QueueEnd(END_OF_QUEUE, decides_below), touched)
+    applied = replay_markers(InFlight(), PARTITION, records, QueueEnd(END_OF_QUEUE, decides_below), touched)
     assert (applied.records, applied.undecodable) == (len(records), [])
     assert list(touched.runs()) == [(11, 9)]
 
 
 def test_a_take_of_what_may_not_exist_yet_stops_the_reading():
     log = [Marker(PARTITION, offset, Op.TAKE, 5) for offset in (1, 20, 2, 21, 3)]
-    records = [Record(at, T0, markers.encode(marker)) for at, marker in enumerate(log)]
+    records = [Record(at, T0, codec.encode(marker)) for at, marker in enumerate(log)]
     state = InFlight()
-    assert apply_records(state, PARTITION, records, QueueEnd(END_OF_QUEUE, 0)).records == 1
-    applied = apply_records(state, PARTITION, records[1:], QueueEnd(21, 3))
+    assert replay_markers(state, PARTITION, records, QueueEnd(END_OF_QUEUE, 0)).records == 1
+    applied = replay_markers(state, PARTITION, records[1:], QueueEnd(21, 3))
     assert (applied.records, applied.undecodable) == (2, [])
-    applied = apply_records(state, PARTITION, records[3:], QueueEnd(21, 4))
+    applied = replay_markers(state, PARTITION, records[3:], QueueEnd(21, 4))
     assert (applied.records, [at for at, _ in applied.undecodable]) == (2, [3])
     assert sorted(entry.offset for entry in state) == [1, 2, 3, 20]
 
@@ -177,10 +177,10 @@ def test_what_a_marker_that_is_undecodable_had_come_to_is_not_kept():
     """900 kB that compress to some bytes: each became 450,000 runs, kept by the traceback of its error."""
     values = [b"\x03" + b"\x01" * 900_001, b"\x02" + bytes(8) + b"\x01" * 900_001]
     records = [
-        Record(at, T0, (markers.encode_key(PARTITION, 0), value, None)) for at, value in enumerate(values)
+        Record(at, T0, (codec.encode_key(PARTITION, 0), value, None)) for at, value in enumerate(values)
     ]
     tracemalloc.start()
-    applied = apply_records(InFlight(), PARTITION, records)
+    applied = replay_markers(InFlight(), PARTITION, records)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [at for at, _ in applied.undecodable] == [0, 1]
@@ -189,8 +189,8 @@ def test_what_a_marker_that_is_undecodable_had_come_to_is_not_kept():
 
 
 def test_range_markers_leave_others_their_turn():
-    runs = markers.ranges(PARTITION, Op.DELAY, range(1_000), redeliver_after_ms=9)[0]
-    records = [Record(at, T0, markers.encode(runs)) for at in range(5)]
-    assert apply_records(InFlight(), PARTITION, records).records == 5
-    assert apply_records(InFlight(), PARTITION, records, most=1_500).records == 2
-    assert apply_records(InFlight(), PARTITION, records, most=0).records == 1
+    runs = codec.ranges(PARTITION, Op.DELAY, range(1_000), redeliver_after_ms=9)[0]
+    records = [Record(at, T0, codec.encode(runs)) for at in range(5)]
+    assert replay_markers(InFlight(), PARTITION, records).records == 5
+    assert replay_markers(InFlight(), PARTITION, records, most=1_500).records == 2
+    assert replay_markers(InFlight(), PARTITION, records, most=0).records == 1

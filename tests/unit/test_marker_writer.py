@@ -5,12 +5,12 @@ import threading
 import pytest
 from confluent_kafka import KafkaError
 
-from kmqpy import kafka
-from kmqpy.clock import SYSTEM_CLOCK, SystemClock
-from kmqpy.config import Connection
-from kmqpy.marker_writer import MarkerWriter
-from kmqpy.markers import Marker, Op, decode, decode_key, encode_key
-from kmqpy.starting import Fence, Started, Starting
+from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.start_markers import StartBarrier, StartBatch, StartOutcome
+from kmqpy.kafka.markers.codec import Marker, Op, decode, decode_key, encode_key
+from kmqpy.kafka.settings import Connection
 
 
 class Delivered:
@@ -104,7 +104,7 @@ class Choosy(TinyProducer):
 @pytest.fixture
 def producer(monkeypatch):
     tiny = TinyProducer()
-    monkeypatch.setattr(kafka, "producer", lambda connection, settings: tiny)
+    monkeypatch.setattr(librdkafka, "producer", lambda connection, settings: tiny)
     return tiny
 
 
@@ -208,7 +208,7 @@ def test_r26_what_an_unknown_error_prevents_is_not_taken_for_written(producer, m
 
 def test_r10_starts_of_unknown_outcome_are_settled_when_a_tick_behind_them_is_written(producer):
     writer = MarkerWriter(Connection(), "m")
-    assert writer.start({0: [1]}, {}, 1_000, None, 0.02).confirmed() == Started({}, {0: 1})
+    assert writer.start({0: [1]}, {}, 1_000, None, 0.02).confirmed() == StartOutcome({}, {0: 1})
     assert writer.settled(1)
     assert not writer.settled(0)
     assert not writer.settled(0)
@@ -235,7 +235,7 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
         made.only_errors = settings["delivery.report.only.error"]
         return made
 
-    monkeypatch.setattr(kafka, "producer", one_of_three)
+    monkeypatch.setattr(librdkafka, "producer", one_of_three)
     writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: list(range(300)), 1: [5]}  # many of one partition, which have no report of each
     starting = writer.start(takes, {(1, 9): 60_000}, 1_000, None, 5.0, hand_out_until=0.0)
@@ -286,7 +286,7 @@ def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
 
 def test_r10_what_a_broken_producer_sent_gets_a_while_to_arrive(producer):
     clock = Jumping()
-    fence = Fence("m", 0, clock)
+    fence = StartBarrier("m", 0, clock)
     fence.add(producer)
     assert not fence.passed()
     producer.error = KafkaError(KafkaError._FATAL, fatal=True)
@@ -347,7 +347,7 @@ def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, coale
     apart = 100_000  # too far for one range marker
     choosy = Choosy()
     choosy.refused = {number * apart for number in refused}
-    monkeypatch.setattr(kafka, "producer", lambda connection, settings: choosy)
+    monkeypatch.setattr(librdkafka, "producer", lambda connection, settings: choosy)
     writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: [number * apart for number in range(1, 5)], 1: [7, 8]}
     delays = {(0, number * apart): 500 for number in (5, 6)}
@@ -359,11 +359,16 @@ def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, coale
 @pytest.mark.parametrize(
     ("refused", "stuck", "error", "expected"),
     [
-        ((), (), None, Started({0: 70}, {})),
-        ((7, 5), (), None, Started({0: 70}, {0: 5})),
-        ((5, 7), (), None, Started({0: 70}, {0: 5})),
-        ((7,), (8, 6), None, Started({0: 70}, {0: 6})),
-        ((7,), (), KafkaError(KafkaError._MSG_TIMED_OUT), Started({}, {0: 3})),  # nobody knows where they are
+        ((), (), None, StartOutcome({0: 70}, {})),
+        ((7, 5), (), None, StartOutcome({0: 70}, {0: 5})),
+        ((5, 7), (), None, StartOutcome({0: 70}, {0: 5})),
+        ((7,), (8, 6), None, StartOutcome({0: 70}, {0: 6})),
+        (
+            (7,),
+            (),
+            KafkaError(KafkaError._MSG_TIMED_OUT),
+            StartOutcome({}, {0: 3}),
+        ),  # nobody knows where they are
     ],
 )
 def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_they_are(
@@ -371,7 +376,7 @@ def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_th
 ):
     starts, quiet = Starts(error), Quiet()
     settled = []
-    starting = Starting(starts, SYSTEM_CLOCK, 0.05, quiet.purge, settled.append)
+    starting = StartBatch(starts, SYSTEM_CLOCK, 0.05, quiet.purge, settled.append)
     report = starting.expect_quietly(quiet, 0, range(3, 9))
     quiet.failures += [(report, encode_key(0, offset)) for offset in refused]
     quiet.stuck += [(report, encode_key(0, offset)) for offset in stuck]
@@ -381,7 +386,7 @@ def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_th
 
 
 def test_f1_a_start_marker_that_is_not_accepted_is_none():
-    starting = Starting(Starts(), SYSTEM_CLOCK, 0.05, lambda: None, lambda _: None)
+    starting = StartBatch(Starts(), SYSTEM_CLOCK, 0.05, lambda: None, lambda _: None)
     starting.expect(0, [9])
     starting.refuse(None, encode_key(0, 9), quiet=False)
-    assert starting.confirmed() == Started({}, {0: 9})
+    assert starting.confirmed() == StartOutcome({}, {0: 9})

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from kmqpy import message
 from kmqpy.errors import DecodeError, MessageError, ReceiptError
-from kmqpy.markers import encode_count
-from kmqpy.message import Message, Receipt
+from kmqpy.kafka.markers.codec import encode_count
+from kmqpy.kafka.message_headers import int_header, redelivery_count
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.message import Message
 
 COUNT = "kmq-redelivery-count"
 
@@ -197,11 +199,11 @@ class TestHeaders:
         ],
     )
     def test_int_header(self, data, number):
-        assert message.int_header((("n", b"1"), ("n", data)), "n") == number
+        assert int_header((("n", b"1"), ("n", data)), "n") == number
 
     @pytest.mark.parametrize("headers", [(), (("n", None),), (("m", b"1"),)])
     def test_int_header_absent(self, headers):
-        assert message.int_header(headers, "n") is None
+        assert int_header(headers, "n") is None
 
     @pytest.mark.parametrize(
         "data",
@@ -224,29 +226,29 @@ class TestHeaders:
     )
     def test_int_header_refuses(self, data):
         with pytest.raises(DecodeError) as caught:
-            message.int_header((("n", data),), "n")
+            int_header((("n", data),), "n")
         assert caught.value.data == data
 
 
 class TestRedeliveryCount:
     @pytest.mark.parametrize("count", [0, 1, 127, 128, 2**31 - 1])
     def test_reads_what_was_written(self, count):
-        assert message.redelivery_count(((COUNT, encode_count(count)),), COUNT) == count
+        assert redelivery_count(((COUNT, encode_count(count)),), COUNT) == count
 
     def test_absent_or_null_is_zero(self):
-        assert message.redelivery_count((), COUNT) == 0
-        assert message.redelivery_count(((COUNT, None),), COUNT) == 0
+        assert redelivery_count((), COUNT) == 0
+        assert redelivery_count(((COUNT, None),), COUNT) == 0
 
     @pytest.mark.parametrize("count", [-1, -128, -129])
     def test_negative_is_zero(self, count):
-        assert message.redelivery_count(((COUNT, encode_count(count)),), COUNT) == 0
+        assert redelivery_count(((COUNT, encode_count(count)),), COUNT) == 0
 
     def test_another_header_name(self):
-        assert message.redelivery_count((("tries", b"\x02"), (COUNT, b"\x05")), "tries") == 2
+        assert redelivery_count((("tries", b"\x02"), (COUNT, b"\x05")), "tries") == 2
 
     def test_undecodable(self):
         with pytest.raises(DecodeError):
-            message.redelivery_count(((COUNT, b"12"),), COUNT)
+            redelivery_count(((COUNT, b"12"),), COUNT)
 
 
 def test_message_header():

@@ -2,10 +2,10 @@ import pytest
 from fake_queue import FakeQueue
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kmqpy.metrics import PrometheusTelemetry
-from kmqpy.telemetry import Combined, Telemetry
-from kmqpy.worker import Worker
-from tracker.metrics import TrackerMetrics
+from kmqpy.telemetry.base import Combined, Telemetry
+from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from kmqpy.worker.worker import Worker
+from tracker.health.metrics import TrackerMetrics
 
 
 class Ticking:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kmqpy import markers, offset_runs
-from kmqpy.offset_runs import OffsetRuns
+from kmqpy.kafka.markers import codec, offset_runs
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 
 # Around the borders of blocks, and with blocks in between that are full or empty.
 OFFSETS = st.integers(-2, 4) | st.integers(1020, 1030) | st.integers(3060, 3080) | st.integers(-1030, 5000)
@@ -85,7 +85,7 @@ class Against(RuleBasedStateMachine):
     def equal(self):
         ascending = sorted(self.plain)
         assert list(self.runs) == ascending
-        assert tuple(self.runs.runs()) == markers.runs_of(ascending)
+        assert tuple(self.runs.runs()) == codec.runs_of(ascending)
         assert len(self.runs) == len(self.plain)
         assert bool(self.runs) == bool(self.plain)
         assert self.runs == OffsetRuns(self.runs.runs())

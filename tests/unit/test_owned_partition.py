@@ -2,12 +2,12 @@
 
 import pytest
 
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.inflight import Entry, Hold, InFlight
-from kmqpy.markers import Marker, Op
-from kmqpy.registry import StoredOffset
-from tracker.partition import Begin, OwnedPartition, begin_at
-from tracker.redelivery import Redeliverer
+from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.inflight import Entry, EntryState, InFlight
+from kmqpy.kafka.settings import Connection, QueueSettings
+from tracker.owned_partition import OwnedPartition, StartPosition, begin_at
+from tracker.redelivery.redeliverer import Redeliverer
 from tracker.settings import TrackerSettings
 
 STORED = StoredOffset(50, "id", now_ms=7_000)
@@ -81,7 +81,7 @@ def test_lateness_and_age_are_seconds_and_go_on_without_markers():
 )
 def test_r23_what_remains_of_stored_leases_is_kept_when_the_stored_time_was_ahead(since_ms, due_ms, left_ms):
     now_ms, ahead_ms = 1_700_000_000_000, 3_600_000
-    row = Entry(0, 7, now_ms + since_ms, now_ms + due_ms, Hold.HELD)
-    begin = Begin(StoredOffset(50, "id", now_ms + ahead_ms, in_flight=(row,)))
+    row = Entry(0, 7, now_ms + since_ms, now_ms + due_ms, EntryState.HELD)
+    begin = StartPosition(StoredOffset(50, "id", now_ms + ahead_ms, in_flight=(row,)))
     (kept,) = begin.believable(now_ms, QueueSettings(name="q"), 10, 5_000).at.in_flight
     assert kept.due_ms - now_ms == left_ms

@@ -5,11 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmqpy import message as m
-from kmqpy.config import QueueSettings
-from kmqpy.inflight import Entry, Hold
-from kmqpy.markers import decode_count, encode_count
-from kmqpy.topics import MAX_MESSAGE_BYTES
-from tracker.plan import Copy, Original, Refusal, batches, copy_of, halves, reason_of
+from kmqpy.kafka.markers.codec import decode_count, encode_count
+from kmqpy.kafka.markers.inflight import Entry, EntryState
+from kmqpy.kafka.message_headers import (
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_TOPIC,
+    DELIVER_AT,
+    ORIGINAL_OFFSET,
+    ORIGINAL_PARTITION,
+    ORIGINAL_TIMESTAMP,
+    size_of,
+)
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
+from tracker.redelivery.redelivery_plan import Copy, Original, Refusal, batches, copy_of, halves, reason_of
 
 COUNT = "kmq-redelivery-count"
 QUEUE = QueueSettings(name="jobs")
@@ -17,22 +29,20 @@ PARTITION = 4
 LIMIT = MAX_MESSAGE_BYTES + 64 * 1024
 """Of a queue's topic."""
 ORIGIN = (
-    (m.ORIGINAL_PARTITION, b"4"),
-    (m.ORIGINAL_OFFSET, b"70"),
-    (m.ORIGINAL_TIMESTAMP, b"1700000000000"),
+    (ORIGINAL_PARTITION, b"4"),
+    (ORIGINAL_OFFSET, b"70"),
+    (ORIGINAL_TIMESTAMP, b"1700000000000"),
 )
 headers = st.lists(
     st.tuples(
-        st.one_of(
-            st.text(max_size=3), st.sampled_from(["traceparent", COUNT, m.DELIVER_AT, m.ORIGINAL_OFFSET])
-        ),
+        st.one_of(st.text(max_size=3), st.sampled_from(["traceparent", COUNT, DELIVER_AT, ORIGINAL_OFFSET])),
         st.none() | st.binary(max_size=5),
     ),
     max_size=8,
 ).map(tuple)
 
 
-def entry(hold=Hold.HELD, *, counts=True, reason=None):
+def entry(hold=EntryState.HELD, *, counts=True, reason=None):
     return Entry(70, 9, 0, 0, hold, counts, reason)
 
 
@@ -91,8 +101,8 @@ class TestRedelivery:
         assert count_of(copy) == 3
 
     def test_the_delay_is_over(self):
-        delayed = entry(Hold.DELAYED, counts=False)
-        copy = plan(delayed, original((m.DELIVER_AT, b"1"), ("a", b"1"), (m.DELIVER_AT, b"2")))
+        delayed = entry(EntryState.DELAYED, counts=False)
+        copy = plan(delayed, original((DELIVER_AT, b"1"), ("a", b"1"), (DELIVER_AT, b"2")))
         assert copy.headers == (("a", b"1"), *ORIGIN)
 
     @pytest.mark.parametrize("bad", [b"", b"12", b"\x00\x00\x01", b"many redeliveries"])
@@ -113,8 +123,8 @@ class TestRedelivery:
 
     @given(headers, st.booleans())
     def test_headers_of_others_stay_in_order(self, given_headers, dead):
-        copy = plan(entry(Hold.DEAD if dead else Hold.HELD), original(*given_headers))
-        kept = tuple((k, v) for k, v in given_headers if k not in (COUNT, m.DELIVER_AT))
+        copy = plan(entry(EntryState.DEAD if dead else EntryState.HELD), original(*given_headers))
+        kept = tuple((k, v) for k, v in given_headers if k not in (COUNT, DELIVER_AT))
         assert copy.headers[: len(kept)] == kept
         assert all(name.startswith("kmq-") for name, _ in copy.headers[len(kept) :])
 
@@ -131,60 +141,60 @@ class TestDeadLetter:
     def test_one_delivery_more_than_redeliveries(self, limit):
         count, copy = self.deliveries(QueueSettings(name="jobs", max_redeliveries=limit))
         assert count == limit + 1
-        assert dict(copy.headers)[m.DEAD_LETTER_ATTEMPTS] == str(limit + 1).encode()
+        assert dict(copy.headers)[DEAD_LETTER_ATTEMPTS] == str(limit + 1).encode()
         assert count_of(copy) == limit
 
     def test_no_limit(self):
         endless = QueueSettings(name="jobs", max_redeliveries=None)
         assert not plan(entry(), original(count_header(10**6)), endless).dead_letter
-        assert plan(entry(Hold.DEAD), original(), endless).dead_letter
+        assert plan(entry(EntryState.DEAD), original(), endless).dead_letter
 
     def test_its_headers(self):
-        copy = plan(entry(), original(("a", b"1"), count_header(3), (m.DELIVER_AT, b"5")))
+        copy = plan(entry(), original(("a", b"1"), count_header(3), (DELIVER_AT, b"5")))
         assert copy.dead_letter
         assert copy.headers == (
             ("a", b"1"),
             *ORIGIN,
-            (m.DEAD_LETTER_TOPIC, b"jobs"),
-            (m.DEAD_LETTER_PARTITION, b"4"),
-            (m.DEAD_LETTER_OFFSET, b"70"),
-            (m.DEAD_LETTER_ATTEMPTS, b"4"),
-            (m.DEAD_LETTER_REASON, b"expired"),
+            (DEAD_LETTER_TOPIC, b"jobs"),
+            (DEAD_LETTER_PARTITION, b"4"),
+            (DEAD_LETTER_OFFSET, b"70"),
+            (DEAD_LETTER_ATTEMPTS, b"4"),
+            (DEAD_LETTER_REASON, b"expired"),
             (COUNT, b"\x03"),
         )
         assert (copy.key, copy.value) == (b"k", b"v")
 
     def test_the_origin_of_earlier_copies_is_kept(self):
         earlier = tuple((name, b"1") for name, _ in ORIGIN)
-        copy = plan(entry(Hold.DEAD), original(*earlier))
+        copy = plan(entry(EntryState.DEAD), original(*earlier))
         assert copy.headers[:3] == earlier
-        assert m.ORIGINAL_OFFSET not in dict(copy.headers[3:])
+        assert ORIGINAL_OFFSET not in dict(copy.headers[3:])
 
     def test_a_second_death_replaces_the_first(self):
         old = tuple(
             (name, b"old")
             for name in (
-                m.DEAD_LETTER_TOPIC,
-                m.DEAD_LETTER_PARTITION,
-                m.DEAD_LETTER_OFFSET,
-                m.DEAD_LETTER_ATTEMPTS,
-                m.DEAD_LETTER_REASON,
+                DEAD_LETTER_TOPIC,
+                DEAD_LETTER_PARTITION,
+                DEAD_LETTER_OFFSET,
+                DEAD_LETTER_ATTEMPTS,
+                DEAD_LETTER_REASON,
             )
         )
-        copy = plan(entry(Hold.DEAD), original(*old, ("a", b"1")))
+        copy = plan(entry(EntryState.DEAD), original(*old, ("a", b"1")))
         assert len(copy.headers) == len(dict(copy.headers))
         assert b"old" not in dict(copy.headers).values()
         assert copy.headers[0] == ("a", b"1")
 
     def test_rejected_at_the_first_delivery(self):
-        copy = plan(entry(Hold.DEAD, reason="bad zip: é"), original())
+        copy = plan(entry(EntryState.DEAD, reason="bad zip: é"), original())
         assert copy.dead_letter
-        assert dict(copy.headers)[m.DEAD_LETTER_REASON] == "rejected: bad zip: é".encode()
-        assert dict(copy.headers)[m.DEAD_LETTER_ATTEMPTS] == b"1"
+        assert dict(copy.headers)[DEAD_LETTER_REASON] == "rejected: bad zip: é".encode()
+        assert dict(copy.headers)[DEAD_LETTER_ATTEMPTS] == b"1"
         assert COUNT not in dict(copy.headers)
 
     def test_rejected_though_it_does_not_count(self):
-        assert plan(entry(Hold.DEAD, counts=False), original()).dead_letter
+        assert plan(entry(EntryState.DEAD, counts=False), original()).dead_letter
 
     @pytest.mark.parametrize(
         ("count", "limit", "times", "dead"),
@@ -205,8 +215,8 @@ class TestDeadLetter:
         assert copy.dead_letter is dead
         if dead:
             said = dict(copy.headers)
-            assert said[m.DEAD_LETTER_REASON] == b"refused: too large; expired"
-            assert said[m.DEAD_LETTER_ATTEMPTS] == str(count + 1).encode()
+            assert said[DEAD_LETTER_REASON] == b"refused: too large; expired"
+            assert said[DEAD_LETTER_ATTEMPTS] == str(count + 1).encode()
 
     def test_released_without_count_at_the_limit_it_is_tried_once(self):
         for times, dead in ((0, False), (1, True)):
@@ -216,27 +226,27 @@ class TestDeadLetter:
 
     def test_a_refusal_is_not_the_reason_of_those_that_are_dead_anyway(self):
         refused = copy_of(entry(), original(count_header(3)), QUEUE, PARTITION, Refusal(9, "x"))
-        assert dict(refused.headers)[m.DEAD_LETTER_REASON] == b"expired"
+        assert dict(refused.headers)[DEAD_LETTER_REASON] == b"expired"
 
     def test_a_reason_that_no_client_writes_does_not_make_the_record_too_large(self):
-        assert plan(entry(Hold.DEAD, reason="r" * 1_000_000), original()).size < 2_000
+        assert plan(entry(EntryState.DEAD, reason="r" * 1_000_000), original()).size < 2_000
 
     def test_a_reason_that_utf8_has_no_form_for(self):
-        copy = plan(entry(Hold.DEAD, reason="\ud800"), original())
-        assert dict(copy.headers)[m.DEAD_LETTER_REASON] == b"rejected: ?"
+        copy = plan(entry(EntryState.DEAD, reason="\ud800"), original())
+        assert dict(copy.headers)[DEAD_LETTER_REASON] == b"rejected: ?"
 
 
 @pytest.mark.parametrize(
     ("hold", "reason", "text"),
     [
-        (Hold.HELD, None, "expired"),
-        (Hold.HELD, "ignored", "expired"),
-        (Hold.DELAYED, None, "expired"),
-        (Hold.RELEASED, None, "nack"),
-        (Hold.RELEASED, "", "nack"),
-        (Hold.RELEASED, "busy", "nack: busy"),
-        (Hold.DEAD, None, "rejected"),
-        (Hold.DEAD, "bad", "rejected: bad"),
+        (EntryState.HELD, None, "expired"),
+        (EntryState.HELD, "ignored", "expired"),
+        (EntryState.DELAYED, None, "expired"),
+        (EntryState.RELEASED, None, "nack"),
+        (EntryState.RELEASED, "", "nack"),
+        (EntryState.RELEASED, "busy", "nack: busy"),
+        (EntryState.DEAD, None, "rejected"),
+        (EntryState.DEAD, "bad", "rejected: bad"),
     ],
 )
 def test_reason(hold, reason, text):
@@ -321,15 +331,15 @@ def record_bytes(copy):
 def test_what_send_takes_is_copied_until_it_is_a_dead_letter_and_back(header, reason):
     """However many headers it is made of, and without compression."""
     queue = QueueSettings(name="q" * 230, redelivery_count_header="c" * 200, max_redeliveries=300)
-    many = MAX_MESSAGE_BYTES // m.size_of(None, None, (header,))
-    rest = MAX_MESSAGE_BYTES - m.size_of(None, None, (header,) * many)
+    many = MAX_MESSAGE_BYTES // size_of(None, None, (header,))
+    rest = MAX_MESSAGE_BYTES - size_of(None, None, (header,) * many)
     record = Original(2**63 - 1, 2**63 - 1, None, b"v" * rest, (header,) * many)
-    assert m.size_of(record.key, record.value, record.headers) == MAX_MESSAGE_BYTES
+    assert size_of(record.key, record.value, record.headers) == MAX_MESSAGE_BYTES
     assert record_bytes(copy_of(entry(), record, queue, 2**31 - 1)) <= LIMIT
     for count in (127, 128, 299, 300):
         counted = record._replace(
             headers=(*record.headers, (queue.redelivery_count_header, encode_count(count)))
         )
-        copy = copy_of(entry(Hold.RELEASED, reason=reason), counted, queue, 2**31 - 1)
+        copy = copy_of(entry(EntryState.RELEASED, reason=reason), counted, queue, 2**31 - 1)
         assert copy.dead_letter is (count == 300)
         assert record_bytes(copy) <= LIMIT

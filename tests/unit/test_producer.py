@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy import kafka
-from kmqpy.config import Connection
 from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
-from kmqpy.producer import KmqProducer
-from kmqpy.telemetry import Telemetry
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.settings import Connection
+from kmqpy.telemetry.base import Telemetry
 
 SENT, TOO_LARGE, TIMED_OUT = 0, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._MSG_TIMED_OUT
 LOCAL = -1  # librdkafka refuses it at once
@@ -39,8 +39,8 @@ class FakeProducer:
 @pytest.fixture
 def fake(monkeypatch):
     made = FakeProducer()
-    monkeypatch.setattr(kafka, "producer", lambda *_: made)
-    monkeypatch.setattr("kmqpy.producer.Topics", lambda _: SimpleNamespace(check=lambda _: None))
+    monkeypatch.setattr(librdkafka, "producer", lambda *_: made)
+    monkeypatch.setattr("kmqpy.kafka.client.producer.Topics", lambda _: SimpleNamespace(check=lambda _: None))
     return made
 
 

@@ -4,10 +4,10 @@ import re
 import pytest
 
 from kmqpy import queue as queues
-from kmqpy.config import Connection
 from kmqpy.errors import ConfigError, NotSupported
+from kmqpy.kafka import queue
+from kmqpy.kafka.settings import Connection
 from kmqpy.queue import parse_url, queue_for
-from kmqpy.storages import kafka
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def opened(monkeypatch):
         calls.append((settings, connection, arguments))
         return "the queue"
 
-    monkeypatch.setattr(kafka, "KafkaQueue", note)
+    monkeypatch.setattr(queue, "KafkaQueue", note)
     return calls
 
 

@@ -2,11 +2,11 @@
 
 from confluent_kafka import KafkaError
 
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.inflight import Entry, Hold
-from tracker import redelivery
-from tracker.plan import Original, copy_of
-from tracker.redelivery import Aborted, Fetched, Redeliverer
+from kmqpy.kafka.markers.inflight import Entry, EntryState
+from kmqpy.kafka.settings import Connection, QueueSettings
+from tracker.redelivery import redeliverer as redeliverer_module
+from tracker.redelivery.redeliverer import FetchResult, Redeliverer, TransactionAborted
+from tracker.redelivery.redelivery_plan import Original, copy_of
 from tracker.settings import TrackerSettings
 
 TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
@@ -18,7 +18,7 @@ class Reader:
     def fetch(self, _topic, _partition, offsets):
         assert offsets == sorted(offsets)
         found = {at: Original(at, 0, None, bytes(1_000 if at % 10 == 0 else 10), ()) for at in offsets}
-        return Fetched(found)
+        return FetchResult(found)
 
 
 class Refusing(Redeliverer):
@@ -35,11 +35,11 @@ class Refusing(Redeliverer):
         topic = "q__undelivered" if batch[0].dead_letter else "q"
         self.sent.append((topic, offsets))
         if topic in self.refusing and any(offset % 10 == 0 for offset in offsets):
-            raise Aborted(TOO_LARGE, topic)
+            raise TransactionAborted(TOO_LARGE, topic)
 
     def again(self, offsets):
         self.sent.clear()
-        entries = [Entry(offset, offset, 0, 0, Hold.HELD) for offset in offsets]
+        entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in offsets]
         return self.redeliver(entries, Reader(), lambda: True, lambda: True)
 
 
@@ -92,7 +92,7 @@ def test_a_message_of_which_no_copy_can_be_made_holds_up_no_other(monkeypatch):
             raise ZeroDivisionError("a fault")
         return copy_of(entry, original, *rest)
 
-    monkeypatch.setattr(redelivery, "copy_of", fails)
+    monkeypatch.setattr(redeliverer_module, "copy_of", fails)
     redeliverer = Refusing()
     redeliverer.refusing = ()
     first, second = redeliverer.again(range(5)), redeliverer.again([3])
@@ -127,13 +127,13 @@ class Producer:
 def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
     class Bodies:
         def fetch(self, _topic, _partition, offsets):
-            return Fetched({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
+            return FetchResult({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
 
     redeliverer = Redeliverer(
         Connection(), QueueSettings(name="q", max_redeliveries=None), 0, TrackerSettings()
     )
     producer = redeliverer._producer = Producer({b"3"})
-    entries = [Entry(offset, offset, 0, 0, Hold.HELD) for offset in range(8)]
+    entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in range(8)]
     outcome = redeliverer.redeliver(entries, Bodies(), lambda: True, lambda: True)
     assert sorted(producer.committed) == [b"0", b"1", b"2", b"4", b"5", b"6", b"7"]
     assert list(outcome.failed) == [3]

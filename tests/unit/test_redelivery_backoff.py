@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.inflight import Entry, InFlight
-from kmqpy.markers import Marker, Op
-from tracker.redelivery import Fetched, OriginalsReader, Redeliverer
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.inflight import Entry, InFlight
+from kmqpy.kafka.settings import Connection, QueueSettings
+from tracker.redelivery.redeliverer import FetchResult, OriginalsReader, Redeliverer
 from tracker.settings import TrackerSettings
 
 
@@ -18,10 +18,10 @@ class AwayReader(OriginalsReader):
     def __init__(self, *, answers: bool) -> None:
         self.answers = answers
 
-    def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> Fetched:
+    def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
         if not self.answers:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return Fetched(out_of_reach=list(offsets))
+        return FetchResult(out_of_reach=list(offsets))
 
 
 def entries(*offsets: int) -> list[Entry]:

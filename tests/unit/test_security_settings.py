@@ -7,11 +7,13 @@ import pytest
 from kazoo.protocol.serialization import SASL, Auth
 from kazoo.security import Permissions
 
-from kmqpy import config, zookeeper
 from kmqpy.cli.app import run
-from kmqpy.config import Connection, ZooKeeperSecurity
+from kmqpy.core import settings as settings_module
 from kmqpy.errors import ConfigError, MissingExtra
-from kmqpy.kafka import consumer
+from kmqpy.kafka.librdkafka import new_consumer
+from kmqpy.kafka.settings import Connection
+from kmqpy.zookeeper import session
+from kmqpy.zookeeper.settings import ZooKeeperSecurity
 
 CANARY = "canary-b2d1"
 
@@ -21,7 +23,7 @@ class TestZooKeeperSecurity:
         security = ZooKeeperSecurity()
         assert not security.authenticated
         assert not security.encrypted
-        assert zookeeper._settings(security) == {}
+        assert session._settings(security) == {}
 
     @pytest.mark.parametrize("given", [{"ca": "a.pem"}, {"certificate": "c.pem"}, {"tls": True}])
     def test_a_file_means_tls(self, given):
@@ -52,7 +54,7 @@ class TestZooKeeperSecurity:
             scheme="digest",
             acl=("world:anyone:r", "x509:CN=you,O=us:cdrwa"),
         )
-        settings = zookeeper._settings(security)
+        settings = session._settings(security)
         assert settings["auth_data"] == [("digest", f"me:{CANARY}")]
         creator, world, you = settings["default_acl"]
         assert (creator.id.scheme, creator.perms) == ("auth", Permissions.ALL)
@@ -60,20 +62,20 @@ class TestZooKeeperSecurity:
         assert (*you.id, you.perms) == ("x509", "CN=you,O=us", Permissions.ALL)
 
     def test_sasl_without_its_extra(self, monkeypatch):
-        monkeypatch.setattr(zookeeper, "find_spec", lambda _: None)
+        monkeypatch.setattr(session, "find_spec", lambda _: None)
         with pytest.raises(MissingExtra, match=r"kmqpy\[sasl\]"):
-            zookeeper.new_client("h:1", security=ZooKeeperSecurity(username="me", password=CANARY))
+            session.new_client("h:1", security=ZooKeeperSecurity(username="me", password=CANARY))
 
     def test_a_client_tells_no_secret(self):
         security = ZooKeeperSecurity(username="me", password=CANARY, scheme="digest")
-        client = zookeeper.new_client("127.0.0.1:1", security=security)
-        assert CANARY not in f"{security} {security!r} {client} {client!r} {zookeeper.address(client)}"
+        client = session.new_client("127.0.0.1:1", security=security)
+        assert CANARY not in f"{security} {security!r} {client} {client!r} {session.address(client)}"
 
 
 class TestKazoosLog:
     @pytest.fixture
     def shown(self, caplog):
-        log = logging.getLogger("kmqpy.zookeeper.kazoo")
+        log = logging.getLogger("kmqpy.zookeeper.session.kazoo")
         caplog.set_level(1, logger=log.name)
         return lambda *record: (log.log(5, *record), caplog.text)[1]
 
@@ -101,7 +103,7 @@ class TestWhereTheyStand:
             "KMQ_ZOOKEEPER_SECURITY_CHECK_HOSTNAME": "no",
             "KMQ_ZOOKEEPER_SECURITY_ACL": "world:anyone:r, sasl:you:cdrwa",
         }
-        connection = config.build(Connection, config.from_environment(Connection, environ))
+        connection = settings_module.build(Connection, settings_module.from_environment(Connection, environ))
         assert connection.kafka == {"sasl.password": CANARY, "ssl.ca.location": "ca.pem"}
         assert connection.zookeeper_security == ZooKeeperSecurity(
             username="me",
@@ -114,12 +116,12 @@ class TestWhereTheyStand:
     def test_a_file_that_is_not_there_is_named(self):
         kafka = {"security.protocol": "SSL", "ssl.ca.location": "/nothing/ca.pem"}
         with pytest.raises(ConfigError, match=r"ssl\.ca\.location: there is no '/nothing/ca\.pem'"):
-            consumer(Connection(bootstrap="h:1", kafka=kafka), {})
+            new_consumer(Connection(bootstrap="h:1", kafka=kafka), {})
 
     def test_a_misspelt_variable_is_refused(self):
         environ = {"KMQ_ZOOKEEPER_SECURITY_PASWORD": CANARY}
         with pytest.raises(ConfigError) as caught:
-            config.build(Connection, config.from_environment(Connection, environ))
+            settings_module.build(Connection, settings_module.from_environment(Connection, environ))
         assert str(caught.value) == "zookeeper_security.pasword: unknown setting; did you mean password?"
 
     def test_the_environment_goes_into_the_tables_of_the_file(self, tmp_path, monkeypatch):
@@ -139,11 +141,11 @@ class TestWhereTheyStand:
     @pytest.mark.parametrize("value", ["x", ["x"], 5, None])
     def test_only_a_table(self, value):
         with pytest.raises(ConfigError, match="zookeeper_security: expected a table"):
-            config.build(Connection, {"zookeeper_security": value})
+            settings_module.build(Connection, {"zookeeper_security": value})
 
     def test_an_object_goes_through_and_survives_pickling(self):
         security = ZooKeeperSecurity(username="me", password=CANARY)
-        built = config.build(Connection, {"zookeeper_security": security})
+        built = settings_module.build(Connection, {"zookeeper_security": security})
         assert pickle.loads(pickle.dumps(built)) == built
         assert built.zookeeper_security is security
 

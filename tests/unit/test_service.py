@@ -11,22 +11,23 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from kmqpy import kafka, markers
-from kmqpy.clock import SystemClock
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.core.clock import SystemClock
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
-from kmqpy.inflight import InFlight
-from kmqpy.marker_log import QueueEnd
-from kmqpy.markers import Marker, Op
-from kmqpy.registry import RegisteredQueue, StoredOffset
-from kmqpy.topics import Topics
-from tracker import service
-from tracker.leadership import Grant, LeadershipView
-from tracker.partition import Begin, OwnedPartition, Phase
-from tracker.plan import Copy
-from tracker.redelivery import Outcome, Tick
-from tracker.service import Tracker, _Takeover
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin.registry import RegisteredQueue, StoredOffset
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.replay import QueueEnd
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from tracker import tracker as tracker_module
+from tracker.leadership.leadership import Grant, LeadershipView
+from tracker.owned_partition import OwnedPartition, Phase, StartPosition
+from tracker.redelivery.redeliverer import RedeliveryResult, Tick
+from tracker.redelivery.redelivery_plan import Copy
 from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker, _Takeover
 
 
 class Standing(SystemClock):
@@ -176,7 +177,7 @@ def test_the_end_of_a_queue_that_is_not_told_is_asked_for_later_and_later() -> N
 def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracker: Tracker) -> None:
     first = part_of(tracker, QueueSettings(name="a"))
     second = part_of(tracker, QueueSettings(name="b", markers_topic="a__markers"))
-    begin = Begin(StoredOffset(0, "markers-id", now_ms=0))
+    begin = StartPosition(StoredOffset(0, "markers-id", now_ms=0))
     takeover = _Takeover(("queue-id", "markers-id"), Tick(0, 0, 0.0), 0, begin)
     tracker._taken_over(first, takeover)
     tracker._taken_over(second, takeover)
@@ -215,9 +216,9 @@ def test_a_stuck_message_is_shown_whatever_becomes_of_others_and_until_it_has_en
         part.state.apply(Marker(0, offset, Op.TAKE, 0), at=offset, timestamp_ms=100)
     stuck, other = part.due(10)
     text = "topic q__undelivered does not exist"
-    tracker._redelivered(part, [stuck], Outcome(failed={1: 0.2}, dead_letter_problem=text))
+    tracker._redelivered(part, [stuck], RedeliveryResult(failed={1: 0.2}, dead_letter_problem=text))
     copy = Copy(other, key=None, value=None, headers=[], dead_letter=False)
-    tracker._redelivered(part, [other], Outcome(redelivered=[copy]))
+    tracker._redelivered(part, [other], RedeliveryResult(redelivered=[copy]))
     assert tracker.problems() == [f"queue q, partition 0: {text}"]
     part.state.apply(Marker(0, 1, Op.END), at=3, timestamp_ms=100)  # acknowledged late
     tracker._store_offsets(now=0.0)
@@ -241,8 +242,8 @@ def test_what_is_due_while_nothing_can_be_done_does_not_keep_the_loop_busy(track
 
 def test_a_taken_port_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(kafka, "consumer", lambda *_: made.append("consumer"))
-    monkeypatch.setattr(kafka, "producer", lambda *_: made.append("producer"))
+    monkeypatch.setattr(librdkafka, "consumer", lambda *_: made.append("consumer"))
+    monkeypatch.setattr(librdkafka, "producer", lambda *_: made.append("producer"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = TrackerSettings(http_host="127.0.0.1", http_port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match="can't be had"):
@@ -310,7 +311,7 @@ class FakeEnds:
 
 
 def record_of(marker: Marker, at: int) -> Message:
-    key, content, headers = markers.encode(marker)
+    key, content, headers = codec.encode(marker)
     return Message(
         topic="q__markers",
         partition=marker.partition,
@@ -486,11 +487,11 @@ def test_takes_beyond_the_known_end_wait_for_a_newer_one(
     # A broker that no more leads the queue may have said so; that is asked again for a while.
     assert [entry.offset for entry in part.state] == [0, 9]
     assert part.state.position == 2
-    monkeypatch.setattr(service, "DOUBT_S", 0.0)
+    monkeypatch.setattr(tracker_module, "DOUBT_S", 0.0)
     turning._ask_for_ends(turning._clock.monotonic() + 1)
     settle(turning)
     assert part.state.position == 3
-    monkeypatch.setattr(service, "DOUBT_S", 3.0)
+    monkeypatch.setattr(tracker_module, "DOUBT_S", 3.0)
     turning._ends.ends["a"] = 12
     turning._ask_for_ends(turning._clock.monotonic() + 1)
     settle(turning)

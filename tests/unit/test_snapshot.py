@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy import snapshot
-from kmqpy.inflight import Entry, Hold, TakenTogether
-from kmqpy.markers import INT64_MAX
-from kmqpy.registry import StoredOffset, decode_offset
+from kmqpy.kafka.admin.registry import StoredOffset, decode_offset
+from kmqpy.kafka.markers import snapshot
+from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.kafka.markers.inflight import Entry, EntryState, TakenRun
 
 numbers = st.integers(0, INT64_MAX)
 texts = st.one_of(st.none(), st.text(max_size=20))
 entries = st.builds(
-    Entry, numbers, numbers, numbers, numbers, st.sampled_from(Hold), st.booleans(), texts, texts
+    Entry, numbers, numbers, numbers, numbers, st.sampled_from(EntryState), st.booleans(), texts, texts
 )
 runs = st.builds(
-    TakenTogether,
+    TakenRun,
     st.integers(0, INT64_MAX - 1023),
     st.integers(0, 1 << 1023).map(lambda bits: bits | 1),
     st.integers(0, INT64_MAX - (1 << 20)),
@@ -34,7 +34,7 @@ def each_once(rows):
     """Those of the rows that name no message which one before them names."""
     found, seen = [], set()
     for row in rows:
-        bits = row.bits if isinstance(row, TakenTogether) else 1
+        bits = row.bits if isinstance(row, TakenRun) else 1
         named = {row[0] + bit for bit in range(bits.bit_length()) if bits >> bit & 1}
         if not named & seen:
             seen |= named
@@ -92,8 +92,8 @@ def test_what_is_damaged_is_refused_and_the_offset_counts_as_absent(damaged):
 
 
 def test_interleaved_runs_name_each_message_once():
-    rows = [TakenTogether(1000, int("55" * 20, 16), 0, 1, 5, 9, None)]
-    rows.append(TakenTogether(1001, int("55" * 20, 16), 1, 1, 5, 9, None))
+    rows = [TakenRun(1000, int("55" * 20, 16), 0, 1, 5, 9, None)]
+    rows.append(TakenRun(1001, int("55" * 20, 16), 1, 1, 5, 9, None))
     assert snapshot.unpack(snapshot.pack(rows)) == rows
 
 

@@ -8,14 +8,15 @@ from confluent_kafka import Message, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy import kafka, log_reader, markers
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.markers import Marker, Op
-from kmqpy.offset_runs import OffsetRuns
-from kmqpy.records import by_partition
-from kmqpy.source import Commit, QueueSource, _Partition, commit_of
-from kmqpy.telemetry import Telemetry
-from kmqpy.topics import TopicIds
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.client.group_member import Commit, GroupMember, _Partition, commit_of
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.records import by_partition
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import TopicIds
+from kmqpy.telemetry.base import Telemetry
 
 GIVEN = (Connection(), QueueSettings(name="q"), Telemetry())
 IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True}
@@ -86,13 +87,13 @@ class FakeConsumer:
 @pytest.fixture
 def consumer(monkeypatch):
     fake = FakeConsumer()
-    monkeypatch.setattr(kafka, "consumer", lambda connection, settings: fake)
+    monkeypatch.setattr(librdkafka, "consumer", lambda connection, settings: fake)
     return fake
 
 
 @pytest.fixture
 def source(consumer):
-    made = QueueSource(
+    made = GroupMember(
         *GIVEN,
         **IDENTITY,
         settled=lambda _: True,
@@ -154,12 +155,12 @@ def takes(monkeypatch):
     def scan(_connection, _topic, starts, visit, **_):
         end = max(log, default=-1) + 1
         for at in sorted(at for at in log if at >= starts[0]):
-            key, value, headers = markers.encode(Marker(0, log[at], Op.TAKE, 60_000))
+            key, value, headers = codec.encode(Marker(0, log[at], Op.TAKE, 60_000))
             visit(Message(topic="q__markers", key=key, value=value, headers=headers, partition=0, offset=at))
-        return {0: log_reader.Reached(0, end, end)}
+        return {0: partition_reader.Reached(0, end, end)}
 
-    monkeypatch.setattr(log_reader, "scan", scan)
-    monkeypatch.setattr(log_reader, "bounds", lambda *_, **__: {0: (0, 1_000)})
+    monkeypatch.setattr(partition_reader, "scan", scan)
+    monkeypatch.setattr(partition_reader, "bounds", lambda *_, **__: {0: (0, 1_000)})
     return log
 
 
@@ -223,7 +224,7 @@ class SleepingClock:
 
 def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_time(consumer, takes):
     clock = SleepingClock()
-    source = QueueSource(*GIVEN, **IDENTITY, settled=lambda _: True, clock=clock)
+    source = GroupMember(*GIVEN, **IDENTITY, settled=lambda _: True, clock=clock)
     source._partitions[0] = _Partition(recovered=True, markers_offset=5)
 
     def waits():
@@ -250,7 +251,7 @@ def test_r10_a_partition_is_given_up_when_nothing_started_can_come_any_more(
     consumer, settles_at, given_up_at
 ):
     clock = SleepingClock()
-    source = QueueSource(
+    source = GroupMember(
         *GIVEN,
         **IDENTITY,
         settled=lambda partition: partition == 1 or clock.now >= settles_at,
@@ -270,7 +271,7 @@ def test_a_partition_is_given_up_whatever_is_raised_on_the_way(consumer):
 
     given_up = []
     consumer.incremental_unassign = given_up.extend
-    source = QueueSource(
+    source = GroupMember(
         *GIVEN,
         **IDENTITY,
         settled=interrupted,

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from kmqpy import kafka
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import TopicIds
 from kmqpy.spark import acknowledge
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
 from kmqpy.spark.report import Report
-from kmqpy.topics import TopicIds
 
 
 class Kafka:
@@ -30,7 +30,7 @@ class Kafka:
 def servers(monkeypatch):
     servers = Kafka()
     monkeypatch.setattr(acknowledge, "MarkerWriter", lambda *_, **__: servers)
-    monkeypatch.setattr(kafka, "consumer", lambda *_: servers)
+    monkeypatch.setattr(librdkafka, "consumer", lambda *_: servers)
     return servers
 
 

@@ -10,15 +10,15 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, DecimalType, LongType, StructType
 
-from kmqpy.backoff import Backoff
-from kmqpy.config import Connection, QueueSettings
+from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.spark import task as task_module
 from kmqpy.spark.report import Report, merged
 from kmqpy.spark.taking import TakenBefore
 from kmqpy.spark.task import Task
-from kmqpy.worker import Reject, Retry
+from kmqpy.worker.worker import Reject, Retry
 
 QUEUE = QueueSettings(name="q", max_redeliveries=3)
 

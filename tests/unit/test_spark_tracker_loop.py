@@ -5,11 +5,11 @@ import itertools
 import pyspark
 import pytest
 
-from kmqpy.config import Connection
 from kmqpy.errors import Unavailable
-from kmqpy.topics import TopicInfo
-from tracker.leadership import LeadershipView
-from tracker.spark import SparkTracker
+from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.topics import TopicInfo
+from tracker.leadership.leadership import LeadershipView
+from tracker.spark.tracker import SparkTracker
 
 
 class FakeSpark:

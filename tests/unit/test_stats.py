@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy import kafka, log_reader, stats
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import AccessDenied
-from kmqpy.topics import QueueTopics, TopicIds, TopicInfo
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import QueueTopics, TopicIds, TopicInfo
 
 QUEUE = QueueSettings(name="q")
 
@@ -30,9 +31,11 @@ def test_who_only_peeks_reads_markers_from_where_the_commit_says(committed, star
     read = {}
     monkeypatch.setattr(stats, "Topics", lambda _: SimpleNamespace(check=lambda _: topics))
     monkeypatch.setattr(stats, "committed_offsets", lambda *_: committed)
-    monkeypatch.setattr(log_reader, "bounds", lambda *_: {0: (100, 1_000)})
+    monkeypatch.setattr(partition_reader, "bounds", lambda *_: {0: (100, 1_000)})
     for name in ("scan", "scan_batches"):
-        monkeypatch.setattr(log_reader, name, lambda _, name, starts, *__, **___: read.update({name: starts}))
+        monkeypatch.setattr(
+            partition_reader, name, lambda _, name, starts, *__, **___: read.update({name: starts})
+        )
     assert stats.waiting_records(Connection(), QUEUE, limit=1) == []
     assert read == {QUEUE.markers_topic: {0: start}, "q": {0: committed.get(0, (0,))[0]}}
 
@@ -59,12 +62,12 @@ class Committed:
 
 def test_commits_are_asked_for_until_the_coordinator_knows_them(monkeypatch):
     consumer = Committed("all", KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.UNSTABLE_OFFSET_COMMIT)
-    monkeypatch.setattr(kafka, "consumer", lambda *_: consumer)
+    monkeypatch.setattr(librdkafka, "consumer", lambda *_: consumer)
     assert stats.committed_offsets(Connection(), QUEUE, 2, TopicIds("Q", "M")) == {0: (5, 7), 1: (5, 7)}
     assert consumer.asked == 4
 
 
 def test_a_partition_whose_commit_may_not_be_read_does_not_count_as_without(monkeypatch):
-    monkeypatch.setattr(kafka, "consumer", lambda *_: Committed(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    monkeypatch.setattr(librdkafka, "consumer", lambda *_: Committed(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(AccessDenied):
         stats.committed_offsets(Connection(), QUEUE, 2, TopicIds("Q", "M"))

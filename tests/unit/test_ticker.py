@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy import kafka
-from kmqpy.config import Connection
 from kmqpy.errors import Unavailable
-from tracker.redelivery import Ticker
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection
+from tracker.redelivery.redeliverer import Ticker
 
 
 class FakeProducer:
@@ -49,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeProducer]:
         made.append(FakeProducer(fatal=not made))
         return made[-1]
 
-    monkeypatch.setattr(kafka, "producer", producer)
+    monkeypatch.setattr(librdkafka, "producer", producer)
     return made
 
 

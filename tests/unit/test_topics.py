@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
-from kmqpy import kafka
-from kmqpy.config import Connection, QueueSettings
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
-from kmqpy.topics import (
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import (
     DEFAULT_RETENTION_MS,
     TopicIds,
     Topics,
@@ -361,17 +361,17 @@ def test_settings_of_a_topic_that_one_broker_does_not_know_yet(topics, admin):
 
 def test_tries_take_longer_and_longer_and_end_in_time(clock):
     found = []
-    for try_s in kafka.tries(60, clock):
+    for try_s in librdkafka.tries(60, clock):
         found.append(try_s)
         clock.now += try_s
     assert found[:4] == [2, 4, 8, 16]
     assert clock.now == pytest.approx(60)
-    assert list(kafka.tries(0, clock)) == [0.1]
+    assert list(librdkafka.tries(0, clock)) == [0.1]
 
 
 def test_a_pause_is_no_longer_than_the_time_that_is_left(clock):
     started = clock.now
-    assert len(list(kafka.tries(0.03, clock))) >= 2
+    assert len(list(librdkafka.tries(0.03, clock))) >= 2
     assert math.isclose(clock.now - started, 0.03)
 
 
@@ -400,7 +400,7 @@ class Describer:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Describer:
     describer = Describer()
-    monkeypatch.setattr(kafka, "admin", lambda _: describer)
+    monkeypatch.setattr(librdkafka, "admin", lambda _: describer)
     return describer
 
 

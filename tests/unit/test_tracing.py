@@ -12,8 +12,8 @@ from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import SpanKind, StatusCode
 
 from kmqpy.message import last_header
-from kmqpy.tracing import SCHEMA_URL, TracingTelemetry
-from kmqpy.worker import Worker
+from kmqpy.telemetry.opentelemetry import SCHEMA_URL, TracingTelemetry
+from kmqpy.worker.worker import Worker
 
 SECRET = b"the-payload"
 
@@ -182,10 +182,12 @@ def test_without_the_extra_the_error_says_what_to_install():
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "from kmqpy.errors import MissingExtra\n"
-        "try:\n import kmqpy.tracing\nexcept MissingExtra as error:\n print(error)"
+        "try:\n import kmqpy.telemetry.opentelemetry\nexcept MissingExtra as error:\n print(error)"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.startswith('kmqpy.tracing needs an extra; run: pip install "kmqpy[otel]"')
+    assert told.stdout.startswith(
+        'kmqpy.telemetry.opentelemetry needs an extra; run: pip install "kmqpy[otel]"'
+    )
 
 
 @pytest.mark.parametrize(("dead_letter", "name"), [(False, "redeliver jobs"), (True, "dead-letter jobs")])

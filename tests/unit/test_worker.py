@@ -10,20 +10,20 @@ from fake_queue import FakeQueue
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.backoff import Backoff
-from kmqpy.clock import SystemClock
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SystemClock
 from kmqpy.errors import Closed, ConfigError, Fenced, KmqError, Unavailable
-from kmqpy.lanes import Lanes
 from kmqpy.queue import Queue
-from kmqpy.telemetry import Telemetry
-from kmqpy.worker import Reject, Retry, Worker, _Task, described
+from kmqpy.telemetry.base import Telemetry
+from kmqpy.worker.key_order import KeyedFifo
+from kmqpy.worker.worker import Reject, Retry, Worker, _Task, described
 
 EXACT = Backoff(0.5, 2, 4, jitter=0)
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("kmqpy.worker._RECEIVE_WAIT_S", 0.02)
+    monkeypatch.setattr("kmqpy.worker.worker._RECEIVE_WAIT_S", 0.02)
 
 
 class JumpingClock(SystemClock):
@@ -49,7 +49,7 @@ def test_the_fake_speaks_the_protocol():
 class TestLanes:
     @given(st.lists(st.one_of(st.none(), st.sampled_from([b"a", b"b", b"c"]))), st.randoms())
     def test_one_of_a_key_at_a_time_in_order_and_none_is_forgotten(self, keys, chance):
-        lanes: Lanes[tuple[bytes | None, int]] = Lanes()
+        lanes: KeyedFifo[tuple[bytes | None, int]] = KeyedFifo()
         todo = list(enumerate(keys))
         running: list[tuple[bytes | None, int]] = []
         started: list[tuple[bytes | None, int]] = []
@@ -70,7 +70,7 @@ class TestLanes:
             assert order == sorted(order)
 
     def test_an_item_of_another_key_is_not_held_up(self):
-        lanes: Lanes[int] = Lanes()
+        lanes: KeyedFifo[int] = KeyedFifo()
         for key, item in ((b"a", 1), (b"a", 2), (b"b", 3)):
             lanes.add(key, item)
         assert (lanes.start(), lanes.start(), lanes.start()) == (1, 3, None)
@@ -78,7 +78,7 @@ class TestLanes:
         assert lanes.start() == 2
 
     def test_clear_returns_what_was_not_started(self):
-        lanes: Lanes[int] = Lanes()
+        lanes: KeyedFifo[int] = KeyedFifo()
         for key, item in ((b"a", 1), (b"a", 2), (b"b", 3), (b"b", 4), (None, 5)):
             lanes.add(key, item)
         assert lanes.start() == 1
@@ -531,7 +531,7 @@ class TestStopping:
         assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
 
     def test_a_receive_that_hangs_holds_up_nothing_and_its_messages_are_given_back(self, monkeypatch):
-        monkeypatch.setattr("kmqpy.worker._TAKER_GRACE_S", 0.1)
+        monkeypatch.setattr("kmqpy.worker.worker._TAKER_GRACE_S", 0.1)
         queue = FakeQueue("a", "b")
         gate, hangs, go_on = threading.Event(), threading.Event(), threading.Event()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from tracker.znodes import Znodes
+from tracker.leadership.znode_cache import ZnodeCache
 
 
 class Result:
@@ -44,7 +44,7 @@ class FakeZk:
 
 def test_clean_again_after_a_znode_has_gone_that_nobody_asks_for_any_more() -> None:
     zk = FakeZk(a=b"1", b=b"2")
-    znodes = Znodes(zk, lambda: None, 1.0)
+    znodes = ZnodeCache(zk, lambda: None, 1.0)
     znodes.data(["a", "b"])
     assert znodes.clean
     zk.delete("b")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kmqpy.markers import Marker, Op
+from kmqpy.kafka.markers.codec import Marker, Op
 
 
 @pytest.mark.timeout(300)

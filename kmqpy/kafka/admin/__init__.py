@@ -1,0 +1,1 @@
+"""Creates, describes, checks and deletes queues. Needs ZooKeeper."""

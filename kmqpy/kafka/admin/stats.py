@@ -1,0 +1,395 @@
+"""What a queue holds: counts, and what is in flight. Read from Kafka; takes part in nothing.
+
+*In flight* is what was taken and not ended. A message whose time has not come (`send(delay=…)`) is
+waiting, also after a client has looked at it; it counts in `depth`, like what nobody has taken yet.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import DecodeError
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.client.group_member import commit_of
+from kmqpy.kafka.markers.codec import INT64_MAX, Op
+from kmqpy.kafka.markers.inflight import Entry, EntryState, InFlight
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.records import message_headers, read_marker
+from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
+from kmqpy.kafka.message_headers import is_dead_letter_of, redelivery_count
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import QueueTopics, TopicIds, Topics, dead_letter_queue
+
+COUNT_LIMIT = 10_000
+"""How many records of a partition are read to count them; beyond, offsets are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlightMessage:
+    """A message that was taken and not ended.
+
+    holder          the name of the client that took it, if it gave one
+    since_ms        when it was taken, by the broker's clock (ms since 1970)
+    lease_until_ms  when it is redelivered; for `delayed` when it becomes due
+    hold            held, delayed, released (nacked) or dead (to be dead-lettered now)
+    reason          that of the nack or dead-lettering
+    attempts        deliveries so far, this one included (delayed: so far); None when it is gone itself
+    """
+
+    receipt: str
+    partition: int
+    offset: int
+    holder: str | None
+    since_ms: int
+    lease_until_ms: int
+    hold: EntryState
+    reason: str | None
+    attempts: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStats:
+    """One partition; the fields are those of QueueStats.
+
+    owner          id of the tracker that has it; None: nobody, or no ZooKeeper to ask
+    stored_offset  the markers offset from which the next owner reads; None: none stored
+    """
+
+    partition: int
+    depth: int
+    in_flight: int
+    delayed: int
+    overdue: int
+    dead_letters: int
+    exact: bool
+    oldest_ms: int | None
+    owner: str | None = None
+    stored_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """What a queue holds, at about one moment.
+
+    depth         waiting messages: neither in flight nor dead, delayed ones included
+    in_flight     taken and not ended
+    delayed       those of `depth` that a client has seen and that are not due yet
+    overdue       in flight or delayed, and past their time by this machine's clock
+    dead_letters  dead letters that are neither redriven nor purged
+    exact         whether depth and dead_letters were counted one by one; otherwise they are upper bounds
+    oldest_ms     when the oldest message that nobody has taken was enqueued (ms since 1970)
+    """
+
+    queue: str
+    depth: int
+    in_flight: int
+    delayed: int
+    overdue: int
+    dead_letters: int
+    exact: bool
+    oldest_ms: int | None
+    partitions: tuple[PartitionStats, ...] = field(default=())
+
+    @classmethod
+    def of(cls, queue: str, partitions: Iterable[PartitionStats]) -> QueueStats:
+        """The sum of `partitions`."""
+        parts = tuple(partitions)
+        return cls(
+            queue=queue,
+            depth=sum(part.depth for part in parts),
+            in_flight=sum(part.in_flight for part in parts),
+            delayed=sum(part.delayed for part in parts),
+            overdue=sum(part.overdue for part in parts),
+            dead_letters=sum(part.dead_letters for part in parts),
+            exact=all(part.exact for part in parts),
+            oldest_ms=min((part.oldest_ms for part in parts if part.oldest_ms is not None), default=None),
+            partitions=parts,
+        )
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Records of one partition that are not excluded."""
+
+    count: int = 0
+    exact: bool = True
+    oldest_ms: int | None = None
+
+
+class _Markers:
+    """The markers of a queue, read to their end: what is in flight, and what was ever started.
+
+    `committed`: the commits of the queue's group; None if `touched` is not needed.
+    `touched_only`: `states` is not needed; then reading begins where the commits say.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: QueueSettings,
+        topics: QueueTopics,
+        stored: Mapping[int, StoredOffset],
+        committed: Mapping[int, tuple[int, int | None]] | None,
+        *,
+        touched_only: bool = False,
+    ) -> None:
+        self.states: dict[int, InFlight] = {}
+        self.touched = {partition: OffsetRuns() for partition in range(topics.queue.partitions)}
+        """Queue offsets with a marker, from the committed offset on."""
+        self._wants_touched = committed is not None
+        self._connection = connection
+        self._queue = queue
+        self._ends: dict[int, QueueEnd] = {}
+        starts: dict[int, int] = {}
+        bounds = partition_reader.bounds(connection, topics.markers.name, self.touched)
+        for partition in self.touched:
+            safe = stored.get(partition)
+            if safe is not None and safe.topic_id != topics.markers.topic_id:
+                safe = None  # it speaks of a topic that is no more
+            start = 0 if safe is None else safe.offset
+            low, end = bounds[partition]
+            if committed is not None:
+                # What was started at or above the committed offset stands from here on; without a
+                # commit, nobody says where.
+                _, covered = committed.get(partition, (0, 0))
+                if covered is not None:
+                    # Behind the end, it speaks of a topic that is no more.
+                    start = covered if touched_only and covered <= end else min(start, covered)
+            starts[partition] = max(start, low)
+            self.states[partition] = InFlight(
+                position=starts[partition],
+                missed_markers=safe is not None and (safe.missed_markers or safe.offset < low),
+                max_hold_ms=queue.max_hold_ms,
+                max_delay_ms=queue.max_delay_ms,
+            )
+            if safe is not None:
+                self.states[partition].restore(safe.in_flight)
+        partition_reader.scan_batches(connection, topics.markers.name, starts, self._read)
+        for partition, touched in self.touched.items():
+            touched.discard_below((committed or {}).get(partition, (0, None))[0])
+
+    def _read(self, partition: int, records: list[Any]) -> None:
+        if not self._ends:
+            # Asked only now that the end of the markers is known: valid for all of them (rule R22).
+            bounds = partition_reader.bounds(
+                self._connection, self._queue.name, self.states, uncommitted=True
+            )
+            self._ends = {one: QueueEnd(end, INT64_MAX) for one, (_low, end) in bounds.items()}
+        touched = self.touched[partition] if self._wants_touched else None
+        replay_markers(self.states[partition], partition, records, self._ends[partition], touched)
+
+
+def queue_stats(
+    connection: Connection,
+    queue: QueueSettings,
+    *,
+    owners: Mapping[int, str] | None = None,
+    stored: Mapping[int, StoredOffset] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> QueueStats:
+    """Count what `queue` holds; `owners` and `stored` are what ZooKeeper says of its partitions.
+
+    Raises QueueNotFound, TopicError, Unavailable.
+    """
+    stored, owners = stored or {}, owners or {}
+    topics = Topics(connection).check(queue)
+    committed = committed_offsets(connection, queue, topics.partitions, topics.ids)
+    read = _Markers(connection, queue, topics, stored, committed)
+    starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
+    waiting = _count(connection, queue.name, starts, read.touched)
+    dead = _dead_letters(connection, queue, topics)
+    now_ms = clock.wall_ms()
+    parts = []
+    for partition, state in read.states.items():
+        holds, overdue = state.count(max(now_ms, state.now_ms))
+        delayed = holds[EntryState.DELAYED]
+        left, letters = waiting[partition], dead.get(partition, _Counted())
+        # What is in flight lies below the committed offset or was seen to be started.
+        parts.append(
+            PartitionStats(
+                partition=partition,
+                depth=left.count + delayed,
+                in_flight=len(state) - delayed,
+                delayed=delayed,
+                overdue=overdue,
+                dead_letters=letters.count,
+                exact=left.exact and letters.exact,
+                oldest_ms=left.oldest_ms,
+                owner=owners.get(partition),
+                stored_offset=stored[partition].offset if partition in stored else None,
+            )
+        )
+    return QueueStats.of(queue.name, parts)
+
+
+def in_flight(
+    connection: Connection,
+    queue: QueueSettings,
+    *,
+    stored: Mapping[int, StoredOffset] | None = None,
+    limit: int | None = None,
+) -> list[InFlightMessage]:
+    """What is in flight (delayed messages too), the oldest of each partition first.
+
+    Raises QueueNotFound, TopicError, Unavailable.
+    """
+    topics = Topics(connection).check(queue)
+    states = _Markers(connection, queue, topics, stored or {}, None).states
+    # In each partition, entries in the order of their takes ascend by `since_ms`, too.
+    in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
+    listed = list(itertools.islice(heapq.merge(*in_order, key=lambda place: place[1].since_ms), limit))
+    records = partition_reader.read_at(connection, queue.name, [(p, entry.offset) for p, entry in listed])
+    return [
+        _in_flight_message(queue, topics.queue.topic_id, p, entry, records.get((p, entry.offset)))
+        for p, entry in listed
+    ]
+
+
+def waiting_records(connection: Connection, queue: QueueSettings, *, limit: int) -> list[Any]:
+    """The `limit` oldest records that nobody has taken yet; raises QueueNotFound, TopicError, Unavailable.
+
+    Reads markers from where the group's commits say; all of them where another kind of client committed.
+    """
+    topics = Topics(connection).check(queue)
+    committed = committed_offsets(connection, queue, topics.partitions, topics.ids)
+    touched = _Markers(connection, queue, topics, {}, committed, touched_only=True).touched
+    found: list[Any] = []
+
+    def visit(record: Any) -> None:
+        if record.offset() not in touched[record.partition()]:
+            found.append(record)
+
+    for partition in touched:
+        start = touched[partition].first_missing(committed.get(partition, (0, None))[0])
+        passed = touched[partition].count_from(start)
+        partition_reader.scan(connection, queue.name, {partition: start}, visit, limit=passed + limit)
+    return sorted(found, key=lambda one: (one.timestamp()[1], one.partition(), one.offset()))[:limit]
+
+
+def open_entries(
+    connection: Connection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
+) -> dict[int, InFlight]:
+    """What is in flight in each partition; raises QueueNotFound, TopicError, Unavailable."""
+    topics = Topics(connection).check(queue)
+    return _Markers(connection, queue, topics, stored or {}, None).states
+
+
+def committed_offsets(
+    connection: Connection,
+    queue: QueueSettings,
+    partitions: int,
+    ids: TopicIds,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[int, tuple[int, int | None]]:
+    """The commits of the queue's group: the queue offset, and how far into the markers its starts go.
+
+    The latter is the markers offset after the last start that the commit covers; None when another kind
+    of client committed. Partitions without a commit are left out, and commits of topics that had the same
+    names before those of `ids` (rule R24).
+    """
+    wanted = [TopicPartition(queue.name, partition) for partition in range(partitions)]
+    consumer = librdkafka.new_consumer(connection, {"group.id": queue.consumer_group})
+
+    def ask(try_s: float) -> list[TopicPartition]:
+        places = consumer.committed(wanted, timeout=try_s)
+        for place in places:
+            if place.error is not None:  # which is not the same as no commit
+                raise KafkaException(place.error)
+        return places
+
+    try:
+        with librdkafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
+            places = librdkafka.retrying(ask, librdkafka.REQUEST_TIMEOUT_S, connection, clock=clock)
+    finally:
+        consumer.close()
+    commits = {place.partition: commit_of(place, ids) for place in places}
+    return {p: (commit.offset, commit.markers_offset) for p, commit in commits.items() if commit is not None}
+
+
+def _count(
+    connection: Connection,
+    topic: str,
+    starts: Mapping[int, int],
+    excluded: Mapping[int, OffsetRuns],
+    counts: Callable[[Any], bool] = lambda _: True,
+) -> dict[int, _Counted]:
+    counted = {partition: _Counted() for partition in starts}
+    starts = {partition: excluded[partition].first_missing(start) for partition, start in starts.items()}
+
+    def visit(record: Any) -> None:
+        partition = record.partition()
+        if record.offset() not in excluded[partition] and counts(record):
+            one = counted[partition]
+            one.count += 1
+            if one.oldest_ms is None:
+                one.oldest_ms = record.timestamp()[1]
+
+    reached = partition_reader.scan(connection, topic, starts, visit, limit=COUNT_LIMIT)
+    for partition, place in reached.items():
+        if not place.done:
+            left_out = excluded[partition]
+            counted[partition].count += place.end - place.position
+            counted[partition].count -= left_out.count_from(place.position) - left_out.count_from(place.end)
+            counted[partition].exact = False
+    return counted
+
+
+def _dead_letters(connection: Connection, queue: QueueSettings, topics: QueueTopics) -> dict[int, _Counted]:
+    if topics.dead_letters is None:
+        return {}
+    dead = dead_letter_queue(queue)
+    partitions = range(topics.dead_letters.partitions)
+    ended = {partition: OffsetRuns() for partition in partitions}
+
+    def visit(record: Any) -> None:
+        try:
+            marker = read_marker(record)
+        except DecodeError:
+            return
+        if marker.op is Op.END:
+            ended[record.partition()].add_runs(marker.offset_runs)
+
+    info = Topics(connection).describe([dead.markers_topic]).get(dead.markers_topic)
+    if info is not None:
+        read = {p: 0 for p in partitions if p < info.partitions}
+        partition_reader.scan(connection, dead.markers_topic, read, visit)
+    return _count(
+        connection,
+        dead.name,
+        dict.fromkeys(partitions, 0),
+        ended,
+        lambda record: is_dead_letter_of(message_headers(record), queue),
+    )
+
+
+def _in_flight_message(
+    queue: QueueSettings, topic_id: str, partition: int, entry: Entry, record: Any
+) -> InFlightMessage:
+    attempts = None
+    if record is not None:
+        try:
+            count = redelivery_count(message_headers(record), queue.redelivery_count_header)
+        except DecodeError:
+            count = 0
+        attempts = count + (entry.hold is not EntryState.DELAYED)
+    return InFlightMessage(
+        receipt=str(Receipt(queue.name, topic_id, partition, entry.offset)),
+        partition=partition,
+        offset=entry.offset,
+        holder=entry.holder,
+        since_ms=entry.since_ms,
+        lease_until_ms=entry.due_ms,
+        hold=entry.hold,
+        reason=entry.reason,
+        attempts=attempts,
+    )

@@ -1,0 +1,1 @@
+"""Sends, receives and acknowledges messages. Needs Kafka only."""

@@ -1,0 +1,96 @@
+"""Which messages a client holds, and until when. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+_SLACK = 1024
+"""Leases of messages that are finished, beside twice as many as are held."""
+
+_WHOLE = 64
+"""So many at least are kept together until some of them are finished."""
+
+Place = tuple[int, int]
+"""Partition and offset in the queue topic."""
+
+
+class LocalLeases:
+    """The places of messages that were handed out, until they are finished or their lease ends.
+
+    Times are seconds of one monotonic clock. What was taken together is kept together.
+    """
+
+    def __init__(self) -> None:
+        self._whole: dict[Place, range] = {}  # by the first of them; none is in _offsets, none in two
+        self._offsets: dict[int, set[int]] = {}
+        self._leases: list[tuple[float, int, int, Sequence[int]]] = []
+        self._extended: dict[Place, float] = {}
+        self._added = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._offsets.values())) + sum(map(len, self._whole.values()))
+
+    def add(self, partition: int, offsets: Sequence[int], until: float) -> None:
+        """Ascending `offsets` are held from now on."""
+        held = self._offsets.setdefault(partition, set())
+        self._break(partition, offsets)
+        if offsets[-1] - offsets[0] + 1 == len(offsets):
+            offsets = range(offsets[0], offsets[-1] + 1)  # which takes no memory to remember
+        alone = not held or held.isdisjoint(offsets)
+        if isinstance(offsets, range) and len(offsets) >= _WHOLE and alone:
+            self._whole[partition, offsets[0]] = offsets
+        else:
+            held.update(offsets)
+        self._push(until, partition, offsets)
+
+    def extend(self, places: Iterable[Place], until: float) -> None:
+        """The leases of those that are held end then."""
+        for partition, offset in places:
+            self._break(partition, (offset,))
+            if offset in self._offsets.get(partition, ()):
+                self._extended[partition, offset] = until
+                self._push(until, partition, (offset,))
+
+    def discard(self, partition: int, offsets: Sequence[int]) -> None:
+        """These are held no more."""
+        held = self._offsets.get(partition)
+        if held is None or not offsets:
+            return
+        if isinstance(offsets, range) and self._whole.get((partition, offsets[0])) == offsets:
+            del self._whole[partition, offsets[0]]
+        else:
+            self._break(partition, offsets)
+            held.difference_update(offsets)
+        if self._extended:
+            for offset in offsets:
+                self._extended.pop((partition, offset), None)
+
+    def expire(self, now: float) -> None:
+        """Forget those whose leases have ended."""
+        while self._leases and self._leases[0][0] <= now:
+            _, _, partition, offsets = heapq.heappop(self._leases)
+            if self._extended:
+                offsets = [o for o in offsets if self._extended.get((partition, o), now) <= now]
+            self.discard(partition, offsets)
+
+    def _break(self, partition: int, offsets: Sequence[int]) -> None:
+        """Keep those that were together with some of these one by one from now on."""
+        if not self._whole:
+            return
+        low, high = min(offsets), max(offsets)
+        for place, whole in list(self._whole.items()):
+            if place[0] == partition and whole[0] <= high and low <= whole[-1]:
+                self._offsets[partition].update(self._whole.pop(place))
+
+    def _push(self, until: float, partition: int, offsets: Sequence[int]) -> None:
+        self._added += 1
+        heapq.heappush(self._leases, (until, self._added, partition, offsets))
+        if len(self._leases) > 2 * len(self) + _SLACK:
+            self._leases = [lease for lease in self._leases if self._is_live(lease[2], lease[3])]
+            heapq.heapify(self._leases)
+
+    def _is_live(self, partition: int, offsets: Sequence[int]) -> bool:
+        if self._whole.get((partition, offsets[0])) == offsets:
+            return True
+        return not self._offsets.get(partition, set()).isdisjoint(offsets)

@@ -1,0 +1,651 @@
+"""Writes markers: start markers that must be confirmed, end markers that are retried until they are."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.forks import ForkGuard
+from kmqpy.errors import ReceiptError, Unavailable
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.client.start_markers import POLL_S, Report, StartBarrier, StartBatch, is_fatal
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import Connection
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.05
+"""How often the writer's own thread looks for failures while nothing else happens."""
+_LOOK_WHILE_WAITED_FOR_S = 0.001
+_COLLECT_S = 0.002
+"""For how long single end markers are collected, so that they are written together."""
+_MANY_COLLECTED = 100_000
+_MANY = 200
+"""From so many start markers on for one partition, they are written without a report of each."""
+_REPOST_AFTER_S = 0.2
+_COMPLAIN_EVERY_S = 10.0
+_CHUNK = 1_000
+"""Markers given to librdkafka at once; other threads wait meanwhile."""
+
+Item = Marker | tuple[int, Sequence[int]]
+"""A marker to be written, or a partition and offsets in it whose end markers are."""
+
+
+class _Ticket:
+    """The delivery callback of some markers; when it is garbage collected, all are confirmed (rule R26).
+
+    Only failures are reported, since a call for each success takes as long as writing the marker. But
+    confluent-kafka refers to the callback until the outcome of the marker is known, and so do the lists of
+    markers that are to be written, or written again. So waiting means to look whether a weak reference to
+    the ticket is dead.
+    """
+
+    __slots__ = ("__weakref__", "_failed", "size")
+
+    def __init__(self, failed: Callable[[_Ticket, KafkaError, Any, codec.Headers | None], None]) -> None:
+        self._failed = failed
+        self.size = 0
+
+    def __call__(
+        self, error: KafkaError | None, message: Any, *, headers: codec.Headers | None = None
+    ) -> None:
+        if error is not None:
+            self._failed(self, error, message, headers)
+
+
+class _Posted(NamedTuple):
+    """To be written: end markers of the offsets `ends`, or another marker's key, value and headers."""
+
+    ticket: _Ticket
+    ends: Sequence[int]
+    other: tuple[bytes, bytes, codec.Headers] | None = None
+
+
+class _Failed(NamedTuple):
+    """A marker that failed, to be written again at the monotonic time `at`."""
+
+    at: float
+    ticket: _Ticket
+    partition: int
+    key: bytes
+    value: bytes
+    headers: codec.Headers | None
+
+
+class _Waiter:
+    """A thread that waits for the markers of some tickets."""
+
+    def __init__(self, tickets: Iterable[_Ticket]) -> None:
+        self._tickets = [weakref.ref(ticket) for ticket in tickets]
+        self.done = threading.Event()
+
+    def size(self) -> int:
+        """An upper bound of the markers not confirmed: those of all tickets that are not done."""
+        return sum(ticket.size for ref in self._tickets if (ticket := ref()) is not None)
+
+
+class MarkerWriter:
+    """Idempotent producers for the markers topic of one queue.
+
+    `start` begins to write start markers, and what it returns waits until they are confirmed; one
+    thread at a time may do so. `post` and `end` return at once, from any thread, and what they write
+    is sent again until it is confirmed or the writer is closed; `write` waits for that. Each partition
+    gets its markers in the order in which they were given, except those that failed and are sent again.
+    `delivery_timeout_ms` bounds one try. With `coalesce_ms`, takes and ends are written as ranges, ends
+    collected for so long.
+
+    There are up to three producers: one for what is posted, which reports failures only, to the writer's
+    own thread; one for start markers, which are waited for and would otherwise queue behind what is posted;
+    and one for large numbers of start markers, which reports failures only, too.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        markers_topic: str,
+        *,
+        delivery_timeout_ms: int = 10_000,
+        coalesce_ms: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._guard = ForkGuard(f"the writer of markers topic {markers_topic}")
+        self._connection = connection
+        self._topic = markers_topic
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._coalesces = coalesce_ms is not None
+        self._collect_s = _COLLECT_S if coalesce_ms is None else coalesce_ms / 1000
+        self._clock = clock
+        self._producer = self._new_producer()
+        self._starts: Producer | None = None
+        self._bulk: Producer | None = None
+        self._unsettled: dict[int, StartBarrier] = {}
+        self._starts_polled_at = clock.monotonic()
+        self._broken = False
+        self._complained_at = -_COMPLAIN_EVERY_S
+        self._posted: defaultdict[int, list[_Posted]] = defaultdict(list)
+        """By partition, what is to be written, in order (case F14)."""
+        self._collected = 0
+        self._sending = 0
+        self._failed: deque[_Failed] = deque()
+        self._lost: list[object] = []
+        """What may never be written, with its tickets: kept, so that it does not count as confirmed."""
+        self._changed = threading.Condition()
+        self._ticket = _Ticket(self._again)
+        """The ticket of markers posted without waiting, since the last flush."""
+        self._tickets = weakref.WeakSet((self._ticket,))
+        self._waiters: list[_Waiter] = []
+        self._work = threading.Event()
+        self._hurry = threading.Event()
+        self._closing = threading.Event()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._serve, name="kmq-markers", daemon=True)
+        self._thread.start()
+
+    def get_ready(self) -> None:
+        """Connect what writes start markers, so that the first one does not wait for that."""
+        self._starts_producer()
+
+    def start(
+        self,
+        takes: Mapping[int, Sequence[int]],
+        delays: Mapping[Place, int],
+        lease_ms: int,
+        holder: str | None,
+        timeout_s: float,
+        hand_out_until: float = math.inf,
+    ) -> StartBatch:
+        """Begin to write the start markers of messages taken, and of those not yet due, by their ms.
+
+        The offsets ascend. To be followed by `confirmed()` of what it returns, within `timeout_s`.
+        Messages whose start markers are not confirmed at the monotonic time `hand_out_until` are given back.
+        """
+        self._guard.raise_if_inherited()
+        producer = self._starts_producer()
+        starting = StartBatch(producer, self._clock, timeout_s, self._drop_starts_producers, self._settle)
+        starting.give_back_at(hand_out_until, partial(self._give_back, starting, takes))
+        try:
+            self._begin(starting, takes, delays, lease_ms, holder)
+        except BaseException:  # of a signal handler too; nobody else knows of these
+            starting.give_back()
+            raise
+        return starting
+
+    def _begin(
+        self,
+        starting: StartBatch,
+        takes: Mapping[int, Sequence[int]],
+        delays: Mapping[Place, int],
+        lease_ms: int,
+        holder: str | None,
+    ) -> None:
+        producer = starting.producer_of(quiet=False)
+        for partition in {*takes, *(partition for partition, _ in delays)}:
+            self._unsettled.setdefault(partition, StartBarrier(self._topic, partition, self._clock)).add(
+                producer
+            )
+        headers = codec.encode(Marker(0, 0, Op.TAKE, holder=holder))[2] or None
+        for partition, offsets in takes.items():
+            if self._coalesces:
+                fields = {"redeliver_after_ms": lease_ms, "holder": holder}
+                for marker in codec.ranges(partition, Op.TAKE, offsets, **fields):
+                    key, value, _ = codec.encode(marker)
+                    report = starting.expect(partition, [marker.offset])
+                    self._produce_start(starting, key, value, headers, partition, report)
+                continue
+            value = codec.encode_start(lease_ms)
+            if len(offsets) >= _MANY and headers is None:
+                # A report of each would take as long as writing it; that of the last says where they are.
+                bulk = self._bulk_producer()
+                self._unsettled[partition].add(bulk)
+                report = starting.expect_quietly(bulk, partition, offsets[:-1])
+                self._produce_starts(starting, offsets[:-1], value, None, partition, report, quiet=True)
+                offsets = offsets[-1:]
+            report = starting.expect(partition, offsets)
+            self._produce_starts(starting, offsets, value, headers, partition, report)
+        for (partition, offset), wait_ms in delays.items():
+            key, value, more = codec.encode(Marker(partition, offset, Op.DELAY, wait_ms, counts=False))
+            self._produce_start(starting, key, value, more, partition, starting.expect(partition, [offset]))
+
+    def settled(self, partition: int) -> bool:
+        """Whether the log of markers holds every start of this partition that it ever will.
+
+        It may not after starts of unknown outcome. Then a tick is written behind them; to be called
+        again, by the thread that calls `start`, until it has come through. Does not wait.
+        """
+        fence = self._unsettled.get(partition)
+        if fence is not None and fence.passed():
+            del self._unsettled[partition]
+        return partition not in self._unsettled
+
+    def all_settled(self) -> bool:
+        """The same of all partitions."""
+        return not [partition for partition in list(self._unsettled) if not self.settled(partition)]
+
+    def put(self, items: Iterable[Item], own: _Ticket | None = None) -> None:
+        """Write these markers soon, and again until they are confirmed; blocks only while very many wait.
+
+        `own`: a ticket for these markers only.
+        """
+        self._guard.raise_if_inherited()
+        with self._changed:
+            if self._abandoned:
+                raise ReceiptError(f"markers topic {self._topic}: it is of another queue now, made anew")
+            if self._closing.is_set():
+                raise Unavailable(f"markers topic {self._topic}: the writer is closed")
+            ticket = self._ticket if own is None else own
+            for item in items:
+                if isinstance(item, Marker):  # encoded here, so that the caller gets the error
+                    partition, count = item.partition, 1
+                    posted = _Posted(ticket, (), codec.encode(item))
+                else:
+                    partition, ends = item
+                    posted, count = _Posted(ticket, ends), len(ends)
+                self._posted[partition].append(posted)
+                self._collected += count
+                ticket.size += count
+            if not self._waiters:  # else the thread wakes up often enough by itself
+                self._work.set()
+            if self._collected > _MANY_COLLECTED:
+                self._changed.wait_for(self._has_room, None)
+
+    def post(self, marker: Marker) -> None:
+        """As put(), for one marker."""
+        self.put([marker])
+
+    def end(self, partition: int, offsets: Sequence[int]) -> None:
+        """As put(), for the end markers of these messages."""
+        self.put([(partition, offsets)])
+
+    def write(self, items: Iterable[Item], timeout_s: float) -> int:
+        """Write these markers and wait until they are confirmed, whatever others write (rule R26).
+
+        Returns how many may be unconfirmed after the time-out; these are still sent again.
+        """
+        return self._wait(self._put_apart(items), timeout_s)
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until all markers posted so far are confirmed, whatever is posted meanwhile.
+
+        Returns how many may be unconfirmed after the time-out.
+        """
+        self._guard.raise_if_inherited()
+        with self._changed:
+            waiter = _Waiter(self._tickets)
+            self._ticket = _Ticket(self._again)
+            self._tickets.add(self._ticket)
+        return self._wait(waiter, timeout_s)
+
+    def _put_apart(self, items: Iterable[Item]) -> _Waiter:
+        self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
+        ticket = _Ticket(self._again)
+        with self._changed:
+            self._tickets.add(ticket)
+        self.put(items, ticket)
+        return _Waiter([ticket])  # a weak reference: from now on only markers to be written refer to it
+
+    def _has_room(self) -> bool:
+        return self._collected <= _MANY_COLLECTED or self._closing.is_set()
+
+    def _wait(self, waiter: _Waiter, timeout_s: float) -> int:
+        try:
+            with self._changed:
+                self._waiters.append(waiter)
+                self._hurry.set()
+                self._work.set()
+            if waiter.size():
+                waiter.done.wait(timeout_s)
+        finally:  # also when a signal handler raised: the thread would hurry for ever
+            with self._changed:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        with self._changed:
+            size, all_of_them = waiter.size(), self._unconfirmed()
+            return min(size, all_of_them or size)
+
+    def _unconfirmed(self) -> int:
+        return self._collected + self._sending + len(self._failed) + len(self._producer)
+
+    def close(self, timeout_s: float = 10.0) -> int:
+        """Flush and stop; returns how many markers stay unconfirmed. Their messages come again.
+
+        For the thread that calls `start`. Does nothing in a forked child: the markers are the parent's.
+        """
+        if self._guard.inherited:
+            return 0
+        deadline = self._clock.monotonic() + timeout_s
+        left = self.flush(timeout_s)
+        # Whoever has the partitions next reads what was started, and must not do so too early.
+        while not self.all_settled() and self._clock.monotonic() < deadline:
+            self._clock.sleep(POLL_S)
+        with self._changed:
+            self._closing.set()
+            self._changed.notify_all()
+        self._hurry.set()
+        self._work.set()
+        self._thread.join()
+        for waiter in list(self._waiters):
+            waiter.done.set()
+        if left:
+            self._producer.purge()
+            _log.error("end markers unconfirmed at close", extra={"topic": self._topic, "count": left})
+        self._producer.flush(1)
+        for producer in (self._starts, self._bulk):
+            if producer is not None:
+                producer.flush(1)
+        return left
+
+    def abandon(self) -> None:
+        """Stop and write nothing more: what is left is of a topic that is no more (rule R24)."""
+        with self._changed:
+            self._abandoned = True
+            self._closing.set()
+            self._changed.notify_all()
+        self._hurry.set()
+        self._work.set()
+        self._thread.join()
+        for waiter in list(self._waiters):
+            waiter.done.set()
+        for producer in (self._producer, self._starts, self._bulk):
+            if producer is not None:
+                producer.purge()
+                producer.flush(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _new_producer(self, **settings: Any) -> Producer:
+        return librdkafka.new_producer(
+            self._connection,
+            {
+                "linger.ms": 1,
+                "message.timeout.ms": self._delivery_timeout_ms,
+                "queue.buffering.max.messages": 200_000,
+                "delivery.report.only.error": True,
+                **settings,
+            },
+        )
+
+    def _settle(self, partition: int) -> None:
+        self._unsettled.pop(partition, None)
+
+    def _starts_producer(self) -> Producer:
+        if self._starts is None:
+            self._starts = self._new_producer(**{"linger.ms": 0, "delivery.report.only.error": False})
+        self._starts_polled_at = self._clock.monotonic()
+        return self._starts
+
+    def _bulk_producer(self) -> Producer:
+        if self._bulk is None:
+            self._bulk = self._new_producer(**{"linger.ms": 0})
+        return self._bulk
+
+    def _produce_starts(
+        self,
+        starting: StartBatch,
+        offsets: Sequence[int],
+        value: bytes,
+        headers: codec.Headers | None,
+        partition: int,
+        report: Report,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        producer = starting.producer_of(quiet=quiet)
+        for key in self._produce_all(producer, offsets, value, headers, partition, report):
+            self._produce_start(starting, key, value, headers, partition, report, quiet=quiet)
+
+    def _produce_start(
+        self,
+        starting: StartBatch,
+        key: bytes,
+        value: bytes,
+        headers: codec.Headers | None,
+        partition: int,
+        report: Report,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        error: KafkaError | None = None
+        producer = starting.producer_of(quiet=quiet)
+        while not self._closing.is_set():
+            try:
+                _produce(producer, self._topic, key, value, headers, partition, report)
+            except BufferError:
+                if starting.left_s() <= 0:
+                    break
+                producer.poll(POLL_S)
+            except KafkaException as exception:
+                if librdkafka.refresh_partition(producer, self._topic, partition, exception):
+                    continue
+                _log.warning("marker not accepted", extra={"topic": self._topic, "error": str(exception)})
+                error = librdkafka.error_of(exception)
+                break
+            else:
+                return
+        starting.refuse(error, key, quiet=quiet)
+
+    def _produce_all(
+        self,
+        producer: Producer,
+        offsets: Sequence[int],
+        value: bytes,
+        headers: codec.Headers | None,
+        partition: int,
+        report: Report,
+    ) -> Iterator[bytes]:
+        """Produce a marker for each offset; yields the keys of those that must be produced one by one."""
+        for first in range(0, len(offsets), _CHUNK):
+            keys = codec.encode_keys(partition, offsets[first : first + _CHUNK])
+            if headers is None and len(keys) > 1:  # librdkafka's batches have no headers
+                batch: list[dict[str, Any]] = [{"key": key, "value": value} for key in keys]
+                if producer.produce_batch(self._topic, batch, partition, on_delivery=report) == len(batch):
+                    continue
+                keys = [one["key"] for one in batch if "_error" in one]
+            yield from keys
+
+    def _give_back(self, starting: StartBatch, takes: Mapping[int, Sequence[int]]) -> None:
+        """Write nack markers for messages whose start markers are still on their way.
+
+        They use the same producers as the start markers, so they are behind these in the log, and are written
+        about when these are. Not sent again when they fail.
+        """
+        for partition, offsets in takes.items():
+            if self._coalesces:
+                back = codec.ranges(partition, Op.NACK, offsets, counts=False)
+            else:
+                back = [Marker(partition, offset, Op.NACK, counts=False) for offset in offsets]
+            for marker in back:
+                key, value, headers = codec.encode(marker)
+                producer = starting.producer_of(quiet=starting.is_quiet(partition, marker.offset))
+                try:
+                    _produce(producer, self._topic, key, value, headers, partition, _ignore_report)
+                except (BufferError, KafkaException):
+                    return
+
+    # --- the writer's own thread --------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            self._work.wait(_LOOK_WHILE_WAITED_FOR_S if self._waiters else _LOOK_EVERY_S)
+            self._work.clear()
+            if self._posted and not self._waiters:
+                self._hurry.wait(self._collect_s)
+            try:
+                self._send_posted()
+                self._producer.poll(0)
+                self._send_again()
+            except Exception:  # without this thread nothing would be written any more
+                _log.exception("writing markers failed", extra={"topic": self._topic})
+            starts, bulk = self._starts, self._bulk  # another thread may drop them at any moment
+            if starts is not None and self._clock.monotonic() - self._starts_polled_at > 1:
+                starts.poll(0)  # what it logs would heap up
+                if bulk is not None:
+                    bulk.poll(0)
+            self._tell_waiters()
+
+    def _tell_waiters(self) -> None:
+        with self._changed:
+            if not self._waiters:
+                self._hurry.clear()
+            for waiter in self._waiters:
+                if not waiter.size():
+                    waiter.done.set()
+
+    def _send_posted(self) -> None:
+        """Write what was collected, in each partition in the order in which it was posted."""
+        with self._changed:
+            posted, self._posted = self._posted, defaultdict(list)
+            self._sending, self._collected = self._collected, 0
+            self._changed.notify_all()
+        try:
+            for partition, items in posted.items():
+                for ticket, group in itertools.groupby(items, attrgetter("ticket")):
+                    self._send_group(ticket, partition, group)
+        except BaseException:
+            self._lost.append(posted)
+            raise
+        finally:
+            self._sending = 0
+
+    def _send_group(self, ticket: _Ticket, partition: int, group: Iterable[_Posted]) -> None:
+        ends: list[Sequence[int]] = []
+        for posted in group:
+            if posted.other is None:
+                ends.append(posted.ends)
+                continue
+            self._send_ends(ticket, partition, ends)
+            ends = []
+            self._send(ticket, partition, *posted.other)
+        self._send_ends(ticket, partition, ends)
+
+    def _send_ends(self, ticket: _Ticket, partition: int, chunks: list[Sequence[int]]) -> None:
+        if self._coalesces:
+            for marker in _ranges(partition, chunks):
+                self._send(ticket, partition, *codec.encode(marker))
+            return
+        value = codec.encode_end()
+        for offsets in chunks:
+            for key in self._produce_all(self._producer, offsets, value, None, partition, ticket):
+                self._send(ticket, partition, key, value, None)
+
+    def _send(
+        self, ticket: _Ticket, partition: int, key: bytes, value: bytes, headers: codec.Headers | None
+    ) -> None:
+        # A delivery report does not have the headers: without them a nack would be sent again as a take.
+        report = partial(ticket, headers=headers) if headers else ticket
+        while not self._closing.is_set():
+            try:
+                _produce(self._producer, self._topic, key, value, headers, partition, report)
+            except BufferError:
+                self._producer.poll(POLL_S)  # nobody else makes room
+            except KafkaException as exception:
+                if librdkafka.refresh_partition(self._producer, self._topic, partition, exception):
+                    continue
+                self._complain(librdkafka.error_of(exception))
+                if not self._broken:  # others must not wait for it
+                    self._send_later(ticket, partition, key, value, headers)
+                    return
+                self._replace_producer()
+            else:
+                return
+        self._send_later(ticket, partition, key, value, headers)  # not sent while closing, nor confirmed
+
+    def _send_again(self) -> None:
+        """Write again what failed a while ago."""
+        if self._broken:
+            self._replace_producer()
+        while self._failed and self._failed[0].at <= self._clock.monotonic():
+            one = self._failed.popleft()
+            self._send(one.ticket, one.partition, one.key, one.value, one.headers)
+
+    def _send_later(
+        self, ticket: _Ticket, partition: int, key: bytes, value: bytes, headers: codec.Headers | None
+    ) -> None:
+        at = self._clock.monotonic() + _REPOST_AFTER_S
+        self._failed.append(_Failed(at, ticket, partition, key, value, headers))
+
+    def _again(self, ticket: _Ticket, error: KafkaError, message: Any, headers: codec.Headers | None) -> None:
+        """The delivery report of a failed marker: write it again later."""
+        if not self._closing.is_set():
+            self._complain(error)
+        self._send_later(ticket, message.partition(), message.key(), message.value(), headers)
+
+    def _complain(self, error: KafkaError | None) -> None:
+        now = self._clock.monotonic()
+        if now - self._complained_at >= _COMPLAIN_EVERY_S:
+            self._complained_at = now
+            reason = error.name() if error is not None else "unknown"
+            _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
+        self._broken = self._broken or is_fatal(error)
+
+    def _replace_producer(self) -> None:
+        """A fatal error (the broker lost what it had acknowledged) ends an idempotent producer."""
+        _log.error("markers producer replaced after a fatal error", extra={"topic": self._topic})
+        broken, self._producer, self._broken = self._producer, self._new_producer(), False
+        broken.purge()
+        broken.flush(1)  # serves the delivery reports, so that what was posted is posted again
+
+    def _drop_starts_producers(self) -> None:
+        """Drop the producers of start markers after a fatal error or a time-out; these are not sent again."""
+        _log.error("start markers' producers replaced", extra={"topic": self._topic})
+        for broken in (self._starts, self._bulk):
+            if broken is not None:
+                broken.purge()
+                broken.flush(1)
+        self._starts = self._bulk = None
+
+
+def _produce(
+    producer: Producer,
+    topic: str,
+    key: bytes,
+    value: bytes,
+    headers: codec.Headers | None,
+    partition: int,
+    report: Report,
+) -> None:
+    producer.produce(
+        topic,
+        value,
+        key,
+        partition,
+        on_delivery=report,
+        headers=headers,  # type: ignore[arg-type]
+    )
+
+
+def _ignore_report(_error: KafkaError | None, _message: Any) -> None:
+    pass
+
+
+def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:
+    """The end markers of what was acknowledged at various times and in any order."""
+    found: list[Marker] = []
+    single: set[int] = set()
+    for offsets in chunks:
+        if isinstance(offsets, range):
+            found += codec.ranges(partition, Op.END, offsets)
+        else:
+            single.update(offsets)
+    if single:
+        found += codec.ranges(partition, Op.END, sorted(single))
+    return found

@@ -1,0 +1,233 @@
+"""Sends messages to a queue topic."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kmqpy import message as m
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.core.forks import ForkGuard
+from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.settings_mirror import settings_of
+from kmqpy.kafka.message_headers import DELIVER_AT, size_of
+from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
+from kmqpy.kafka.topics import MAX_MESSAGE_BYTES, Topics
+from kmqpy.telemetry.base import Telemetry
+
+
+class KmqProducer:
+    """Sends messages to one queue; safe to use from any thread.
+
+    A message is sent once it is on all in-sync replicas; sending again inside the client makes no
+    duplicate. `delivery_timeout` (seconds) bounds how long that may take. It is of the process that
+    made it: after a fork, the child's calls raise Forked.
+
+    `queue` is its name; or settings, of which those that are not given are the queue's own.
+
+    Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
+    the queue's own.
+    """
+
+    def __init__(
+        self,
+        queue: str | QueueSettings,
+        connection: Connection,
+        *,
+        delivery_timeout: Duration = 30.0,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        telemetry: Telemetry | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._connection = check_connection(connection)
+        self._queue = settings_of(queue, connection)
+        self._timeout_ms = duration_ms(delivery_timeout, "delivery_timeout")
+        self._max_bytes = max_message_bytes
+        self._telemetry = telemetry or Telemetry()
+        self._clock = clock
+        self._guard = ForkGuard(f"the producer of queue {self._queue.name!r}")
+        # Asked first, because a broker that creates topics by itself would do so at the first send.
+        Topics(connection).check(self._queue)
+        self._producer = librdkafka.new_producer(
+            connection,
+            {
+                "linger.ms": 1,
+                "message.timeout.ms": max(self._timeout_ms, 10),
+                "message.max.bytes": max_message_bytes + 64 * 1024,
+            },
+        )
+
+    def send(
+        self,
+        body: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: m.HeadersLike | None = None,
+        delay: Duration = 0,
+        partition: int | None = None,
+    ) -> str:
+        """Send one message and wait for Kafka's confirmation; returns the message id.
+
+        `delay` (seconds): the message is not handed out before its time, and waiting costs it no
+        attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
+
+        Raises MessageError (too large, delay above the queue's max_delay, a key, header or body that is
+        neither bytes nor text), Unavailable.
+        """
+        return self.send_many([body], key=key, headers=headers, delay=delay, partition=partition)[0]
+
+    def send_many(
+        self,
+        bodies: Iterable[bytes | str],
+        *,
+        key: bytes | str | None = None,
+        headers: m.HeadersLike | None = None,
+        delay: Duration = 0,
+        partition: int | None = None,
+    ) -> list[str]:
+        """Send messages and wait until all are confirmed; returns their ids in order.
+
+        Not atomic: when it raises, some of the messages may have been sent. None after MessageError; where
+        some were, and the topic's own limit was too low for others, it is Unfinished.
+        """
+        self._guard.raise_if_inherited()
+        delay_ms = duration_ms(delay, "delay")
+        if delay_ms > self._queue.max_delay_ms:
+            raise MessageError(f"delay: {delay!r} is longer than max_delay, {self._queue.max_delay_ms} ms")
+        own: m.Headers = m.headers_from(headers)
+        if delay_ms:
+            own += ((DELIVER_AT, str(self._clock.wall_ms() + delay_ms).encode()),)
+        reports = _Reports()
+        key_bytes = None if key is None else m.as_bytes(key, "key")
+        if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
+            raise ConfigError(f"partition: {partition!r} is not a whole number")
+        if isinstance(bodies, bytes | str):
+            raise ConfigError("bodies: expected several, found one; send() takes one")
+        values = [m.as_bytes(body, "body") for body in bodies]
+        for value in values:
+            self._check_size(value, key_bytes, own)
+        timeout_s = self._timeout_ms / 1000 + 1
+        with ExitStack() as sending:  # until they are confirmed
+            sent_with = []
+            for value in values:  # all are checked before the first is sent
+                sent_with.append(sending.enter_context(self._telemetry.sending(self._queue.name, own)))
+                self._check_size(value, key_bytes, sent_with[-1])
+            for value, sent in zip(values, sent_with, strict=True):
+                self._produce(value, key_bytes, sent, partition, reports)
+            ids = reports.wait(self._producer, timeout_s, self._connection, self._queue.name)
+        self._telemetry.finished(self._queue.name, "send", len(ids))
+        return ids
+
+    def close(self) -> None:
+        """Release the connection; every send() has been confirmed or has raised before."""
+        if not self._guard.inherited:
+            self._producer.flush(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_size(self, value: bytes, key: bytes | None, headers: m.Headers) -> None:
+        size = size_of(key, value, headers)
+        if size > self._max_bytes:
+            raise MessageError(
+                f"message of {size} bytes (key, body and headers): the limit is {self._max_bytes} bytes"
+            )
+
+    def _produce(
+        self, value: bytes, key: bytes | None, headers: m.Headers, partition: int | None, reports: _Reports
+    ) -> None:
+        report = reports.next()
+        while True:
+            try:
+                self._producer.produce(
+                    self._queue.name,
+                    value,
+                    key,
+                    -1 if partition is None else partition,
+                    on_delivery=report,
+                    headers=list(headers),
+                )
+            except BufferError:
+                self._producer.poll(0.1)
+            except KafkaException as exception:
+                if librdkafka.refresh_partition(self._producer, self._queue.name, partition or 0, exception):
+                    continue
+                error = librdkafka.error_of(exception)
+                if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    report(error, None)  # with those of the messages before
+                    return
+                if error is not None and error.code() == KafkaError._UNKNOWN_PARTITION:
+                    raise ConfigError(
+                        f"partition: {partition} is not a partition of {self._queue.name}"
+                    ) from None
+                doing = f"send to {self._queue.name}"
+                raise librdkafka.translated(error, doing, self._connection) from exception
+            else:
+                return
+
+
+class _Reports:
+    """Collects the delivery reports of the messages of one call."""
+
+    def __init__(self) -> None:
+        self._ids: list[str | None] = []
+        self._errors: dict[int, KafkaError] = {}
+        self._pending = 0
+        self._lock = threading.Lock()
+
+    def next(self) -> Any:
+        """The callback for the next message."""
+        index = len(self._ids)
+        self._ids.append(None)
+        with self._lock:
+            self._pending += 1
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            if error is None:
+                self._ids[index] = message_id(record.partition(), record.offset())
+            else:
+                self._errors[error.code()] = error
+            with self._lock:
+                self._pending -= 1
+
+        return report
+
+    def wait(self, producer: Any, timeout_s: float, connection: Connection, queue: str) -> list[str]:
+        """The ids of all messages; raises what went wrong.
+
+        That is a MessageError only where it is certain that none was sent, Unfinished where some were.
+        """
+        deadline = SYSTEM_CLOCK.monotonic() + timeout_s
+        while self._pending:
+            producer.poll(0.01)
+            if SYSTEM_CLOCK.monotonic() > deadline:
+                raise Unavailable(f"send to {queue}: Kafka at {connection.bootstrap} does not answer")
+        sent = [one for one in self._ids if one is not None]
+        if KafkaError._UNKNOWN_PARTITION in self._errors:
+            raise ConfigError(f"partition: queue {queue} has no such partition")
+        problems = [
+            librdkafka.translated(error, f"send to {queue}", connection) for error in self._errors.values()
+        ]
+        for problem in sorted(problems, key=lambda one: isinstance(one, MessageError)):
+            if sent and isinstance(problem, MessageError):
+                text = f"{problem}; {len(sent)} of these {len(self._ids)} messages were sent"
+                raise Unfinished(text, len(sent)) from problem
+            raise problem
+        return sent
+
+
+def message_id(partition: int, offset: int) -> str:
+    """What names a message within its queue."""
+    return f"{partition}-{offset}"

@@ -1,0 +1,129 @@
+"""A message as it came from Kafka: a field is worked out when it is read, not before.
+
+Most consumers read a few fields of a message, and taking one must cost less than reading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from kmqpy.errors import DecodeError
+from kmqpy.kafka.client.producer import message_id
+from kmqpy.kafka.markers.records import message_headers
+from kmqpy.kafka.message_headers import ORIGINAL_TIMESTAMP, int_header, redelivery_count
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.message import Headers, Message, MessagesLike
+from kmqpy.telemetry.base import Telemetry
+
+
+class Acknowledges(Protocol):
+    """A client, as a message needs it."""
+
+    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+        """See Queue.ack."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceiveContext:
+    """What the messages of one receive() have in common."""
+
+    queue: QueueSettings
+    topic_id: str
+    lease_until_ms: int
+    telemetry: Telemetry
+    client: Acknowledges | None = None
+    """Who received them; None: nobody did, they were only looked at."""
+
+
+class KafkaMessage(Message):
+    """See Message."""
+
+    __slots__ = ("_batch", "_record")
+    _batch: ReceiveContext
+    _record: Any
+
+    def __init__(self, record: Any, batch: ReceiveContext) -> None:
+        self._record = record
+        self._batch = batch
+
+    # The fields are properties, which nobody can assign to, and a frozen class would make __init__ three
+    # times as slow.
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+
+    # A copy with other fields, by dataclasses.replace(), is a plain Message, and equal to one it can be.
+    __class__ = property(lambda _: Message)
+
+    def __reduce__(self) -> tuple[Callable[..., Message], tuple[dict[str, Any]]]:
+        return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)
+
+    def ack(self, *, wait: bool = False) -> None:
+        if self._batch.client is None:
+            super().ack(wait=wait)
+        else:
+            self._batch.client.ack(self, wait=wait)
+
+    @property
+    def queue(self) -> str:
+        return self._batch.queue.name
+
+    @property
+    def id(self) -> str:
+        return message_id(self._record.partition(), self._record.offset())
+
+    @property
+    def key(self) -> bytes | None:
+        return self._record.key()  # type: ignore[no-any-return]
+
+    @property
+    def body(self) -> bytes:
+        return self._record.value() or b""
+
+    @property
+    def partition(self) -> int:
+        return self._record.partition()  # type: ignore[no-any-return]
+
+    @property
+    def offset(self) -> int:
+        return self._record.offset()  # type: ignore[no-any-return]
+
+    @property
+    def headers(self) -> Headers:
+        return message_headers(self._record)
+
+    @property
+    def attempts(self) -> int:
+        try:
+            return redelivery_count(self.headers, self._batch.queue.redelivery_count_header) + 1
+        except DecodeError:
+            self._batch.telemetry.failed(self.queue, "undecodable header")
+            return 1
+
+    @property
+    def enqueued_ms(self) -> int:
+        return self._record.timestamp()[1]  # type: ignore[no-any-return]
+
+    @property
+    def first_enqueued_ms(self) -> int:
+        try:
+            first = int_header(self.headers, ORIGINAL_TIMESTAMP)
+        except DecodeError:
+            self._batch.telemetry.failed(self.queue, "undecodable header")
+            first = None
+        return self.enqueued_ms if first is None else first
+
+    @property
+    def lease_until_ms(self) -> int:
+        return self._batch.lease_until_ms
+
+    @property
+    def receipt(self) -> str:
+        return str(Receipt(self.queue, self._batch.topic_id, self.partition, self.offset))
+
+
+def _plain(values: dict[str, Any]) -> Message:
+    return Message(**values)

@@ -1,0 +1,450 @@
+"""The dead letters of a queue: look at them, send them back, throw them away.
+
+They are a queue of their own with a markers topic; a dead letter is finished when it has an end marker
+there. Redrive and purge first fence the run before them and only then read what is finished: however
+often a run is killed, every dead letter is sent back exactly once (to read_committed readers).
+
+Where two queues have one dead-letter topic, each sees and touches its own dead letters only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import heapq
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from kmqpy import message as m
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.forks import ForkGuard
+from kmqpy.errors import (
+    ConfigError,
+    DecodeError,
+    QueueNotFound,
+    TopicError,
+    Unavailable,
+    UnsupportedMarker,
+)
+from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.client.producer import message_id
+from kmqpy.kafka.client.settings_mirror import settings_of
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.records import message_headers, read_marker
+from kmqpy.kafka.message_headers import (
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_TOPIC,
+    ORIGINAL_TIMESTAMP,
+    is_dead_letter_of,
+)
+from kmqpy.kafka.redrive import DeadLetterMove, RedriveTransaction, number, redriven
+from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
+from kmqpy.kafka.topics import Topics, dead_letter_queue
+
+_log = logging.getLogger(__name__)
+
+_BATCH = 1_000
+_PURGE_BATCH = 10_000
+_STALLED_S = 30.0
+_POLL_S = 0.1
+_GAP = 1_000
+"""So many finished ones in a row are skipped by a seek rather than read over."""
+_ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total) after each transaction. The total is an upper bound until the end: which
+offsets are messages shows when they are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A message that was given up. What its headers do not say, or say unreadably, is None.
+
+    id                 "partition-offset" in the dead-letter topic
+    origin_…           where its last copy lay in the queue
+    attempts           how often it was delivered
+    first_enqueued_ms  when it was first sent (ms since 1970)
+    dead_since_ms      when it was dead-lettered
+    reason             `expired`, `nack: …` or `rejected: …`
+    size               bytes of key, body and headers
+    body, headers      filled by peek(), empty from list(); a null Kafka value reads as empty
+    """
+
+    id: str
+    key: bytes | None
+    origin_topic: str | None
+    origin_partition: int | None
+    origin_offset: int | None
+    attempts: int | None
+    first_enqueued_ms: int | None
+    dead_since_ms: int
+    reason: str | None
+    size: int
+    body: bytes = b""
+    headers: m.Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveResult:
+    """What redrive() did.
+
+    redriven   how many dead letters are back in the queue
+    not_found  the ids that name no dead letter, or one that is finished
+    refused    the ids of those that Kafka does not take, as too large for the queue's topic; they stay
+    """
+
+    redriven: int
+    not_found: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+class DeadLetters:
+    """The dead letters of one queue; for use by one thread at a time.
+
+    Those are the ones that came from it, by their header, though their topic may hold others. `origin`:
+    instead those that came from a queue of that name, for example its former name. One without that header
+    is of the queue after which the topic is named, if there is such a one, else of all that have the topic.
+
+    Every call may raise Unavailable, and TopicError when a topic is missing. Memory stays bounded
+    however many dead letters there are: a bit for each, and one batch.
+    """
+
+    def __init__(
+        self,
+        queue: QueueSettings,
+        connection: Connection,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        origin: str = "",
+    ) -> None:
+        self._connection = check_connection(connection)
+        self._queue = queue = settings_of(queue, connection)
+        self._origin = origin
+        self._dead = dead_letter_queue(queue)
+        self._clock = clock
+        self._guard = ForkGuard(f"the reader of the dead letters of queue {queue.name!r}")
+        self._topics = Topics(connection)
+        self._reader: Consumer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the connection."""
+        if self._reader is not None and not self._guard.inherited:
+            self._reader.close()
+            self._reader = None
+
+    def list(self, limit: int = 100) -> builtins.list[DeadLetter]:
+        """The oldest `limit` dead letters that are not finished, oldest first."""
+        return self._oldest(limit, with_body=False)
+
+    def peek(self, limit: int = 100) -> builtins.list[DeadLetter]:
+        """As list(), with body and headers."""
+        return self._oldest(limit, with_body=True)
+
+    def redrive(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        rate: float | None = None,
+        progress: Progress | None = None,
+    ) -> RedriveResult:
+        """Send dead letters back to the queue as if never delivered: all there are now, or `ids`.
+
+        `rate`: at most so many messages a second; None: no limit. A second redrive or purge of the
+        queue stops this one. Readers of the queue see each batch of up to 1,000 at once.
+
+        Raises ConfigError for a bad rate or id (then nothing was done), Unfinished when it was stopped
+        halfway: running it again goes on with the rest.
+        """
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigError(f"rate: {rate!r} must be a number above 0, of messages per second")
+        at_once = _BATCH if rate is None else min(_BATCH, max(1, int(rate / 4)))
+        wanted = None if ids is None else {_place(one) for one in ids}
+        found: set[tuple[int, int]] = set()
+        partitions = self._partitions(self._queue.name)
+        with RedriveTransaction("redrive", self._queue, self._connection, self._clock) as run:
+            waiting = self._waiting(partitions[self._dead.name], fenced=True)
+            if wanted is not None:
+                for one in waiting:
+                    one.keep(offset for partition, offset in wanted if partition == one.partition)
+
+            def steps() -> Iterator[DeadLetterMove]:
+                for one in waiting:
+                    for record in self._own(one):
+                        if wanted is not None:
+                            found.add((record.partition(), record.offset()))
+                        yield redriven(record, self._queue, partitions[self._queue.name])
+
+            def report() -> None:
+                if progress is not None:
+                    left = sum(one.count for one in waiting)
+                    progress(run.done, run.done + len(run.refused) + left)
+
+            run.move(steps(), at_once=at_once, rate=rate, progress=report)
+        _log.info("dead letters redriven", extra={"queue": self._queue.name, "count": run.done})
+        missing = sorted((wanted or set()) - found)
+        return RedriveResult(run.done, _ids(missing), _ids(run.refused))
+
+    def purge(self) -> int:
+        """Throw away all dead letters there are now; returns how many.
+
+        First they are marked as finished, then their records are deleted, in each partition up to the first
+        one that waits and is of another queue. A redrive that runs is
+        stopped, so that nothing is both sent back and thrown away.
+
+        Raises Unfinished when it was stopped halfway: running it again goes on with the rest.
+        """
+        partitions = self._partitions()[self._dead.name]
+        with RedriveTransaction("purge", self._queue, self._connection, self._clock) as run:
+            waiting = self._waiting(partitions, fenced=True)
+            ends = {one.partition: one.end for one in waiting if one.end > one.first}
+
+            def keep(record: Any) -> None:
+                ends[record.partition()] = min(ends[record.partition()], record.offset())
+
+            records = (record for one in waiting for record in self._own(one, keep))
+            steps = (DeadLetterMove(record.partition(), record.offset()) for record in records)
+            run.move(steps, at_once=_PURGE_BATCH)
+            self._topics.delete_records(self._dead.name, ends)
+        _log.info("dead letters purged", extra={"queue": self._queue.name, "count": run.done})
+        return run.done
+
+    def _oldest(self, limit: int, *, with_body: bool) -> builtins.list[DeadLetter]:
+        if limit < 1:
+            raise ConfigError(f"limit: {limit!r} must be at least 1")
+        partitions = self._partitions()[self._dead.name]
+        found = (
+            (record.timestamp()[1], record.partition(), record.offset(), self._described(record, with_body))
+            for one in self._waiting(partitions, fenced=False)
+            for record in islice(self._own(one), limit)
+        )
+        return [entry[3] for entry in heapq.nsmallest(limit, found, key=lambda entry: entry[:3])]
+
+    def _described(self, record: Any, with_body: bool) -> DeadLetter:
+        headers = message_headers(record)
+        key, body = record.key(), record.value() or b""
+        return DeadLetter(
+            id=message_id(record.partition(), record.offset()),
+            key=key,
+            origin_topic=_text(headers, DEAD_LETTER_TOPIC),
+            origin_partition=number(headers, DEAD_LETTER_PARTITION),
+            origin_offset=number(headers, DEAD_LETTER_OFFSET),
+            attempts=number(headers, DEAD_LETTER_ATTEMPTS),
+            first_enqueued_ms=number(headers, ORIGINAL_TIMESTAMP),
+            dead_since_ms=record.timestamp()[1],
+            reason=_text(headers, DEAD_LETTER_REASON),
+            size=len(key or b"") + len(body) + sum(len(n.encode()) + len(v or b"") for n, v in headers),
+            body=body if with_body else b"",
+            headers=headers if with_body else (),
+        )
+
+    def _partitions(self, *also: str) -> dict[str, int]:
+        """How many partitions each topic has; raises TopicError saying what to run."""
+        self._guard.raise_if_inherited()
+        queue, letters, finished = self._queue.name, self._dead.name, self._dead.markers_topic
+        found = {
+            name: one.partitions for name, one in self._topics.describe([letters, finished, *also]).items()
+        }
+        create = f"create it with: kmq queue create {queue}"
+        if queue in also and queue not in found:
+            raise QueueNotFound(f"queue {queue!r}: there is no such topic; {create}")
+        for what, name in (("dead-letter topic", letters), ("dead letters' markers topic", finished)):
+            if name not in found:
+                raise TopicError(f"queue {queue!r}: its {what} {name!r} does not exist; {create}")
+        if found[letters] > found[finished]:
+            raise TopicError(
+                f"topic {letters!r} has {found[letters]} partitions, but its markers topic has "
+                f"{found[finished]}; mend it with: kmq queue alter {queue} --partitions {found[letters]}"
+            )
+        return found
+
+    def _waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_Waiting]:
+        """What is not finished, by partition.
+
+        `fenced`: the caller has fenced its predecessors. Then markers are read to the end that the log
+        has now (rule R1), open transactions of others or not.
+        """
+        everything = range(partitions)
+        bounds = partition_reader.bounds(self._connection, self._dead.name, everything)
+        found = [_Waiting(partition, *bounds[partition]) for partition in everything]
+        ends: Mapping[int, tuple[int, int]] = {}
+        if fenced:
+            topic = self._dead.markers_topic
+            ends = partition_reader.bounds(self._connection, topic, everything, uncommitted=True)
+        starts = {one.partition: 0 for one in found if one.count}
+        deadline = self._clock.monotonic() + _STALLED_S
+        while starts:
+            reached = partition_reader.scan(
+                self._connection,
+                self._dead.markers_topic,
+                starts,
+                lambda record: self._leave_out(found, record, fenced),
+                timeout_s=_STALLED_S,
+                clock=self._clock,
+            )
+            starts = {p: at.position for p, at in reached.items() if fenced and at.end < ends[p][1]}
+            if starts and self._clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"{self._dead.markers_topic}: somebody's transaction stays open in partitions "
+                    f"{sorted(starts)}, so what is finished is not known; try again later"
+                )
+            self._clock.sleep(_POLL_S if starts else 0)
+        return found
+
+    def _leave_out(self, waiting: builtins.list[_Waiting], record: Any, fenced: bool) -> None:
+        """Take what this record of the markers topic finishes off `waiting`."""
+        try:
+            marker = read_marker(record)
+        except UnsupportedMarker as error:
+            text = f"{record.topic()}, partition {record.partition()}, offset {record.offset()}: {error}"
+            if fenced:  # it may finish dead letters that would be sent back (rule R3)
+                raise UnsupportedMarker(f"{text}; upgrade kmqpy and run this again", error.data) from None
+            _log.warning(text)
+        except DecodeError:
+            _log.debug("undecodable marker", extra={"topic": record.topic(), "offset": record.offset()})
+        else:
+            if marker.op is Op.END and marker.partition < len(waiting):
+                one = waiting[marker.partition]
+                for start, count in marker.offset_runs:
+                    one.discard(*range(max(start, one.first), min(start + count, one.end)))
+
+    def _own(self, waiting: _Waiting, others: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
+        """Those of _read() that are of this queue; `others` is called with each that is not."""
+        for record in self._read(waiting):
+            if is_dead_letter_of(message_headers(record), self._queue, self._origin):
+                yield record
+            else:
+                others(record)
+
+    def _read(self, waiting: _Waiting) -> Iterator[Any]:
+        """The records that wait, in order; what was passed is taken off. One reading at a time."""
+        for start, stop in list(waiting.runs()):
+            position = start
+            for record in self._records(waiting.partition, start, stop):
+                wanted = record.offset() in waiting
+                waiting.discard(*range(position, record.offset() + 1))
+                position = record.offset() + 1
+                if wanted:
+                    yield record
+            waiting.discard(*range(position, stop))
+
+    def _records(self, partition: int, start: int, stop: int) -> Iterator[Any]:
+        """Committed records from `start` to before `stop`, which is not beyond the last stable offset."""
+        reader = self._consumer()
+        reader.assign([TopicPartition(self._dead.name, partition, start)])
+        position = start
+        problem = KafkaError(KafkaError._TIMED_OUT)
+        deadline = self._clock.monotonic() + _STALLED_S
+        while position < stop:
+            record = reader.poll(_POLL_S)
+            error = None if record is None else record.error()
+            if record is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):
+                problem = error or problem
+                if self._clock.monotonic() > deadline or problem.code() in _LASTING:
+                    doing = f"read {self._dead.name}, partition {partition}"
+                    raise librdkafka.translated(problem, doing, self._connection)
+                continue
+            offset = record.offset() or 0
+            # The log may end in control records: its end is told as an event.
+            position = offset + (error is None)
+            if error is None and offset < stop:
+                yield record
+            deadline = self._clock.monotonic() + _STALLED_S
+
+    def _consumer(self) -> Consumer:
+        if self._reader is None:
+            settings = {
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,
+                "queued.max.messages.kbytes": 16_384,
+            }
+            self._reader = librdkafka.new_consumer(self._connection, settings)
+        return self._reader
+
+
+_LASTING = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+
+
+class _Waiting:
+    """The offsets of one partition, `first` to before `end`, that are not finished: a bit each."""
+
+    def __init__(self, partition: int, first: int, end: int) -> None:
+        self.partition = partition
+        self.first = first
+        self.end = end
+        self.count = max(0, end - first)
+        self._bits = bytearray(b"\xff") * -(-self.count // 8)
+        if self.count % 8:
+            self._bits[-1] = (1 << self.count % 8) - 1
+
+    def __contains__(self, offset: int) -> bool:
+        at = offset - self.first
+        return self.first <= offset < self.end and bool(self._bits[at >> 3] & 1 << (at & 7))
+
+    def discard(self, *offsets: int) -> None:
+        """Take these off, as far as they are there."""
+        for offset in offsets:
+            if offset in self:
+                at = offset - self.first
+                self._bits[at >> 3] ^= 1 << (at & 7)
+                self.count -= 1
+
+    def keep(self, offsets: Iterable[int]) -> None:
+        """Take off all others."""
+        kept = [offset for offset in set(offsets) if offset in self]
+        self._bits = bytearray(len(self._bits))
+        self.count = len(kept)
+        for offset in kept:
+            at = offset - self.first
+            self._bits[at >> 3] |= 1 << (at & 7)
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Pieces of the log, (start, stop), that hold all that waits and no long gap."""
+        start = stop = None
+        for index, byte in enumerate(self._bits):
+            if byte:
+                if start is not None and stop is not None and 8 * index - stop > _GAP:
+                    yield self.first + start, self.first + stop
+                    start = None
+                start = 8 * index if start is None else start
+                stop = 8 * index + 8
+        if start is not None and stop is not None:
+            yield self.first + start, min(self.first + stop, self.end)
+
+
+def _place(one: str) -> tuple[int, int]:
+    found = _ID.fullmatch(one) if isinstance(one, str) else None
+    if found is None:
+        raise ConfigError(f"id: {one!r} is not that of a dead letter; they look like 0-42")
+    return int(found[1]), int(found[2])
+
+
+def _ids(places: Iterable[tuple[int, int]]) -> tuple[str, ...]:
+    return tuple(message_id(*place) for place in places)
+
+
+def _text(headers: m.Headers, name: str) -> str | None:
+    data = m.last_header(headers, name)
+    return None if data is None else data.decode("utf-8", "replace")

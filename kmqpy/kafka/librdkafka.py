@@ -1,0 +1,413 @@
+"""What all our librdkafka clients share: settings, quiet logs, errors in our own words."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.first_contact import Service, has_answered, patience_s
+from kmqpy.core.forks import keep_in_children
+from kmqpy.errors import AccessDenied, ConfigError, KmqError, MessageError, TopicError, Unavailable
+from kmqpy.kafka.settings import Connection, KafkaSettings
+
+T = TypeVar("T")
+
+_log = logging.getLogger("kmqpy.librdkafka")
+
+_REPEAT_S = 30.0
+
+
+class _OnceInAWhile(logging.Filter):
+    """Lets each kind of librdkafka's complaints through every 30 s; it tries 20 times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to show it. The kind is the first word, FAIL for example."""
+        kind = record.getMessage().partition(" ")[0]
+        if kind == "GETPID":  # of a broker that has just started; one that goes on like this fails a call
+            return _log.isEnabledFor(logging.DEBUG)
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._shown.get(kind, -_REPEAT_S) < _REPEAT_S:
+            return False
+        self._shown[kind] = now
+        return True
+
+
+_log.addFilter(_OnceInAWhile())
+
+REQUEST_TIMEOUT_S = 10.0
+"""How long a request to Kafka may take before it counts as away."""
+
+_LOOK_TIMEOUT_S = 2.0
+
+_TRY_S = 2.0
+"""Time limit of the first try; each later one may take twice as long as the one before."""
+_LEAST_TRY_S = 0.1
+_PAUSE = Backoff(0.02, 2, 1, 0.2)
+"""Between two tries."""
+
+_AWAY = {
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.REQUEST_TIMED_OUT,
+}
+_RETRIABLE = _AWAY | {
+    KafkaError._WAIT_COORD,
+    KafkaError._WAIT_CACHE,
+    KafkaError._DESTROY_BROKER,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.CONCURRENT_TRANSACTIONS,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LISTENER_NOT_FOUND,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED,
+}
+"""What Kafka calls retriable, and librdkafka's own transient errors; but not that a topic is unknown."""
+_NOT_ACCEPTED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
+_NOT_ALLOWED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+
+_HEARD_S = 30.0
+"""How long a complaint of a connection explains what fails."""
+
+_AROUND = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
+
+_GRACE_S = 1.0
+"""Time for another broker to accept us after one did not."""
+
+_WRONG_LISTENER = "listener?"
+"""What librdkafka says of TLS where there is none; of the other way round it says nothing."""
+_WRONG_LISTENER_S = 3.0
+"""How long it must say nothing else: a proxy whose broker is just starting looks the same."""
+
+_LARGEST_BATCH = 2**31 - 1
+"""Bytes of a batch of records, decompressed. With librdkafka's default limit (100 MB), a zstd record of 5 kB
+could make itself and all records behind it unreadable."""
+
+COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.type": "zstd"}
+"""For producers that copy messages: only the topics' limits apply (rule R7). These count compressed
+bytes, and the originals may have been compressed: zstd makes the copies about as small as any codec."""
+
+_POLL_S = 0.05
+_CONNECT_S = 0.05
+"""In which librdkafka has a connection, if there is one to be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What a connection complains of; librdkafka's calls only time out then."""
+
+    error: KafkaError
+    first: float
+    last: float
+
+
+_heard: dict[tuple[str, int], _Heard] = {}
+
+
+class Producer(confluent_kafka.Producer):
+    """One that can be weakly referenced; see `keep_in_children`."""
+
+
+class Consumer(confluent_kafka.Consumer):
+    """One that can be weakly referenced; see `keep_in_children`."""
+
+
+def new_producer(connection: Connection, defaults: KafkaSettings) -> Producer:
+    """A producer whose records are acknowledged by all in-sync replicas and never reordered."""
+    common = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
+    with _settings_errors(connection):
+        made = Producer(_settings(connection, {**common, **defaults}), logger=_log)
+    keep_in_children(made)
+    if "transactional.id" in defaults:
+        # init_transactions() looks for the coordinator at once and, without a connection yet, after 500 ms.
+        made.poll(_CONNECT_S)
+    return made
+
+
+def new_consumer(connection: Connection, defaults: KafkaSettings) -> Consumer:
+    """A consumer that sees committed records only, unless `defaults` say otherwise."""
+    common = {
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "allow.auto.create.topics": False,
+        "fetch.queue.backoff.ms": 5,
+        "receive.message.max.bytes": _LARGEST_BATCH,
+        "group.id": "kmq-none",
+    }
+    with _settings_errors(connection):
+        made = Consumer(_settings(connection, {**common, **defaults}), logger=_log)
+    keep_in_children(made)
+    return made
+
+
+def new_admin(connection: Connection) -> AdminClient:
+    """An administration client."""
+    with _settings_errors(connection):
+        made = AdminClient(_settings(connection, {}), logger=_log)
+    keep_in_children(made)
+    return made
+
+
+def is_retriable(error: KafkaError | None) -> bool:
+    """Whether a request that failed with this error may work when it is tried again.
+
+    Not that a topic is unknown: that passes only if the topic has just been created, which the caller knows.
+    """
+    return error is not None and (error.retriable() or error.code() in _RETRIABLE)
+
+
+def is_unknown_topic(error: KafkaError | None) -> bool:
+    """Whether the error is that there is no such topic, or partition."""
+    return error is not None and error.code() in _NO_TOPIC
+
+
+def tries(timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[float]:
+    """Yield the time limit of each try, in seconds; sleeps between them, longer each time.
+
+    There is at least one; the last one begins no later than `timeout_s` seconds from now.
+    """
+    deadline = clock.monotonic() + timeout_s
+    for number in itertools.count(1):
+        left_s = deadline - clock.monotonic()
+        yield max(_LEAST_TRY_S, min(left_s, _TRY_S * 2 ** min(number - 1, 8)))
+        left_s = deadline - clock.monotonic()
+        if left_s <= 0:
+            return
+        clock.sleep(min(left_s, _PAUSE.delay(number)))
+
+
+def retrying(
+    call: Callable[[float], T],
+    timeout_s: float,
+    connection: Connection,
+    *,
+    also: Callable[[KafkaException], bool] = lambda _: False,
+    clock: Clock = SYSTEM_CLOCK,
+) -> T:
+    """Call `call` until it succeeds, as long as its errors are retriable or `also` says that they are.
+
+    Its argument is its time limit in seconds. Raises its KafkaException if that is not retriable, or when
+    `timeout_s` is over; AccessDenied as soon as it is clear that Kafka does not accept us.
+    """
+    started = SYSTEM_CLOCK.monotonic()
+    failure = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    for try_s in tries(patience_s(Service.KAFKA, timeout_s), clock):
+        try:
+            answer = call(try_s)
+        except KafkaException as exception:
+            _check_access(connection, started)
+            if not (is_retriable(error_of(exception)) or also(exception)):
+                raise
+            failure = exception
+        else:
+            has_answered(Service.KAFKA)
+            return answer
+    raise failure
+
+
+def wait_result(client: AdminClient, future: Future[Any], timeout_s: float, connection: Connection) -> Any:
+    """What `future` of `client` gives, or raises; a KafkaException after `timeout_s`.
+
+    Raises AccessDenied as soon as it is clear that Kafka does not accept us; librdkafka goes on trying.
+    """
+    started = SYSTEM_CLOCK.monotonic()
+    while True:
+        client.poll(0)  # runs _settings' callback
+        try:
+            return future.result(_POLL_S)
+        except TimeoutError:
+            _check_access(connection, started)
+        if SYSTEM_CLOCK.monotonic() - started > timeout_s:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def metadata(client: AdminClient, timeout_s: float, connection: Connection) -> Any:
+    """The brokers and topics of the cluster; raises as `retrying` does."""
+    return retrying(lambda try_s: look_up(client, try_s), timeout_s, connection)
+
+
+def look_up(client: AdminClient, try_s: float) -> Any:
+    """The same, asked once; raises KafkaException in time, where other requests may take seconds longer."""
+    try:
+        return client.list_topics(timeout=min(try_s, _GRACE_S))
+    except KafkaException:
+        client.poll(_POLL_S)  # serves the error callback of _settings
+        raise
+
+
+def refresh_partition(
+    client: confluent_kafka.Producer | confluent_kafka.Consumer,
+    topic: str,
+    partition: int,
+    exception: KafkaException,
+) -> bool:
+    """Whether a call failed only because the partition is a new one; then it works now.
+
+    A client that knows a topic looks for new partitions every five minutes only.
+    """
+    error = error_of(exception)
+    if error is None or error.code() != KafkaError._UNKNOWN_PARTITION:
+        return False
+    try:
+        return partition in client.list_topics(topic, _LOOK_TIMEOUT_S).topics[topic].partitions
+    except KafkaException:
+        return False
+
+
+def error_of(exception: BaseException) -> KafkaError | None:
+    """The KafkaError inside a KafkaException, if that is what this is."""
+    if isinstance(exception, KafkaException) and exception.args:
+        error = exception.args[0]
+        if isinstance(error, KafkaError):
+            return error
+    return None
+
+
+def translated(error: KafkaError | None, doing: str, connection: Connection) -> KmqError:
+    """`error` in our words: what was being done, and what to do next."""
+    text = error.str() if error is not None else "unknown error"
+    if error is None:
+        return KmqError(f"{doing}: {text}")
+    code = error.code()
+    heard = _last_heard(connection_key(connection))
+    if code in _AWAY and heard is not None and _is_refusal(heard.error):
+        error = heard.error
+    if _is_refusal(error):
+        return AccessDenied(_refused(doing, error, connection))
+    if code in _NOT_ALLOWED:
+        return AccessDenied(
+            f"{doing}: Kafka at {connection.bootstrap} does not allow it ({text}); "
+            "grant it, see Security in the README"
+        )
+    if code in _AWAY:
+        more = f"; {_text(heard.error)}" if heard is not None else ""
+        return Unavailable(
+            f"{doing}: Kafka at {connection.bootstrap} does not answer ({text}{more}); "
+            "check the address, that it runs, and security.protocol"
+        )
+    if is_retriable(error):
+        return Unavailable(f"{doing}: Kafka at {connection.bootstrap} can't do that yet ({text}); try again")
+    if code in _NO_TOPIC:
+        return TopicError(f"{doing}: the topic does not exist; create it with: kmq queue create")
+    if code in _TOO_LARGE:
+        return MessageError(f"{doing}: the message is larger than the topic allows ({text})")
+    return KmqError(f"{doing}: {text}")
+
+
+@contextmanager
+def kafka_errors(doing: str, connection: Connection) -> Iterator[None]:
+    """Raise librdkafka's errors as ours."""
+    try:
+        yield
+    except KafkaException as exception:
+        raise translated(error_of(exception), doing, connection) from exception
+
+
+def _settings(connection: Connection, defaults: KafkaSettings) -> dict[str, Any]:
+    """Settings of a client that notes what it hears of its connections; heard in poll() only."""
+    key = connection_key(connection)
+
+    def hear(error: KafkaError) -> None:
+        if _is_refusal(error) or "SSL" in error.str():
+            now, before = SYSTEM_CLOCK.monotonic(), _last_heard(key)
+            _heard[key] = _Heard(error, before.first if before else now, now)
+
+    return connection.kafka_settings({"error_cb": hear, **defaults})
+
+
+def connection_key(connection: Connection) -> tuple[str, int]:
+    """What tells the clients of one connection from those of another."""
+    return connection.bootstrap, hash(repr(sorted(connection.kafka.items())))
+
+
+def _last_heard(key: tuple[str, int]) -> _Heard | None:
+    heard = _heard.get(key)
+    return heard if heard and SYSTEM_CLOCK.monotonic() - heard.last < _HEARD_S else None
+
+
+def _is_refusal(error: KafkaError) -> bool:
+    """Whether trying again is useless; a broker that is just stopped only disconnects."""
+    text = error.str()
+    told = error.code() in _NOT_ACCEPTED or error.code() == KafkaError._SSL or "SSL alert" in text
+    return told and "disconnect" not in text.lower()
+
+
+def _check_access(connection: Connection, started: float) -> None:
+    """Raise when nothing but refusals was heard since `started`, for a while.
+
+    That is AccessDenied, or Unavailable where one side speaks TLS and the other does not.
+    """
+    heard = _last_heard(connection_key(connection))
+    if heard is None or heard.last < started:
+        return
+    lasts_s = SYSTEM_CLOCK.monotonic() - max(started, heard.first)
+    if _is_refusal(heard.error):
+        if lasts_s > _GRACE_S:
+            raise AccessDenied(_refused("connect", heard.error, connection))
+    elif _WRONG_LISTENER in heard.error.str() and lasts_s > _WRONG_LISTENER_S:
+        raise translated(KafkaError(KafkaError._TRANSPORT), "connect", connection)
+
+
+def _refused(doing: str, error: KafkaError, connection: Connection) -> str:
+    check = "ssl.ca.location, ssl.certificate.location and ssl.key.location"
+    if error.code() in _NOT_ACCEPTED:
+        check = "sasl.mechanism, sasl.username and sasl.password"
+    at = f"Kafka at {connection.bootstrap}"
+    return f"{doing}: {at} and we do not accept each other ({_text(error)}); check {check}"
+
+
+def _text(error: KafkaError) -> str:
+    """Without the address and how long it took."""
+    return _AROUND.sub("", error.str())
+
+
+@contextmanager
+def _settings_errors(connection: Connection) -> Iterator[None]:
+    try:
+        yield
+    except (KafkaException, TypeError, ValueError) as exception:
+        error = error_of(exception)
+        for name, value in connection.kafka.items():
+            if name.endswith(".location") and value != "probe" and not Path(str(value)).exists():
+                raise ConfigError(f"Kafka settings: {name}: there is no {str(value)!r}") from None
+        raise ConfigError(f"Kafka settings: {error.str() if error else exception}") from None

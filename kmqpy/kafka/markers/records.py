@@ -1,0 +1,114 @@
+"""Kafka records as confluent_kafka gives them: their headers, the marker in one, their offsets.
+
+Anybody can write to the topics, so a record may hold what confluent_kafka can't read. It is judged alone
+(rule R21): what is wrong with one record stops no other.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from itertools import groupby, islice
+from operator import lt, methodcaller
+from typing import Any, Final
+
+from kmqpy import message
+from kmqpy.errors import DecodeError
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Headers, Marker
+
+UNREADABLE: Final = object()
+"""In place of the headers of a record if not all of them can be read; equal to nothing else."""
+
+_raw_headers = methodcaller("headers")
+_partition = methodcaller("partition")
+_offset = methodcaller("offset")
+
+
+def read_headers(record: Any) -> tuple[Headers, int]:
+    """The headers of `record` that can be read, and how many can't: those whose name is not UTF-8.
+
+    Only this module may call `record.headers()`. For such a name, confluent_kafka raises a SystemError at the
+    first call; with a plain method call in a loop, Python 3.11 and later may raise it at a later statement
+    instead. Further calls return pairs whose name is a null pointer, which crashes the process when it is
+    used; gc.get_referents() leaves it out.
+    """
+    try:
+        headers = _raw_headers(record)
+    except SystemError:
+        headers = _raw_headers(record)
+    if not headers:
+        return [], 0
+    readable = [pair for pair in headers if len(gc.get_referents(pair)) == len(pair)]
+    return readable, len(headers) - len(readable)
+
+
+def headers_of_each(records: Sequence[Any]) -> list[Any]:
+    """The headers of each record as confluent_kafka gives them (None: none), or UNREADABLE."""
+    found: list[Any]
+    try:
+        found = list(map(_raw_headers, records))
+    except SystemError:
+        found = [UNREADABLE if read_headers(record)[1] else _raw_headers(record) for record in records]
+    return [
+        headers if not headers or headers is UNREADABLE or _is_readable(headers) else UNREADABLE
+        for headers in found
+    ]
+
+
+def message_headers(record: Any) -> message.Headers:
+    """The headers of a message, as far as they can be read."""
+    return message.headers_of(read_headers(record)[0])
+
+
+def have_headers(records: Sequence[Any]) -> bool:
+    """Whether any of the records has a header, readable or not."""
+    try:
+        return any(map(_raw_headers, records))
+    except SystemError:
+        return True
+
+
+def read_marker(record: Any) -> Marker:
+    """The marker in a record of a markers topic; all reading of single markers goes through this.
+
+    Raises DecodeError, also for headers that can't be read and for a key that names another partition
+    than the record's; UnsupportedMarker for a marker of a newer version.
+    """
+    headers, unreadable = read_headers(record)
+    key = record.key()
+    if unreadable:
+        raise DecodeError("marker headers: a name that is not UTF-8", key)
+    return codec.decode(key, record.value(), headers, partition=record.partition())
+
+
+def _is_readable(headers: Headers) -> bool:
+    return all(len(gc.get_referents(pair)) == len(pair) for pair in headers)
+
+
+def by_partition(records: list[Any]) -> dict[int, Sequence[int]]:
+    """The ascending offsets of Kafka records by partition; ranges where none is missing.
+
+    The records of each partition are in the order of its log, and have no error.
+    """
+    partitions = list(map(_partition, records))
+    if partitions and partitions.count(partitions[0]) == len(partitions):
+        return {partitions[0]: _offsets(records)}  # type: ignore[dict-item]
+    parts: dict[int, list[Any]] = {}
+    first = 0
+    for partition, run in groupby(partitions):
+        after = first + sum(1 for _ in run)
+        parts.setdefault(partition, []).extend(records[first:after])  # type: ignore[arg-type]
+        first = after
+    return {partition: _offsets(ones) for partition, ones in parts.items()}
+
+
+def _offsets(records: list[Any]) -> Sequence[int]:
+    offsets: list[Any] = list(map(_offset, records))
+    run = range(offsets[0], offsets[0] + len(offsets))
+    return run if offsets == list(run) else offsets
+
+
+def ascends(offsets: Sequence[int]) -> bool:
+    """Whether each of the offsets is above the one before it."""
+    return isinstance(offsets, range) or all(map(lt, offsets, islice(offsets, 1, None)))

@@ -1,0 +1,195 @@
+"""From the records of a markers partition to its in-flight state. Pure: no I/O.
+
+The hot path of a tracker. Clients write their markers in batches, so most records say the same of the
+next message as the one before; such a series is applied at once, with nothing decoded twice.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kmqpy.errors import DecodeError, UnsupportedMarker
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op
+from kmqpy.kafka.markers.inflight import InFlight, MarkerRun
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_marker
+
+_TOUCHING = (Op.TAKE, Op.DELAY, Op.END)
+_KEY = struct.Struct(">iq")
+_START_SIZE = 9
+_SOME_KEY = codec.encode_key(0, 0)
+_END = codec.encode_end()
+_END_BY_TRACKER = codec.encode(codec.tick(0))[2]
+_HOLDER = codec.encode(Marker(0, 0, Op.TAKE, holder=""))[2][0][0]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEnd:
+    """The end offset of the queue partition, at the moment when it was asked for (rule R22).
+
+    Markers at markers offsets below `decides_below` were written before that moment: the messages that they
+    name are below `offset`, or never existed. Later markers may name newer messages.
+    """
+
+    offset: int
+    decides_below: int
+
+
+ALL_EXIST = QueueEnd(INT64_MAX + 1, INT64_MAX + 1)
+"""For callers that don't ask: every message that a marker names counts as existing."""
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a batch of records amounted to.
+
+    records         how many of them were applied; the next one, if any, needs a newer QueueEnd
+    late_acks       acknowledged messages that were not in flight (any more)
+    in_ranges       of how many messages range markers spoke
+    newer           markers offsets of what only a newer kmqpy understands; the state is pinned there
+    undecodable     markers offsets of what was skipped
+    failed          markers offsets of what could not be applied by a bug of kmqpy; pinned there, too
+    touched         if the caller asks for it: all messages that were taken, delayed or ended, even if that
+                    did not change the state
+    """
+
+    records: int = 0
+    late_acks: int = 0
+    in_ranges: int = 0
+    newer: list[tuple[int, UnsupportedMarker]] = field(default_factory=list)
+    undecodable: list[tuple[int, DecodeError]] = field(default_factory=list)
+    failed: list[tuple[int, Exception]] = field(default_factory=list)
+    touched: OffsetRuns | None = None
+
+
+def replay_markers(
+    state: InFlight,
+    partition: int,
+    records: Sequence[Any],
+    queue_end: QueueEnd = ALL_EXIST,
+    touched: OffsetRuns | None = None,
+    most: int | None = None,
+) -> Applied:
+    """Take in `records` (confluent_kafka.Message, in log order, no errors) of one markers partition.
+
+    Stops at the first marker for which `queue_end` can't tell whether its message exists; end markers pass.
+    Stops, too, where the range markers among them have spoken of more than `most` messages.
+    """
+    applied = Applied(touched=touched)
+    # Markers alike that follow each other, from markers offset `start` to before `end`; the last `count` of
+    # them are of the messages from `first` on, with one timestamp. All stand below queue offset `below`.
+    series: list[MarkerRun] = []
+    start = end = first = count = stamp = -1
+    like, by, below = _END, None, INT64_MAX + 1
+    for record, headers in zip(records, headers_of_each(records), strict=True):
+        key, value = record.key(), record.value()
+        at, timestamp_ms = record.offset(), record.timestamp()[1]
+        if key is not None and value is not None and len(key) == _KEY.size:
+            number, offset = _KEY.unpack(key)
+            if number == partition:
+                if value == like and at == end and 0 <= offset < below and headers == by:
+                    end += 1
+                    if offset == first + count and timestamp_ms == stamp:
+                        count += 1
+                    else:
+                        series.append((first, count, stamp))
+                        first, count, stamp = offset, 1, timestamp_ms
+                    continue
+                # The end marker of a message that does not exist changes no state.
+                limit = INT64_MAX + 1 if value == _END else queue_end.offset
+                if offset < limit and _can_be_in_series(offset, value, headers):
+                    if end >= 0:
+                        _apply_series(
+                            state, applied, series, (first, count, stamp), start, like, by, queue_end
+                        )
+                    first, count, stamp, like, by, below = offset, 1, timestamp_ms, value, headers, limit
+                    start, end = at, at + 1
+                    continue
+        if end >= 0:
+            _apply_series(state, applied, series, (first, count, stamp), start, like, by, queue_end)
+            end = -1
+        if most is not None and applied.in_ranges > most:
+            return applied
+        if not _apply_one(state, applied, record, queue_end):
+            return applied
+    if end >= 0:
+        _apply_series(state, applied, series, (first, count, stamp), start, like, by, queue_end)
+    return applied
+
+
+def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
+    """Whether a marker is an end marker, or a take that says no more than who holds the message."""
+    if headers is UNREADABLE:
+        return False
+    if value == _END:
+        return headers is None or bool(headers == _END_BY_TRACKER)
+    is_take = headers is None or (len(headers) == 1 and headers[0][0] == _HOLDER)
+    return is_take and offset >= 0 and len(value) == _START_SIZE and value[0] == 1
+
+
+def _apply_series(
+    state: InFlight,
+    applied: Applied,
+    series: list[MarkerRun],
+    last: MarkerRun,
+    start: int,
+    like: bytes,
+    by: Any,
+    queue_end: QueueEnd,
+) -> None:
+    """Take in `series` and `last`, markers like `like`; empties `series`."""
+    series.append(last)
+    if applied.touched is not None:
+        runs = ((first, count) for first, count, _ in series)
+        applied.touched.add_runs(_below(queue_end.offset, runs))
+    total = sum(count for _, count, _ in series)
+    after_ms = codec.decode_value(like)
+    if after_ms is not None:
+        holder = codec.decode(_SOME_KEY, like, by).holder if by else None
+        state.apply_takes(series, after_ms, start, holder)
+    else:
+        ended = state.apply_ends(series, start)
+        if by is None:
+            applied.late_acks += total - ended
+    applied.records += total
+    series.clear()
+
+
+def _below(end: int, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The runs as far as they are below `end`."""
+    return ((first, min(count, end - first)) for first, count in runs if first < end)
+
+
+def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueEnd) -> bool:
+    """Apply one record; False if that needs a newer end of the queue."""
+    at, timestamp_ms = record.offset(), record.timestamp()[1]
+    try:
+        marker = read_marker(record)
+        if marker.op is not Op.END and marker.highest >= queue_end.offset:
+            if at >= queue_end.decides_below:
+                return False
+            raise DecodeError(f"marker of message {marker.highest}, which did not exist", record.key())
+        changed = state.apply(marker, at, timestamp_ms)
+    except UnsupportedMarker as error:
+        state.observe(at, timestamp_ms)
+        state.pin(at)
+        applied.newer.append((at, error))
+    except DecodeError as error:
+        state.observe(at, timestamp_ms)
+        applied.undecodable.append((at, error.with_traceback(None)))  # which keeps what decoding had made
+    except Exception as error:  # a bug of kmqpy: pinned, so that a fixed version reads it again
+        state.observe(at, timestamp_ms)
+        state.pin(at)
+        applied.failed.append((at, error))
+    else:
+        applied.in_ranges += marker.count if marker.runs else 0
+        if applied.touched is not None and marker.op in _TOUCHING:
+            applied.touched.add_runs(_below(queue_end.offset, marker.offset_runs))
+        if marker.op is Op.END and not marker.by_tracker:
+            applied.late_acks += marker.count - changed
+    applied.records += 1
+    return True

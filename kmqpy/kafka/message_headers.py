@@ -1,0 +1,69 @@
+"""The headers that kmqpy puts on messages in Kafka, and numbers in headers. Pure: no I/O."""
+
+from __future__ import annotations
+
+import re
+
+from kmqpy import message
+from kmqpy.errors import DecodeError
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, QueueSettings, is_topic_name
+from kmqpy.message import Headers, last_header
+
+ORIGINAL_PARTITION = "kmq-original-partition"
+ORIGINAL_OFFSET = "kmq-original-offset"
+ORIGINAL_TIMESTAMP = "kmq-original-timestamp"
+DELIVER_AT = "kmq-deliver-at"
+DEAD_LETTER_TOPIC = "kmq-dead-letter-topic"
+DEAD_LETTER_PARTITION = "kmq-dead-letter-partition"
+DEAD_LETTER_OFFSET = "kmq-dead-letter-offset"
+DEAD_LETTER_ATTEMPTS = "kmq-dead-letter-attempts"
+DEAD_LETTER_REASON = "kmq-dead-letter-reason"
+_HEADER_BYTES = 10
+"""Bytes of the two lengths that frame a header, at most."""
+_DECIMAL = re.compile(rb"-?[0-9]{1,19}")
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Bytes of a Kafka record, about and rather too many: key, value, headers and the framing of each."""
+    size = len(key or b"") + len(value or b"")
+    for name, data in headers:
+        size += len(name if name.isascii() else name.encode()) + len(data or b"") + _HEADER_BYTES
+    return size
+
+
+def int_header(headers: Headers, name: str) -> int | None:
+    """A decimal header of at most 64 bits; None when it is absent. Raises DecodeError."""
+    data = last_header(headers, name)
+    if data is None:
+        return None
+    if not _DECIMAL.fullmatch(data) or not -(2**63) <= (number := int(data)) < 2**63:
+        raise DecodeError(f"header {name}: not a decimal number of 64 bits", data)
+    return number
+
+
+def redelivery_count(headers: Headers, name: str) -> int:
+    """How often the message was redelivered; raises DecodeError. A negative count reads as 0."""
+    return max(0, codec.decode_count(last_header(headers, name)))
+
+
+def origin_queue(headers: message.Headers) -> str | None:
+    """The queue that a dead letter says it came from; None where it says none that can be one."""
+    try:
+        name = (message.last_header(headers, DEAD_LETTER_TOPIC) or b"").decode()
+    except UnicodeDecodeError:
+        return None
+    return name if is_topic_name(name) else None
+
+
+def is_dead_letter_of(headers: message.Headers, queue: QueueSettings, origin: str = "") -> bool:
+    """Whether a dead letter is one of `queue`, or of `origin` where that is given.
+
+    Two queues may have one dead-letter topic. A letter that does not say where it came from is that of the
+    queue after which the topic is named, and where it is named after none, that of each queue which has it.
+    """
+    found = origin_queue(headers)
+    if found is None:
+        named_after = queue.dead_letter_topic.removesuffix(DEAD_LETTERS_SUFFIX)
+        return named_after in (queue.dead_letter_topic, origin or queue.name)
+    return found == (origin or queue.name)

@@ -1,0 +1,277 @@
+"""Reads parts of topics once: from an offset to the end, or single records. Joins no group.
+
+Only committed records are seen, unless asked otherwise. The end is the last stable offset at the time of the
+call, so an open transaction holds nobody up, and neither do control records at the end of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import Unavailable
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection
+
+_BATCH = 10_000
+_SLICE_S = 0.1
+_SEEK_OVER = 1_000
+"""A gap between wanted records that is longer than this is skipped rather than read."""
+
+
+@dataclass(slots=True)
+class Reached:
+    """How far a partition was read.
+
+    low       the first offset there is
+    position  the next offset to read
+    end       where the log ended when the reading began; records from here on are not seen
+    """
+
+    low: int
+    position: int
+    end: int
+
+    @property
+    def done(self) -> bool:
+        """Whether everything below `end` was read."""
+        return self.position >= self.end
+
+
+def bounds(
+    connection: Connection,
+    topic: str,
+    partitions: Iterable[int],
+    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    *,
+    uncommitted: bool = False,
+) -> dict[int, tuple[int, int]]:
+    """First offset and last stable offset of each partition; raises Unavailable, TopicError.
+
+    `uncommitted`: the end of the log instead of the last stable offset.
+
+    Not by an AdminClient: librdkafka's first list_offsets of a client takes 3 s now and then.
+    """
+    with _Reader(connection, topic, timeout_s, SYSTEM_CLOCK, uncommitted=uncommitted) as reader:
+        return reader.bounds(partitions)
+
+
+def scan(
+    connection: Connection,
+    topic: str,
+    starts: Mapping[int, int],
+    visit: Callable[[Any], None],
+    *,
+    limit: int | None = None,
+    uncommitted: bool = False,
+    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[int, Reached]:
+    """Hand the records of each partition from its offset in `starts` on to `visit`.
+
+    A start outside the log is moved to its nearest end. `limit` bounds the records of each partition.
+    `uncommitted`: also those of open and aborted transactions, up to the end of the log.
+
+    Raises Unavailable when nothing comes for `timeout_s` seconds, TopicError when the topic is gone.
+    """
+    with _Reader(connection, topic, timeout_s, clock, uncommitted=uncommitted) as reader:
+        reached = reader.open(starts)
+        left = dict.fromkeys(reached, limit)
+        for record, place in reader.records(reached):
+            visit(record)
+            remaining = left[record.partition()]
+            if remaining is not None:
+                left[record.partition()] = remaining - 1
+                if remaining <= 1:
+                    reader.leave(record.partition())
+            place.position = record.offset() + 1
+        return reached
+
+
+def scan_batches(
+    connection: Connection,
+    topic: str,
+    starts: Mapping[int, int],
+    visit: Callable[[int, list[Any]], None],
+    *,
+    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[int, Reached]:
+    """As scan(), but `visit` is called with a partition and its next records, not with each record."""
+    with _Reader(connection, topic, timeout_s, clock) as reader:
+        reached = reader.open(starts)
+        for partition, records in reader.batches(reached):
+            visit(partition, records)
+            reached[partition].position = records[-1].offset() + 1
+        return reached
+
+
+def read_at(
+    connection: Connection,
+    topic: str,
+    places: Iterable[tuple[int, int]],
+    *,
+    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[tuple[int, int], Any]:
+    """The records at these (partition, offset), as far as they exist.
+
+    Raises Unavailable when nothing comes for `timeout_s` seconds, TopicError when the topic is gone.
+    """
+    wanted: dict[int, list[int]] = {}
+    for partition, offset in sorted(set(places), reverse=True):
+        wanted.setdefault(partition, []).append(offset)  # the lowest is the last
+    found: dict[tuple[int, int], Any] = {}
+    with _Reader(connection, topic, timeout_s, clock) as reader:
+        reached = reader.open({partition: offsets[-1] for partition, offsets in wanted.items()})
+        for record, place in reader.records(reached):
+            partition, offset = record.partition(), record.offset()
+            offsets = wanted[partition]
+            while offsets and offsets[-1] <= offset:
+                if offsets.pop() == offset:
+                    found[partition, offset] = record
+            place.position = offset + 1
+            if not offsets:
+                reader.leave(partition)
+            elif offsets[-1] - offset > _SEEK_OVER:
+                place.position = offsets[-1]
+                reader.seek(partition, offsets[-1])
+    return found
+
+
+class _Reader:
+    """One consumer, and the partitions it has still to read."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        timeout_s: float,
+        clock: Clock,
+        *,
+        uncommitted: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._open: set[int] = set()
+        self._consumer: Consumer = librdkafka.new_consumer(
+            connection,
+            {
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,
+                "queued.min.messages": _BATCH,
+                "queued.max.messages.kbytes": 16_384,
+                "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
+            },
+        )
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """First offset and last stable offset of each partition."""
+        with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
+            return {partition: self._bounds(partition) for partition in partitions}
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        place = TopicPartition(self._topic, partition)
+
+        def ask(try_s: float) -> tuple[int, int]:
+            offsets = self._consumer.get_watermark_offsets(place, timeout=try_s)
+            if offsets is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return offsets
+
+        # librdkafka reports new partitions, and those of slow brokers, as unknown.
+        exists = partial(librdkafka.refresh_partition, self._consumer, self._topic, partition)
+        return librdkafka.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)
+
+    def open(self, starts: Mapping[int, int]) -> dict[int, Reached]:
+        """Begin to read where there is something to read."""
+        reached = {
+            partition: Reached(low, min(max(starts[partition], low), max(end, low)), end)
+            for partition, (low, end) in self.bounds(starts).items()
+        }
+        with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
+            self._open = {partition for partition, place in reached.items() if not place.done}
+            self._consumer.assign(
+                [
+                    TopicPartition(self._topic, partition, reached[partition].position)
+                    for partition in self._open
+                ]
+            )
+        return reached
+
+    def leave(self, partition: int) -> None:
+        """Read no more of `partition`."""
+        if partition in self._open:
+            self._open.discard(partition)
+            self._consumer.pause([TopicPartition(self._topic, partition)])
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on at `offset`."""
+        self._consumer.seek(TopicPartition(self._topic, partition, offset))
+
+    def records(self, reached: Mapping[int, Reached]) -> Iterator[tuple[Any, Reached]]:
+        """Yield (record, its partition's Reached) until every partition is read."""
+        for partition, records in self.batches(reached):
+            place = reached[partition]
+            for record in records:
+                # The caller may have left the partition, or skipped ahead by a seek.
+                if partition in self._open and record.offset() >= place.position:
+                    yield record, place
+
+    def batches(self, reached: Mapping[int, Reached]) -> Iterator[tuple[int, list[Any]]]:
+        """Yield (partition, its next records) until every partition is read.
+
+        The caller sets the position of the partition's Reached behind those that it has processed.
+        """
+        deadline = self._clock.monotonic() + self._timeout_s
+        while self._open:
+            if self._clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"read {self._topic}: Kafka at {self._connection.bootstrap} sends nothing, "
+                    f"{len(self._open)} partitions are not read to their ends"
+                )
+            # A lone consume(n, t) waits out t even when records are there.
+            fetched = self._consumer.consume(1, _SLICE_S)
+            batches: dict[int, list[Any]] = {}
+            ended: set[int] = set()
+            for record in fetched and fetched + self._consumer.consume(_BATCH, 0):
+                partition, offset = record.partition(), record.offset() or 0
+                if partition not in self._open:
+                    continue
+                place = reached[partition]
+                error = record.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    self._check(error)
+                elif offset >= place.end:
+                    # The end of the log is told as an event, and may lie behind control records.
+                    ended.add(partition)
+                elif error is None and offset >= place.position:  # others were fetched before a seek
+                    batches.setdefault(partition, []).append(record)
+                # Else it is an end event before the end, of a replica that lags behind its leader.
+            del fetched
+            for partition, records in batches.items():
+                yield partition, records
+            for partition in ended & self._open:
+                reached[partition].position = reached[partition].end
+            if batches or ended:
+                deadline = self._clock.monotonic() + self._timeout_s
+            for partition in [partition for partition in self._open if reached[partition].done]:
+                self.leave(partition)
+
+    def _check(self, error: KafkaError) -> None:
+        if not librdkafka.is_retriable(error):
+            with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
+                raise KafkaException(error)

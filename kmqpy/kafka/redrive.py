@@ -1,0 +1,275 @@
+"""Moves dead letters out of the dead-letter topic: copies and end markers, in short transactions.
+
+One `transactional.id` per queue: a run that begins fences the one before it for good and aborts what
+that left open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kmqpy import message as m
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import DecodeError, KmqError, Unavailable, Unfinished
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.records import message_headers
+from kmqpy.kafka.message_headers import (
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_TOPIC,
+    ORIGINAL_OFFSET,
+    ORIGINAL_PARTITION,
+    ORIGINAL_TIMESTAMP,
+    int_header,
+    size_of,
+)
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import dead_letter_queue
+
+_log = logging.getLogger(__name__)
+
+_BATCH_BYTES = 4_000_000
+_TRANSACTION_TIMEOUT_MS = 10_000
+"""For as long a killed run holds back readers of the queue, unless it is run again."""
+_TIMEOUT_S = 30.0
+
+_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+_BY_MESSAGE = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_RECORD,
+}
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+_TRIES = 4
+"""After a refused message the sequence numbers of the next transaction can be out of order once."""
+
+_KEPT = {ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP}
+
+
+class RecordCopy(NamedTuple):
+    """The record to append to the queue; partition -1: the partitioner's choice."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: m.Headers
+
+
+class DeadLetterMove(NamedTuple):
+    """What becomes of one dead letter, beside its end marker: a copy, or nothing."""
+
+    partition: int
+    offset: int
+    copy: RecordCopy | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the copy, about."""
+        if self.copy is None:
+            return 0
+        return size_of(self.copy.key, self.copy.value, self.copy.headers)
+
+
+def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMove:
+    """A record of the dead-letter topic as a message of `queue` that was never delivered.
+
+    It goes where it came from, or to the partition it is in now. Headers named `kmq-…` are dropped,
+    but for those that say where and when the message was first sent.
+    """
+    headers = message_headers(record)
+    partition = origin_partition(headers, queue.name)
+    if partition is None:
+        partition = record.partition()
+    kept = tuple(
+        (name, value)
+        for name, value in headers
+        if name != queue.redelivery_count_header and (not name.startswith("kmq-") or name in _KEPT)
+    )
+    copy = RecordCopy(partition if 0 <= partition < partitions else -1, record.key(), record.value(), kept)
+    return DeadLetterMove(record.partition(), record.offset(), copy)
+
+
+def origin_partition(headers: m.Headers, queue: str) -> int | None:
+    """The partition of `queue` that a dead letter came from, if its headers say so."""
+    if m.last_header(headers, DEAD_LETTER_TOPIC) != queue.encode():
+        return None
+    return number(headers, DEAD_LETTER_PARTITION)
+
+
+def number(headers: m.Headers, name: str) -> int | None:
+    """A decimal header; None when it is absent or can't be read."""
+    try:
+        return int_header(headers, name)
+    except DecodeError:
+        return None
+
+
+class _Aborted(Exception):
+    """A transaction was aborted; `by_message`: because Kafka does not take one of its messages."""
+
+    def __init__(self, cause: KafkaError | None, *, by_message: bool) -> None:
+        super().__init__(cause.str() if cause is not None else "unknown error")
+        self.cause = cause
+        self.by_message = by_message
+
+
+class RedriveTransaction:
+    """One redrive or purge.
+
+    done     how many dead letters are finished for certain
+    refused  those that Kafka does not take, as (partition, offset); they stay dead letters
+
+    Raises Unavailable when Kafka does not let it begin.
+    """
+
+    def __init__(
+        self, doing: str, queue: QueueSettings, connection: Connection, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.done = 0
+        self.refused: list[tuple[int, int]] = []
+        self._doing = f"{doing} {queue.name}"
+        self._queue = queue
+        self._markers_topic = dead_letter_queue(queue).markers_topic
+        self._connection = connection
+        self._clock = clock
+        self._producer = librdkafka.new_producer(
+            connection,
+            {
+                "transactional.id": f"kmq-redrive-{queue.name}",
+                "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
+                "message.timeout.ms": _TRANSACTION_TIMEOUT_MS,
+                **librdkafka.COPY_SETTINGS,
+            },
+        )
+        with librdkafka.kafka_errors(self._doing, connection):
+            self._producer.init_transactions(_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._producer.purge()
+
+    def move(
+        self,
+        steps: Iterable[DeadLetterMove],
+        *,
+        at_once: int,
+        rate: float | None = None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take `steps` in transactions of at most `at_once`, `rate` a second.
+
+        Raises Unfinished when it can't go on; what a transaction did not commit did not happen.
+        """
+        next_at = self._clock.monotonic()
+        try:
+            for batch in _batches(steps, at_once):
+                self._clock.sleep(max(0.0, next_at - self._clock.monotonic()))
+                self._take(batch)
+                if rate is not None:
+                    next_at = max(next_at, self._clock.monotonic() - 1) + len(batch) / rate
+                progress()
+        except KmqError as error:
+            raise Unfinished(
+                f"{self._doing}: stopped after {self.done} dead letters: {error}. "
+                "The others are untouched; running it again goes on with them",
+                self.done,
+            ) from error
+
+    def _take(self, batch: list[DeadLetterMove]) -> None:
+        """Commit `batch`; where Kafka refuses a message, all but that one (rule R7)."""
+        for left in reversed(range(_TRIES)):
+            try:
+                self._commit(batch)
+            except _Aborted as error:
+                if error.by_message:
+                    self._take_apart(batch, error)
+                    return
+                if not left:
+                    raise self._stopped(error.cause) from error
+                _log.warning("%s: transaction aborted, trying again: %s", self._doing, error)
+            else:
+                self.done += len(batch)
+                return
+
+    def _take_apart(self, batch: list[DeadLetterMove], error: _Aborted) -> None:
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            self._take(batch[:middle])
+            self._take(batch[middle:])
+        else:
+            self.refused.append((batch[0].partition, batch[0].offset))
+            _log.error("%s: dead letter %d-%d is refused: %s", self._doing, *self.refused[-1], error)
+
+    def _commit(self, batch: list[DeadLetterMove]) -> None:
+        """One transaction. _Aborted: it did not happen. KmqError: nothing more may be written (R1, R6)."""
+        failures: list[KafkaError] = []
+
+        def report(error: KafkaError | None, _record: Any) -> None:
+            if error is not None:
+                failures.append(error)
+
+        timeout_s = _TRANSACTION_TIMEOUT_MS / 1000
+        try:
+            self._producer.begin_transaction()
+            for step in batch:
+                self._produce(step, report)
+            self._producer.commit_transaction(timeout_s)
+        except KafkaException as exception:
+            first = librdkafka.error_of(exception)
+            try:
+                # Answered by the coordinator under our epoch, so nobody has taken over (rule R1).
+                self._producer.abort_transaction(timeout_s)
+            except KafkaException as failed:
+                raise self._stopped(first, librdkafka.error_of(failed)) from exception
+            # A message that fails takes others with it; they are told as purged.
+            causes = [error for error in (*failures, first) if error and error.code() not in _PURGED]
+            by_message = [error for error in causes if error.code() in _BY_MESSAGE]
+            raise _Aborted([*by_message, *causes, first][0], by_message=bool(by_message)) from exception
+        except BaseException:  # Ctrl-C: readers of the queue should not have to wait for the time-out
+            with suppress(KafkaException):
+                self._producer.abort_transaction(timeout_s)
+            raise
+
+    def _produce(self, step: DeadLetterMove, report: Any) -> None:
+        key, value, headers = codec.encode(Marker(step.partition, step.offset, Op.END, by_tracker=True))
+        self._send(RecordCopy(step.partition, key, value, tuple(headers)), self._markers_topic, report)
+        if step.copy is not None:
+            self._send(step.copy, self._queue.name, report)
+
+    def _send(self, record: RecordCopy, topic: str, report: Any) -> None:
+        headers: Any = list(record.headers)
+        self._producer.produce(
+            topic, record.value, record.key, record.partition, on_delivery=report, headers=headers
+        )
+
+    def _stopped(self, *errors: KafkaError | None) -> KmqError:
+        if any(error is not None and error.code() in _FENCED for error in errors):
+            return Unavailable(
+                "another redrive or purge of this queue has taken over, or a transaction took too long"
+            )
+        return librdkafka.translated(errors[0], "write", self._connection)
+
+
+def _batches(steps: Iterable[DeadLetterMove], at_once: int) -> Iterator[list[DeadLetterMove]]:
+    batch: list[DeadLetterMove] = []
+    size = 0
+    for step in steps:
+        batch.append(step)
+        size += step.size
+        if len(batch) >= at_once or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,228 @@
+"""What a queue on Kafka is made with, and where Kafka is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from kmqpy.core.durations import DAY_MS, MIN_LEASE_MS, check_lease
+from kmqpy.core.settings import (
+    OTHER_TABLES,
+    build,
+    check_addresses,
+    check_count,
+    convert,
+    from_environment,
+    read_file,
+    redacted,
+)
+from kmqpy.errors import ConfigError
+from kmqpy.zookeeper.settings import ZooKeeperSecurity
+
+KafkaSettings = Mapping[str, Any]
+"""librdkafka settings by their own names; handed on untouched."""
+CLOCK_LEAD_MS = 5_000
+"""How far a clock may be ahead of the broker's before it is not believed (rule R23)."""
+MARKERS_SUFFIX = "__markers"
+DEAD_LETTERS_SUFFIX = "__undelivered"
+"""What the names of a queue's other topics end in, unless they are set."""
+_LEASES = ("redeliver_after_ms", "max_hold_ms")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+SETTINGS_TOPIC = "kmq.queues"
+"""The topic that tells clients the settings of all queues; see kmqpy.kafka.client.settings_mirror."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSettings:
+    """A queue: its topics, and how trackers treat its messages.
+
+    Stands in the registry as JSON. Names left empty follow the queue's name: `<queue>__markers`,
+    `<queue>__undelivered`, group `kmq-<queue>`.
+
+    redeliver_after_ms   lease of a message when receive() names none; at least 100
+    max_redeliveries     redeliveries before a message is dead-lettered; None: no limit
+    max_delay_ms         longest delay of send()
+    max_hold_ms          longest lease or extension; at least 100
+
+    Clients take what these settings leave open from the queue, which was made with settings of its own; what
+    contradicts them is a ConfigError when the client is made. Settings read from where a queue's own are
+    stored are taken as they are.
+    """
+
+    name: str
+    markers_topic: str = ""
+    dead_letter_topic: str = ""
+    consumer_group: str = ""
+    redelivery_count_header: str = "kmq-redelivery-count"
+    max_redeliveries: int | None = 3
+    redeliver_after_ms: int = 30_000
+    max_delay_ms: int = 7 * DAY_MS
+    max_hold_ms: int = 7 * DAY_MS
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
+        made = super().__new__(cls)
+        # Not a field: settings are equal whoever said them.
+        object.__setattr__(made, "_said", frozenset(name for name, value in given.items() if value != ""))
+        return made
+
+    def __post_init__(self) -> None:
+        check_topic_name(self.name, "name")
+        derived = {
+            "markers_topic": f"{self.name}{MARKERS_SUFFIX}",
+            "dead_letter_topic": f"{self.name}{DEAD_LETTERS_SUFFIX}",
+            "consumer_group": f"kmq-{self.name}",
+        }
+        for key, default in derived.items():
+            if not getattr(self, key):
+                object.__setattr__(self, key, default)
+        for key in ("name", "markers_topic", "dead_letter_topic"):
+            check_topic_name(getattr(self, key), key)
+            if getattr(self, key) == SETTINGS_TOPIC:
+                raise ConfigError(
+                    f"{key}: {SETTINGS_TOPIC} is the topic of all queues' settings; choose another"
+                )
+        if len({self.name, self.markers_topic, self.dead_letter_topic}) < 3:
+            raise ConfigError(f"queue {self.name!r}: its three topics must have different names")
+        if not self.redelivery_count_header:
+            raise ConfigError("redelivery_count_header: must not be empty")
+        for key in ("consumer_group", "redelivery_count_header"):
+            if not getattr(self, key).isprintable():
+                raise ConfigError(f"{key}: {getattr(self, key)!r} can't be printed")
+        if self.max_redeliveries is not None:
+            check_count(self, "max_redeliveries")
+        for key in (*_LEASES, "max_delay_ms"):
+            check_count(self, key)
+        for key in _LEASES:
+            check_lease(getattr(self, key), key)
+
+    @property
+    def said(self) -> frozenset[str] | None:
+        """The fields that were given, and not left to defaults; None in settings that were stored."""
+        said: frozenset[str] | None = self.__dict__["_said"]
+        return said
+
+    def to_json(self) -> bytes:
+        """The registry's form."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, *, newer: bool = False) -> QueueSettings:
+        """The reverse of to_json; raises ConfigError. `newer`: unknown settings are left out."""
+        try:
+            values = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"queue settings: not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
+        if newer:
+            values = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
+        return cls.stored(values)
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> QueueSettings:
+        """Settings as they are stored in the registry; raises ConfigError.
+
+        Leases below 100 ms, which earlier versions allowed, become 100 ms, since registered queues must be
+        served.
+        """
+        leases = {key: convert(key, values[key], int) for key in _LEASES if key in values}
+        least = {key: MIN_LEASE_MS for key, value in leases.items() if 0 <= value < MIN_LEASE_MS}
+        read = build(cls, values, least)
+        object.__setattr__(read, "_said", None)
+        return read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """Where Kafka and ZooKeeper are.
+
+    bootstrap           Kafka, `host:port[,host:port]`
+    zookeeper           ZooKeeper, the same; empty where none is needed
+    root                the znode under which everything of kmqpy stands
+    kafka               librdkafka settings (security and the like), handed on untouched
+    zookeeper_security  who we are to ZooKeeper, and TLS
+    """
+
+    bootstrap: str = "127.0.0.1:9092"
+    zookeeper: str = "127.0.0.1:2181"
+    root: str = "/kmq"
+    kafka: KafkaSettings = field(default_factory=dict, repr=False)
+    zookeeper_security: ZooKeeperSecurity = field(default_factory=ZooKeeperSecurity)
+
+    def __post_init__(self) -> None:
+        if not self.bootstrap:
+            raise ConfigError("bootstrap: must not be empty; name a broker, for example host:9092")
+        check_addresses(self.bootstrap, "bootstrap", "host:9092")
+        check_addresses(self.zookeeper.partition("/")[0], "zookeeper", "host:2181")
+        if not self.root.startswith("/") or self.root.endswith("/"):
+            raise ConfigError(f"root: {self.root!r} must start with / and not end with it")
+
+    def __repr__(self) -> str:
+        return (
+            f"Connection(bootstrap={self.bootstrap!r}, zookeeper={self.zookeeper!r}, "
+            f"root={self.root!r}, kafka={redacted(self.kafka)!r}, "
+            f"zookeeper_security={self.zookeeper_security!r})"
+        )
+
+    @classmethod
+    def from_environment(cls) -> Connection:
+        """What the file KMQ_CONFIG says, and over it the environment.
+
+        That is KMQ_BOOTSTRAP, KMQ_ZOOKEEPER and KMQ_ROOT, as `kmq dev up` prints them;
+        KMQ_KAFKA_SASL_PASSWORD and the like for settings of librdkafka, with `_` for each dot;
+        KMQ_ZOOKEEPER_SECURITY_PASSWORD and the like. Raises ConfigError.
+        """
+        return build(cls, *connection_layers())
+
+    def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
+        """Settings for a librdkafka client: `defaults`, under what the user gave."""
+        return {**defaults, **self.kafka, "bootstrap.servers": self.bootstrap}
+
+
+def check_connection(value: object) -> Connection:
+    """`value`; raises ConfigError when it is no Connection, an address as text for example."""
+    if hasattr(value, "bootstrap"):  # so that tests can give one of their own
+        return typing.cast("Connection", value)
+    shown = repr(value) if isinstance(value, str) else f"an object of type {type(value).__name__}"
+    raise ConfigError(
+        f"connection: {shown} is not a Connection; "
+        "write it as Connection(bootstrap='host:9092'), or Connection.from_environment()"
+    )
+
+
+def is_topic_name(name: object) -> bool:
+    """Whether Kafka accepts `name` as the name of a topic."""
+    return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def check_topic_name(name: str, field_name: str) -> None:
+    """Raise ConfigError unless Kafka takes `name` for a topic."""
+    if not is_topic_name(name):
+        raise ConfigError(f"{field_name}: {name!r} is no topic name; 1 to 249 of a-z A-Z 0-9 . _ - are")
+
+
+def check_new_queue_name(name: str) -> None:
+    """Raise ConfigError unless a new queue may have this name: those of a queue's other topics are refused.
+
+    Queues that are there already keep such names, so the settings themselves take them.
+    """
+    for suffix in (MARKERS_SUFFIX, DEAD_LETTERS_SUFFIX):
+        if name.endswith(suffix):
+            raise ConfigError(
+                f"name: {name!r} is that of another topic of queue {name.removesuffix(suffix)!r}; "
+                f"choose a name that does not end in {suffix}"
+            )
+
+
+def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file KMQ_CONFIG and the environment say of a Connection, for build(); raises ConfigError."""
+    path = os.environ.get("KMQ_CONFIG")
+    file = read_file(path) if path else {}
+    own = {key: value for key, value in file.items() if key not in OTHER_TABLES}
+    return own, from_environment(Connection, os.environ)

@@ -1,0 +1,567 @@
+"""The topics of a queue in Kafka: create, check, describe, grow, delete."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.durations import DAY_MS
+from kmqpy.core.first_contact import Service, is_awaited
+from kmqpy.core.forks import ForkGuard
+from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""The largest message that send() takes, in bytes as message.size_of() counts them."""
+
+_HEADROOM_BYTES = 64 * 1024
+"""Room in the topics' limits for the headers of copies (rule R7)."""
+
+_LARGEST_LIMIT = 100_000_000
+"""Brokers take no larger requests, by default."""
+
+_LATE_S = 5.0
+"""How long after its time limit librdkafka may give up a request."""
+
+_WATCH_EVERY_S = 1.0
+_WATCH_SOON_S = 0.05
+_WATCH_TIMEOUT_S = 3.0
+
+K = TypeVar("K")
+
+DEFAULT_RETENTION_MS = 14 * DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as Kafka describes it; `config` holds the settings that matter to kmqpy."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    replication: int
+    config: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTopics:
+    """The topics of a queue; `dead_letters` is None while that topic is missing."""
+
+    queue: TopicInfo
+    markers: TopicInfo
+    dead_letters: TopicInfo | None
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the queue has."""
+        return self.queue.partitions
+
+    @property
+    def ids(self) -> TopicIds:
+        """The ids of the queue topic and the markers topic."""
+        return TopicIds(self.queue.topic_id, self.markers.topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIds:
+    """Which topics the names of a queue stand for; one that was made anew has another id (rule R24)."""
+
+    queue: str
+    markers: str
+
+
+def dead_letter_queue(queue: QueueSettings) -> QueueSettings:
+    """The dead letters of `queue` as a queue of their own, with a markers topic."""
+    return QueueSettings(
+        name=queue.dead_letter_topic,
+        redelivery_count_header=queue.redelivery_count_header,
+        max_redeliveries=None,
+    )
+
+
+def topics_of(queue: QueueSettings) -> dict[str, str]:
+    """The names of the queue's four topics, its own first, each with what it is to the queue."""
+    dead = dead_letter_queue(queue)
+    return {
+        queue.name: "queue topic",
+        queue.markers_topic: "markers topic",
+        dead.name: "dead-letter topic",
+        dead.markers_topic: "dead letters' markers topic",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTopic:
+    """A topic of a queue (`role` says which) that is a topic of queue `other`, too (`role_there`)."""
+
+    name: str
+    role: str
+    other: str
+    role_there: str
+
+
+def shared_topics(queue: QueueSettings, others: Iterable[QueueSettings]) -> list[SharedTopic]:
+    """Those of the queue's topics that one of `others` has, too; `queue` itself may be among these."""
+    own = topics_of(queue)
+    return [
+        SharedTopic(name, own[name], other.name, role)
+        for other in others
+        if other.name != queue.name
+        for name, role in topics_of(other).items()
+        if name in own
+    ]
+
+
+def dead_letter_limit(limit: int) -> int:
+    """`max.message.bytes` of the dead-letter topic of a queue topic with `limit`.
+
+    Ten times as much: messages that can't be copied to the queue topic become dead letters (rule R7).
+    """
+    return max(limit + _HEADROOM_BYTES, min(10 * limit, _LARGEST_LIMIT))
+
+
+class Topics:
+    """Administration of queue topics. Retriable errors are retried for `timeout_s` seconds.
+
+    Every call may raise Unavailable, when Kafka does not answer or can't do it within that time.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._guard = ForkGuard("what administers topics")
+        self._connection = check_connection(connection)
+        self._timeout = timeout_s
+        self._clock = clock
+        self._made_at: dict[str, float] = {}  # when topics were created or got more partitions
+        self._admin = librdkafka.new_admin(connection)
+
+    def create(
+        self,
+        queue: QueueSettings,
+        partitions: int = 1,
+        replication: int | None = None,
+        retention_ms: int = DEFAULT_RETENTION_MS,
+    ) -> QueueTopics:
+        """Create what is missing of the queue's four topics, and check them all.
+
+        Retention follows rule R9: both topics must outlive the longest hold or delay.
+        `replication` defaults to 3, or to the number of brokers if there are fewer.
+
+        Raises ConfigError for bad numbers, TopicError when existing topics do not fit.
+        """
+        if partitions < 1:
+            raise ConfigError(f"partitions: {partitions} must be at least 1")
+        longest_ms = max(queue.max_delay_ms, queue.max_hold_ms)
+        if retention_ms <= longest_ms:
+            raise ConfigError(
+                f"retention: {retention_ms} ms must be longer than max_delay and max_hold "
+                f"({longest_ms} ms), or a held message could disappear"
+            )
+        brokers = self.brokers()
+        replication = min(3, brokers) if replication is None else replication
+        if not 1 <= replication <= brokers:
+            raise ConfigError(f"replication: {replication} must be from 1 to the {brokers} brokers")
+        common = {
+            "retention.ms": str(retention_ms),
+            "retention.bytes": "-1",
+            "cleanup.policy": "delete",
+            "unclean.leader.election.enable": "false",
+            "min.insync.replicas": "2" if replication >= 3 else "1",
+        }
+        dead = dead_letter_queue(queue)
+        limit = MAX_MESSAGE_BYTES + _HEADROOM_BYTES
+        wanted = {
+            queue.name: {**common, "max.message.bytes": str(limit)},
+            queue.markers_topic: {**common, "message.timestamp.type": "LogAppendTime"},
+            dead.name: {**common, "max.message.bytes": str(dead_letter_limit(limit))},
+            dead.markers_topic: {**common, "message.timestamp.type": "LogAppendTime"},
+        }
+        self._create(
+            {name: NewTopic(name, partitions, replication, config=config) for name, config in wanted.items()}
+        )
+        # Describing once more could reach a broker that does not know the new topics yet.
+        found = self._checked(queue, self._wait_until_told(wanted, 1))
+        if found.partitions != partitions:
+            raise TopicError(
+                f"topic {queue.name} exists with {found.partitions} partitions, not {partitions}; "
+                "use kmq queue alter to add some"
+            )
+        return found
+
+    def create_compacted(self, name: str, replication: int) -> None:
+        """Create a topic of one partition that keeps the last record of each key, unless it is there."""
+        config = {
+            "cleanup.policy": "compact",
+            "unclean.leader.election.enable": "false",
+            "min.insync.replicas": "2" if replication >= 3 else "1",
+        }
+        self._create({name: NewTopic(name, 1, replication, config=config)})
+        self._wait_until_told([name], 1)
+
+    def _create(self, topics: Mapping[str, NewTopic]) -> None:
+        self._ask(
+            "create topic {}",
+            topics,
+            lambda names, try_s: self._admin.create_topics(
+                [topics[name] for name in names], operation_timeout=try_s, request_timeout=try_s
+            ),
+            but=KafkaError.TOPIC_ALREADY_EXISTS,  # also by an earlier try whose answer was lost
+        )
+
+    def check(self, queue: QueueSettings, partition: int | None = None) -> QueueTopics:
+        """The queue's topics; raises QueueNotFound or TopicError when they can't be used.
+
+        With `partition`, it is enough that this one has its markers partition.
+        """
+        found = self.describe([queue.name, queue.markers_topic, queue.dead_letter_topic])
+        return self._checked(queue, found, partition)
+
+    def _checked(
+        self, queue: QueueSettings, found: Mapping[str, TopicInfo], partition: int | None = None
+    ) -> QueueTopics:
+        if queue.name not in found:
+            raise QueueNotFound(
+                f"queue {queue.name!r}: there is no such topic; create it with: kmq queue create {queue.name}"
+            )
+        if queue.markers_topic not in found:
+            raise TopicError(
+                f"queue {queue.name!r}: its markers topic {queue.markers_topic!r} does not exist; "
+                f"create it with: kmq queue create {queue.name}"
+            )
+        messages, markers = found[queue.name], found[queue.markers_topic]
+        needed = messages.partitions if partition is None else partition + 1
+        if needed > markers.partitions:
+            raise TopicError(
+                f"queue {queue.name!r}: {messages.partitions} partitions, but its markers topic has "
+                f"{markers.partitions}; they must be equal. Mend it with: "
+                f"kmq queue alter {queue.name} --partitions {messages.partitions}"
+            )
+        return QueueTopics(messages, markers, found.get(queue.dead_letter_topic))
+
+    def describe(self, names: Sequence[str], *, with_config: bool = False) -> dict[str, TopicInfo]:
+        """Those of the topics that exist, by name."""
+        for _ in librdkafka.tries(self._timeout, self._clock):
+            topics = self._ask(
+                "describe topic {}",
+                names,
+                lambda left, try_s: self._admin.describe_topics(TopicCollection(left), request_timeout=try_s),
+                but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+            )
+            existing = [name for name, topic in topics.items() if topic is not None]
+            configs = self._configs(existing) if with_config else {name: {} for name in existing}
+            if len(configs) == len(existing):
+                break  # else one was deleted meanwhile, or this broker does not know it yet
+        return {name: _topic_info(name, topics[name], config) for name, config in configs.items()}
+
+    def _configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The settings of topics, as far as these exist."""
+        described: dict[str, dict[str, ConfigEntry] | None] = self._ask(
+            "describe {}",
+            names,
+            lambda left, try_s: self._admin.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, name) for name in left], request_timeout=try_s
+            ),
+            but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+        )
+        return {
+            name: {key: entry.value for key, entry in entries.items() if entry.value is not None}
+            for name, entries in described.items()
+            if entries is not None
+        }
+
+    def grow(self, queue: QueueSettings, partitions: int) -> QueueTopics:
+        """Raise the number of partitions, the markers topics' first (rule R19)."""
+        found = self.describe(list(topics_of(queue)))
+        if queue.name not in found:
+            raise QueueNotFound(f"queue {queue.name!r}: there is no such topic")
+        if partitions < found[queue.name].partitions:
+            raise ConfigError(
+                f"partitions: {partitions} is fewer than the {found[queue.name].partitions} there are; "
+                "Kafka can't take partitions away"
+            )
+        for name in reversed(topics_of(queue)):
+            if name in found and found[name].partitions < partitions:
+                self._ask(
+                    "add partitions to {}",
+                    [name],
+                    lambda names, try_s: self._admin.create_partitions(
+                        [NewPartitions(name, partitions) for name in names],
+                        operation_timeout=try_s,
+                        request_timeout=try_s,
+                    ),
+                    but=KafkaError.INVALID_PARTITIONS,  # added by an earlier try whose answer was lost
+                )
+        known = self._wait_until_told(found, partitions)
+        for name in found:
+            if name not in known or known[name].partitions < partitions:
+                raise Unavailable(
+                    f"add partitions to {name}: Kafka at {self._connection.bootstrap} does not show "
+                    f"{partitions} yet; try again"
+                )
+        return self._checked(queue, known)
+
+    def _wait_until_told(self, topics: Iterable[str], partitions: int) -> dict[str, TopicInfo]:
+        """Wait until the topics are described with at least so many partitions; returns the last description.
+
+        The controller answers before the brokers know of a change.
+        """
+        names = list(topics)
+        self._made_at.update(dict.fromkeys(names, self._clock.monotonic()))
+        for _ in librdkafka.tries(self._timeout, self._clock):
+            known = self.describe(names)
+            if all(name in known and known[name].partitions >= partitions for name in names):
+                break
+        return known
+
+    def delete(self, topics: Iterable[str]) -> None:
+        """Delete these topics, whichever exist."""
+        names = list(topics)
+        for name in names:
+            self._made_at.pop(name, None)
+        self._ask(
+            "delete topic {}",
+            names,
+            lambda left, try_s: self._admin.delete_topics(
+                left, operation_timeout=try_s, request_timeout=try_s
+            ),
+            but=KafkaError.UNKNOWN_TOPIC_OR_PART,
+        )
+        for _ in librdkafka.tries(
+            self._timeout, self._clock
+        ):  # the controller answers before the brokers know
+            if not self.describe(names):
+                break
+
+    def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """First and next offset of each partition."""
+        first = self._list_offsets(topic, partitions, OffsetSpec.earliest())
+        last = self._list_offsets(topic, first, OffsetSpec.latest())
+        return {p: (first[p].offset, last[p].offset) for p in first}
+
+    def latest_timestamps(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """The record with the highest timestamp of each partition that has one: its offset and that in ms."""
+        found = self._list_offsets(topic, partitions, OffsetSpec.max_timestamp())
+        return {p: (one.offset, one.timestamp) for p, one in found.items() if one.offset >= 0}
+
+    def _list_offsets(self, topic: str, partitions: Iterable[int], spec: OffsetSpec) -> dict[int, Any]:
+        found = self._ask(
+            f"offsets of {topic}",
+            [TopicPartition(topic, p) for p in partitions],
+            lambda left, try_s: self._admin.list_offsets(dict.fromkeys(left, spec), request_timeout=try_s),
+            topic=topic,
+        )
+        return {place.partition: one for place, one in found.items()}
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Change these settings of a topic and leave its others as they are."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self._ask(
+            f"configure topic {topic}",
+            [resource],
+            lambda left, try_s: self._admin.incremental_alter_configs(left, request_timeout=try_s),
+            topic=topic,
+        )
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """Delete the records of each partition below the given offset."""
+        self._ask(
+            f"delete records of {topic}",
+            [TopicPartition(topic, partition, offset) for partition, offset in before.items()],
+            lambda left, try_s: self._admin.delete_records(left, request_timeout=try_s),
+            topic=topic,
+        )
+
+    def names(self) -> set[str]:
+        """Every topic of the cluster but Kafka's own."""
+        found = self._metadata("list topics").topics
+        return {name for name in found if not name.startswith("__")}
+
+    def groups(self) -> dict[str, list[str]]:
+        """By topic, the consumer groups that have committed offsets; takes one request for each group."""
+        (listed,) = self._ask(
+            "list consumer groups",
+            [None],
+            lambda _, try_s: {None: self._admin.list_consumer_groups(request_timeout=try_s)},
+        ).values()
+        committed = self._ask(
+            "offsets of group {}",
+            [group.group_id for group in listed.valid],
+            lambda groups, try_s: {
+                group: self._admin.list_consumer_group_offsets(
+                    [ConsumerGroupTopicPartitions(group)], request_timeout=try_s
+                )[group]
+                for group in groups
+            },
+            but=KafkaError.GROUP_ID_NOT_FOUND,  # it can vanish meanwhile
+        )
+        found: dict[str, list[str]] = {}
+        for group in sorted(committed):
+            places = [] if committed[group] is None else committed[group].topic_partitions
+            for topic in {place.topic for place in places if place.offset >= 0}:
+                found.setdefault(topic, []).append(group)
+        return found
+
+    def brokers(self) -> int:
+        """How many brokers the cluster has."""
+        return len(self._metadata("connect").brokers)
+
+    def _metadata(self, doing: str) -> Any:
+        self._guard.raise_if_inherited()
+        with librdkafka.kafka_errors(doing, self._connection):
+            return librdkafka.metadata(self._admin, self._timeout, self._connection)
+
+    def _ask(
+        self,
+        doing: str,
+        wanted: Iterable[K],
+        request: Callable[[list[K], float], Mapping[Any, Future[Any]]],
+        *,
+        but: int | None = None,
+        topic: str | None = None,
+    ) -> dict[K, Any]:
+        """Kafka's answer for each item of `wanted`; None where it was the error code `but`.
+
+        request  given items and its time limit in seconds, returns their futures, in the same order; called
+                 again with the items that failed with retriable errors
+        doing    begins error messages; `{}` in it stands for the item that the error is about
+        topic    the topic of all items; if it was created here a short while ago, that a broker does not
+                 know it is retriable
+        """
+        self._guard.raise_if_inherited()
+        left = list(dict.fromkeys(wanted))
+        found: dict[K, Any] = {}
+        tried = False
+
+        def ask(try_s: float) -> None:
+            nonlocal left, tried
+            if is_awaited(Service.KAFKA):
+                librdkafka.look_up(self._admin, try_s)
+            if tried:  # else librdkafka asks the controller and leaders it knows, even if they are gone
+                self._admin.list_topics(timeout=try_s)
+            tried = True
+            failed: dict[K, KafkaException] = {}
+            for one, future in zip(left, request(left, try_s).values(), strict=True):
+                try:
+                    found[one] = librdkafka.wait_result(
+                        self._admin, future, try_s + _LATE_S, self._connection
+                    )
+                except KafkaException as exception:
+                    error = librdkafka.error_of(exception)
+                    if error is not None and error.code() == but:
+                        found[one] = None
+                    else:
+                        failed[one] = exception
+            # Errors that are not retriable come first.
+            left = sorted(failed, key=lambda one: librdkafka.is_retriable(librdkafka.error_of(failed[one])))
+            if left:
+                raise failed[left[0]]
+
+        def is_of_new_topic(exception: KafkaException) -> bool:
+            is_new = self._clock.monotonic() - self._made_at.get(topic or "", -math.inf) < self._timeout
+            return is_new and librdkafka.is_unknown_topic(librdkafka.error_of(exception))
+
+        if left:
+            try:
+                librdkafka.retrying(
+                    ask, self._timeout, self._connection, also=is_of_new_topic, clock=self._clock
+                )
+            except KafkaException as exception:
+                error = librdkafka.error_of(exception)
+                raise librdkafka.translated(error, doing.format(left[0]), self._connection) from exception
+        return found
+
+
+class TopicWatch:
+    """Notices that the topics of a queue were made anew under the same names (rule R24).
+
+    It asks Kafka every second and never waits for the answer. Used by one thread at a time.
+    """
+
+    def __init__(
+        self, connection: Connection, queue: QueueSettings, ids: TopicIds, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._connection = connection
+        self._names = [queue.name, queue.markers_topic]
+        self._clock = clock
+        self._admin: Any = None
+        self._asked: dict[str, Future[Any]] = {}
+        self._asked_at = self._known_at = clock.monotonic()
+        self._next = self._asked_at + _WATCH_EVERY_S
+        self._ids = ids
+        self._before: set[TopicIds] = set()
+
+    def look(self) -> TopicIds:
+        """The ids as of the last answer that named both topics; asks again when it is time to."""
+        now = self._clock.monotonic()
+        if self._asked and all(future.done() for future in self._asked.values()):
+            found = [one for name in self._names if (one := self._id(name)) is not None]
+            self._asked = {}
+            if len(found) == len(self._names):
+                self._known_at = self._asked_at
+                self._found(TopicIds(*found))
+        if not self._asked and now >= self._next:
+            self._ask(now)
+        return self._ids
+
+    def knows_since(self, moment: float) -> bool:
+        """Whether the ids are as of that moment of the clock or later; if not, it asks soon."""
+        if self._known_at >= moment:
+            return True
+        self._next = min(self._next, max(self._clock.monotonic(), self._asked_at + _WATCH_SOON_S))
+        return False
+
+    def _found(self, ids: TopicIds) -> None:
+        # A broker that was not told yet of the new topics answers with the ids of the old ones.
+        if ids != self._ids and ids not in self._before:
+            self._before.add(self._ids)
+            self._ids = ids
+
+    def _id(self, name: str) -> str | None:
+        try:
+            return str(self._asked[name].result(0).topic_id)
+        except (KafkaException, TimeoutError):
+            return None  # nobody answers, or the topic is gone; whoever reads it is told so
+
+    def _ask(self, now: float) -> None:
+        if self._admin is None:
+            self._admin = librdkafka.new_admin(self._connection)
+        self._admin.poll(0)  # what it logs would heap up
+        self._asked_at, self._next = now, now + _WATCH_EVERY_S
+        self._asked = self._admin.describe_topics(
+            TopicCollection(self._names), request_timeout=_WATCH_TIMEOUT_S
+        )
+
+
+def _topic_info(name: str, topic: Any, config: dict[str, str]) -> TopicInfo:
+    replication = min((len(p.replicas) for p in topic.partitions), default=0)
+    return TopicInfo(name, str(topic.topic_id), len(topic.partitions), replication, config)

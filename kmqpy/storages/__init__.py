@@ -1,1 +1,0 @@
-"""The storages behind the Queue protocol; `kmqpy.queue.queue_for` opens them."""

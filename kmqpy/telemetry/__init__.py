@@ -1,0 +1,1 @@
+"""What happens to messages, told to whoever counts or traces it."""

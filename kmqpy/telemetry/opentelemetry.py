@@ -1,0 +1,152 @@
+"""OpenTelemetry spans for send, receive, process and settle (`kmqpy[otel]`); give it as `telemetry=`.
+
+Names follow OpenTelemetry's semantic conventions for messaging as of 1.44.0. The context of a send
+travels in the header `traceparent` (or what the global propagator writes), which trackers keep on
+copies and dead letters. No span holds a body, a key or a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kmqpy.errors import MissingExtra
+from kmqpy.message import Headers, Message, without
+from kmqpy.telemetry.base import Telemetry
+
+try:
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
+except ImportError:
+    raise MissingExtra("otel", "kmqpy.telemetry.opentelemetry") from None
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+
+_SETTLING = {"ack", "nack", "dead-letter"}
+
+
+class TracingTelemetry(Telemetry):
+    """Spans of clients, producers and workers.
+
+    send         kind PRODUCER; its context goes into the message's headers, unless those hold one
+    receive      kind CLIENT, linked to every message's send
+    process      kind CONSUMER, child of the message's send and linked to it
+    ack, nack …  kind CLIENT, child of what is current: in a handler, of the message's process span
+    redeliver, dead-letter  kind PRODUCER, by a tracker, child of the message's send
+
+    The current span, if there is one when a message is processed, becomes another link. `system` is
+    the value of messaging.system. Spans of receive and ack tell that it happened, not how long it took.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider | None = None, *, system: str = "kafka") -> None:
+        self._tracer = trace.get_tracer("kmqpy", tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
+        self._system = system
+
+    @contextmanager
+    def sending(self, queue: str, headers: Headers) -> Iterator[Headers]:
+        """Around one send; yields the headers with the context of its span."""
+        known = _context_of(headers)
+        span = self._tracer.start_span(
+            f"send {queue}",
+            kind=SpanKind.PRODUCER,
+            attributes=self._attributes(queue, "send", "send"),
+            links=_links(known),
+        )
+        with _ending(span):
+            if not _links(known):
+                carrier: dict[str, str] = {}
+                propagate.inject(carrier, trace.set_span_in_context(span))
+                added = tuple((name, value.encode()) for name, value in carrier.items())
+                headers = without(headers, *carrier) + added
+            yield headers
+
+    def received(self, queue: str, messages: Sequence[Message]) -> None:
+        """Messages were handed out."""
+        links = [link for message in messages for link in _links(_context_of(message.headers))]
+        attributes = self._attributes(queue, "receive", "receive")
+        attributes["messaging.batch.message_count"] = len(messages)
+        self._tracer.start_span(
+            f"receive {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links
+        ).end()
+
+    def finished(self, queue: str, op: str, count: int = 1) -> None:
+        """`count` messages were given an `op`."""
+        if op not in _SETTLING:
+            return
+        attributes = self._attributes(queue, op, "settle")
+        if count != 1:
+            attributes["messaging.batch.message_count"] = count
+        self._tracer.start_span(f"{op} {queue}", kind=SpanKind.CLIENT, attributes=attributes).end()
+
+    @contextmanager
+    def processing(self, message: Message) -> Iterator[None]:
+        """Around the handling of one message by a worker; its span is the current one."""
+        sent = _context_of(message.headers)
+        ambient = trace.get_current_span().get_span_context()
+        links = _links(sent) + ([Link(ambient)] if ambient.is_valid else [])
+        attributes = self._attributes(message.queue, "process", "process")
+        attributes["messaging.message.id"] = message.id
+        attributes["messaging.message.body.size"] = len(message.body)
+        attributes["kmq.attempts"] = message.attempts
+        if self._system == "kafka":
+            attributes["messaging.destination.partition.id"] = str(message.partition)
+            attributes["messaging.kafka.offset"] = message.offset
+        span = self._tracer.start_span(
+            f"process {message.queue}",
+            context=sent if _links(sent) else None,
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=links,
+        )
+        with (
+            _ending(span),
+            trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False),
+        ):
+            yield
+
+    def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
+        """A tracker appended a copy; its span is a child of the message's send."""
+        sent = _context_of(headers)
+        name = "dead-letter" if dead_letter else "redeliver"
+        self._tracer.start_span(
+            f"{name} {queue}",
+            context=sent,
+            kind=SpanKind.PRODUCER,
+            attributes=self._attributes(queue, name, "send"),
+            links=_links(sent),
+        ).end()
+
+    def _attributes(self, queue: str, name: str, kind: str) -> dict[str, str | int]:
+        return {
+            "messaging.system": self._system,
+            "messaging.destination.name": queue,
+            "messaging.operation.name": name,
+            "messaging.operation.type": kind,
+        }
+
+
+@contextmanager
+def _ending(span: trace.Span) -> Iterator[None]:
+    """End the span; an error is told by its class, because its text may hold what was sent."""
+    try:
+        yield
+    except BaseException as error:
+        span.set_attribute("error.type", type(error).__qualname__)
+        span.set_status(Status(StatusCode.ERROR))
+        raise
+    finally:
+        span.end()
+
+
+def _context_of(headers: Headers) -> Context:
+    carrier = {}
+    for name, value in headers:
+        if name in propagate.get_global_textmap().fields and value is not None:
+            carrier[name] = value.decode("utf-8", "replace")
+    return propagate.extract(carrier, Context())
+
+
+def _links(context: Context) -> list[Link]:
+    span_context = trace.get_current_span(context).get_span_context()
+    return [Link(span_context)] if span_context.is_valid else []

@@ -1,0 +1,1 @@
+"""Handler functions over any queue: threads, leases, order by key, asyncio."""

@@ -1,0 +1,332 @@
+"""Queues and workers for asyncio: the same core, called in threads. No second copy of the logic.
+
+async with AsyncQueue(queue_for(url)) as queue:
+    async for message in queue:
+        ...
+        await queue.ack(message)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.core.forks import ForkGuard
+from kmqpy.errors import Closed
+from kmqpy.message import HeadersLike, Message, MessagesLike
+from kmqpy.queue import Queue
+from kmqpy.worker.worker import Worker, WorkerOptions
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SLICE_S = 1.0
+"""How long a thread may go on to receive after its caller was cancelled."""
+_POLL_S = 0.05
+_AHEAD = 10
+"""How many messages `async for` takes at a time."""
+
+
+class AsyncQueue:
+    """A queue whose operations are awaited; each runs in one of `threads` threads.
+
+    A cancelled receive() loses no message: what arrives after the cancellation is given back and
+    not counted as an attempt. Any other operation that is cancelled may have happened. Closing this
+    closes the queue.
+    """
+
+    def __init__(self, queue: Queue, *, threads: int = 4, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._guard = ForkGuard(f"the queue {queue.name!r} for asyncio")
+        self._queue = queue
+        self._clock = clock
+        # Apart, so that receives which wait for messages don't hold up acknowledgements.
+        self._takers = ThreadPoolExecutor(threads, "kmq-aio-receive")
+        self._pool = ThreadPoolExecutor(threads, "kmq-aio")
+        self._ahead: deque[Message] = deque()  # of one batch
+        self._use_until = 0.0
+        self._giving_back: asyncio.TimerHandle | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def queue(self) -> Queue:
+        """The queue itself, for `call`."""
+        return self._queue
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run any operation in a thread: `await q.call(q.queue.purge)`."""
+        self._check_open()
+        return await asyncio.wrap_future(self._pool.submit(partial(function, *args, **kwargs)))
+
+    async def send(
+        self,
+        body: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+    ) -> str:
+        """See Queue.send."""
+        return await self.call(self._queue.send, body, key=key, headers=headers, delay=delay)
+
+    async def send_many(
+        self,
+        bodies: Iterable[bytes | str],
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+    ) -> list[str]:
+        """See Queue.send_many."""
+        return await self.call(self._queue.send_many, bodies, key=key, headers=headers, delay=delay)
+
+    async def receive(
+        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+    ) -> list[Message]:
+        """See Queue.receive."""
+        deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
+        while True:
+            left = max(0.0, deadline - self._clock.monotonic())
+            messages, _ = await self._receive(max_messages, min(left, _SLICE_S), lease)
+            if messages or self._clock.monotonic() >= deadline:
+                return messages
+
+    async def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+        """See Queue.ack."""
+        await self.call(self._queue.ack, *messages, wait=wait)
+
+    async def nack(
+        self,
+        *messages: MessagesLike,
+        delay: Duration = 0,
+        count: bool = True,
+        reason: str | None = None,
+        wait: bool = False,
+    ) -> None:
+        """See Queue.nack."""
+        await self.call(self._queue.nack, *messages, delay=delay, count=count, reason=reason, wait=wait)
+
+    async def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
+        """See Queue.extend."""
+        await self.call(self._queue.extend, *messages, lease=lease, wait=wait)
+
+    async def dead_letter(
+        self, *messages: MessagesLike, reason: str | None = None, wait: bool = False
+    ) -> None:
+        """See Queue.dead_letter."""
+        await self.call(self._queue.dead_letter, *messages, reason=reason, wait=wait)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages one by one until the queue is closed, with the queue's default lease.
+
+        A few are taken ahead. Those whose turn does not come in time are given back, which does not
+        count as an attempt.
+        """
+        while not self._closed:
+            self._guard.raise_if_inherited()
+            if self._clock.monotonic() >= self._use_until:  # the loop may have stood still
+                self._give_back_ahead()
+            if self._ahead:
+                yield self._ahead.popleft()
+                continue
+            try:
+                await self._take_ahead()
+            except Closed:
+                return
+
+    async def close(self) -> None:
+        """Give back what was taken ahead, let operations end, close the queue."""
+        if self._closed or self._guard.inherited:
+            return
+        self._closed = True
+        try:
+            async with self._turn:  # what an `async for` is just taking is given back, too
+                pass
+        finally:
+            ahead, self._ahead = list(self._ahead), deque()
+            await _in_thread(partial(self._close, ahead))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _take_ahead(self) -> None:
+        async with self._turn:
+            if self._ahead:  # of another `async for`
+                return
+            messages, self._use_until = await self._receive(_AHEAD, _SLICE_S, None)
+            self._ahead.extend(messages)
+            if self._giving_back is not None:
+                self._giving_back.cancel()
+            left_s = self._use_until - self._clock.monotonic()
+            self._giving_back = asyncio.get_running_loop().call_later(left_s, self._give_back_ahead)
+
+    def _give_back_ahead(self) -> None:
+        if self._ahead:
+            self._pool.submit(self._give_back, list(self._ahead))
+            self._ahead.clear()
+
+    async def _receive(
+        self, max_messages: int, wait_s: float, lease: Duration | None
+    ) -> tuple[list[Message], float]:
+        self._check_open()
+        taking = self._takers.submit(self._take, max_messages, wait_s, lease)
+        try:
+            return await asyncio.wrap_future(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back_later)
+            raise
+
+    def _take(self, max_messages: int, wait_s: float, lease: Duration | None) -> tuple[list[Message], float]:
+        """Messages, and until when they may be handed out: half a lease must be left (rule R11)."""
+        messages = self._queue.receive(max_messages, wait=wait_s, lease=lease)
+        now_ms = self._clock.wall_ms()
+        left_ms = min((one.lease_until_ms - now_ms for one in messages), default=0)
+        return messages, self._clock.monotonic() + left_ms / 2000
+
+    def _give_back_later(self, taking: Future[tuple[list[Message], float]]) -> None:
+        """Runs in any thread, the event loop's included, so it must not block."""
+        if not taking.cancelled() and taking.exception() is None and (messages := taking.result()[0]):
+            self._pool.submit(self._give_back, messages)
+
+    def _give_back(self, messages: list[Message]) -> None:
+        try:
+            self._queue.nack(*messages, count=False)
+        except Exception:  # nobody waits for it; the messages come again when their leases end
+            _log.exception("messages could not be given back", extra={"count": len(messages)})
+
+    def _close(self, ahead: list[Message]) -> None:
+        self._takers.shutdown()  # first: what its calls still receive is given back by the other pool
+        self._pool.shutdown()
+        if ahead:
+            self._give_back(ahead)
+        self._queue.close()
+
+    def _check_open(self) -> None:
+        self._guard.raise_if_inherited()
+        if self._closed:
+            raise Closed(f"the queue {self._queue.name!r} is closed")
+
+
+class AsyncWorker:
+    """A Worker whose handler is a coroutine function, run on the event loop that awaits `run()`.
+
+    Everything else is as with Worker, whose keyword arguments it takes; one thread per running
+    handler waits for it. A handler that is still running after `drain_timeout` is cancelled.
+
+    Signals are the application's, which calls stop() or cancels run() when it ends; with `handle_signals`,
+    for programs that do nothing else, run() takes SIGTERM and SIGINT.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        handler: Callable[[Message], Awaitable[object]],
+        *,
+        handle_signals: bool = False,
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        self._handler = handler
+        self._handle_signals = handle_signals
+        self._worker = Worker(queue, self._call, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: set[Future[BaseException | None]] = set()
+
+    async def run(self) -> None:
+        """Work until stop(), cancellation, a failure, or a signal with `handle_signals`, then drain.
+
+        Raises what ended the worker: ConfigError, NotSupported, Closed, Forked.
+        """
+        self._loop = asyncio.get_running_loop()
+        with self._signals(self._loop) if self._handle_signals else nullcontext():
+            self._worker.start()
+            try:
+                while not self._worker.stopping:
+                    await asyncio.sleep(_POLL_S)
+            finally:
+                await self._drain()
+        if self._worker.failure is not None:
+            raise self._worker.failure
+
+    def stop(self) -> None:
+        """Take no more messages; run() returns when the handlers have ended."""
+        self._worker.stop(wait=False)
+
+    async def _drain(self) -> None:
+        # In a thread, because handlers need the event loop to end.
+        try:
+            await _in_thread(self._worker.stop)
+        finally:
+            for future in list(self._running):
+                future.cancel()
+
+    def _call(self, message: Message) -> None:
+        assert self._loop is not None
+        handling = self._handle(message)
+        try:
+            # The task inherits this thread's context: the span of the message.
+            future = asyncio.run_coroutine_threadsafe(handling, self._loop)
+        except RuntimeError:  # the loop is closed
+            handling.close()
+            raise
+        self._running.add(future)
+        try:
+            error = future.result()
+        finally:
+            self._running.discard(future)
+        if error is not None:
+            raise error
+
+    async def _handle(self, message: Message) -> BaseException | None:
+        """Call the handler; returns its error, because some errors would end the event loop."""
+        try:
+            await self._handler(message)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    @contextmanager
+    def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Stop at SIGTERM and SIGINT, where the loop can look after signals."""
+        before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                previous = signal.getsignal(number)
+                try:
+                    loop.add_signal_handler(number, self.stop)
+                except (NotImplementedError, RuntimeError):  # Windows
+                    continue
+                before[number] = previous
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+async def _in_thread(function: Callable[[], None]) -> None:
+    """Run `function` to its end in a thread of its own, also when the caller is cancelled."""
+    executor = ThreadPoolExecutor(1, "kmq-aio-once")
+    future = executor.submit(function)
+    executor.shutdown(wait=False)
+    await asyncio.shield(asyncio.wrap_future(future))

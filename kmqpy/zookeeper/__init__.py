@@ -1,0 +1,1 @@
+"""ZooKeeper: sessions and how they are secured."""

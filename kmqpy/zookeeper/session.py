@@ -1,0 +1,374 @@
+"""The ZooKeeper client as kmqpy uses it: bounded waits, quick reconnection, one clear error."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionDropped,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionClosedRequireSaslError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.serialization import SASL, Auth
+from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.first_contact import Service, has_answered, patience_s
+from kmqpy.core.forks import ForkGuard
+from kmqpy.errors import AccessDenied, ConfigError, MissingExtra, Unavailable
+from kmqpy.zookeeper.settings import ZooKeeperSecurity
+
+log = logging.getLogger(__name__)
+
+_OPEN = ZooKeeperSecurity()
+_POLL_S = 0.05
+_SESSION_OF_READ_TIMEOUT = 3 / 2
+"""kazoo keeps the granted session time-out to itself: its read time-out is two thirds of it."""
+_PERMISSIONS = {
+    "c": Permissions.CREATE,
+    "d": Permissions.DELETE,
+    "r": Permissions.READ,
+    "w": Permissions.WRITE,
+    "a": Permissions.ADMIN,
+}
+_DENIED = {
+    AuthFailedError: "it does not accept the username or password; check those of zookeeper_security",
+    SessionClosedRequireSaslError: "it wants to know who we are; "
+    "give zookeeper_security a username and password",
+    InvalidACLError: "it does not know who we are, and so can't make the znodes ours; "
+    "check zookeeper_security, and which ways of authentication the server has",
+    NoAuthError: "we may not do this; check username and password of zookeeper_security, "
+    "and the ACLs of the znodes",
+}
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships no types
+    """Gives one address up in time to try the next within the session; kazoo waits a whole one.
+
+    Does TLS itself: kazoo trusts the system's authorities beside ours, and leaves the socket open when
+    it fails.
+    """
+
+    def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
+        self._guard = ForkGuard("this ZooKeeper client")
+
+    def stop(self) -> None:  # kazoo calls it at the end of the process, too
+        if not self._guard.inherited:
+            super().stop()
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        plain = {**kwargs, "timeout": self._connect_timeout_s, "use_ssl": False}
+        made = super().create_connection(*args, **plain)
+        if self._tls is None:
+            return made
+        try:
+            return self._tls.wrap_socket(made, server_hostname=kwargs["hostname"])
+        finally:
+            made.close()  # the wrapped one lives on its own
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why an attempt to connect failed; not the exception, which would keep much alive.
+
+    denied  in our words, when trying again is useless
+    """
+
+    text: str
+    denied: str | None
+    at_once: bool
+
+
+class _Client(KazooClient):  # type: ignore[misc]
+    """Reconnects to a ZooKeeper whose data is older than what it has seen; remembers connection failures.
+
+    A server refuses clients that have seen later changes (zxids) than it has itself, without telling why: for
+    ever, when all servers were emptied or restored from an older backup. So after twice the session time-out
+    without a connection, the client claims to have seen nothing. By then its session must be taken for
+    expired; if it still exists, because no server ran meanwhile, it goes on.
+
+    In a forked child it does nothing, since session and connection belong to the parent.
+    """
+
+    _zxid = 0
+    _zxid_forgotten = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._guard = ForkGuard("this ZooKeeper client")
+        self.failures: list[_Failure] = []
+        """One for each attempt since there was a connection."""
+        self.granted_s: float = self._session_timeout / 1000
+        """The session time-out that the server granted, which may be shorter than the one asked for."""
+        self._away_since: float | None = None
+        connect = self._connection._connect
+
+        def connect_and_remember(*address: Any) -> Any:
+            self._forget_if_expired()
+            try:
+                made = connect(*address)
+            except Exception as error:
+                found = _Failure(_told(error), _reason(error), isinstance(error, AuthFailedError))
+                self.failures = [*self.failures[-len(self.hosts) :], found]
+                raise
+            self.failures = []
+            self._away_since = None
+            self.granted_s = made[0] / 1000 * _SESSION_OF_READ_TIMEOUT
+            return made
+
+        self._connection._connect = connect_and_remember
+
+    @property
+    def last_zxid(self) -> int:
+        """The latest change that we have seen; kazoo sends it to a server when it connects."""
+        return self._zxid
+
+    @last_zxid.setter
+    def last_zxid(self, zxid: int) -> None:
+        if zxid and self._zxid_forgotten:
+            if zxid < self._zxid_forgotten:
+                log.warning(
+                    "ZooKeeper at %s has forgotten changes: it was emptied or restored from an older backup; "
+                    "check the queues with kmq doctor, and create missing ones again",
+                    address(self),
+                )
+            self._zxid_forgotten = 0
+        self._zxid = zxid
+
+    def _forget_if_expired(self) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+        elif self._zxid and now - self._away_since > 2 * self.granted_s:
+            self._zxid_forgotten, self._zxid = self._zxid, 0
+
+    def _call(self, *request: Any) -> Any:
+        self._guard.raise_if_inherited()
+        return super()._call(*request)
+
+    def stop(self) -> None:
+        if not self._guard.inherited:
+            super().stop()
+
+    def close(self) -> None:
+        if not self._guard.inherited:
+            super().close()
+
+
+class _NoSecrets(logging.Filter):
+    """kazoo logs its requests, those with a password among them, and what resumes a session."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to show it; what is secret is taken out of it."""
+        if isinstance(record.args, tuple):
+            record.args = tuple("***" if isinstance(arg, Auth | SASL) else arg for arg in record.args)
+        return "passwd" not in record.msg
+
+
+_kazoo_log = logging.getLogger("kmqpy.zookeeper.session.kazoo")
+_kazoo_log.addFilter(_NoSecrets())
+
+
+def new_client(
+    hosts: str, session_timeout_ms: int = 6_000, security: ZooKeeperSecurity = _OPEN
+) -> KazooClient:
+    """A KazooClient that is not started yet, reconnects quickly and for ever, and logs errors only.
+
+    Raises ConfigError for a file of `security` that can't be used, MissingExtra without kmqpy[sasl].
+    """
+    if _kazoo_log.level == logging.NOTSET:
+        _kazoo_log.setLevel(logging.ERROR)
+    attempts = 2 * max(1, len(hosts.split(",")))
+    return _Client(
+        hosts,
+        timeout=session_timeout_ms / 1000,
+        handler=_Handler(session_timeout_ms / 1000 / attempts, _tls(security)),
+        connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 0.5},
+        logger=_kazoo_log,
+        **_settings(security),
+    )
+
+
+@contextmanager
+def connect(
+    hosts: str,
+    session_timeout_ms: int = 6_000,
+    *,
+    timeout: float = 10.0,
+    security: ZooKeeperSecurity = _OPEN,
+) -> Iterator[KazooClient]:
+    """A started client, stopped at the end of the block.
+
+    Raises Unavailable, naming `hosts`, when ZooKeeper does not answer within `timeout` s, and
+    AccessDenied at once when it and we do not accept each other.
+    """
+    zk = new_client(hosts, session_timeout_ms, security)
+    try:
+        connected = zk.start_async()
+        deadline = SYSTEM_CLOCK.monotonic() + patience_s(Service.ZOOKEEPER, timeout)
+        while not connected.wait(_POLL_S):
+            check_access(zk)
+            if SYSTEM_CLOCK.monotonic() > deadline:
+                raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}")
+        has_answered(Service.ZOOKEEPER)
+        yield zk
+    finally:
+        stop(zk)
+
+
+def check_access(zk: KazooClient) -> None:
+    """Raise AccessDenied if every server refuses us, or if we refuse its certificate."""
+    failures: list[_Failure] = getattr(zk, "failures", [])
+    denied = [failure for failure in failures if failure.denied]
+    if denied and (len(denied) >= len(zk.hosts) or denied[-1].at_once):
+        raise AccessDenied(f"ZooKeeper at {address(zk)}: {denied[-1].denied}")
+
+
+def stop(zk: KazooClient) -> None:
+    """End the session (its ephemeral znodes vanish) and free the client; never raises."""
+    try:
+        zk.stop()
+        zk.close()
+    except Exception as error:
+        log.debug("stopping the ZooKeeper client: %r", error)
+
+
+def address(zk: KazooClient) -> str:
+    """`host:port[,host:port][/chroot]`."""
+    return ",".join(f"{host}:{port}" for host, port in zk.hosts) + (zk.chroot or "")
+
+
+@contextmanager
+def unavailable(zk: KazooClient) -> Iterator[None]:
+    """Turn what kazoo raises inside the block into Unavailable, naming the address."""
+    try:
+        yield
+    except KazooTimeoutError:
+        check_access(zk)
+        raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}") from None
+    except KazooException as error:
+        check_access(zk)
+        if type(error) in _DENIED:
+            raise AccessDenied(f"ZooKeeper at {address(zk)}: {_DENIED[type(error)]}") from error
+        detail = f"{type(error).__name__} {error}".strip()
+        raise Unavailable(f"ZooKeeper at {address(zk)}: {detail}") from error
+
+
+def gather(results: Iterable[Any], timeout: float) -> list[Any]:
+    """The values of pipelined kazoo calls; None for each whose znode is missing."""
+    values = []
+    for result in results:
+        try:
+            values.append(result.get(timeout=timeout))
+        except NoNodeError:
+            values.append(None)
+    return values
+
+
+def session_of(stat: Any) -> int | None:
+    """The session that an ephemeral znode belongs to; None if there is no znode, or it is not ephemeral."""
+    return None if stat is None else stat.ephemeralOwner or None
+
+
+def failure(results: Iterable[Any]) -> Exception | None:
+    """Why a kazoo transaction was rolled back; None when it was committed."""
+    errors = [result for result in results if isinstance(result, Exception)]
+    causes = [e for e in errors if not isinstance(e, RolledBackError | RuntimeInconsistency)]
+    return next(iter(causes or errors), None)
+
+
+def _settings(security: ZooKeeperSecurity) -> dict[str, Any]:
+    """`security` as KazooClient takes it."""
+    found: dict[str, Any] = {}
+    if security.username and security.scheme == "digest":
+        found["auth_data"] = [("digest", f"{security.username}:{security.password}")]
+    elif security.username:
+        if find_spec("puresasl") is None:
+            raise MissingExtra("sasl", 'zookeeper_security: scheme "sasl"')
+        found["sasl_options"] = {
+            "mechanism": "DIGEST-MD5",
+            "username": security.username,
+            "password": security.password,
+        }
+    if security.authenticated:
+        found["default_acl"] = [*CREATOR_ALL_ACL, *map(_acl, security.acl)]
+    return found
+
+
+def _acl(entry: str) -> ACL:
+    scheme, _, rest = entry.partition(":")
+    who, _, may = rest.rpartition(":")
+    return ACL(sum(_PERMISSIONS[letter] for letter in set(may)), Id(scheme, who))
+
+
+def _tls(security: ZooKeeperSecurity) -> ssl.SSLContext | None:
+    if not security.encrypted:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=security.ca or None)
+    except OSError as error:
+        raise ConfigError(f"zookeeper_security.ca: {security.ca!r}: {_text(error)}") from None
+    context.check_hostname = security.check_hostname
+    try:
+        if security.certificate:
+            # With None, OpenSSL would ask for the password of an encrypted key at the terminal.
+            context.load_cert_chain(security.certificate, security.key or None, security.key_password)
+    except OSError as error:
+        files = ", ".join(filter(None, (security.certificate, security.key)))
+        raise ConfigError(
+            f"zookeeper_security.certificate: {files}: {_text(error)}; check both files and key_password"
+        ) from None
+    return context
+
+
+def _reason(error: BaseException) -> str | None:
+    """Why we are refused, or refuse; None for an error that may pass by itself."""
+    if type(error) in _DENIED:
+        return _DENIED[type(error)]
+    cause = _root(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted ({_text(cause)}); check zookeeper_security.ca and the host"
+    if isinstance(cause, ssl.SSLError) and "alert" in str(cause).lower():
+        return f"TLS failed ({_text(cause)}); check zookeeper_security.certificate and key"
+    return None
+
+
+def last_failure(zk: KazooClient) -> str:
+    """The reason why the last try to connect failed, in brackets; empty when there is none."""
+    failures: list[_Failure] = getattr(zk, "failures", [])
+    if not failures:
+        return ""
+    return f" ({failures[-1].text})"
+
+
+def _told(error: BaseException) -> str:
+    root = _root(error)
+    dropped = isinstance(root, ssl.SSLError | ConnectionDropped | ConnectionResetError)
+    return _text(root) + ("; check whether the address is one for TLS" if dropped else "")
+
+
+def _root(error: BaseException) -> BaseException:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
+
+
+def _text(error: BaseException) -> str:
+    return getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error) or repr(error)

@@ -1,0 +1,64 @@
+"""How ZooKeeper and its clients prove who they are to one another."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from kmqpy.errors import ConfigError
+
+_ACL = re.compile(r"[a-z0-9]+:.+:[cdrwa]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZooKeeperSecurity:
+    """How ZooKeeper and we make sure of each other; by default neither does.
+
+    username, password  who we are; znodes that we make are then ours alone
+    scheme              how that is said: "sasl" (DIGEST-MD5; ZooKeeper checks the password; needs the
+                        extra kmqpy[sasl]) or "digest" (goes over the wire as it is, so only with TLS;
+                        ZooKeeper takes any password, and the znodes' ACLs decide)
+    tls                 encrypt; a matter of course when one of the files is given
+    ca                  PEM file of the authorities to trust; default: the system's
+    certificate, key    PEM files of our own certificate, where ZooKeeper wants one, and of its key
+                        (default: in the same file); znodes that we make are then ours alone
+    key_password        of an encrypted key
+    check_hostname      whether ZooKeeper's certificate must name the host that was asked for
+    acl                 who else may do what with the znodes that we make, as scheme:id:cdrwa, for
+                        example sasl:admin:cdrwa or world:anyone:r
+    """
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    scheme: str = "sasl"
+    tls: bool = False
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    key_password: str = field(default="", repr=False)
+    check_hostname: bool = True
+    acl: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.scheme not in ("sasl", "digest"):
+            raise ConfigError(f"scheme: {self.scheme!r} is neither sasl nor digest")
+        if bool(self.username) != bool(self.password):
+            missing = "password" if self.username else "username"
+            raise ConfigError(f"{missing}: must not be empty where the other of the two is given")
+        if self.key and not self.certificate:
+            raise ConfigError("certificate: must not be empty where a key is given")
+        for entry in self.acl:
+            if not _ACL.fullmatch(entry):  # not shown: of scheme digest it holds a password's hash
+                raise ConfigError("acl: write its entries like sasl:admin:cdrwa or world:anyone:r")
+        if self.acl and not self.authenticated:
+            raise ConfigError("acl: needs a username or a certificate, else everybody may do everything")
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether we say who we are, so that znodes can be ours."""
+        return bool(self.username or self.certificate)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection is TLS."""
+        return self.tls or bool(self.ca or self.certificate)

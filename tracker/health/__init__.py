@@ -1,0 +1,1 @@
+"""What a tracker tells of itself: /livez, /readyz, /metrics."""

@@ -1,0 +1,275 @@
+"""Counts waiting messages and dead letters for /metrics.
+
+Costs little however large a queue is: of what waits, the first records are read and the others counted by
+their offsets; dead letters and their markers are read once, then only new ones. Nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import DecodeError, KmqError
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.records import read_marker
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import dead_letter_queue
+from tracker.leadership.assignment import Partition
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 3.0
+"""What is not known by then is left for the next time."""
+_REQUEST_TIMEOUT_S = 2.0
+_SLICE_S = 0.1
+_BATCH = 500
+_WAITING = 100
+"""How many waiting messages of a partition are looked at one by one."""
+_AT_ONCE = 10_000
+"""How many dead letters of a partition, or markers of them, are read each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What one partition holds, besides what is in flight.
+
+    waiting       the first messages from the group's commit on: offset and enqueued_ms; what was taken since
+                  that commit is among them
+    more          how many there are behind these, at the most; None: it is not known what waits
+    dead_letters  those neither redriven nor purged; None: not known
+    """
+
+    waiting: tuple[tuple[int, int], ...] = ()
+    more: int | None = None
+    dead_letters: int | None = None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A partition of a topic that is read from `position`, `limit` records at the most.
+
+    at_end  whether the end of the log was reached
+    failed  whether it can't be read
+    """
+
+    topic: str
+    partition: int
+    position: int
+    limit: int
+    records: list[Any] = field(default_factory=list)
+    at_end: bool = False
+    failed: bool = False
+
+    @property
+    def place(self) -> TopicPartition:
+        """What Kafka is asked for."""
+        return TopicPartition(self.topic, self.partition, self.position)
+
+    def take(self, record: Any) -> bool:
+        """Note a record or event; returns whether this was the last."""
+        error = record.error()
+        if error is None:
+            self.records.append(record)
+            self.position = record.offset() + 1
+            return len(self.records) >= self.limit
+        if error.code() == KafkaError._PARTITION_EOF:
+            self.at_end = True
+            self.position = record.offset()
+        else:
+            self.failed = not librdkafka.is_retriable(error)
+        return self.at_end or self.failed
+
+
+@dataclass(slots=True)
+class _Letters:
+    """The dead letters of a partition that were seen, and those that are ended, as offsets."""
+
+    position: int = OFFSET_BEGINNING
+    markers_position: int = OFFSET_BEGINNING
+    seen: OffsetRuns = field(default_factory=OffsetRuns)
+    ended: OffsetRuns = field(default_factory=OffsetRuns)
+
+    def add(self, letters: _Reading, markers: _Reading) -> None:
+        """Take in what was read."""
+        if letters.position < self.position:  # the topic was made anew
+            self.seen = OffsetRuns()
+        if markers.position < self.markers_position:
+            self.ended = OffsetRuns()
+        self.position, self.markers_position = letters.position, markers.position
+        self.seen.add_runs((record.offset(), 1) for record in letters.records)
+        for record in markers.records:
+            try:
+                marker = read_marker(record)
+            except DecodeError:
+                continue
+            if marker.op is Op.END:
+                self.ended.add_runs(marker.runs or ((marker.offset, 1),))
+
+    def alive(self) -> int:
+        """How many are not ended."""
+        return len(self.seen - self.ended)
+
+
+class QueueCounts:
+    """Counts for the partitions of one tracker; for one thread. Its clients are made at the first count."""
+
+    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._clients: tuple[Any, Any] | None = None
+        self._letters: dict[Partition, _Letters] = {}
+        self._complained: set[str] = set()
+        self._deadline = 0.0
+
+    def count(
+        self,
+        wanted: Mapping[Partition, QueueSettings],
+        owned: Collection[Partition],
+        stopping: Callable[[], bool],
+    ) -> dict[Partition, Counted]:
+        """Count what partitions hold, as far as it is known in time; raises KmqError, KafkaException.
+
+        `owned`: all those that may be asked for again.
+        """
+        self._deadline = self._clock.monotonic() + _TIMEOUT_S
+        self._letters = {key: self._letters.get(key, _Letters()) for key in owned}
+        starts = self._committed(wanted)
+        waiting = {
+            (queue, number): _Reading(queue, number, start, _WAITING)
+            for (queue, number), start in starts.items()
+        }
+        letters: dict[Partition, tuple[_Reading, _Reading]] = {}
+        for key, queue in wanted.items():
+            dead, known = dead_letter_queue(queue), self._letters[key]
+            letters[key] = (
+                _Reading(dead.name, key[1], known.position, _AT_ONCE),
+                _Reading(dead.markers_topic, key[1], known.markers_position, _AT_ONCE),
+            )
+        pairs = (one for pair in letters.values() for one in pair)
+        self._read([*waiting.values(), *pairs], lambda: stopping() or not self._left_s())
+        found: dict[Partition, Counted] = {}
+        for key in wanted:
+            counted = self._counted_letters(key, *letters[key])
+            reading = waiting.get(key)
+            first = () if reading is None else tuple((r.offset(), r.timestamp()[1]) for r in reading.records)
+            found[key] = Counted(first, None if reading is None else self._more(reading), counted)
+        return found
+
+    def close(self) -> None:
+        """Release the connections."""
+        if self._clients is not None:
+            self._clients[1].close()
+
+    def _committed(self, wanted: Mapping[Partition, QueueSettings]) -> dict[Partition, int]:
+        """Where the groups' commits stand; the log's start where there is none, nothing where nobody says."""
+        admin, _ = self._made_clients()
+        places: dict[str, list[TopicPartition]] = {}
+        groups: dict[str, str] = {}
+        for key, queue in wanted.items():
+            places.setdefault(queue.consumer_group, []).append(TopicPartition(*key))
+            groups[queue.consumer_group] = queue.name
+        asked = {
+            group: admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, wished)], request_timeout=_REQUEST_TIMEOUT_S
+            )[group]
+            for group, wished in places.items()
+        }
+        found: dict[Partition, int] = {}
+        for group, future in asked.items():
+            if not self._left_s():
+                break
+            try:
+                answer = librdkafka.wait_result(admin, future, self._left_s(), self._connection)
+            except (KafkaException, KmqError) as error:
+                if not librdkafka.is_retriable(librdkafka.error_of(error)):
+                    self._complain(groups[group], str(error))
+                continue
+            for place in answer.topic_partitions:
+                if place.error is None:
+                    found[place.topic, place.partition] = (
+                        place.offset if place.offset >= 0 else OFFSET_BEGINNING
+                    )
+        return found
+
+    def _read(self, readings: Iterable[_Reading], is_late: Callable[[], bool]) -> None:
+        _, consumer = self._made_clients()
+        left = {(one.topic, one.partition): one for one in readings}
+        consumer.assign([one.place for one in left.values()])
+        try:
+            while left and not is_late():
+                done = []
+                for record in consumer.consume(_BATCH, _SLICE_S):
+                    key = record.topic(), record.partition()
+                    reading = left.get(key)
+                    if reading is not None and reading.take(record):
+                        del left[key]
+                        done.append(TopicPartition(*key))
+                if done:
+                    consumer.incremental_unassign(done)
+        finally:
+            consumer.unassign()
+
+    def _more(self, reading: _Reading) -> int | None:
+        if reading.at_end:
+            return 0
+        if reading.failed or len(reading.records) < reading.limit:
+            return None
+        _, consumer = self._made_clients()
+        _low, high = consumer.get_watermark_offsets(reading.place, cached=True)
+        return max(0, int(high) - reading.position)
+
+    def _counted_letters(self, key: Partition, letters: _Reading, markers: _Reading) -> int | None:
+        if letters.failed or markers.failed:
+            return None
+        known = self._letters[key]
+        known.add(letters, markers)
+        if not (letters.at_end and markers.at_end):
+            return None
+        if known.alive():
+            if not self._left_s():
+                return None
+            _, consumer = self._made_clients()
+            try:
+                bounds = consumer.get_watermark_offsets(letters.place, timeout=self._left_s())
+            except KafkaException:
+                return None
+            if bounds is None:
+                return None
+            known.seen.discard_below(bounds[0])  # they were purged
+        return known.alive()
+
+    def _made_clients(self) -> tuple[Any, Any]:
+        if self._clients is None:
+            settings = {
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,  # who waits for more holds up the next count
+                "fetch.message.max.bytes": 65_536,
+                "queued.min.messages": _WAITING,
+                "queued.max.messages.kbytes": 4_096,
+            }
+            self._clients = (
+                librdkafka.new_admin(self._connection),
+                librdkafka.new_consumer(self._connection, settings),
+            )
+        return self._clients
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - self._clock.monotonic())
+
+    def _complain(self, queue: str, error: str) -> None:
+        if queue not in self._complained:
+            self._complained.add(queue)
+            _log.warning("the depth of a queue is not known", extra={"queue": queue, "error": error})

@@ -1,0 +1,171 @@
+"""One port for /metrics (Prometheus), /livez and /readyz."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import ConfigError
+from tracker.health.metrics import TrackerMetrics
+
+_log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 32
+"""More than Prometheus and all probes need; another connection closes the oldest."""
+
+REQUEST_TIMEOUT_S = 10.0
+"""From the connection to the end of the answer."""
+
+_CHECK_EVERY_S = 0.5
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
+
+
+class Watched(Protocol):
+    """What is asked for its health."""
+
+    metrics: TrackerMetrics
+
+    def alive(self) -> bool:
+        """Whether it works, or will again by itself; if not, only a restart helps."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Why it is not ready; empty when it is."""
+        ...
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves a bounded number of connections, each for a bounded time.
+
+    Otherwise idle and slow connections could use up the file descriptors that the tracker needs for
+    ZooKeeper and Kafka. One descriptor is kept in reserve, so that a request is answered even when
+    something else has used up all others.
+    """
+
+    request_queue_size = 512  # connections waiting to be accepted; they need no descriptor yet
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[socket.socket, float] = {}  # to the deadline of each, oldest first
+        self._closed = threading.Condition()
+        self._reserve: int | None = os.open(os.devnull, os.O_RDONLY)
+        super().__init__(address, handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        with self._closed:
+            while len(self._open) >= MAX_CONNECTIONS:
+                _hang_up(next(iter(self._open)))
+                if not self._closed.wait(_CHECK_EVERY_S):
+                    raise OSError("no connection has ended")  # the new one stays in the listen queue
+        try:
+            request, client = super().get_request()
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR:
+                raise
+            self._give_reserve()
+            request, client = super().get_request()
+        with self._closed:
+            self._open[request] = SYSTEM_CLOCK.monotonic() + REQUEST_TIMEOUT_S
+        return request, client
+
+    def service_actions(self) -> None:
+        """Close connections past their deadlines; called every `_CHECK_EVERY_S`, and after each new one."""
+        now = SYSTEM_CLOCK.monotonic()
+        with self._closed:
+            for request, until in self._open.items():
+                if until > now:
+                    break
+                _hang_up(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._closed:
+            self._open.pop(request, None)
+            super().shutdown_request(request)
+            if self._reserve is None:
+                with contextlib.suppress(OSError):
+                    self._reserve = os.open(os.devnull, os.O_RDONLY)
+            self._closed.notify_all()
+
+    def server_close(self) -> None:
+        super().server_close()
+        with self._closed:
+            for request in self._open:
+                _hang_up(request)
+        self._give_reserve()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        _log.debug("a request for the tracker's health failed", exc_info=True)
+
+    def _give_reserve(self) -> None:
+        with self._closed:
+            reserve, self._reserve = self._reserve, None
+        if reserve is None:
+            SYSTEM_CLOCK.sleep(_CHECK_EVERY_S)  # it is in use already: do not accept in a busy loop
+        else:
+            os.close(reserve)
+
+
+def _hang_up(request: socket.socket) -> None:
+    """Shut a connection down; the thread that serves it wakes up and closes it."""
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class HealthServer:
+    """Serves until close(); raises ConfigError when the port can't be had."""
+
+    def __init__(self, watched: Watched, host: str, port: int) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                if path == "/metrics":
+                    self._answer(200, CONTENT_TYPE_LATEST, generate_latest(watched.metrics.registry))
+                elif path == "/livez":
+                    alive = watched.alive()
+                    self._json(200 if alive else 503, {"alive": alive})
+                elif path == "/readyz":
+                    problems = watched.problems()
+                    self._json(503 if problems else 200, {"ready": not problems, "problems": problems})
+                else:
+                    self._json(404, {"error": "there is /metrics, /livez and /readyz"})
+
+            def _json(self, status: int, content: dict[str, Any]) -> None:
+                self._answer(status, "application/json", json.dumps(content).encode() + b"\n")
+
+            def _answer(self, status: int, content_type: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                """Probes come every few seconds; they are not worth a log line."""
+
+        try:
+            self._server = _Server((host, port), Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"http_port: {port} on {host} can't be had: {error.strerror}; "
+                "another tracker here? Use --http-port 0 for any free one"
+            ) from None
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_CHECK_EVERY_S,), name="kmq-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

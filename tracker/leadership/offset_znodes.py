@@ -1,0 +1,175 @@
+"""The safe markers offset of each partition, in ZooKeeper."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, NoAuthError, NodeExistsError, NoNodeError
+
+from kmqpy.kafka.admin.registry import StoredOffset, ZnodePaths, decode_offset
+from kmqpy.zookeeper.session import failure, gather, unavailable
+from tracker.leadership.assignment import Partition
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 10  # of a versioned write that others keep disturbing
+TOGETHER = 100  # offsets in one ZooKeeper transaction …
+TOGETHER_BYTES = 500_000  # … and their bytes: the server takes 1 MB
+STRIDE = 50_000  # markers that a successor reads in a fraction of a second
+
+
+class OffsetWriteSchedule:
+    """When the offset of a partition is written: rarely where there are many partitions.
+
+    All trackers together write about `writes_per_s`, and none a partition's more often than every
+    `every_s`. A busy partition does not wait longer than for `STRIDE` markers: that is what a
+    successor has to read again.
+    """
+
+    def __init__(self, every_s: float, writes_per_s: float) -> None:
+        self._every_s = every_s
+        self._writes_per_s = writes_per_s
+        self._written: dict[Partition, float] = {}
+
+    def interval_s(self, partitions: int) -> float:
+        """How long each offset waits when there are that many partitions in all."""
+        return max(self._every_s, partitions / self._writes_per_s)
+
+    def is_due(self, key: Partition, markers: int, partitions: int, now: float) -> bool:
+        """Whether to write an offset that has moved by `markers`."""
+        written = self._written.setdefault(key, now - self._every_s)
+        if markers >= STRIDE:
+            return now - written >= self._every_s
+        return now - written >= self.interval_s(partitions)
+
+    def written(self, keys: Iterable[Partition], now: float) -> None:
+        """These are stored."""
+        self._written.update(dict.fromkeys(keys, now))
+
+    def forget(self, owned: Iterable[Partition]) -> None:
+        """Only these are ours now."""
+        keep = set(owned)
+        self._written = {key: at for key, at in self._written.items() if key in keep}
+
+
+class OffsetStore:
+    """Reads, and versioned writes by the owner of a partition; for one thread at a time.
+
+    `is_ours` judges the stat of a leader znode; `seen_as_ours` says which of some partitions a watch
+    tells to be ours at the moment, and `member` is our znode, which is gone when our session is. An
+    offset that an older owner still manages to write was safe when that owner knew it, so at worst
+    more markers are read again.
+    """
+
+    def __init__(
+        self,
+        zk: KazooClient,
+        paths: ZnodePaths,
+        timeout: float,
+        is_ours: Callable[[Any], bool],
+        seen_as_ours: Callable[[Iterable[Partition]], set[Partition]],
+        member: str,
+    ) -> None:
+        self._zk = zk
+        self._paths = paths
+        self._timeout = timeout
+        self._is_ours = is_ours
+        self._seen_as_ours = seen_as_ours
+        self._member = member
+        self._versions: dict[Partition, int] = {}
+
+    def read(self, key: Partition) -> StoredOffset | None:
+        """The stored offset, as ZooKeeper's leader has it; None when absent or unreadable."""
+        path = self._paths.offset(*key)
+        with unavailable(self._zk):
+            _, found = gather([self._zk.sync_async(path), self._zk.get_async(path)], self._timeout)
+        self._remember(key, found and found[1])
+        return decode_offset(path, found[0]) if found else None
+
+    def write(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
+        """Store those whose partition is ours; returns them."""
+        done: set[Partition] = set()
+        pending = dict(offsets)
+        with unavailable(self._zk):
+            if len(pending) > 1:
+                done = self._write_together(pending)
+                pending = {key: stored for key, stored in pending.items() if key not in done}
+            for _ in range(ATTEMPTS):
+                pending = self._ours(pending)
+                if not pending:
+                    break
+                calls = {key: self._write(key, stored) for key, stored in pending.items()}
+                for key, call in calls.items():
+                    try:
+                        written = self._written(key, call)
+                    except NoAuthError:  # those of other partitions may still be writable
+                        log.warning("%s is not stored: its ACL does not let us", self._paths.offset(*key))
+                        del pending[key]
+                        continue
+                    if written:
+                        done.add(key)
+                        del pending[key]
+        return frozenset(done)
+
+    def _write_together(self, offsets: Mapping[Partition, StoredOffset]) -> set[Partition]:
+        """Store what can be without a look at each leader znode, in few transactions."""
+        known = [key for key in self._seen_as_ours(offsets) if key in self._versions]
+        calls = []
+        for keys in _groups({key: offsets[key].to_json() for key in known}):
+            transaction = self._zk.transaction()
+            transaction.check(self._member, -1)
+            for key, data in keys.items():
+                transaction.set_data(self._paths.offset(*key), data, self._versions[key])
+            calls.append((keys, transaction.commit_async()))
+        done: set[Partition] = set()
+        for keys, call in calls:
+            results = call.get(timeout=self._timeout)
+            if failure(results) is None:  # else each is looked at
+                self._versions.update(zip(keys, (stat.version for stat in results[1:]), strict=True))
+                done.update(keys)
+        return done
+
+    def _ours(self, offsets: dict[Partition, StoredOffset]) -> dict[Partition, StoredOffset]:
+        calls = [self._zk.exists_async(self._paths.leader(*key)) for key in offsets]
+        stats = dict(zip(offsets, gather(calls, self._timeout), strict=True))
+        return {key: stored for key, stored in offsets.items() if self._is_ours(stats[key])}
+
+    def _write(self, key: Partition, stored: StoredOffset) -> Any:
+        path, version = self._paths.offset(*key), self._versions.get(key)
+        if version is None:
+            return self._zk.create_async(path, stored.to_json())
+        return self._zk.set_async(path, stored.to_json(), version)
+
+    def _written(self, key: Partition, call: Any) -> bool:
+        """Whether a write went through; if not, the version is brought up to date."""
+        try:
+            result = call.get(timeout=self._timeout)
+        except (BadVersionError, NodeExistsError, NoNodeError):
+            path = self._paths.offset(*key)
+            self._remember(key, gather([self._zk.exists_async(path)], self._timeout)[0])
+            return False
+        self._versions[key] = 0 if isinstance(result, str) else result.version
+        return True
+
+    def _remember(self, key: Partition, stat: Any) -> None:
+        if stat is None:
+            self._versions.pop(key, None)
+        else:
+            self._versions[key] = stat.version
+
+
+def _groups(data: Mapping[Partition, bytes]) -> Iterator[dict[Partition, bytes]]:
+    """What goes into one ZooKeeper transaction each."""
+    group: dict[Partition, bytes] = {}
+    size = 0
+    for key, value in data.items():
+        if group and (len(group) == TOGETHER or size + len(value) > TOGETHER_BYTES):
+            yield group
+            group, size = {}, 0
+        group[key] = value
+        size += len(value)
+    if group:
+        yield group

@@ -1,0 +1,149 @@
+"""What the registry says at one moment, as a tracker needs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.exceptions import NoAuthError
+
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.admin.registry import (
+    RegisteredQueue,
+    ZnodePaths,
+    decode_queue,
+    decode_tracker,
+    partitions_of,
+)
+from kmqpy.kafka.settings import QueueSettings, is_topic_name
+from kmqpy.zookeeper.session import session_of
+from tracker.leadership.assignment import Member, Partition
+from tracker.leadership.znode_cache import ZnodeCache
+
+log = logging.getLogger(__name__)
+
+Wanted = Callable[[Mapping[str, RegisteredQueue], frozenset[Member]], Iterable[Partition]]
+"""Which leaders to read, from the queues and the eligible members."""
+
+
+@dataclass(frozen=True)
+class RegistrySnapshot:
+    """Registered trackers, the queues that this one serves, and their leaders.
+
+    members   (data, stat) of each tracker's znode
+    eligible  those members that belong to a session, and whose data can be read
+    queues    the queues to serve
+    versions  of the queues' znodes
+    leaders   the stat of the leader znode of each partition that was asked for; None where none is
+    problems  unusable znodes, by path, and why
+    """
+
+    members: Mapping[str, tuple[bytes, Any]]
+    eligible: frozenset[Member]
+    queues: Mapping[str, RegisteredQueue]
+    versions: Mapping[str, int]
+    leaders: Mapping[Partition, Any]
+    problems: tuple[str, ...] = ()
+
+
+class TreeReader:
+    """Reads trees; what can't be read is logged once and does not stop the rest.
+
+    Decoded values are cached by the data itself, not by its version: a ZooKeeper restored from a backup may
+    use a version again for other data. A queue whose settings can't be read any more keeps the last good
+    ones.
+    """
+
+    def __init__(self, paths: ZnodePaths, queues: frozenset[str] | None) -> None:
+        self._paths = paths
+        self._served = queues
+        self._good: dict[str, tuple[bytes, QueueSettings, bool]] = {}
+        self._problems: dict[str, str] = {}
+        self._members: dict[str, tuple[bytes, Member | None]] = {}
+        self._sizes: dict[str, tuple[list[str], int, list[int]]] = {}
+        self._last: RegistrySnapshot | None = None
+
+    def read(self, znodes: ZnodeCache, wanted: Wanted) -> RegistrySnapshot:
+        """The tree now, or as it was last read where no watch says that it has changed."""
+        if self._last is not None and znodes.clean:
+            return self._last
+        self._last = None
+        paths = self._paths
+        tops = znodes.children([paths.trackers, paths.queues])
+        if znodes.refused.intersection(tops):
+            raise NoAuthError
+        ids = sorted(tops[paths.trackers] or ())
+        names = sorted(name for name in tops[paths.queues] or () if is_topic_name(name))
+        if self._served is not None:
+            names = [name for name in names if name in self._served]
+        self._good = {name: self._good[name] for name in names if name in self._good}
+        data = znodes.data([*map(paths.tracker, ids), *map(paths.queue, names)])
+        children = znodes.children(map(paths.partitions, names))
+        before, self._problems = self._problems, {}
+        queues, versions = {}, {}
+        for name in names:
+            found, numbers = data[paths.queue(name)], children[paths.partitions(name)]
+            if paths.queue(name) in znodes.refused:
+                self._problems[paths.queue(name)] = "its ACL does not let us read it"
+            if found is None or (known := self._queue(name, found[0])) is None:
+                continue
+            settings, deleting = known
+            size, missing = self._size(name, numbers or [])
+            if not deleting and (missing or not size):
+                numbers_text = ", ".join(map(str, missing[:10])) or "all partitions"
+                self._problems[paths.partitions(name)] = f"lacks {numbers_text}; run: kmq queue create {name}"
+            queues[name] = RegisteredQueue(settings, size, deleting)
+            versions[name] = found[1].version
+        members = {i: found for i in ids if (found := data[paths.tracker(i)]) is not None}
+        self._members = {i: self._member(i, found[0]) for i, found in members.items()}
+        eligible = frozenset(
+            member
+            for i, (_, member) in self._members.items()
+            if member is not None and session_of(members[i][1]) is not None
+        )
+        for path, problem in self._problems.items():
+            if before.get(path) != problem:
+                log.error("%s %s", path, problem)
+        partitions = {p: paths.leader(*p) for p in wanted(queues, eligible)}
+        stats = znodes.stats(partitions.values())
+        self._last = RegistrySnapshot(
+            members=members,
+            eligible=eligible,
+            queues=queues,
+            versions=versions,
+            leaders={partition: stats[path] for partition, path in partitions.items()},
+            problems=tuple(f"{path} {problem}" for path, problem in self._problems.items()),
+        )
+        return self._last
+
+    def _size(self, name: str, children: list[str]) -> tuple[int, list[int]]:
+        """How many partitions, and which of them are missing; computed once for each list that was read."""
+        known = self._sizes.get(name)
+        if known is None or known[0] is not children:
+            known = self._sizes[name] = (children, *partitions_of(children))
+        return known[1:]
+
+    def _queue(self, name: str, data: bytes) -> tuple[QueueSettings, bool] | None:
+        """Settings and deletion mark."""
+        known = self._good.get(name)
+        if known is None or known[0] != data:
+            try:
+                known = self._good[name] = (data, *decode_queue(name, data))
+            except ConfigError as error:
+                problem = f"can't be read: {error}; write it again with: kmq queue create {name}"
+                self._problems[self._paths.queue(name)] = problem
+        return known and known[1:]
+
+    def _member(self, tracker_id: str, data: bytes) -> tuple[bytes, Member | None]:
+        """The data, and the member decoded from it; None if it can't be read."""
+        known = self._members.get(tracker_id)
+        if known is not None and known[0] == data:
+            return known
+        try:
+            info = decode_tracker(tracker_id, data)
+        except ConfigError as error:
+            log.error("%s can't be read: %s", self._paths.tracker(tracker_id), error)
+            return data, None
+        return data, Member(info.id, info.queues, info.kafka_ok)

@@ -1,0 +1,98 @@
+"""A watched copy of a few znodes: read once, read again when a watch says so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError, NoNodeError
+
+
+class ZnodeCache:
+    """Values of znodes, cached until they change; reads of one call are pipelined.
+
+    One thread reads; watch events come on kazoo's thread, mark the path and call `on_change`. A
+    path is unmarked before it is read, so that a change during the read is not lost.
+    """
+
+    def __init__(self, zk: KazooClient, on_change: Callable[[], None], timeout: float) -> None:
+        self._zk = zk
+        self._on_change = on_change
+        self._timeout = timeout
+        self._values: dict[str, Any] = {}
+        self._changed: set[str] = set()
+        self._expired = False
+        self.refused: set[str] = set()
+        """Paths that we were not allowed to read the last time; they are treated as absent."""
+
+    def children(self, paths: Iterable[str]) -> dict[str, list[str] | None]:
+        """Child names of each path; None where there is no such znode."""
+        return self._read(paths, self._zk.get_children_async)
+
+    def data(self, paths: Iterable[str]) -> dict[str, tuple[bytes, Any] | None]:
+        """(data, stat) of each path; None where there is no such znode."""
+        return self._read(paths, self._zk.get_async)
+
+    def stats(self, paths: Iterable[str]) -> dict[str, Any]:
+        """The stat of each path; None where there is no such znode (its creation is seen, too)."""
+        return self._read(paths, self._zk.exists_async)
+
+    def seen(self, path: str) -> Any:
+        """The value of `path` as far as its watch tells, for any thread; None when in doubt."""
+        return None if self._expired or path in self._changed else self._values.get(path)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing that was ever read has to be read again."""
+        return not self._expired and not self._changed
+
+    def forget(self, path: str) -> None:
+        """Read `path` again next time."""
+        self._changed.add(path)
+
+    def expire(self) -> None:
+        """Read everything again next time."""
+        self._expired = True
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def _read(self, paths: Iterable[str], call: Callable[..., Any]) -> dict[str, Any]:
+        paths = list(paths)
+        if self._expired:
+            self._expired = False
+            self._values.clear()
+            self._changed.clear()  # with what is gone for good, and which nobody asks for again
+            self.refused.clear()
+        stale = [path for path in paths if path in self._changed or path not in self._values]
+        self._changed.difference_update(stale)
+        read = functools.partial(call, watch=self._watch)
+        try:
+            asked = [(path, read(path)) for path in stale]  # all at once; then wait for each
+            values = [self._value(path, result) for path, result in asked]
+        except BaseException:
+            self._expired = True
+            raise
+        self._values.update(zip(stale, values, strict=True))
+        if call != self._zk.exists_async:  # no watch can be had on what is not there
+            self._changed.update(path for path in stale if self._values[path] is None)
+        return {path: self._values[path] for path in paths}
+
+    def _value(self, path: str, result: Any) -> Any:
+        self.refused.discard(path)
+        try:
+            return result.get(timeout=self._timeout)
+        except NoNodeError:
+            return None
+        except NoAuthError:
+            self.refused.add(path)
+            return None
+
+    def _watch(self, event: Any) -> None:
+        if event.path is None:  # the connection is lost, and all watches with it
+            self._expired = True
+        else:
+            self._changed.add(event.path)
+        self._on_change()

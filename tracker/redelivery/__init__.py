@@ -1,0 +1,1 @@
+"""Copies of messages whose leases are over: which, and by which transaction."""

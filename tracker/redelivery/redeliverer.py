@@ -1,0 +1,595 @@
+"""Redelivers one partition's due messages: one plan, one Kafka transaction.
+
+The copies and the end markers of their originals are in the same transaction, so a tracker that was
+killed at any point, or a successor, reads either both or neither and never makes a duplicate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import Unavailable
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.start_markers import is_fatal
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.inflight import Entry
+from kmqpy.kafka.markers.records import message_headers
+from kmqpy.kafka.settings import Connection, QueueSettings
+from tracker.redelivery.redelivery_plan import Copy, Original, Refusal, batches, copy_of, halves
+from tracker.settings import TrackerSettings
+
+_log = logging.getLogger(__name__)
+
+_FETCH_TIMEOUT_S = 5.0
+_MAX_GAP = 500
+"""Offsets to read over rather than seek."""
+_MAX_FETCH_BYTES = 32_000_000
+_READ_AT_ONCE = 1_000
+
+SOON_S = 0.05
+"""Until the next try of what only had no room."""
+_AT_ONCE = 3
+"""How often a batch is tried again at once."""
+_REFUSED_AT_ONCE = 20
+"""Refused copies after which a call ends: each needs a transaction of its own, while others wait."""
+_PAUSE = Backoff(0.4, 2, 30, jitter=0)
+"""Until the next try of a message that failed."""
+_PUT_OFF_S = 0.2
+"""Until the next try of a message that was refused before and had no turn in this call."""
+_MOST_SHOWN = 10
+
+_BY_MESSAGE = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+}
+_NO_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+
+
+class TransactionAborted(Exception):
+    """The transaction was aborted; nothing of it happened.
+
+    `by_message`: Kafka refused a message of the batch, not the batch as such; `topic`: for this topic.
+    `by_predecessor`: what an aborted one before it left behind; the same batch can work now.
+    """
+
+    def __init__(self, cause: KafkaError, topic: str) -> None:
+        super().__init__(cause.name())
+        self.topic = topic
+        self.by_message = cause.code() in _BY_MESSAGE
+        self.by_predecessor = cause.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class ProducerUnusable(Exception):
+    """The producer can't go on, or the outcome is unknown: take over again (rules R1, R6)."""
+
+
+@dataclass
+class FetchResult:
+    """Originals by offset; `gone` are those that Kafka has no more.
+
+    `out_of_reach`: can't be read now, for a reason that may last. Nowhere: it was not their turn.
+    """
+
+    found: dict[int, Original] = field(default_factory=dict)
+    gone: list[int] = field(default_factory=list)
+    out_of_reach: list[int] = field(default_factory=list)
+
+
+class OriginalsReader:
+    """Reads records of queue topics by offset; used by one thread at a time."""
+
+    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._consumer: Consumer = librdkafka.new_consumer(
+            connection,
+            {
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 10,
+                "queued.max.messages.kbytes": 32_768,
+                # What is fetched is decompressed at once: 1 MB of compressed zeros can be 1 GB.
+                "fetch.message.max.bytes": 131_072,
+            },
+        )
+
+    def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
+        """The records at `offsets` (sorted), as far as they can be had now.
+
+        A record is gone (rule R14) when its offset is below the log start, or when reading from it
+        or from before gave a higher offset without an error. Raises KafkaException.
+        """
+        fetched = FetchResult()
+        low = self.log_start(topic, partition)
+        fetched.gone = [offset for offset in offsets if offset < low]
+        wanted = list(offsets[len(fetched.gone) :])
+        if not wanted:
+            return fetched
+        self._consumer.assign([TopicPartition(topic, partition, wanted[0])])
+        try:
+            self._read(topic, partition, wanted, fetched)
+        finally:
+            self._consumer.unassign()
+        return fetched
+
+    def log_start(self, topic: str, partition: int) -> int:
+        """The first offset there is; raises KafkaException."""
+        place = TopicPartition(topic, partition)
+        try:
+            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+        except KafkaException as exception:
+            if not librdkafka.refresh_partition(self._consumer, topic, partition, exception):
+                raise
+            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+        if bounds is None:  # what librdkafka's binding gives for a time-out
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(bounds[0])
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._consumer.close()
+
+    def _read(self, topic: str, partition: int, wanted: list[int], fetched: FetchResult) -> None:
+        found, index, size = fetched.found, 0, 0
+        deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
+        while index < len(wanted) and size < _MAX_FETCH_BYTES and self._clock.monotonic() < deadline:
+            for record in self._consumer.consume(min(len(wanted) - index, _READ_AT_ONCE), 0.1):
+                error = record.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    if not index:
+                        raise KafkaException(error)
+                    fetched.out_of_reach = wanted[index:]
+                    return  # what lies before it is good
+                position: int = record.offset()  # type: ignore[assignment]
+                # What lies below a record, or below the end of what can be read, is not there.
+                while wanted[index] < position:
+                    fetched.gone.append(wanted[index])
+                    index += 1
+                    if index == len(wanted):
+                        return
+                if error is not None:
+                    fetched.out_of_reach = wanted[index:]
+                    return  # beyond the last stable offset: wait
+                if wanted[index] == position:
+                    found[position] = original = _original(record)
+                    size += len(original.value or b"") + len(original.key or b"")
+                    index += 1
+                    if index == len(wanted):
+                        return
+                    deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
+                if wanted[index] - position > _MAX_GAP:
+                    self._consumer.seek(TopicPartition(topic, partition, wanted[index]))
+                    break
+
+
+@dataclass
+class RedeliveryResult:
+    """What became of the entries of one call.
+
+    redelivered, dead_lettered, gone   committed: their end markers are in the log
+    failed                             offset -> seconds until the next try
+    broken                             take over again before anything else
+    refused                            texts about copies that Kafka refused this time
+    """
+
+    redelivered: list[Copy] = field(default_factory=list)
+    dead_lettered: list[Copy] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+    failed: dict[int, float] = field(default_factory=dict)
+    undecodable_counts: int = 0
+    broken: bool = False
+    dead_letter_problem: str | None = None
+    problem: str | None = None
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def copies(self) -> list[Copy]:
+        """All that was committed."""
+        return self.redelivered + self.dead_lettered
+
+
+class Redeliverer:
+    """The transactional producer of one partition, and what is done with it.
+
+    `transactional.id` is the partition's, so opening it fences every predecessor for good. `queue`
+    may be replaced when its settings change. `ranges`: end markers may be range markers, because a
+    client has written such; before that, there might be JVM trackers about, which don't know them.
+    """
+
+    def __init__(
+        self, connection: Connection, queue: QueueSettings, partition: int, settings: TrackerSettings
+    ) -> None:
+        self.queue = queue
+        self.ranges = False
+        self._connection = connection
+        self._partition = partition
+        self._settings = settings
+        self._producer: Producer | None = None
+        self._tries: dict[int, int] = {}
+        self._refusals: dict[int, Refusal] = {}
+
+    def open(self, timeout_s: float) -> None:
+        """Fence predecessors and abort what they left open; raises Unavailable and the like."""
+        self.close()
+        timeout_ms = self._settings.effective_transaction_timeout_ms
+        producer = librdkafka.new_producer(
+            self._connection,
+            {
+                "transactional.id": f"kmq-tracker-{self.queue.name}-{self._partition}",
+                "transaction.timeout.ms": timeout_ms,
+                "message.timeout.ms": timeout_ms,
+                "linger.ms": 5,
+                "delivery.report.only.error": True,
+                **librdkafka.COPY_SETTINGS,
+            },
+        )
+        with librdkafka.kafka_errors(f"take over {self.queue.name}-{self._partition}", self._connection):
+            producer.init_transactions(timeout_s)
+        self._producer = producer
+
+    def close(self) -> None:
+        """Let go of the producer without waiting."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
+
+    def redeliver(
+        self,
+        entries: Sequence[Entry],
+        reader: OriginalsReader,
+        may_go_on: Callable[[], bool],
+        dead_letters_exist: Callable[[], bool],
+    ) -> RedeliveryResult:
+        """Append the copies of `entries`, or dead-letter them; never raises.
+
+        `may_go_on` is asked before each transaction. Dead letters have transactions of their own,
+        so that a missing dead-letter topic holds back nobody (rule R7).
+        """
+        outcome = RedeliveryResult()
+        by_offset = {entry.offset: entry for entry in entries}
+        # Messages refused before come last, one by one and few per call, so that they hardly delay others.
+        refused = [offset for offset in by_offset if offset in self._refusals]
+        fresh = by_offset.keys() - set(refused)
+        for offsets, alone in ((fresh, False), (refused[:_REFUSED_AT_ONCE], True)):
+            some = {offset: by_offset[offset] for offset in sorted(offsets)}
+            if not some or outcome.broken:
+                continue
+            try:
+                self._redeliver_some(some, alone, outcome, reader, may_go_on, dead_letters_exist)
+            except ProducerUnusable as error:
+                outcome.broken = True
+                outcome.problem = str(error)
+        done = {copy.entry.offset for copy in outcome.copies} | {*outcome.gone}
+        for offset in by_offset.keys() - done - outcome.failed.keys():
+            outcome.failed[offset] = _PUT_OFF_S if offset in self._refusals else SOON_S
+        self._forget(done)
+        return outcome
+
+    def refused(self) -> list[str]:
+        """Texts about messages that can't be copied: the first few, and how many more; for any thread."""
+        refusals = sorted(self._refusals.copy().items())
+        texts = [_refused_text(offset, refusal) for offset, refusal in refusals[:_MOST_SHOWN]]
+        if more := len(refusals) - len(texts):
+            texts.append(f"{more} more messages can't be copied")
+        return texts
+
+    def forget_ended(self, in_flight: Callable[[int], bool]) -> None:
+        """Drop what is remembered of messages no longer in flight; not while `redeliver` runs."""
+        self._forget([offset for offset in self._tries if not in_flight(offset)])
+
+    def _forget(self, offsets: Iterable[int]) -> None:
+        if not self._tries:
+            return
+        for offset in offsets:
+            self._tries.pop(offset, None)
+            self._refusals.pop(offset, None)
+
+    def _redeliver_some(
+        self,
+        entries: dict[int, Entry],
+        alone: bool,
+        outcome: RedeliveryResult,
+        reader: OriginalsReader,
+        may_go_on: Callable[[], bool],
+        dead_letters_exist: Callable[[], bool],
+    ) -> None:
+        """Redeliver entries by offset, in order; `alone`: each in a transaction of its own."""
+        try:
+            fetched = reader.fetch(self.queue.name, self._partition, list(entries))
+        except KafkaException as exception:
+            outcome.problem = f"originals can't be read: {_name(exception)}"
+            outcome.failed |= {offset: self._backoff(offset) for offset in entries}
+            return
+        copies: list[Copy] = []
+        for offset, original in fetched.found.items():
+            try:
+                refusal = self._refusals.get(offset)
+                copies.append(copy_of(entries[offset], original, self.queue, self._partition, refusal))
+            except Exception as error:  # a bug of kmqpy with this one message (rule R21)
+                _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
+                outcome.problem = f"offset {offset}: no copy can be made of it: {error!r}"
+                outcome.failed[offset] = self._backoff(offset)
+        outcome.undecodable_counts += sum(copy.undecodable_count for copy in copies)
+        outcome.failed |= {offset: self._backoff(offset) for offset in fetched.out_of_reach}
+        live = [copy for copy in copies if not copy.dead_letter]
+        dead = [copy for copy in copies if copy.dead_letter]
+        self._send_all(live, fetched.gone, alone, outcome, may_go_on)
+        if dead and not dead_letters_exist():
+            outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
+            outcome.failed |= {copy.entry.offset: self._backoff(copy.entry.offset) for copy in dead}
+        elif dead:
+            self._send_all(dead, [], alone, outcome, may_go_on)
+
+    def _send_all(
+        self,
+        copies: list[Copy],
+        gone: list[int],
+        alone: bool,
+        outcome: RedeliveryResult,
+        may_go_on: Callable[[], bool],
+    ) -> None:
+        most = 1 if alone else self._settings.max_batch_messages
+        pending = batches(copies, most, self._settings.max_batch_bytes)
+        if gone and not pending:
+            pending = [[]]
+        again = refused = 0
+        while pending and refused < _REFUSED_AT_ONCE:
+            if not may_go_on():
+                return
+            batch = pending.pop(0)
+            try:
+                self._transact(batch, gone)
+            except TransactionAborted as error:
+                if error.by_predecessor and again < _AT_ONCE:
+                    again += 1
+                    pending.insert(0, batch)
+                    continue
+                if error.by_message and len(batch) > 1:
+                    smaller, larger = halves(batch)
+                    pending = [smaller, *pending, larger]
+                    continue
+                for offset in [copy.entry.offset for copy in batch] or gone:
+                    outcome.failed[offset] = self._backoff(offset)
+                if not error.by_message or not batch:
+                    outcome.problem = str(error)
+                    return
+                refused += 1
+                outcome.refused.append(self._refuse(batch[0], error))
+                continue  # the offender waits by itself; nobody else is held up
+            again = 0
+            outcome.gone += gone
+            gone = []
+            for copy in batch:
+                (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
+
+    def _refuse(self, copy: Copy, error: TransactionAborted) -> str:
+        """Note that Kafka refused `copy`; returns a text about it."""
+        offset = copy.entry.offset
+        before = self._refusals.get(offset)
+        times = 0 if before is None else before.times
+        if error.topic == self.queue.name:
+            times += 1
+        elif error.topic == self.queue.dead_letter_topic:
+            times = max(0, times - 1)  # next, the queue topic is tried: its limit may have been raised
+        why = f"topic {error.topic} takes no copy of about {copy.size} bytes ({error})"
+        self._refusals[offset] = refusal = Refusal(times, why)
+        return _refused_text(offset, refusal)
+
+    def _transact(self, batch: list[Copy], gone: Sequence[int]) -> None:
+        producer = self._producer
+        if producer is None:
+            raise ProducerUnusable("no producer")
+        errors: list[tuple[KafkaError, str]] = []
+
+        def note(topic: str, error: KafkaError | None, _record: Any) -> None:
+            if error is not None:
+                errors.append((error, topic))
+
+        copied = sorted(copy.entry.offset for copy in batch)
+        dead = any(copy.dead_letter for copy in batch)  # then all of them are
+        topic = self.queue.dead_letter_topic if dead else self.queue.name
+        try:
+            producer.begin_transaction()
+            report = partial(note, topic)
+            for copy in batch:
+                self._produce(producer, topic, copy.key, copy.value, list(copy.headers), report)
+            topic = self.queue.markers_topic
+            report = partial(note, topic)
+            for key, value, headers in itertools.chain(self._ends(copied), self._ends(gone)):
+                self._produce(producer, topic, key, value, headers, report)
+            producer.commit_transaction(self._settings.effective_transaction_timeout_ms / 1000)
+        except KafkaException as exception:
+            error = librdkafka.error_of(exception)
+            known_to_fail = bool(errors) or _refused(error)
+            librdkafka.refresh_partition(producer, self.queue.dead_letter_topic, self._partition, exception)
+            if error is None or error.fatal() or not (error.txn_requires_abort() or known_to_fail):
+                raise ProducerUnusable(_name(exception)) from exception
+            try:
+                producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
+            except KafkaException as failed:
+                raise ProducerUnusable(_name(failed)) from failed
+            # The messages after a refused one fail, too, with errors that tell less.
+            causes = [cause for cause in (*errors, (error, topic)) if cause[0].code() in _BY_MESSAGE]
+            raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
+        except Exception as exception:  # librdkafka can't be given one of the records (rule R21)
+            try:
+                producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
+            except KafkaException as failed:
+                raise ProducerUnusable(_name(failed)) from failed
+            raise TransactionAborted(
+                KafkaError(KafkaError.INVALID_RECORD, repr(exception)), topic
+            ) from exception
+
+    def _ends(self, offsets: Sequence[int]) -> Iterable[tuple[bytes, bytes, codec.Headers]]:
+        if self.ranges and len(offsets) > 1:
+            found = codec.ranges(self._partition, Op.END, offsets, by_tracker=True)
+            return [codec.encode(marker) for marker in found]
+        _, value, headers = codec.encode(codec.tick(self._partition))  # but for the key, the same
+        return ((codec.encode_key(self._partition, offset), value, headers) for offset in offsets)
+
+    def _produce(
+        self,
+        producer: Producer,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Any,
+        report: Any,
+    ) -> None:
+        while True:
+            try:
+                producer.produce(topic, value, key, self._partition, on_delivery=report, headers=headers)
+            except BufferError:
+                producer.poll(0.05)
+            else:
+                return
+
+    def _backoff(self, offset: int) -> float:
+        tries = self._tries[offset] = self._tries.get(offset, 0) + 1
+        return _PAUSE.delay(tries)
+
+
+class Tick(NamedTuple):
+    """A tick that was written: its markers offset, and the broker's time then (ms since 1970).
+
+    `asked_at`: the monotonic time in s just before it was sent.
+    """
+
+    at: int
+    now_ms: int
+    asked_at: float
+
+    def latest_ms(self, now: float) -> int:
+        """An upper bound of the broker's time at the monotonic time `now`.
+
+        It must not be less: a timestamp that is limited to less than the true time would end a lease early.
+        """
+        return self.now_ms + max(0, int((now - self.asked_at) * 1000))
+
+
+class Ticker:
+    """Appends ticks, for any thread; raises Unavailable where that fails.
+
+    A fatal error (a broker lost what it had acknowledged, or we may not write yet) ends an idempotent
+    producer for good: then another takes its place.
+    """
+
+    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._producer = self._new_producer()
+        self._broken = False
+
+    def post_tick(self, topic: str, partition: int, written: Callable[[Tick], None]) -> None:
+        """Append a tick without waiting for it; `poll` now and then.
+
+        `written` is called once the tick is written, by whatever thread polls then.
+        """
+        asked_at = self._clock.monotonic()
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            if error is None:
+                written(_tick(record, asked_at))
+
+        try:
+            self._produce(self._current(), topic, partition, report)
+        except KafkaException as exception:
+            raise _no_tick(topic, partition, exception) from exception
+
+    def send_tick(self, topic: str, partition: int, timeout_s: float) -> Tick:
+        """Append a tick and wait until it is written."""
+        producer = self._current()
+        asked_at = self._clock.monotonic()
+        found: list[Tick | None] = []
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            found.append(None if error is not None else _tick(record, asked_at))
+
+        try:
+            self._produce(producer, topic, partition, report)
+        except KafkaException as exception:
+            if not librdkafka.refresh_partition(producer, topic, partition, exception):
+                raise _no_tick(topic, partition, exception) from exception
+            self._produce(producer, topic, partition, report)
+        deadline = self._clock.monotonic() + timeout_s
+        while not found and self._clock.monotonic() < deadline:
+            producer.poll(0.02)
+        if not found or found[0] is None:
+            raise _no_tick(topic, partition)
+        return found[0]
+
+    def poll(self) -> None:
+        """See what became of those that were posted."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Give what was posted a moment to arrive."""
+        self._producer.flush(1)
+
+    def _new_producer(self) -> Producer:
+        return librdkafka.new_producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
+
+    def _current(self) -> Producer:
+        with self._lock:
+            if self._broken:
+                _log.error("producer of ticks replaced after a fatal error")
+                self._producer, self._broken = self._new_producer(), False
+            return self._producer
+
+    def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
+        def report(error: KafkaError | None, record: Any) -> None:
+            # Knows not of which producer, which it would keep alive; one replaced for nothing is no harm.
+            self._broken = self._broken or is_fatal(error)
+            done(error, record)
+
+        key, value, headers = codec.encode(codec.tick(partition))
+        try:
+            producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
+        except BufferError:
+            raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+        except KafkaException as exception:
+            self._broken = self._broken or is_fatal(librdkafka.error_of(exception))
+            raise
+
+
+def _tick(record: Any, asked_at: float) -> Tick:
+    return Tick(record.offset(), record.timestamp()[1], asked_at)
+
+
+def _no_tick(topic: str, partition: int, why: KafkaException | None = None) -> Unavailable:
+    text = f"markers topic {topic}, partition {partition}: a tick could not be written"
+    return Unavailable(text if why is None else f"{text}: {_name(why)}")
+
+
+def _original(record: Any) -> Original:
+    return Original(
+        record.offset(), record.timestamp()[1], record.key(), record.value(), message_headers(record)
+    )
+
+
+def _refused_text(offset: int, refusal: Refusal) -> str:
+    return f"offset {offset}: {refusal.why}"
+
+
+def _refused(error: KafkaError | None) -> bool:
+    """Refused by produce() itself, before anything was sent."""
+    return error is not None and (error.code() in _BY_MESSAGE or error.code() in _NO_TOPIC)
+
+
+def _name(exception: KafkaException) -> str:
+    error = librdkafka.error_of(exception)
+    return error.name() if error is not None else str(exception)

@@ -1,0 +1,163 @@
+"""What becomes of a message whose time is up: (entry, its original, queue) -> a copy. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kmqpy import message as m
+from kmqpy.errors import DecodeError
+from kmqpy.kafka.markers.codec import encode_count
+from kmqpy.kafka.markers.inflight import Entry, EntryState
+from kmqpy.kafka.message_headers import (
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_TOPIC,
+    DELIVER_AT,
+    ORIGINAL_OFFSET,
+    ORIGINAL_PARTITION,
+    ORIGINAL_TIMESTAMP,
+    redelivery_count,
+    size_of,
+)
+from kmqpy.kafka.settings import QueueSettings
+
+_MAX_REASON = 1_000
+"""Of a dead letter: clients write no more, and a record that is too large would never be moved."""
+
+_RECORD_OVERHEAD = 64
+"""Bytes of a record beside key, value and headers; generous."""
+
+
+class Original(NamedTuple):
+    """A record of the queue topic."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: m.Headers
+
+
+class Refusal(NamedTuple):
+    """How Kafka refused the copies of a message.
+
+    times   how often the queue topic refused one; each uses up one of the deliveries that are left
+    why     the topic that refused the last one, and how large that copy was
+    """
+
+    times: int
+    why: str
+
+
+class Copy(NamedTuple):
+    """The record that replaces an original; `size` in bytes, an upper estimate."""
+
+    entry: Entry
+    dead_letter: bool
+    key: bytes | None
+    value: bytes | None
+    headers: m.Headers
+    undecodable_count: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, before compression."""
+        return _RECORD_OVERHEAD + size_of(self.key, self.value, self.headers)
+
+
+def copy_of(
+    entry: Entry, original: Original, queue: QueueSettings, partition: int, refusal: Refusal | None = None
+) -> Copy:
+    """The copy to append for `original`, which is partition `partition`'s record of `entry`.
+
+    It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are
+    kept, but for those that say what this very copy is; `kmq-deliver-at` has been honoured by now.
+    """
+    count, headers, undecodable_count = 0, original.headers, False
+    if headers:
+        try:
+            count = redelivery_count(headers, queue.redelivery_count_header)
+        except DecodeError:
+            undecodable_count = True
+        headers = m.without(headers, queue.redelivery_count_header, DELIVER_AT)
+    headers += _origin(original, partition)
+    limit = queue.max_redeliveries
+    dead_letter = entry.hold is EntryState.DEAD or (entry.counts and limit is not None and count >= limit)
+    reason = reason_of(entry)
+    if not dead_letter and refusal is not None and limit is not None:
+        dead_letter = refusal.times >= max(1, limit - count)
+        reason = f"refused: {refusal.why}; {reason}"
+    if dead_letter:
+        new_count = count
+        headers = (
+            *m.without(headers, *_DEAD_LETTER_HEADERS),
+            (DEAD_LETTER_TOPIC, queue.name.encode()),
+            (DEAD_LETTER_PARTITION, _decimal(partition)),
+            (DEAD_LETTER_OFFSET, _decimal(original.offset)),
+            (DEAD_LETTER_ATTEMPTS, _decimal(count + 1)),
+            (DEAD_LETTER_REASON, reason.encode("utf-8", "replace")),
+        )
+    else:
+        new_count = min(count + 1, 2**31 - 1) if entry.counts else count
+    if new_count:
+        headers += ((queue.redelivery_count_header, encode_count(new_count)),)
+    return Copy(entry, dead_letter, original.key, original.value, headers, undecodable_count)
+
+
+def reason_of(entry: Entry) -> str:
+    """Why the message comes back: `expired`, `nack: …` or `rejected: …`."""
+    words = {EntryState.DEAD: "rejected", EntryState.RELEASED: "nack"}
+    if entry.hold not in words:
+        return "expired"
+    word = words[entry.hold]
+    return f"{word}: {entry.reason[:_MAX_REASON]}" if entry.reason else word
+
+
+_DEAD_LETTER_HEADERS = (
+    DEAD_LETTER_TOPIC,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_REASON,
+)
+
+
+def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[Copy]]:
+    """`copies` in order, in batches of bounded number and size; one that is too large stands alone."""
+    result: list[list[Copy]] = []
+    size = 0
+    for copy in copies:
+        copy_size = copy.size
+        if not result or len(result[-1]) >= max_messages or size + copy_size > max_bytes:
+            result.append([])
+            size = 0
+        result[-1].append(copy)
+        size += copy_size
+    return result
+
+
+def halves(batch: list[Copy]) -> tuple[list[Copy], list[Copy]]:
+    """The smaller and the larger copies, each half in the order of `batch`: large ones are refused most."""
+    by_size = sorted(range(len(batch)), key=lambda index: batch[index].size)
+    smaller = set(by_size[: len(batch) // 2])
+    return (
+        [copy for index, copy in enumerate(batch) if index in smaller],
+        [copy for index, copy in enumerate(batch) if index not in smaller],
+    )
+
+
+def _origin(original: Original, partition: int) -> m.Headers:
+    """The headers of the first copy, kept by all later ones."""
+    if original.headers and m.last_header(original.headers, ORIGINAL_OFFSET) is not None:
+        return ()
+    return (
+        (ORIGINAL_PARTITION, _decimal(partition)),
+        (ORIGINAL_OFFSET, _decimal(original.offset)),
+        (ORIGINAL_TIMESTAMP, _decimal(original.timestamp_ms)),
+    )
+
+
+def _decimal(number: int) -> bytes:
+    return b"%d" % number

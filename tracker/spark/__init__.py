@@ -1,0 +1,1 @@
+"""The tracker as a job on Spark."""
