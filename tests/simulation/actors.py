@@ -389,8 +389,8 @@ class _GlobalClock:
 CLOCK = _GlobalClock()
 
 _records = stepwise("kmqpy.kafka.markers.records", set())
-_marker_log = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=_records.headers_of_each)
-_redelivery = stepwise(
+_replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=_records.headers_of_each)
+_redeliverer = stepwise(
     "tracker.redelivery.redeliverer",
     {
         "fetch",
@@ -403,28 +403,28 @@ _redelivery = stepwise(
         "_transact",
         "send_tick",
     },
-    kafka=Module,
+    librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
 _membership = stepwise("tracker.membership", set(), Leadership=Leadership)
-_service = stepwise(
+_tracker = stepwise(
     "tracker.tracker",
     {"_take_over", "_redeliver"},
-    kafka=TrackerModule,
+    librdkafka=TrackerModule,
     Topics=TrackerTopics,
     Membership=_membership.Membership,
     ThreadPoolExecutor=Pool,
     check_connection=lambda connection: connection,
     TrackerMetrics=NoMetrics,
     OriginalsReader=lambda connection, clock: connection.world.controls.reader(connection, clock),
-    Outcome=_redelivery.Outcome,
+    RedeliveryResult=_redeliverer.RedeliveryResult,
     Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
-    Ticker=_redelivery.Ticker,
+    Ticker=_redeliverer.Ticker,
     QueueEnds=QueueEnds,
-    apply_records=_marker_log.apply_records,
+    replay_markers=_replay.replay_markers,
     SettingsMirror=NoMirror,
 )
-_source = stepwise(
+_group_member = stepwise(
     "kmqpy.kafka.client.group_member",
     {
         "poll",
@@ -436,18 +436,18 @@ _source = stepwise(
         "_on_revoke",
         "_wait_until_settled",
     },
-    kafka=Module,
-    log_reader=LogReader,
+    librdkafka=Module,
+    partition_reader=LogReader,
     by_partition=_records.by_partition,
     _ends=lambda call: call() is None,
 )
-_starting = stepwise("kmqpy.kafka.client.start_markers", {"confirmed"}, kafka=Module)
+_start_markers = stepwise("kmqpy.kafka.client.start_markers", {"confirmed"}, librdkafka=Module)
 _writer = stepwise(
     "kmqpy.kafka.client.marker_writer",
     {"start", "_serve"},
-    kafka=Module,
-    Fence=_starting.Fence,
-    Starting=_starting.Starting,
+    librdkafka=Module,
+    StartBarrier=_start_markers.StartBarrier,
+    StartBatch=_start_markers.StartBatch,
     threading=_Threading,
 )
 _writer._MANY = 3  # batches are small here
@@ -465,19 +465,21 @@ _client = stepwise(
     have_headers=_records.have_headers,
 )
 _client._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
-STEPWISE = [module.__name__ for module in (_redelivery, _service, _source, _starting, _writer, _client)]
+STEPWISE = [
+    module.__name__ for module in (_redeliverer, _tracker, _group_member, _start_markers, _writer, _client)
+]
 """The modules that run in here, which log by these names."""
 
-Redeliverer = _redelivery.Redeliverer
-QueueSource = _source.QueueSource
-OriginalsReader = _redelivery.OriginalsReader
-broken = _redelivery.Broken
-original_of = _redelivery._original
+Redeliverer = _redeliverer.Redeliverer
+GroupMember = _group_member.GroupMember
+OriginalsReader = _redeliverer.OriginalsReader
+broken = _redeliverer.ProducerUnusable
+original_of = _redeliverer._original
 
 
 def started(partitions: Any) -> Any:
     """What a writer says that has written all start markers."""
-    return _starting.Started(dict.fromkeys(partitions, 0), {})
+    return _start_markers.StartOutcome(dict.fromkeys(partitions, 0), {})
 
 
 class Claim:
@@ -497,7 +499,7 @@ class Claim:
 
 def aborted() -> Exception:
     """A transaction was aborted, for a reason that is over: the same can be sent again at once."""
-    error: Exception = _redelivery.Aborted(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER))
+    error: Exception = _redeliverer.TransactionAborted(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER))
     return error
 
 
@@ -543,7 +545,7 @@ class MarkerWriter(_writer.MarkerWriter):
             yield float("inf") if self.idle else delay_ms
 
 
-class Tracker(_service.Tracker):
+class Tracker(_tracker.Tracker):
     """tracker.tracker.Tracker, whose threads are actors."""
 
     def __init__(self, connection: Connection, settings: TrackerSettings) -> None:
@@ -610,7 +612,7 @@ class Tracker(_service.Tracker):
         wait_s = min(0.5, max(0.0, self._next_offsets - now))
         for part in self._parts.values():
             wait_s = min(wait_s, part.seconds_to_tick(now, self._silence_s))
-            if part.phase is _service.Phase.OPENING and not part.busy:
+            if part.phase is _tracker.Phase.OPENING and not part.busy:
                 wait_s = min(wait_s, part.retry_at - now)
         return max(1.0, wait_s * 1000)
 
@@ -622,7 +624,7 @@ def client(
     process, world = connection.process, connection.world
     own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
     own._housekeeper = _Thread()  # what it does is done below
-    own._source = world.controls.source(
+    own._group_member = world.controls.source(
         connection,
         queue,
         _TELEMETRY,
@@ -656,9 +658,9 @@ def client(
             if messages and world.faults and world.random() < 0.05:
                 for _ in range(3):  # the user's code is busy, the housekeeper goes on
                     yield 600.0
-                    own._source.maintain()
-                    yield from own._source.keep_alive()
-                    own._release(own._source.abandoned())
+                    own._group_member.maintain()
+                    yield from own._group_member.keep_alive()
+                    own._release(own._group_member.abandoned())
                     own._release_stale()
             while own._iterating:
                 own._release_stale()
@@ -669,7 +671,7 @@ def client(
                         until > process.monotonic()
                     ):  # KmqClient.__iter__ must look, too: we may have stood still
                         use(message, lease)
-            source = own._source
+            source = own._group_member
             waiting = source._uncommitted or any(not known.recovered for known in source._partitions.values())
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):

@@ -9,9 +9,9 @@ from kmqpy.kafka.markers.replay import ALL_EXIST
 
 from .actors import (
     Claim,
+    GroupMember,
     MarkerWriter,
     OriginalsReader,
-    QueueSource,
     Redeliverer,
     Tracker,
     aborted,
@@ -113,7 +113,7 @@ class RetriesFromMemory(Redeliverer):
             raise aborted() from error
 
 
-class ForgetsPredecessors(QueueSource):
+class ForgetsPredecessors(GroupMember):
     """Hands out what a crashed client had started and not committed (rule R10)."""
 
     def _recover(self, partition: int, known: Any) -> Steps:
@@ -121,7 +121,7 @@ class ForgetsPredecessors(QueueSource):
         known.started = OffsetRuns()
 
 
-class TakesAgainUnread(QueueSource):
+class TakesAgainUnread(GroupMember):
     """Takes messages again whose start markers failed, written or not."""
 
     def hold_back(self, partition: int, offsets: Sequence[int]) -> None:
@@ -134,14 +134,14 @@ class TakesAgainUnread(QueueSource):
             self._partitions[partition].recovered = True
 
 
-class ReadsTooEarly(QueueSource):
+class ReadsTooEarly(GroupMember):
     """Reads which of its start markers were written while they still may be."""
 
     def __init__(self, *rest: Any, **more: Any) -> None:
         super().__init__(*rest, **{**more, "settled": lambda partition: True})
 
 
-class TakesWhatIsReadAgain(QueueSource):
+class TakesWhatIsReadAgain(GroupMember):
     """Takes whatever librdkafka reads, also what it reads again."""
 
     def _is_ours(self, record: Any, log_starts: dict[int, int]) -> bool:

@@ -52,21 +52,21 @@ class Module:
     error_of = staticmethod(real.error_of)
 
     @staticmethod
-    def look_again(*_: object) -> bool:
+    def refresh_partition(*_: object) -> bool:
         return False
 
     @staticmethod
-    def admin(_connection: Connection) -> None:
+    def new_admin(_connection: Connection) -> None:
         return None
 
     @staticmethod
-    def producer(connection: Connection, settings: dict[str, Any]) -> Any:
+    def new_producer(connection: Connection, settings: dict[str, Any]) -> Any:
         if "transactional.id" in settings:
             return connection.world.controls.transactions(connection, settings["transactional.id"])
         return PlainProducer(connection, only_errors=settings.get("delivery.report.only.error", False))
 
     @staticmethod
-    def consumer(connection: Connection, settings: dict[str, Any]) -> Any:
+    def new_consumer(connection: Connection, settings: dict[str, Any]) -> Any:
         if "on_commit" in settings:
             return GroupConsumer(connection, settings["on_commit"])
         return Reader(connection)
@@ -76,7 +76,7 @@ class TrackerModule(Module):
     """The same where the markers consumer of a tracker is made, whose reads wait for nothing."""
 
     @staticmethod
-    def consumer(connection: Connection, _settings: dict[str, Any]) -> "MarkersConsumer":
+    def new_consumer(connection: Connection, _settings: dict[str, Any]) -> "MarkersConsumer":
         return MarkersConsumer(connection)
 
 

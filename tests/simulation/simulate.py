@@ -13,7 +13,7 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.settings import TrackerSettings
 
 from . import actors
-from .actors import CLOCK, QUEUE, STEPWISE, MarkerWriter, OriginalsReader, QueueSource, Redeliverer, Tracker
+from .actors import CLOCK, QUEUE, STEPWISE, GroupMember, MarkerWriter, OriginalsReader, Redeliverer, Tracker
 from .checker import Checker, History
 from .kafka import Connection, Transactions
 from .model import LIAR, Actor, Broker, Group, Process, World, ZooKeeper, decoded
@@ -43,7 +43,7 @@ class Controls:
     transactions: Any = Transactions
     marker_writer: Any = MarkerWriter
     redeliverer: Any = Redeliverer
-    source: Any = QueueSource
+    source: Any = GroupMember
     reader: Any = OriginalsReader
 
 

@@ -104,7 +104,7 @@ class Choosy(TinyProducer):
 @pytest.fixture
 def producer(monkeypatch):
     tiny = TinyProducer()
-    monkeypatch.setattr(librdkafka, "producer", lambda connection, settings: tiny)
+    monkeypatch.setattr(librdkafka, "new_producer", lambda connection, settings: tiny)
     return tiny
 
 
@@ -235,7 +235,7 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
         made.only_errors = settings["delivery.report.only.error"]
         return made
 
-    monkeypatch.setattr(librdkafka, "producer", one_of_three)
+    monkeypatch.setattr(librdkafka, "new_producer", one_of_three)
     writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: list(range(300)), 1: [5]}  # many of one partition, which have no report of each
     starting = writer.start(takes, {(1, 9): 60_000}, 1_000, None, 5.0, hand_out_until=0.0)
@@ -347,7 +347,7 @@ def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, coale
     apart = 100_000  # too far for one range marker
     choosy = Choosy()
     choosy.refused = {number * apart for number in refused}
-    monkeypatch.setattr(librdkafka, "producer", lambda connection, settings: choosy)
+    monkeypatch.setattr(librdkafka, "new_producer", lambda connection, settings: choosy)
     writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: [number * apart for number in range(1, 5)], 1: [7, 8]}
     delays = {(0, number * apart): 500 for number in (5, 6)}

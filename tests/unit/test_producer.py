@@ -39,7 +39,7 @@ class FakeProducer:
 @pytest.fixture
 def fake(monkeypatch):
     made = FakeProducer()
-    monkeypatch.setattr(librdkafka, "producer", lambda *_: made)
+    monkeypatch.setattr(librdkafka, "new_producer", lambda *_: made)
     monkeypatch.setattr("kmqpy.kafka.client.producer.Topics", lambda _: SimpleNamespace(check=lambda _: None))
     return made
 

@@ -242,8 +242,8 @@ def test_what_is_due_while_nothing_can_be_done_does_not_keep_the_loop_busy(track
 
 def test_a_taken_port_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(librdkafka, "consumer", lambda *_: made.append("consumer"))
-    monkeypatch.setattr(librdkafka, "producer", lambda *_: made.append("producer"))
+    monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: made.append("consumer"))
+    monkeypatch.setattr(librdkafka, "new_producer", lambda *_: made.append("producer"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = TrackerSettings(http_host="127.0.0.1", http_port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match="can't be had"):

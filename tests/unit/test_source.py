@@ -87,7 +87,7 @@ class FakeConsumer:
 @pytest.fixture
 def consumer(monkeypatch):
     fake = FakeConsumer()
-    monkeypatch.setattr(librdkafka, "consumer", lambda connection, settings: fake)
+    monkeypatch.setattr(librdkafka, "new_consumer", lambda connection, settings: fake)
     return fake
 
 

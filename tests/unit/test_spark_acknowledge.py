@@ -30,7 +30,7 @@ class Kafka:
 def servers(monkeypatch):
     servers = Kafka()
     monkeypatch.setattr(acknowledge, "MarkerWriter", lambda *_, **__: servers)
-    monkeypatch.setattr(librdkafka, "consumer", lambda *_: servers)
+    monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: servers)
     return servers
 
 

@@ -62,12 +62,14 @@ class Committed:
 
 def test_commits_are_asked_for_until_the_coordinator_knows_them(monkeypatch):
     consumer = Committed("all", KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.UNSTABLE_OFFSET_COMMIT)
-    monkeypatch.setattr(librdkafka, "consumer", lambda *_: consumer)
+    monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: consumer)
     assert stats.committed_offsets(Connection(), QUEUE, 2, TopicIds("Q", "M")) == {0: (5, 7), 1: (5, 7)}
     assert consumer.asked == 4
 
 
 def test_a_partition_whose_commit_may_not_be_read_does_not_count_as_without(monkeypatch):
-    monkeypatch.setattr(librdkafka, "consumer", lambda *_: Committed(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    monkeypatch.setattr(
+        librdkafka, "new_consumer", lambda *_: Committed(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    )
     with pytest.raises(AccessDenied):
         stats.committed_offsets(Connection(), QUEUE, 2, TopicIds("Q", "M"))

@@ -49,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeProducer]:
         made.append(FakeProducer(fatal=not made))
         return made[-1]
 
-    monkeypatch.setattr(librdkafka, "producer", producer)
+    monkeypatch.setattr(librdkafka, "new_producer", producer)
     return made
 
 

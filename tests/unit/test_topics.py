@@ -400,7 +400,7 @@ class Describer:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Describer:
     describer = Describer()
-    monkeypatch.setattr(librdkafka, "admin", lambda _: describer)
+    monkeypatch.setattr(librdkafka, "new_admin", lambda _: describer)
     return describer
 
 
