@@ -231,7 +231,7 @@ class Simulation(World):
     def _shared(self, proposed: Callable[..., Any]) -> Iterator[None]:
         """Work that every tracker does for itself and that gives the same is done once."""
         with (
-            patch.object(leadership_module, "propose", proposed),
+            patch.object(leadership_module, "assign", proposed),
             patch.object(tree_module, "decode_queue", _decode_queue),
             patch.object(tree_module, "decode_tracker", _decode_tracker),
             patch.object(tree_module, "partitions_of", _partitions_of),

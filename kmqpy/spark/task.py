@@ -86,7 +86,7 @@ class Task:
 
     queue: QueueSettings
     connection: Connection
-    codec: MarkersFormat
+    markers: MarkersFormat
     lease_ms: int
     backoff: Backoff
     schema: StructType

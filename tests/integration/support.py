@@ -289,7 +289,7 @@ def stopped_after(tracker: Tracker):
 
 def value(tracker: Tracker, queue: str, metric: str) -> float:
     """A counter of a tracker in this process, for example `redelivered`."""
-    return tracker.health.metrics.registry.get_sample_value(f"kmq_{metric}_total", {"queue": queue}) or 0.0
+    return tracker.metrics.registry.get_sample_value(f"kmq_{metric}_total", {"queue": queue}) or 0.0
 
 
 def collect(

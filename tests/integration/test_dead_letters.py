@@ -414,9 +414,9 @@ def test_missing_topics_say_what_to_run(connection, queue):
 REDRIVE = """
 import os, signal, sys
 from confluent_kafka import Producer
-from kmqpy import kafka
-from kmqpy.config import Connection, QueueSettings
-from kmqpy.dead_letters import DeadLetters
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.errors import Unfinished
 
 bootstrap, queue, rate, how, when = sys.argv[1:]
@@ -437,7 +437,7 @@ class Dying(Producer):
         if now and how == "after":
             die()
 
-kafka.Producer = Dying
+librdkafka.Producer = Dying
 
 def progress(done, total):
     print(done, flush=True)

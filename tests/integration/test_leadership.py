@@ -171,8 +171,8 @@ def test_a_crashed_tracker_is_replaced_when_its_session_ends(registry, join, rec
 
 CHILD = """
 import sys, time
-from tracker.leadership import Leadership
-from tracker.mandate import Mandate
+from tracker.leadership.leadership import Leadership
+from tracker.spark.mandate import Mandate
 hosts, root, session_ms = sys.argv[1], sys.argv[2], int(sys.argv[3])
 leadership = Leadership(hosts, "child", root=root, session_timeout_ms=session_ms).start(10)
 last = None

@@ -62,7 +62,7 @@ def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
     # Tables keep some of their width until the next insertion; entries are gone.
     assert size_of(part.state) - empty < (full - empty) / 5
     labels = {"queue": queue.name, "partition": "0"}
-    until(lambda: tracker.health.metrics.registry.get_sample_value("kmq_in_flight", labels) == 1)
+    until(lambda: tracker.metrics.registry.get_sample_value("kmq_in_flight", labels) == 1)
     assert value(tracker, queue.name, "redelivered") == 0
     # The held one is not forgotten, and the next tracker has not to read all that came after it.
     tracker.stop()

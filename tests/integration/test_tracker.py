@@ -235,7 +235,7 @@ def test_ages_and_lateness_are_those_of_the_oldest_in_seconds(queue):
 
     def shown(metric: str) -> float:
         labels = {"queue": queue.name, "partition": "0"}
-        return tracker.health.metrics.registry.get_sample_value(f"kmq_{metric}", labels) or 0.0
+        return tracker.metrics.registry.get_sample_value(f"kmq_{metric}", labels) or 0.0
 
     queue.mark(take(0, 60_000))
     until(lambda: shown("oldest_in_flight_seconds") > 0.5)
@@ -245,7 +245,7 @@ def test_ages_and_lateness_are_those_of_the_oldest_in_seconds(queue):
     queue.mark(take(2, -(2**63)))
     redelivered(queue, tracker, 1)
     name = "kmq_redelivery_lateness_seconds_sum"
-    assert 0 < tracker.health.metrics.registry.get_sample_value(name, {"queue": queue.name}) < 30
+    assert 0 < tracker.metrics.registry.get_sample_value(name, {"queue": queue.name}) < 30
 
 
 def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(make_queue):
@@ -254,7 +254,7 @@ def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(mak
 
     def shown(metric: str) -> float | None:
         labels = [{"queue": queue.name, "partition": str(partition)} for partition in range(2)]
-        found = [tracker.health.metrics.registry.get_sample_value(f"kmq_{metric}", one) for one in labels]
+        found = [tracker.metrics.registry.get_sample_value(f"kmq_{metric}", one) for one in labels]
         return None if None in found else sum(found)
 
     def becomes(**wanted: float) -> None:
@@ -281,7 +281,7 @@ def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(mak
     until(lambda: 151 <= shown("depth") <= 160)  # above 100 an upper bound
     with Admin(queue.connection) as admin:
         admin.delete_queue(queue.name)
-    until(lambda: queue.name not in generate_latest(tracker.health.metrics.registry).decode())
+    until(lambda: queue.name not in generate_latest(tracker.metrics.registry).decode())
 
 
 def test_counts_disappear_with_the_partition(queue):

@@ -163,7 +163,7 @@ PROGRAM = textwrap.dedent(
     """
     import sys, time
     from kmqpy.queue import queue_for
-    from kmqpy.worker import Worker
+    from kmqpy import Worker
 
     def handler(message):
         print("begun", flush=True)

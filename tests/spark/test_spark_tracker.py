@@ -76,7 +76,7 @@ def test_redelivery_and_dead_letters_in_both_formats(make_queue, start):
     assert queue.copies() == dict.fromkeys(bodies, 2)
     until(lambda: value(tracker, queue.name, "dead_lettered") == 60)
     assert value(tracker, queue.name, "redelivered") == 60
-    assert tracker.health.metrics.registry.get_sample_value(
+    assert tracker.metrics.registry.get_sample_value(
         "kmq_redelivery_lateness_seconds_count", {"queue": queue.name}
     ) == (120)
     assert tracker.problems() == []

@@ -99,7 +99,7 @@ def client(monkeypatch):
     monkeypatch.setattr(client_module, "Topics", FakeTopics)
     monkeypatch.setattr(client_module, "TopicWatch", FakeWatch)
     monkeypatch.setattr(client_module, "MarkerWriter", FakeWriter)
-    monkeypatch.setattr(client_module, "QueueSource", FakeSource)
+    monkeypatch.setattr(client_module, "GroupMember", FakeSource)
     monkeypatch.setattr(FakeSource, "size", 5)
     made = KmqClient(QueueSettings(name="q"), Connection())
     yield made

@@ -5,13 +5,17 @@ import sys
 
 SCRIPT = """
 import os, sys
-from kmqpy import kafka
-from kmqpy.config import Connection
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection
 from kmqpy.errors import Forked
-from kmqpy.forks import ForkGuard
+from kmqpy.core.forks import ForkGuard
 
 connection = Connection(bootstrap="127.0.0.1:1")
-handles = [kafka.producer(connection, {}), kafka.consumer(connection, {}), kafka.admin(connection)]
+handles = [
+    librdkafka.new_producer(connection, {}),
+    librdkafka.new_consumer(connection, {}),
+    librdkafka.new_admin(connection),
+]
 before = [sys.getrefcount(one) for one in handles]
 guard = ForkGuard("the thing")
 guard.raise_if_inherited()

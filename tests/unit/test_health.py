@@ -17,8 +17,8 @@ from tracker.health.server import MAX_CONNECTIONS, HealthServer
 CHILD = """
 import os, resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from tracker.health import HealthServer
-from tracker.metrics import TrackerMetrics
+from tracker.health.server import HealthServer
+from tracker.health.metrics import TrackerMetrics
 
 class Watched:
     metrics = TrackerMetrics()

@@ -331,14 +331,7 @@ class MarkerWriter:
         # Whoever has the partitions next reads what was started, and must not do so too early.
         while not self.all_settled() and self._clock.monotonic() < deadline:
             self._clock.sleep(POLL_S)
-        with self._changed:
-            self._closing.set()
-            self._changed.notify_all()
-        self._hurry.set()
-        self._work.set()
-        self._thread.join()
-        for waiter in list(self._waiters):
-            waiter.done.set()
+        self._stop_thread()
         if left:
             self._producer.purge()
             _log.error("end markers unconfirmed at close", extra={"topic": self._topic, "count": left})
@@ -350,8 +343,16 @@ class MarkerWriter:
 
     def abandon(self) -> None:
         """Stop and write nothing more: what is left is of a topic that is no more (rule R24)."""
+        self._stop_thread(abandoned=True)
+        for producer in (self._producer, self._starts, self._bulk):
+            if producer is not None:
+                producer.purge()
+                producer.flush(1)
+
+    def _stop_thread(self, *, abandoned: bool = False) -> None:
+        """End the writer's own thread, and let those who wait for it or for confirmations go on."""
         with self._changed:
-            self._abandoned = True
+            self._abandoned = abandoned
             self._closing.set()
             self._changed.notify_all()
         self._hurry.set()
@@ -359,10 +360,6 @@ class MarkerWriter:
         self._thread.join()
         for waiter in list(self._waiters):
             waiter.done.set()
-        for producer in (self._producer, self._starts, self._bulk):
-            if producer is not None:
-                producer.purge()
-                producer.flush(1)
 
     def __enter__(self) -> Self:
         return self

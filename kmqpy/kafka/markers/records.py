@@ -93,12 +93,12 @@ def by_partition(records: list[Any]) -> dict[int, Sequence[int]]:
     """
     partitions = list(map(_partition, records))
     if partitions and partitions.count(partitions[0]) == len(partitions):
-        return {partitions[0]: _offsets(records)}  # type: ignore[dict-item]
+        return {partitions[0]: _offsets(records)}
     parts: dict[int, list[Any]] = {}
     first = 0
     for partition, run in groupby(partitions):
         after = first + sum(1 for _ in run)
-        parts.setdefault(partition, []).extend(records[first:after])  # type: ignore[arg-type]
+        parts.setdefault(partition, []).extend(records[first:after])
         first = after
     return {partition: _offsets(ones) for partition, ones in parts.items()}
 
