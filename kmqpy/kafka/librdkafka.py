@@ -196,6 +196,11 @@ def is_retriable(error: KafkaError | None) -> bool:
     return error is not None and (error.retriable() or error.code() in _RETRIABLE)
 
 
+def is_fatal(error: KafkaError | None) -> bool:
+    """Whether the producer or consumer that met it can do nothing more."""
+    return error is not None and (error.fatal() or error.code() == KafkaError._FATAL)
+
+
 def is_unknown_topic(error: KafkaError | None) -> bool:
     """Whether the error is that there is no such topic, or partition."""
     return error is not None and error.code() in _NO_TOPIC

@@ -12,8 +12,7 @@ from typing import Any
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry import StoredOffset
-from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.client.start_markers import StartOutcome
+from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.tracker import Tracker
 
@@ -81,14 +80,14 @@ def no_start_wait() -> None:
             self.confirmed = lambda: started
             self.give_back = lambda: None
 
-    def start(self: MarkerWriter, takes: Any, delays: Any, *more: Any) -> Unconfirmed:
+    def start(self: StartMarkerWriter, takes: Any, delays: Any, *more: Any) -> Unconfirmed:
         write = threading.Timer(LATE_S, _start, (self, takes, delays, *more))
         write.daemon = True
         write.start()
         return Unconfirmed(StartOutcome({**dict.fromkeys(takes, 0), **{place[0]: 0 for place in delays}}, {}))
 
-    _start = MarkerWriter.start
-    MarkerWriter.start = start  # type: ignore[method-assign, assignment]
+    _start = StartMarkerWriter.start
+    StartMarkerWriter.start = start  # type: ignore[method-assign, assignment]
 
 
 def stop_before_transaction() -> None:

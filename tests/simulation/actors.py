@@ -434,23 +434,28 @@ _group_member = stepwise(
         "_look_again",
         "_read_markers",
         "_on_revoke",
-        "_wait_until_settled",
+        "_wait_for_outcomes",
     },
     librdkafka=Module,
     partition_reader=LogReader,
     by_partition=_records.by_partition,
     _ends=lambda call: call() is None,
 )
-_start_markers = stepwise("kmqpy.kafka.client.start_markers", {"confirmed"}, librdkafka=Module)
+_start_barrier = stepwise("kmqpy.kafka.client.start_barrier", set(), librdkafka=Module)
+_start_markers = stepwise(
+    "kmqpy.kafka.client.start_markers",
+    {"confirmed", "start"},
+    librdkafka=Module,
+    StartBarrier=_start_barrier.StartBarrier,
+)
+_start_markers._MANY = 3  # batches are small here
 _writer = stepwise(
     "kmqpy.kafka.client.marker_writer",
-    {"start", "_serve"},
+    {"_serve"},
     librdkafka=Module,
-    StartBarrier=_start_markers.StartBarrier,
-    StartBatch=_start_markers.StartBatch,
+    StartMarkerWriter=_start_markers.StartMarkerWriter,
     threading=_Threading,
 )
-_writer._MANY = 3  # batches are small here
 _client = stepwise(
     "kmqpy.kafka.client.client",
     {"_take", "_take_from"},
@@ -515,6 +520,20 @@ class MarkerWriter(_writer.MarkerWriter):
     @property
     def idle(self) -> bool:
         return not self._unconfirmed()
+
+    @property
+    def starts(self) -> Any:
+        """What writes start markers; controls override `start`."""
+        return self
+
+    def get_ready(self) -> None:
+        self._starts.get_ready()
+
+    def start(self, *what: Any) -> Steps:
+        return (yield from self._starts.start(*what))
+
+    def outcome_known(self, partition: int) -> bool:
+        return self._starts.outcome_known(partition)
 
     def put(self, *what: Any) -> None:
         super().put(*what)
@@ -624,12 +643,12 @@ def client(
     process, world = connection.process, connection.world
     own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
     own._housekeeper = _Thread()  # what it does is done below
-    own._group_member = world.controls.source(
+    own._source = world.controls.source(
         connection,
         queue,
         _TELEMETRY,
         ids=own._ids,
-        settled=own._settled,
+        outcome_known=own._outcome_known,
         ids_known=own._watch.knows_since,
         clock=process,
     )
@@ -658,9 +677,9 @@ def client(
             if messages and world.faults and world.random() < 0.05:
                 for _ in range(3):  # the user's code is busy, the housekeeper goes on
                     yield 600.0
-                    own._group_member.maintain()
-                    yield from own._group_member.keep_alive()
-                    own._release(own._group_member.abandoned())
+                    own._source.maintain()
+                    yield from own._source.keep_alive()
+                    own._release(own._source.abandoned())
                     own._release_stale()
             while own._iterating:
                 own._release_stale()
@@ -671,13 +690,13 @@ def client(
                         until > process.monotonic()
                     ):  # KmqClient.__iter__ must look, too: we may have stood still
                         use(message, lease)
-            source = own._group_member
+            source = own._source
             waiting = source._uncommitted or any(not known.recovered for known in source._partitions.values())
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):
-            if not (own._writer.idle and own._writer.all_settled()):
+            if not (own._writer.idle and own._writer._starts.all_outcomes_known()):
                 yield 100.0
-        own._writer._unsettled.clear()  # a close() that waits in vain comes to its end
+        own._writer._starts._barriers.clear()  # a close() that waits in vain comes to its end
         own.close()
         world.trace(process.name, "closed")
     finally:

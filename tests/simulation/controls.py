@@ -138,7 +138,7 @@ class ReadsTooEarly(GroupMember):
     """Reads which of its start markers were written while they still may be."""
 
     def __init__(self, *rest: Any, **more: Any) -> None:
-        super().__init__(*rest, **{**more, "settled": lambda partition: True})
+        super().__init__(*rest, **{**more, "outcome_known": lambda partition: True})
 
 
 class TakesWhatIsReadAgain(GroupMember):

@@ -50,6 +50,7 @@ class Module:
     COPY_SETTINGS = real.COPY_SETTINGS
     kafka_errors = staticmethod(real.kafka_errors)
     error_of = staticmethod(real.error_of)
+    is_fatal = staticmethod(real.is_fatal)
 
     @staticmethod
     def refresh_partition(*_: object) -> bool:

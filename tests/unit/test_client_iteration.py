@@ -45,8 +45,12 @@ class FakeWriter:
     def get_ready(self):
         pass
 
-    def settled(self, partition):
+    def outcome_known(self, partition):
         return True
+
+    @property
+    def starts(self):
+        return self
 
     def start(self, takes, *_):
         return SimpleNamespace(confirmed=lambda: StartOutcome(dict.fromkeys(takes, 0), {}))

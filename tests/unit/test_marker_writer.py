@@ -8,7 +8,8 @@ from confluent_kafka import KafkaError
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.client.start_markers import StartBarrier, StartBatch, StartOutcome
+from kmqpy.kafka.client.start_barrier import StartBarrier
+from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.markers.codec import Marker, Op, decode, decode_key, encode_key
 from kmqpy.kafka.settings import Connection
 
@@ -206,20 +207,20 @@ def test_r26_what_an_unknown_error_prevents_is_not_taken_for_written(producer, m
     assert writer.close(0.2) == 1
 
 
-def test_r10_starts_of_unknown_outcome_are_settled_when_a_tick_behind_them_is_written(producer):
+def test_r10_the_outcome_of_starts_is_known_when_a_tick_behind_them_is_written(producer):
     writer = MarkerWriter(Connection(), "m")
-    assert writer.start({0: [1]}, {}, 1_000, None, 0.02).confirmed() == StartOutcome({}, {0: 1})
-    assert writer.settled(1)
-    assert not writer.settled(0)
-    assert not writer.settled(0)
+    assert writer.starts.start({0: [1]}, {}, 1_000, None, 0.02).confirmed() == StartOutcome({}, {0: 1})
+    assert writer.starts.outcome_known(1)
+    assert not writer.starts.outcome_known(0)
+    assert not writer.starts.outcome_known(0)
     assert producer.written == 2  # the start and one tick
     producer.error = KafkaError(KafkaError._MSG_TIMED_OUT)
     producer.answers.set()
-    assert not writer.settled(0)  # the tick failed
+    assert not writer.starts.outcome_known(0)  # the tick failed
     producer.error = None
-    assert writer.settled(0)
-    assert writer.start({0: [1]}, {}, 1_000, None, 5).confirmed().failed == {}
-    assert writer.settled(0)
+    assert writer.starts.outcome_known(0)
+    assert writer.starts.start({0: [1]}, {}, 1_000, None, 5).confirmed().failed == {}
+    assert writer.starts.outcome_known(0)
     writer.close(1)
 
 
@@ -238,11 +239,11 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
     monkeypatch.setattr(librdkafka, "new_producer", one_of_three)
     writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: list(range(300)), 1: [5]}  # many of one partition, which have no report of each
-    starting = writer.start(takes, {(1, 9): 60_000}, 1_000, None, 5.0, hand_out_until=0.0)
-    waiting = threading.Thread(target=lambda: found.append(starting.confirmed()))
+    batch = writer.starts.start(takes, {(1, 9): 60_000}, 1_000, None, 5.0, hand_out_until=0.0)
+    waiting = threading.Thread(target=lambda: found.append(batch.confirmed()))
     found = []
     waiting.start()
-    while not starting._given_back:
+    while not batch._given_back:
         waiting.join(0.001)
     assert waiting.is_alive()
     producer.answers.set()
@@ -265,15 +266,15 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
 def test_r11_what_is_confirmed_in_time_is_not_given_back(producer):
     producer.answers.set()
     writer = MarkerWriter(Connection(), "m")
-    starting = writer.start({0: [1]}, {}, 1_000, None, 5.0, SYSTEM_CLOCK.monotonic() + 60)
-    assert not starting.confirmed().given_back
+    batch = writer.starts.start({0: [1]}, {}, 1_000, None, 5.0, SYSTEM_CLOCK.monotonic() + 60)
+    assert not batch.confirmed().given_back
     assert len(producer.log) == 1
     writer.close(1)
 
 
 def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
     writer = MarkerWriter(Connection(), "m")
-    assert writer.start({0: [1], 1: [5]}, {}, 1_000, None, 0.02).confirmed().failed == {0: 1, 1: 5}
+    assert writer.starts.start({0: [1], 1: [5]}, {}, 1_000, None, 0.02).confirmed().failed == {0: 1, 1: 5}
     ends = threading.Thread(target=writer.close, args=(5.0,))
     ends.start()
     ends.join(0.2)
@@ -286,16 +287,16 @@ def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
 
 def test_r10_what_a_broken_producer_sent_gets_a_while_to_arrive(producer):
     clock = Jumping()
-    fence = StartBarrier("m", 0, clock)
-    fence.add(producer)
-    assert not fence.passed()
+    barrier = StartBarrier("m", 0, clock)
+    barrier.add(producer)
+    assert not barrier.passed()
     producer.error = KafkaError(KafkaError._FATAL, fatal=True)
     producer.answers.set()
-    assert not fence.passed()
+    assert not barrier.passed()
     clock.now = 4.0
-    assert not fence.passed()
+    assert not barrier.passed()
     clock.now = 6.0
-    assert fence.passed()
+    assert barrier.passed()
 
 
 class Jumping(SystemClock):
@@ -351,7 +352,7 @@ def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, coale
     writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: [number * apart for number in range(1, 5)], 1: [7, 8]}
     delays = {(0, number * apart): 500 for number in (5, 6)}
-    started = writer.start(takes, delays, 1_000, None, 5).confirmed()
+    started = writer.starts.start(takes, delays, 1_000, None, 5).confirmed()
     assert started.failed == {0: min(refused) * apart}
     assert started.last_at.keys() == {0, 1}
 
@@ -375,18 +376,18 @@ def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_th
     refused, stuck, error, expected
 ):
     starts, quiet = Starts(error), Quiet()
-    settled = []
-    starting = StartBatch(starts, SYSTEM_CLOCK, 0.05, quiet.purge, settled.append)
-    report = starting.expect_quietly(quiet, 0, range(3, 9))
+    all_written = []
+    batch = StartBatch(starts, SYSTEM_CLOCK, 0.05, quiet.purge, all_written.append)
+    report = batch.expect_errors_only(quiet, 0, range(3, 9))
     quiet.failures += [(report, encode_key(0, offset)) for offset in refused]
     quiet.stuck += [(report, encode_key(0, offset)) for offset in stuck]
-    starts.report = starting.expect(0, [9])
-    assert starting.confirmed() == expected
-    assert settled == ([] if expected.failed else [0])
+    starts.report = batch.expect(0, [9])
+    assert batch.confirmed() == expected
+    assert all_written == ([] if expected.failed else [0])
 
 
 def test_f1_a_start_marker_that_is_not_accepted_is_none():
-    starting = StartBatch(Starts(), SYSTEM_CLOCK, 0.05, lambda: None, lambda _: None)
-    starting.expect(0, [9])
-    starting.refuse(None, encode_key(0, 9), quiet=False)
-    assert starting.confirmed() == StartOutcome({}, {0: 9})
+    batch = StartBatch(Starts(), SYSTEM_CLOCK, 0.05, lambda: None, lambda _: None)
+    batch.expect(0, [9])
+    batch.refuse(None)
+    assert batch.confirmed() == StartOutcome({}, {0: 9})

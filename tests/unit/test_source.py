@@ -96,7 +96,7 @@ def source(consumer):
     made = GroupMember(
         *GIVEN,
         **IDENTITY,
-        settled=lambda _: True,
+        outcome_known=lambda _: True,
     )
     made._partitions[0] = _Partition(recovered=True, markers_offset=5)
     return made
@@ -224,7 +224,7 @@ class SleepingClock:
 
 def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_time(consumer, takes):
     clock = SleepingClock()
-    source = GroupMember(*GIVEN, **IDENTITY, settled=lambda _: True, clock=clock)
+    source = GroupMember(*GIVEN, **IDENTITY, outcome_known=lambda _: True, clock=clock)
     source._partitions[0] = _Partition(recovered=True, markers_offset=5)
 
     def waits():
@@ -254,7 +254,7 @@ def test_r10_a_partition_is_given_up_when_nothing_started_can_come_any_more(
     source = GroupMember(
         *GIVEN,
         **IDENTITY,
-        settled=lambda partition: partition == 1 or clock.now >= settles_at,
+        outcome_known=lambda partition: partition == 1 or clock.now >= settles_at,
         clock=clock,
     )
     source._partitions = {0: _Partition(recovered=True), 1: _Partition(recovered=True)}
@@ -274,7 +274,7 @@ def test_a_partition_is_given_up_whatever_is_raised_on_the_way(consumer):
     source = GroupMember(
         *GIVEN,
         **IDENTITY,
-        settled=interrupted,
+        outcome_known=interrupted,
     )
     source._partitions = {0: _Partition(recovered=True), 1: _Partition(recovered=True)}
     with pytest.raises(KeyboardInterrupt):

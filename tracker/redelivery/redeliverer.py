@@ -20,7 +20,6 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.start_markers import is_fatal
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.inflight import Entry
@@ -553,7 +552,7 @@ class Ticker:
     def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
         def report(error: KafkaError | None, record: Any) -> None:
             # Knows not of which producer, which it would keep alive; one replaced for nothing is no harm.
-            self._broken = self._broken or is_fatal(error)
+            self._broken = self._broken or librdkafka.is_fatal(error)
             done(error, record)
 
         key, value, headers = codec.encode(codec.tick(partition))
@@ -562,7 +561,7 @@ class Ticker:
         except BufferError:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
         except KafkaException as exception:
-            self._broken = self._broken or is_fatal(librdkafka.error_of(exception))
+            self._broken = self._broken or librdkafka.is_fatal(librdkafka.error_of(exception))
             raise
 
 

@@ -137,7 +137,7 @@ class KmqClient:
         self._held = LocalLeases()
         self._room = threading.Condition()
         self._taking = threading.RLock()
-        self._starting: StartBatch | None = None  # of messages that are not handed out yet
+        self._start_batch: StartBatch | None = None  # of messages that are not handed out yet
         self._confirmed_in_s = 0.0  # how long it took to write the last start markers
         self._handed_out = _NOTHING  # last, while it is not acknowledged
         self._iterating: deque[tuple[float, Message]] = deque()  # with the end of its lease
@@ -348,7 +348,7 @@ class KmqClient:
             raise
         source.maintain()
         handed_out = messages and self._hold(offsets, until, lease_ms)
-        self._starting = None
+        self._start_batch = None
         if not handed_out:
             return []
         self._handed_out = tuple(messages), offsets
@@ -371,14 +371,14 @@ class KmqClient:
             now_ms = self._clock.wall_ms()
             delays = self._delays(records, now_ms) if have_headers(records) else {}
             due = offsets if not delays else _without(offsets, delays)
-            starting = self._writer.start(
+            start_batch = self._writer.starts.start(
                 due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
             )
-            self._starting = starting
+            self._start_batch = start_batch
             # While the broker works:
             batch = ReceiveContext(self._queue, self._ids.queue, now_ms + lease_ms, self._telemetry, self)
             messages: list[Message] = list(map(KafkaMessage, records, repeat(batch)))
-        written = starting.confirmed()
+        written = start_batch.confirmed()
         if not written.failed:
             self._confirmed_in_s = self._clock.monotonic() - until + lease_ms / 1000
         self._account(source, offsets, written)
@@ -419,9 +419,9 @@ class KmqClient:
 
     def _give_back_interrupted(self) -> None:
         """Give back what a receive() took that an exception, of a signal handler for example, interrupted."""
-        if self._starting is not None:
-            self._starting.give_back()
-            self._starting = None
+        if self._start_batch is not None:
+            self._start_batch.give_back()
+            self._start_batch = None
 
     def _release(self, places: Iterable[Place]) -> None:
         """Give back what nobody was handed; it was no attempt."""
@@ -578,13 +578,13 @@ class KmqClient:
     def _open_source(self) -> GroupMember:
         self._check_open()
         if self._source is None:
-            self._writer.get_ready()
+            self._writer.starts.get_ready()
             self._source = GroupMember(
                 self._connection,
                 self._queue,
                 self._telemetry,
                 ids=self._ids,
-                settled=self._settled,
+                outcome_known=self._outcome_known,
                 ids_known=self._watch.knows_since,
                 instance_id=self._instance_id,
                 clock=self._clock,
@@ -623,8 +623,8 @@ class KmqClient:
         self._source.keep_alive()
         self._release(self._source.abandoned())
 
-    def _settled(self, partition: int) -> bool:
-        return self._writer.settled(partition)
+    def _outcome_known(self, partition: int) -> bool:
+        return self._writer.starts.outcome_known(partition)
 
     def _new_writer(self) -> MarkerWriter:
         return MarkerWriter(
@@ -648,14 +648,14 @@ class KmqClient:
                 self._held = LocalLeases()
                 self._iterating.clear()
                 self._handed_out = _NOTHING
-                self._starting = None
+                self._start_batch = None
                 self._room.notify_all()
         if self._source is not None:
             self._source.follow(ids)
         if writer is not self._writer:
             writer.abandon()
             if self._source is not None:
-                self._writer.get_ready()
+                self._writer.starts.get_ready()
 
     def _look_for_topics(self) -> None:
         """Wait until it is known which topics there are now, or until Kafka has not answered for a while."""

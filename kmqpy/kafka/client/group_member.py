@@ -40,9 +40,9 @@ _LOOK_TIMEOUT_S = 2.0
 _PAUSE = Backoff(0.2, 2, 10, jitter=0)
 """Before a partition that could not be recovered is tried again."""
 _LEAVE_TIMEOUT_S = 5.0
-_SETTLE_TIMEOUT_S = 2.0
+_OUTCOME_TIMEOUT_S = 2.0
 """How long a rebalance may be kept waiting for start markers of unknown outcome."""
-_SETTLE_POLL_S = 0.02
+_OUTCOME_POLL_S = 0.02
 _COMPLAIN_EVERY_S = 10.0
 _FATAL = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
 _METADATA = re.compile(
@@ -113,7 +113,7 @@ class Commit:
 class GroupMember:
     """A member of the queue's consumer group.
 
-    `settled` says of a partition whether none of this client's start markers can still come to it,
+    `outcome_known` says of a partition whether none of this client's start markers can still come to it,
     and sees to it that this gets so. `ids_known` says whether the ids that `follow` was told of last
     are those of that moment of the clock or later, and sees to it that they get so.
     """
@@ -125,7 +125,7 @@ class GroupMember:
         telemetry: Telemetry,
         *,
         ids: TopicIds,
-        settled: Callable[[int], bool],
+        outcome_known: Callable[[int], bool],
         ids_known: Callable[[float], bool],
         instance_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -134,7 +134,7 @@ class GroupMember:
         self._queue = queue
         self._telemetry = telemetry
         self._ids = ids
-        self._settled = settled
+        self._outcome_known = outcome_known
         self._ids_known = ids_known
         self._fatal: KmqError | None = None
         self._clock = clock
@@ -426,7 +426,11 @@ class GroupMember:
 
     def _prepare(self) -> None:
         for partition, known in list(self._partitions.items()):
-            if known.recovered or self._clock.monotonic() < known.wait_until or not self._settled(partition):
+            if (
+                known.recovered
+                or self._clock.monotonic() < known.wait_until
+                or not self._outcome_known(partition)
+            ):
                 continue
             if not self._ids_known(known.ids_since):
                 continue
@@ -605,7 +609,7 @@ class GroupMember:
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         try:
             if not self._closing:  # then the client has waited
-                self._wait_until_settled(self._numbers(places))
+                self._wait_for_outcomes(self._numbers(places))
                 gone = [(p, self._partitions[p]) for p in self._numbers(places) & self._partitions.keys()]
                 self._commit_these(
                     [(p, known) for p, known in gone if known.next_offset is not None], asynchronous=False
@@ -613,11 +617,11 @@ class GroupMember:
         finally:  # confluent-kafka unassigns them after an error, too
             self._on_lost(consumer, places)
 
-    def _wait_until_settled(self, partitions: set[int]) -> None:
+    def _wait_for_outcomes(self, partitions: set[int]) -> None:
         """Whoever has them next reads what was started, and must not do so too early (rule R10)."""
-        deadline = self._clock.monotonic() + _SETTLE_TIMEOUT_S
-        while [p for p in partitions if not self._settled(p)] and self._clock.monotonic() < deadline:
-            self._clock.sleep(_SETTLE_POLL_S)
+        deadline = self._clock.monotonic() + _OUTCOME_TIMEOUT_S
+        while [p for p in partitions if not self._outcome_known(p)] and self._clock.monotonic() < deadline:
+            self._clock.sleep(_OUTCOME_POLL_S)
 
     def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         gone = self._numbers(places)

@@ -1,14 +1,13 @@
-"""Writes markers: start markers that must be confirmed, end markers that are retried until they are."""
+"""Writes the markers of what is done with messages: sent again until they are confirmed."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import math
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from types import TracebackType
@@ -20,8 +19,8 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ReceiptError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.local_leases import Place
-from kmqpy.kafka.client.start_markers import POLL_S, Report, StartBarrier, StartBatch, is_fatal
+from kmqpy.kafka.client.markers_producer import produce, produce_all
+from kmqpy.kafka.client.start_markers import POLL_S, StartMarkerWriter
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import Connection
@@ -34,12 +33,8 @@ _LOOK_WHILE_WAITED_FOR_S = 0.001
 _COLLECT_S = 0.002
 """For how long single end markers are collected, so that they are written together."""
 _MANY_COLLECTED = 100_000
-_MANY = 200
-"""From so many start markers on for one partition, they are written without a report of each."""
 _REPOST_AFTER_S = 0.2
 _COMPLAIN_EVERY_S = 10.0
-_CHUNK = 1_000
-"""Markers given to librdkafka at once; other threads wait meanwhile."""
 
 Item = Marker | tuple[int, Sequence[int]]
 """A marker to be written, or a partition and offsets in it whose end markers are."""
@@ -99,18 +94,18 @@ class _Waiter:
 
 
 class MarkerWriter:
-    """Idempotent producers for the markers topic of one queue.
+    """Writes the markers of what is done with messages: acknowledgements, nacks, extensions, dead letters.
 
-    `start` begins to write start markers, and what it returns waits until they are confirmed; one
-    thread at a time may do so. `post` and `end` return at once, from any thread, and what they write
-    is sent again until it is confirmed or the writer is closed; `write` waits for that. Each partition
-    gets its markers in the order in which they were given, except those that failed and are sent again.
-    `delivery_timeout_ms` bounds one try. With `coalesce_ms`, takes and ends are written as ranges, ends
-    collected for so long.
+    `put`, `post` and `end` return at once, from any thread; a thread of the writer's own sends the markers,
+    and sends them again until they are confirmed or the writer is closed. `write` waits for that. Each
+    partition gets its markers in the order in which they were given, except those that are sent again.
 
-    There are up to three producers: one for what is posted, which reports failures only, to the writer's
-    own thread; one for start markers, which are waited for and would otherwise queue behind what is posted;
-    and one for large numbers of start markers, which reports failures only, too.
+    Start markers have producers of their own, see `starts`: they are waited for, and would otherwise queue
+    behind all these.
+
+    delivery_timeout_ms  bounds one try
+    coalesce_ms          collect end markers for this long and write them as ranges; takes are ranges, too.
+                         None: the format of the JVM library
     """
 
     def __init__(
@@ -130,10 +125,6 @@ class MarkerWriter:
         self._collect_s = _COLLECT_S if coalesce_ms is None else coalesce_ms / 1000
         self._clock = clock
         self._producer = self._new_producer()
-        self._starts: Producer | None = None
-        self._bulk: Producer | None = None
-        self._unsettled: dict[int, StartBarrier] = {}
-        self._starts_polled_at = clock.monotonic()
         self._broken = False
         self._complained_at = -_COMPLAIN_EVERY_S
         self._posted: defaultdict[int, list[_Posted]] = defaultdict(list)
@@ -152,88 +143,17 @@ class MarkerWriter:
         self._hurry = threading.Event()
         self._closing = threading.Event()
         self._abandoned = False
+        self._starts = StartMarkerWriter(
+            markers_topic, self._new_producer, clock, ranges=self._coalesces, closing=self._closing
+        )
         self._thread = threading.Thread(target=self._serve, name="kmq-markers", daemon=True)
         self._thread.start()
 
-    def get_ready(self) -> None:
-        """Connect what writes start markers, so that the first one does not wait for that."""
-        self._starts_producer()
-
-    def start(
-        self,
-        takes: Mapping[int, Sequence[int]],
-        delays: Mapping[Place, int],
-        lease_ms: int,
-        holder: str | None,
-        timeout_s: float,
-        hand_out_until: float = math.inf,
-    ) -> StartBatch:
-        """Begin to write the start markers of messages taken, and of those not yet due, by their ms.
-
-        The offsets ascend. To be followed by `confirmed()` of what it returns, within `timeout_s`.
-        Messages whose start markers are not confirmed at the monotonic time `hand_out_until` are given back.
-        """
+    @property
+    def starts(self) -> StartMarkerWriter:
+        """Writes start markers; for one thread at a time."""
         self._guard.raise_if_inherited()
-        producer = self._starts_producer()
-        starting = StartBatch(producer, self._clock, timeout_s, self._drop_starts_producers, self._settle)
-        starting.give_back_at(hand_out_until, partial(self._give_back, starting, takes))
-        try:
-            self._begin(starting, takes, delays, lease_ms, holder)
-        except BaseException:  # of a signal handler too; nobody else knows of these
-            starting.give_back()
-            raise
-        return starting
-
-    def _begin(
-        self,
-        starting: StartBatch,
-        takes: Mapping[int, Sequence[int]],
-        delays: Mapping[Place, int],
-        lease_ms: int,
-        holder: str | None,
-    ) -> None:
-        producer = starting.producer_of(quiet=False)
-        for partition in {*takes, *(partition for partition, _ in delays)}:
-            self._unsettled.setdefault(partition, StartBarrier(self._topic, partition, self._clock)).add(
-                producer
-            )
-        headers = codec.encode(Marker(0, 0, Op.TAKE, holder=holder))[2] or None
-        for partition, offsets in takes.items():
-            if self._coalesces:
-                fields = {"redeliver_after_ms": lease_ms, "holder": holder}
-                for marker in codec.ranges(partition, Op.TAKE, offsets, **fields):
-                    key, value, _ = codec.encode(marker)
-                    report = starting.expect(partition, [marker.offset])
-                    self._produce_start(starting, key, value, headers, partition, report)
-                continue
-            value = codec.encode_start(lease_ms)
-            if len(offsets) >= _MANY and headers is None:
-                # A report of each would take as long as writing it; that of the last says where they are.
-                bulk = self._bulk_producer()
-                self._unsettled[partition].add(bulk)
-                report = starting.expect_quietly(bulk, partition, offsets[:-1])
-                self._produce_starts(starting, offsets[:-1], value, None, partition, report, quiet=True)
-                offsets = offsets[-1:]
-            report = starting.expect(partition, offsets)
-            self._produce_starts(starting, offsets, value, headers, partition, report)
-        for (partition, offset), wait_ms in delays.items():
-            key, value, more = codec.encode(Marker(partition, offset, Op.DELAY, wait_ms, counts=False))
-            self._produce_start(starting, key, value, more, partition, starting.expect(partition, [offset]))
-
-    def settled(self, partition: int) -> bool:
-        """Whether the log of markers holds every start of this partition that it ever will.
-
-        It may not after starts of unknown outcome. Then a tick is written behind them; to be called
-        again, by the thread that calls `start`, until it has come through. Does not wait.
-        """
-        fence = self._unsettled.get(partition)
-        if fence is not None and fence.passed():
-            del self._unsettled[partition]
-        return partition not in self._unsettled
-
-    def all_settled(self) -> bool:
-        """The same of all partitions."""
-        return not [partition for partition in list(self._unsettled) if not self.settled(partition)]
+        return self._starts
 
     def put(self, items: Iterable[Item], own: _Ticket | None = None) -> None:
         """Write these markers soon, and again until they are confirmed; blocks only while very many wait.
@@ -329,25 +249,22 @@ class MarkerWriter:
         deadline = self._clock.monotonic() + timeout_s
         left = self.flush(timeout_s)
         # Whoever has the partitions next reads what was started, and must not do so too early.
-        while not self.all_settled() and self._clock.monotonic() < deadline:
+        while not self._starts.all_outcomes_known() and self._clock.monotonic() < deadline:
             self._clock.sleep(POLL_S)
         self._stop_thread()
         if left:
             self._producer.purge()
             _log.error("end markers unconfirmed at close", extra={"topic": self._topic, "count": left})
-        self._producer.flush(1)
-        for producer in (self._starts, self._bulk):
-            if producer is not None:
-                producer.flush(1)
+        for producer in (self._producer, *self._starts.producers()):
+            producer.flush(1)
         return left
 
     def abandon(self) -> None:
         """Stop and write nothing more: what is left is of a topic that is no more (rule R24)."""
         self._stop_thread(abandoned=True)
-        for producer in (self._producer, self._starts, self._bulk):
-            if producer is not None:
-                producer.purge()
-                producer.flush(1)
+        for producer in (self._producer, *self._starts.producers()):
+            producer.purge()
+            producer.flush(1)
 
     def _stop_thread(self, *, abandoned: bool = False) -> None:
         """End the writer's own thread, and let those who wait for it or for confirmations go on."""
@@ -381,103 +298,6 @@ class MarkerWriter:
             },
         )
 
-    def _settle(self, partition: int) -> None:
-        self._unsettled.pop(partition, None)
-
-    def _starts_producer(self) -> Producer:
-        if self._starts is None:
-            self._starts = self._new_producer(**{"linger.ms": 0, "delivery.report.only.error": False})
-        self._starts_polled_at = self._clock.monotonic()
-        return self._starts
-
-    def _bulk_producer(self) -> Producer:
-        if self._bulk is None:
-            self._bulk = self._new_producer(**{"linger.ms": 0})
-        return self._bulk
-
-    def _produce_starts(
-        self,
-        starting: StartBatch,
-        offsets: Sequence[int],
-        value: bytes,
-        headers: codec.Headers | None,
-        partition: int,
-        report: Report,
-        *,
-        quiet: bool = False,
-    ) -> None:
-        producer = starting.producer_of(quiet=quiet)
-        for key in self._produce_all(producer, offsets, value, headers, partition, report):
-            self._produce_start(starting, key, value, headers, partition, report, quiet=quiet)
-
-    def _produce_start(
-        self,
-        starting: StartBatch,
-        key: bytes,
-        value: bytes,
-        headers: codec.Headers | None,
-        partition: int,
-        report: Report,
-        *,
-        quiet: bool = False,
-    ) -> None:
-        error: KafkaError | None = None
-        producer = starting.producer_of(quiet=quiet)
-        while not self._closing.is_set():
-            try:
-                _produce(producer, self._topic, key, value, headers, partition, report)
-            except BufferError:
-                if starting.left_s() <= 0:
-                    break
-                producer.poll(POLL_S)
-            except KafkaException as exception:
-                if librdkafka.refresh_partition(producer, self._topic, partition, exception):
-                    continue
-                _log.warning("marker not accepted", extra={"topic": self._topic, "error": str(exception)})
-                error = librdkafka.error_of(exception)
-                break
-            else:
-                return
-        starting.refuse(error, key, quiet=quiet)
-
-    def _produce_all(
-        self,
-        producer: Producer,
-        offsets: Sequence[int],
-        value: bytes,
-        headers: codec.Headers | None,
-        partition: int,
-        report: Report,
-    ) -> Iterator[bytes]:
-        """Produce a marker for each offset; yields the keys of those that must be produced one by one."""
-        for first in range(0, len(offsets), _CHUNK):
-            keys = codec.encode_keys(partition, offsets[first : first + _CHUNK])
-            if headers is None and len(keys) > 1:  # librdkafka's batches have no headers
-                batch: list[dict[str, Any]] = [{"key": key, "value": value} for key in keys]
-                if producer.produce_batch(self._topic, batch, partition, on_delivery=report) == len(batch):
-                    continue
-                keys = [one["key"] for one in batch if "_error" in one]
-            yield from keys
-
-    def _give_back(self, starting: StartBatch, takes: Mapping[int, Sequence[int]]) -> None:
-        """Write nack markers for messages whose start markers are still on their way.
-
-        They use the same producers as the start markers, so they are behind these in the log, and are written
-        about when these are. Not sent again when they fail.
-        """
-        for partition, offsets in takes.items():
-            if self._coalesces:
-                back = codec.ranges(partition, Op.NACK, offsets, counts=False)
-            else:
-                back = [Marker(partition, offset, Op.NACK, counts=False) for offset in offsets]
-            for marker in back:
-                key, value, headers = codec.encode(marker)
-                producer = starting.producer_of(quiet=starting.is_quiet(partition, marker.offset))
-                try:
-                    _produce(producer, self._topic, key, value, headers, partition, _ignore_report)
-                except (BufferError, KafkaException):
-                    return
-
     # --- the writer's own thread --------------------------------------------------------------------
 
     def _serve(self) -> None:
@@ -492,11 +312,7 @@ class MarkerWriter:
                 self._send_again()
             except Exception:  # without this thread nothing would be written any more
                 _log.exception("writing markers failed", extra={"topic": self._topic})
-            starts, bulk = self._starts, self._bulk  # another thread may drop them at any moment
-            if starts is not None and self._clock.monotonic() - self._starts_polled_at > 1:
-                starts.poll(0)  # what it logs would heap up
-                if bulk is not None:
-                    bulk.poll(0)
+            self._starts.poll_unused()
             self._tell_waiters()
 
     def _tell_waiters(self) -> None:
@@ -541,7 +357,7 @@ class MarkerWriter:
             return
         value = codec.encode_end()
         for offsets in chunks:
-            for key in self._produce_all(self._producer, offsets, value, None, partition, ticket):
+            for key in produce_all(self._producer, self._topic, partition, offsets, value, ticket):
                 self._send(ticket, partition, key, value, None)
 
     def _send(
@@ -551,7 +367,7 @@ class MarkerWriter:
         report = partial(ticket, headers=headers) if headers else ticket
         while not self._closing.is_set():
             try:
-                _produce(self._producer, self._topic, key, value, headers, partition, report)
+                produce(self._producer, self._topic, partition, (key, value, headers), report)
             except BufferError:
                 self._producer.poll(POLL_S)  # nobody else makes room
             except KafkaException as exception:
@@ -592,7 +408,7 @@ class MarkerWriter:
             self._complained_at = now
             reason = error.name() if error is not None else "unknown"
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
-        self._broken = self._broken or is_fatal(error)
+        self._broken = self._broken or librdkafka.is_fatal(error)
 
     def _replace_producer(self) -> None:
         """A fatal error (the broker lost what it had acknowledged) ends an idempotent producer."""
@@ -600,38 +416,6 @@ class MarkerWriter:
         broken, self._producer, self._broken = self._producer, self._new_producer(), False
         broken.purge()
         broken.flush(1)  # serves the delivery reports, so that what was posted is posted again
-
-    def _drop_starts_producers(self) -> None:
-        """Drop the producers of start markers after a fatal error or a time-out; these are not sent again."""
-        _log.error("start markers' producers replaced", extra={"topic": self._topic})
-        for broken in (self._starts, self._bulk):
-            if broken is not None:
-                broken.purge()
-                broken.flush(1)
-        self._starts = self._bulk = None
-
-
-def _produce(
-    producer: Producer,
-    topic: str,
-    key: bytes,
-    value: bytes,
-    headers: codec.Headers | None,
-    partition: int,
-    report: Report,
-) -> None:
-    producer.produce(
-        topic,
-        value,
-        key,
-        partition,
-        on_delivery=report,
-        headers=headers,  # type: ignore[arg-type]
-    )
-
-
-def _ignore_report(_error: KafkaError | None, _message: Any) -> None:
-    pass
 
 
 def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:

@@ -1,10 +1,13 @@
-"""Start markers on their way: which of them are confirmed, and whether some may still come later."""
+"""Writes start markers, and says which of them are confirmed."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -12,16 +15,17 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.client.markers_producer import Report, produce, produce_all
+from kmqpy.kafka.client.start_barrier import StartBarrier
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.kafka.markers.codec import Marker, Op
+
+_log = logging.getLogger(__name__)
 
 POLL_S = 0.01
-_REST_S = 5.0
-"""For how long a request may lie with a broker after its producer had a fatal error."""
-_BULK_POLL_S = 0.001
-
-Report = Callable[[KafkaError | None, Any], None]
-"""What takes delivery reports."""
+_ERRORS_ONLY_POLL_S = 0.001
+_MANY = 200
+"""From this many start markers of one partition on, they are written without a report of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,68 +42,45 @@ class StartOutcome:
     given_back: bool = False
 
 
-class StartBarrier:
-    """Ticks behind start markers of one partition, one by each producer that was given some of them.
+@dataclass
+class _PartitionStarts:
+    """The start markers of one partition in a batch."""
 
-    An idempotent producer writes in order, also when it has given something up: once its tick is
-    written, nothing that it was given before can be. One with a fatal error can't write a tick; what
-    it sent before may be on its way still, and gets a while to arrive.
-    """
+    reported: list[int] = field(default_factory=list)
+    """The lowest offset of each marker whose outcome the producer reports."""
+    written: list[Any] = field(default_factory=list)
+    """The records of those that were confirmed; filled by whoever polls the producer."""
+    errors_only: Sequence[int] = ()
+    """Offsets whose markers went to the producer that reports errors only."""
+    refused: list[int] = field(default_factory=list)
+    """Those of them that failed."""
 
-    def __init__(self, topic: str, partition: int, clock: Clock) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._clock = clock
-        self._ticks: dict[Producer, object | None] = {}  # on their way
-        self._rest_until = 0.0
+    @property
+    def last_at(self) -> int | None:
+        """The markers offset of the last marker that is known to be confirmed."""
+        return self.written[-1].offset() if self.written else None
 
-    def add(self, producer: Producer) -> None:
-        """It was given start markers; a tick on its way stands before them."""
-        self._ticks[producer] = None
+    def lowest_failed(self, *, unknown: bool) -> int | None:
+        """The lowest offset whose marker is not confirmed; None if all are.
 
-    def passed(self) -> bool:
-        """Whether all ticks are written; sends those that are not on their way."""
-        for producer, tick in list(self._ticks.items()):
-            if tick is None:
-                self._send(producer)
-            producer.poll(0)
-            # What reports failures only has written what it holds no more.
-            if self._ticks.get(producer) and not len(producer):
-                self._ticks.pop(producer, None)
-        return not self._ticks and self._clock.monotonic() >= self._rest_until
-
-    def _send(self, producer: Producer) -> None:
-        key, value, headers = codec.encode(codec.tick(self._partition))
-        tick = self._ticks[producer] = object()
-
-        def report(error: KafkaError | None, _: Any) -> None:
-            if self._ticks.get(producer) is not tick:
-                return
-            if is_fatal(error):
-                self._rest_until = self._clock.monotonic() + _REST_S
-            unknown = error is not None and error.code() == KafkaError._UNKNOWN_PARTITION
-            if error is None or unknown or is_fatal(error):
-                del self._ticks[producer]
-            else:
-                self._ticks[producer] = None
-
-        try:
-            producer.produce(
-                self._topic,
-                value,
-                key,
-                self._partition,
-                on_delivery=report,
-                headers=headers,  # type: ignore[arg-type]
-            )
-        except BufferError:
-            self._ticks[producer] = None
-        except KafkaException as exception:
-            report(librdkafka.error_of(exception) or KafkaError(KafkaError._FAIL), None)
+        `unknown`: the producer that reports errors only did not say what became of its markers.
+        """
+        failed = list(self.refused)
+        if unknown or not self.written:  # without a written marker nobody knows where the others are
+            failed += self.errors_only[:1]
+        if len(self.written) < len(self.reported):
+            written = {codec.decode_key(record.key())[1] for record in list(self.written)}
+            failed += [offset for offset in self.reported if offset not in written]
+        return min(failed, default=None)
 
 
 class StartBatch:
-    """Start markers on their way; used by one thread."""
+    """Start markers on their way; used by one thread.
+
+    producer     reports the outcome of each marker
+    give_up      drops the producers after a fatal error or a time-out, so that they report what they hold
+    all_written  told each partition of which every start marker was confirmed
+    """
 
     def __init__(
         self,
@@ -107,23 +88,19 @@ class StartBatch:
         clock: Clock,
         timeout_s: float,
         give_up: Callable[[], None],
-        settle: Callable[[int], None],
+        all_written: Callable[[int], None],
     ) -> None:
         self._producer = producer
+        self._errors_only: Producer | None = None
         self._clock = clock
         self._deadline = clock.monotonic() + timeout_s
         self._give_up = give_up
-        self._settle = settle
-        self._expected: dict[int, list[int]] = {}
-        self._size = 0
-        # Written by whoever polls the producer.
-        self._written: dict[int, list[Any]] = {}
-        self._refused: list[tuple[KafkaError | None, Place]] = []
-        self._bulk: Producer | None = None
-        self._quiet: dict[int, Sequence[int]] = {}
-        self._refused_quietly: list[tuple[KafkaError | None, Place]] = []
+        self._all_written = all_written
+        self._partitions: dict[int, _PartitionStarts] = {}
+        self._refused = 0
+        self._fatal = False
         self._write_back: Callable[[], None] = lambda: None
-        self._back_at = math.inf
+        self._give_back_at = math.inf
         self._given_back = False
 
     def left_s(self) -> float:
@@ -131,45 +108,50 @@ class StartBatch:
         return self._deadline - self._clock.monotonic()
 
     def expect(self, partition: int, offsets: Sequence[int]) -> Report:
-        """There are markers of which these are the lowest offsets; returns what takes their reports."""
-        self._expected.setdefault(partition, []).extend(offsets)
-        self._size += len(offsets)
-        written = self._written.setdefault(partition, [])
+        """Wait for markers of which these are the lowest offsets; returns their delivery callback."""
+        starts = self._partitions.setdefault(partition, _PartitionStarts())
+        starts.reported.extend(offsets)
+        written = starts.written
 
-        def report(error: KafkaError | None, message: Any) -> None:
+        def report(error: KafkaError | None, record: Any) -> None:
             if error is None:
-                written.append(message)
+                written.append(record)
             else:
-                self.refuse(error, message.key(), quiet=False)
+                self.refuse(error)
 
         return report
 
-    def producer_of(self, *, quiet: bool) -> Producer:
-        """What the markers are given to, that are expected quietly or not."""
-        return self._bulk if quiet and self._bulk is not None else self._producer
+    def expect_errors_only(self, producer: Producer, partition: int, offsets: Sequence[int]) -> Report:
+        """Wait for markers given to a producer that reports errors only; returns their delivery callback."""
+        self._errors_only = producer
+        self._partitions.setdefault(partition, _PartitionStarts()).errors_only = offsets
 
-    def is_quiet(self, partition: int, offset: int) -> bool:
-        """Whether the marker of this message was given to the producer that reports failures only."""
-        quiet = self._quiet.get(partition, ())
-        return len(quiet) > 0 and offset <= quiet[-1]
-
-    def expect_quietly(self, bulk: Producer, partition: int, offsets: Sequence[int]) -> Report:
-        """The same of markers given to a producer that reports failures only."""
-        self._bulk = bulk
-        self._quiet[partition] = offsets
-
-        def report(error: KafkaError | None, message: Any) -> None:
-            self.refuse(error, message.key(), quiet=True)
+        def report(error: KafkaError | None, record: Any) -> None:
+            self.refuse_errors_only(error, record.key())
 
         return report
 
-    def refuse(self, error: KafkaError | None, key: bytes, *, quiet: bool) -> None:
-        """The marker of that key failed."""
-        (self._refused_quietly if quiet else self._refused).append((error, codec.decode_key(key)))
+    def refuse(self, error: KafkaError | None) -> None:
+        """Note that a marker whose outcome is reported failed."""
+        self._refused += 1
+        self._fatal = self._fatal or librdkafka.is_fatal(error)
+
+    def refuse_errors_only(self, error: KafkaError | None, key: bytes) -> None:
+        """Note that a marker failed that was given to the producer that reports errors only."""
+        partition, offset = codec.decode_key(key)
+        self._partitions[partition].refused.append(offset)
+        self._fatal = self._fatal or librdkafka.is_fatal(error)
+
+    def producer_of(self, partition: int, offset: int) -> Producer:
+        """The producer that was given the start marker of this message."""
+        starts = self._partitions.get(partition)
+        if self._errors_only is None or starts is None or not len(starts.errors_only):
+            return self._producer
+        return self._errors_only if offset <= starts.errors_only[-1] else self._producer
 
     def give_back_at(self, moment: float, write_back: Callable[[], None]) -> None:
         """Call `write_back`, which gives the messages back, if they are not confirmed at `moment`."""
-        self._back_at, self._write_back = moment, write_back
+        self._give_back_at, self._write_back = moment, write_back
 
     def give_back(self) -> None:
         """Give the messages back, once; in the log that is behind their start markers."""
@@ -178,7 +160,7 @@ class StartBatch:
             self._write_back()
 
     def confirmed(self) -> StartOutcome:
-        """Wait until they are confirmed, until the time-out at most.
+        """Wait until the markers are confirmed, at most until the time-out.
 
         One that counts as failed may have been written all the same, or be so later.
         """
@@ -186,43 +168,248 @@ class StartBatch:
             self._give_back_when_late()
             # Another thread may have polled what this one waits for.
             self._producer.poll(min(left_s, POLL_S))
-        if self._bulk is not None:
-            while len(self._bulk) and self.left_s() > 0:
+        if self._errors_only is not None:
+            while len(self._errors_only) and self.left_s() > 0:
                 self._give_back_when_late()
-                self._bulk.poll(_BULK_POLL_S)
-        # Giving up a quiet producer has it say which markers it still holds (rule R18).
-        stuck = self._bulk is not None and len(self._bulk) > 0
-        if stuck or any(map(is_fatal, (error for error, _ in self._refused + self._refused_quietly))):
+                self._errors_only.poll(_ERRORS_ONLY_POLL_S)
+        # Once it is given up, the producer that reports errors only says which markers it held (rule R18).
+        if self._fatal or self._holds_some():
             self._give_up()
-        failed: dict[int, int] = {}
+        unknown = self._holds_some()
         last_at: dict[int, int] = {}
-        for partition, offsets in self._expected.items():
-            written = self._written[partition][:]
-            if written:
-                last_at[partition] = written[-1].offset()
-            if len(written) < len(offsets):
-                done = {codec.decode_key(message.key())[1] for message in written}
-                failed[partition] = min(offset for offset in offsets if offset not in done)
-        if self._bulk is not None and len(self._bulk):  # it did not say
-            failed.update((partition, offsets[0]) for partition, offsets in self._quiet.items())
-        for _, (partition, offset) in self._refused_quietly:
-            failed[partition] = min(offset, failed.get(partition, offset))
-        for partition in self._expected.keys() - last_at.keys():  # nor where they are
-            failed[partition] = min(
-                *self._quiet.get(partition, ())[:1], *self._expected[partition], INT64_MAX
-            )
-        for partition in self._expected.keys() - failed.keys():
-            self._settle(partition)
+        failed: dict[int, int] = {}
+        for partition, starts in self._partitions.items():
+            if starts.last_at is not None:
+                last_at[partition] = starts.last_at
+            lowest = starts.lowest_failed(unknown=unknown)
+            if lowest is None:
+                self._all_written(partition)
+            else:
+                failed[partition] = lowest
         return StartOutcome(last_at, failed, self._given_back)
 
     def _give_back_when_late(self) -> None:
-        if self._clock.monotonic() >= self._back_at:
+        if self._clock.monotonic() >= self._give_back_at:
             self.give_back()
 
+    def _holds_some(self) -> bool:
+        return self._errors_only is not None and len(self._errors_only) > 0
+
     def _pending(self) -> bool:
-        return len(self._refused) + sum(map(len, self._written.values())) < self._size
+        starts = self._partitions.values()
+        return self._refused + sum(len(one.written) for one in starts) < sum(
+            len(one.reported) for one in starts
+        )
 
 
-def is_fatal(error: KafkaError | None) -> bool:
-    """Whether the producer that met it can do nothing more."""
-    return error is not None and (error.fatal() or error.code() == KafkaError._FATAL)
+class StartMarkerWriter:
+    """Writes start markers. One thread at a time may use it.
+
+    Failed start markers are not sent again: their messages are read again and get new ones (rule R18).
+
+    It has up to two producers: one reports the outcome of each marker; one for large numbers reports errors
+    only, since a report of each marker takes as long as writing it.
+
+    new_producer  makes a producer with these settings over the usual ones
+    ranges        write range markers, not one for each message
+    closing       set when the client closes
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        new_producer: Callable[..., Producer],
+        clock: Clock,
+        *,
+        ranges: bool,
+        closing: threading.Event,
+    ) -> None:
+        self._topic = topic
+        self._new_producer = new_producer
+        self._clock = clock
+        self._ranges = ranges
+        self._closing = closing
+        self._reporting: Producer | None = None
+        self._errors_only: Producer | None = None
+        self._used_at = clock.monotonic()
+        self._barriers: dict[int, StartBarrier] = {}
+        """By partition, where the outcome of some start markers is not known."""
+
+    def get_ready(self) -> None:
+        """Connect, so that the first start marker does not wait for that."""
+        self._reporting_producer()
+
+    def start(
+        self,
+        takes: Mapping[int, Sequence[int]],
+        delays: Mapping[Place, int],
+        lease_ms: int,
+        holder: str | None,
+        timeout_s: float,
+        hand_out_until: float = math.inf,
+    ) -> StartBatch:
+        """Begin to write the start markers of messages taken, and of those not yet due, by their ms.
+
+        The offsets ascend. To be followed by `confirmed()` of what it returns, within `timeout_s`.
+        Messages whose start markers are not confirmed at the monotonic time `hand_out_until` are given back.
+        """
+        batch = StartBatch(
+            self._reporting_producer(), self._clock, timeout_s, self._drop_producers, self._forget_barrier
+        )
+        batch.give_back_at(hand_out_until, partial(self._give_back, batch, takes))
+        try:
+            self._begin(batch, takes, delays, lease_ms, holder)
+        except BaseException:  # of a signal handler too; nobody else knows of these
+            batch.give_back()
+            raise
+        return batch
+
+    def outcome_known(self, partition: int) -> bool:
+        """Whether no start marker of this partition can still come to the log.
+
+        After start markers of unknown outcome, it sends a tick behind them; to be called again until the
+        tick has come through. Does not wait.
+        """
+        barrier = self._barriers.get(partition)
+        if barrier is not None and barrier.passed():
+            del self._barriers[partition]
+        return partition not in self._barriers
+
+    def all_outcomes_known(self) -> bool:
+        """The same of all partitions."""
+        return not [partition for partition in list(self._barriers) if not self.outcome_known(partition)]
+
+    def poll_unused(self) -> None:
+        """Serve producers that were not used for a while, whose log lines would pile up; by any thread."""
+        if self._clock.monotonic() - self._used_at > 1:
+            for producer in (self._reporting, self._errors_only):  # another thread may drop them meanwhile
+                if producer is not None:
+                    producer.poll(0)
+
+    def producers(self) -> list[Producer]:
+        """Those that there are."""
+        return [producer for producer in (self._reporting, self._errors_only) if producer is not None]
+
+    def _begin(
+        self,
+        batch: StartBatch,
+        takes: Mapping[int, Sequence[int]],
+        delays: Mapping[Place, int],
+        lease_ms: int,
+        holder: str | None,
+    ) -> None:
+        reporting = self._reporting_producer()
+        for partition in {*takes, *(partition for partition, _ in delays)}:
+            self._barrier(partition).add(reporting)
+        headers = codec.encode(Marker(0, 0, Op.TAKE, holder=holder))[2] or None
+        for partition, offsets in takes.items():
+            if self._ranges:
+                fields = {"redeliver_after_ms": lease_ms, "holder": holder}
+                for marker in codec.ranges(partition, Op.TAKE, offsets, **fields):
+                    self._produce(batch, reporting, marker, batch.expect(partition, [marker.offset]))
+                continue
+            value = codec.encode_start(lease_ms)
+            if headers is None and len(offsets) >= _MANY:
+                # The report of the last one says where they are.
+                self._produce_errors_only(batch, partition, offsets[:-1], value)
+                offsets = offsets[-1:]
+            report = batch.expect(partition, offsets)
+            if headers is None:
+                keys = produce_all(reporting, self._topic, partition, offsets, value, report)
+            else:  # librdkafka's batches have no headers
+                keys = iter(codec.encode_keys(partition, offsets))
+            for key in keys:
+                self._insist(batch, reporting, partition, (key, value, headers), report, batch.refuse)
+        for (partition, offset), wait_ms in delays.items():
+            delay = Marker(partition, offset, Op.DELAY, wait_ms, counts=False)
+            self._produce(batch, reporting, delay, batch.expect(partition, [offset]))
+
+    def _produce(self, batch: StartBatch, producer: Producer, marker: Marker, report: Report) -> None:
+        self._insist(batch, producer, marker.partition, codec.encode(marker), report, batch.refuse)
+
+    def _produce_errors_only(
+        self, batch: StartBatch, partition: int, offsets: Sequence[int], value: bytes
+    ) -> None:
+        producer = self._errors_only_producer()
+        self._barrier(partition).add(producer)
+        report = batch.expect_errors_only(producer, partition, offsets)
+        for key in produce_all(producer, self._topic, partition, offsets, value, report):
+            refuse = partial(batch.refuse_errors_only, key=key)
+            self._insist(batch, producer, partition, (key, value, None), report, refuse)
+
+    def _insist(
+        self,
+        batch: StartBatch,
+        producer: Producer,
+        partition: int,
+        marker: codec.Encoded,
+        report: Report,
+        refuse: Callable[[KafkaError | None], None],
+    ) -> None:
+        """Hand one marker to the producer, waiting for room; call `refuse` if it is not accepted."""
+        error: KafkaError | None = None
+        while not self._closing.is_set():
+            try:
+                produce(producer, self._topic, partition, marker, report)
+            except BufferError:
+                if batch.left_s() <= 0:
+                    break
+                producer.poll(POLL_S)
+            except KafkaException as exception:
+                if librdkafka.refresh_partition(producer, self._topic, partition, exception):
+                    continue
+                _log.warning("marker not accepted", extra={"topic": self._topic, "error": str(exception)})
+                error = librdkafka.error_of(exception)
+                break
+            else:
+                return
+        refuse(error)
+
+    def _give_back(self, batch: StartBatch, takes: Mapping[int, Sequence[int]]) -> None:
+        """Write nack markers for messages whose start markers are still on their way.
+
+        They use the same producers as the start markers, so they are behind these in the log, and are written
+        about when these are. Not sent again when they fail.
+        """
+        for partition, offsets in takes.items():
+            if self._ranges:
+                back = codec.ranges(partition, Op.NACK, offsets, counts=False)
+            else:
+                back = [Marker(partition, offset, Op.NACK, counts=False) for offset in offsets]
+            for marker in back:
+                producer = batch.producer_of(partition, marker.offset)
+                try:
+                    produce(producer, self._topic, partition, codec.encode(marker), _ignore_report)
+                except (BufferError, KafkaException):
+                    return
+
+    def _barrier(self, partition: int) -> StartBarrier:
+        if partition not in self._barriers:
+            self._barriers[partition] = StartBarrier(self._topic, partition, self._clock)
+        return self._barriers[partition]
+
+    def _forget_barrier(self, partition: int) -> None:
+        self._barriers.pop(partition, None)
+
+    def _reporting_producer(self) -> Producer:
+        if self._reporting is None:
+            self._reporting = self._new_producer(**{"linger.ms": 0, "delivery.report.only.error": False})
+        self._used_at = self._clock.monotonic()
+        return self._reporting
+
+    def _errors_only_producer(self) -> Producer:
+        if self._errors_only is None:
+            self._errors_only = self._new_producer(**{"linger.ms": 0})
+        return self._errors_only
+
+    def _drop_producers(self) -> None:
+        """Drop the producers after a fatal error or a time-out."""
+        _log.error("start markers' producers replaced", extra={"topic": self._topic})
+        for producer in self.producers():
+            producer.purge()
+            producer.flush(1)
+        self._reporting = self._errors_only = None
+
+
+def _ignore_report(_error: KafkaError | None, _record: Any) -> None:
+    pass

@@ -38,6 +38,9 @@ from kmqpy.errors import DecodeError, UnsupportedMarker
 Headers = list[tuple[str, bytes | None]]
 """Record headers: names may repeat, order is kept."""
 
+Encoded = tuple[bytes, bytes, Headers | None]
+"""Key, value and headers of a marker's record."""
+
 TICK_OFFSET = -1
 """The queue offset of a tick: an end marker that only asks the broker for its time."""
 

@@ -1,0 +1,46 @@
+"""Hands markers to a producer of librdkafka, one by one or in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, Producer
+
+from kmqpy.kafka.markers import codec
+
+_CHUNK = 1_000
+"""Markers given to librdkafka at once; other threads wait meanwhile."""
+
+Report = Callable[[KafkaError | None, Any], None]
+"""A delivery callback: the error, or None, and the record."""
+
+
+def produce(producer: Producer, topic: str, partition: int, marker: codec.Encoded, report: Report) -> None:
+    """Hand one marker to `producer`; raises BufferError while its queue is full, and KafkaException."""
+    key, value, headers = marker
+    producer.produce(
+        topic,
+        value,
+        key,
+        partition,
+        on_delivery=report,
+        headers=headers,  # type: ignore[arg-type]
+    )
+
+
+def produce_all(
+    producer: Producer, topic: str, partition: int, offsets: Sequence[int], value: bytes, report: Report
+) -> Iterator[bytes]:
+    """Hand a marker of `value`, without headers, for each of `offsets` to `producer`, in batches.
+
+    Yields the keys of the markers that were not taken: these must be produced one by one.
+    """
+    for first in range(0, len(offsets), _CHUNK):
+        keys = codec.encode_keys(partition, offsets[first : first + _CHUNK])
+        if len(keys) > 1:
+            batch: list[dict[str, Any]] = [{"key": key, "value": value} for key in keys]
+            if producer.produce_batch(topic, batch, partition, on_delivery=report) == len(batch):
+                continue
+            keys = [one["key"] for one in batch if "_error" in one]
+        yield from keys

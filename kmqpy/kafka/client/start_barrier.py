@@ -1,0 +1,75 @@
+"""Whether start markers of unknown outcome can still come to a partition (rules R10 and R18)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from kmqpy.core.clock import Clock
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers import codec
+
+_LATE_REQUEST_S = 5.0
+"""How long after a producer's fatal error a broker may still append what the producer had sent before."""
+
+
+class StartBarrier:
+    """Ticks behind the start markers of one partition, one from each producer that sent some of them.
+
+    An idempotent producer writes in order, even when it gives a marker up: once its tick is in the log,
+    nothing that it sent earlier can follow. A producer with a fatal error can't write a tick; its earlier
+    requests get `_LATE_REQUEST_S` to arrive.
+    """
+
+    def __init__(self, topic: str, partition: int, clock: Clock) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._clock = clock
+        self._ticks: dict[Producer, object | None] = {}
+        """By producer, its tick that is on its way; None while it has to send one."""
+        self._passed_after = 0.0
+
+    def add(self, producer: Producer) -> None:
+        """Note that `producer` sends start markers; a tick that it sent before them does not count."""
+        self._ticks[producer] = None
+
+    def passed(self) -> bool:
+        """Whether all ticks are in the log. Sends those that are not on their way; does not wait."""
+        for producer, tick in list(self._ticks.items()):
+            if tick is None:
+                self._send(producer)
+            producer.poll(0)
+            # A producer that reports errors only has written what it no longer holds.
+            if self._ticks.get(producer) and not len(producer):
+                self._ticks.pop(producer, None)
+        return not self._ticks and self._clock.monotonic() >= self._passed_after
+
+    def _send(self, producer: Producer) -> None:
+        key, value, headers = codec.encode(codec.tick(self._partition))
+        tick = self._ticks[producer] = object()
+
+        def report(error: KafkaError | None, _: Any) -> None:
+            if self._ticks.get(producer) is not tick:
+                return
+            if librdkafka.is_fatal(error):
+                self._passed_after = self._clock.monotonic() + _LATE_REQUEST_S
+            unknown = error is not None and error.code() == KafkaError._UNKNOWN_PARTITION
+            if error is None or unknown or librdkafka.is_fatal(error):
+                del self._ticks[producer]
+            else:
+                self._ticks[producer] = None
+
+        try:
+            producer.produce(
+                self._topic,
+                value,
+                key,
+                self._partition,
+                on_delivery=report,
+                headers=headers,  # type: ignore[arg-type]
+            )
+        except BufferError:
+            self._ticks[producer] = None
+        except KafkaException as exception:
+            report(librdkafka.error_of(exception) or KafkaError(KafkaError._FAIL), None)
