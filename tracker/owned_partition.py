@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from kmqpy.core.backoff import Backoff
 from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.markers.codec import INT64_MAX
-from kmqpy.kafka.markers.inflight import Entry, EntryState, InFlight, SnapshotRow, TakenRun
+from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
+from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
 from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition

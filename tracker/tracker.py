@@ -32,7 +32,7 @@ from kmqpy.kafka.admin.doctor import Severity
 from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Op
-from kmqpy.kafka.markers.inflight import Entry
+from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
 from kmqpy.kafka.settings import Connection, QueueSettings, check_connection

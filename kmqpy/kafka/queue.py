@@ -21,7 +21,7 @@ from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.dead_letters import DeadLetters
-from kmqpy.kafka.markers.inflight import EntryState
+from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.settings import Connection, QueueSettings, check_connection, connection_layers
 from kmqpy.message import HeadersLike, Message, MessagesLike

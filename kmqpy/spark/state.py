@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
-from kmqpy.kafka.markers.inflight import EntryState
+from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
     DEAD_LETTER_OFFSET,

@@ -20,7 +20,8 @@ from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.inflight import EntryState, InFlight
+from kmqpy.kafka.markers.entry import EntryState
+from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.settings import Connection, QueueSettings

@@ -18,7 +18,7 @@ from kmqpy.kafka.admin.doctor import Kind, Severity
 from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Marker, Op
-from kmqpy.kafka.markers.inflight import EntryState
+from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.kafka.topics import Topics, topics_of

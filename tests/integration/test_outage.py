@@ -18,7 +18,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry import StoredOffset, connect
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
-from kmqpy.kafka.markers.inflight import Entry, EntryState
+from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import Connection
 from tests.chaos.proxy import Cut, Proxy
 

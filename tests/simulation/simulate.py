@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from kmqpy.kafka.markers import codec, packed
+from kmqpy.kafka.markers import codec, entry_groups, packed
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.settings import QueueSettings
 from tracker.settings import TrackerSettings
@@ -381,10 +381,10 @@ def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = 
     for logger in loggers:
         logger.disabled = True
     # Runs of messages that are taken together, in sizes that small runs of the simulation reach.
-    sizes = packed._BLOCK, packed._MIN_RUN, packed._ROWS, packed._FEW
+    sizes = entry_groups.BLOCK, packed.MIN_RUN, packed._ROWS, packed._FEW
     small = ((1024, 16, 64, 8), (8, 3, 4, 1), (4, 2, 2, 0))[seed % 3]
-    packed._BLOCK, packed._MIN_RUN, packed._ROWS, packed._FEW = small
+    entry_groups.BLOCK, packed.MIN_RUN, packed._ROWS, packed._FEW = small
     try:
         return Simulation(seed, controls, trace).run()
     finally:
-        packed._BLOCK, packed._MIN_RUN, packed._ROWS, packed._FEW = sizes
+        entry_groups.BLOCK, packed.MIN_RUN, packed._ROWS, packed._FEW = sizes

@@ -7,7 +7,7 @@ import test_inflight as single
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmqpy.kafka.markers import packed
+from kmqpy.kafka.markers import entry_groups, packed
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
 from tracker.spark import buckets
@@ -19,8 +19,8 @@ T0 = 1_700_000_000_000
 @pytest.fixture(scope="class")
 def small():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "_BLOCK", 4)
-        patch.setattr(packed, "_MIN_RUN", 2)
+        patch.setattr(entry_groups, "BLOCK", 4)
+        patch.setattr(packed, "MIN_RUN", 2)
         patch.setattr(buckets, "SIZE", 4)
         yield
 

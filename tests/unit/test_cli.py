@@ -23,7 +23,7 @@ from kmqpy.kafka.admin.admin import QueueDescription
 from kmqpy.kafka.admin.registry import RegisteredQueue
 from kmqpy.kafka.admin.stats import InFlightMessage, PartitionStats, QueueStats
 from kmqpy.kafka.dead_letters import DeadLetter
-from kmqpy.kafka.markers.inflight import EntryState
+from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicInfo
 from kmqpy.message import Message

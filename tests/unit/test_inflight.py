@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kmqpy.kafka.markers import codec, inflight, snapshot
+from kmqpy.kafka.markers import codec, entry_groups, inflight, lazy_min_heap, snapshot
 from kmqpy.kafka.markers import packed as packed_module
 from kmqpy.kafka.markers.codec import INT64_MAX, TICK_OFFSET, Marker, Op, tick
-from kmqpy.kafka.markers.inflight import Entry, EntryState, InFlight, TakenRun
+from kmqpy.kafka.markers.entry import Entry, EntryState, TakenRun
+from kmqpy.kafka.markers.inflight import InFlight
 
 LEASE = 30_000
 T0 = 1_700_000_000_000
@@ -554,7 +555,7 @@ class TestMemory:
         assert [entry.offset for entry in sorted(log.state)] == list(range(0, self.FINISHED // 10, 100))
 
     def test_compaction_leaves_out_what_is_in_redelivery(self, log, monkeypatch):
-        monkeypatch.setattr(packed_module, "_SLACK", 0)
+        monkeypatch.setattr(lazy_min_heap, "_SLACK", 0)
         for offset in range(10):
             log.take(offset, 0)
         log.due(5)
@@ -667,9 +668,9 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         super().__init__()
         # So that what is cleaned lazily is compacted at every turn, and a few messages make a run.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(packed_module, "_SLACK", 0)
-        self.patch.setattr(packed_module, "_BLOCK", 8)
-        self.patch.setattr(packed_module, "_MIN_RUN", 2)
+        self.patch.setattr(lazy_min_heap, "_SLACK", 0)
+        self.patch.setattr(entry_groups, "BLOCK", 8)
+        self.patch.setattr(packed_module, "MIN_RUN", 2)
         self.patch.setattr(packed_module, "_ROWS", 4)
         self.patch.setattr(packed_module, "_FEW", 1)
         self.state = InFlight(missed_markers=self.missed_markers)
@@ -831,7 +832,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         groups = list(packed._by_take.groups())
         assert len(packed._by_take._heap) <= 2 * len(groups)
         assert len(packed._by_due._heap) <= 2 * len(groups)
-        rows = [group for group in groups if isinstance(group, packed_module._EntryArray)]
+        rows = [group for group in groups if isinstance(group, packed_module.EntryArray)]
         assert all(
             packed_module._FEW < len(group) <= packed_module._ROWS
             for group in rows
@@ -883,8 +884,8 @@ def with_timestamps(history):
 @pytest.fixture(scope="class")
 def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_module, "_BLOCK", 8)
-        patch.setattr(packed_module, "_MIN_RUN", 2)
+        patch.setattr(entry_groups, "BLOCK", 8)
+        patch.setattr(packed_module, "MIN_RUN", 2)
         patch.setattr(packed_module, "_ROWS", 4)
         patch.setattr(packed_module, "_FEW", 1)
         yield

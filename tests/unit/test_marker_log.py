@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmqpy.errors import DecodeError, UnsupportedMarker
-from kmqpy.kafka.markers import codec, packed
+from kmqpy.kafka.markers import codec, entry_groups, packed
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -104,8 +104,8 @@ def records_of(log):
 @given(logs, st.integers(1, 50), st.sampled_from([(8, 2), (1024, 16)]))
 def test_the_same_as_one_by_one(log, batch, sizes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "_BLOCK", sizes[0])
-        patch.setattr(packed, "_MIN_RUN", sizes[1])
+        patch.setattr(entry_groups, "BLOCK", sizes[0])
+        patch.setattr(packed, "MIN_RUN", sizes[1])
         expected, state, records = InFlight(), InFlight(), records_of(log)
         wanted = one_by_one(expected, records)
         total = Applied()

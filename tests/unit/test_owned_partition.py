@@ -4,7 +4,8 @@ import pytest
 
 from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.inflight import Entry, EntryState, InFlight
+from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import Connection, QueueSettings
 from tracker.owned_partition import OwnedPartition, StartPosition, begin_at
 from tracker.redelivery.redeliverer import Redeliverer

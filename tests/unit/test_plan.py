@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kmqpy import message as m
 from kmqpy.kafka.markers.codec import decode_count, encode_count
-from kmqpy.kafka.markers.inflight import Entry, EntryState
+from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
     DEAD_LETTER_OFFSET,

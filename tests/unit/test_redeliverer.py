@@ -2,7 +2,7 @@
 
 from confluent_kafka import KafkaError
 
-from kmqpy.kafka.markers.inflight import Entry, EntryState
+from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import Connection, QueueSettings
 from tracker.redelivery import redeliverer as redeliverer_module
 from tracker.redelivery.redeliverer import FetchResult, Redeliverer, TransactionAborted

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.inflight import Entry, InFlight
+from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import Connection, QueueSettings
 from tracker.redelivery.redeliverer import FetchResult, OriginalsReader, Redeliverer
 from tracker.settings import TrackerSettings

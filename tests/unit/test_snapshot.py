@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kmqpy.kafka.admin.registry import StoredOffset, decode_offset
 from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.codec import INT64_MAX
-from kmqpy.kafka.markers.inflight import Entry, EntryState, TakenRun
+from kmqpy.kafka.markers.entry import Entry, EntryState, TakenRun
 
 numbers = st.integers(0, INT64_MAX)
 texts = st.one_of(st.none(), st.text(max_size=20))

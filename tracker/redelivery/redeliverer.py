@@ -22,7 +22,7 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
-from kmqpy.kafka.markers.inflight import Entry
+from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.settings import Connection, QueueSettings
 from tracker.redelivery.redelivery_plan import Copy, Original, Refusal, batches, copy_of, halves

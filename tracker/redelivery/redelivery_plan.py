@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kmqpy import message as m
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers.codec import encode_count
-from kmqpy.kafka.markers.inflight import Entry, EntryState
+from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
     DEAD_LETTER_OFFSET,

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.codec import INT64_MAX, Marker
-from kmqpy.kafka.markers.inflight import Entry, InFlight, MarkerRun, SnapshotRow, TakenRun
+from kmqpy.kafka.markers.entry import Entry, SnapshotRow, TakenRun
+from kmqpy.kafka.markers.inflight import InFlight, MarkerRun
 
 SIZE = 4_096
 """Offsets of a bucket: a multiple of what InFlight keeps in one run."""

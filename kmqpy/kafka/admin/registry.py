@@ -28,7 +28,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.codec import INT64_MAX
-from kmqpy.kafka.markers.inflight import SnapshotRow
+from kmqpy.kafka.markers.entry import SnapshotRow
 from kmqpy.kafka.settings import QueueSettings, is_topic_name
 from kmqpy.zookeeper.session import connect, failure, gather, session_of, unavailable
 

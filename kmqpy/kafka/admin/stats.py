@@ -20,7 +20,8 @@ from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.client.group_member import commit_of
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
-from kmqpy.kafka.markers.inflight import Entry, EntryState, InFlight
+from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from kmqpy.kafka.markers import packed
 from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op, Runs
-from kmqpy.kafka.markers.packed import Entry, EntryState, PackedEntries, SnapshotRow, TakenRun
-
-__all__ = ["Entry", "EntryState", "InFlight", "MarkerRun", "SnapshotRow", "TakenRun"]
+from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
+from kmqpy.kafka.markers.packed import PackedEntries
 
 _HOLDS = {
     Op.TAKE: EntryState.HELD,
@@ -25,8 +24,8 @@ _HOLDS = {
 
 
 MarkerRun = tuple[int, int, int]
-"""Markers alike that follow each other, of messages that do so, too: the first message's offset, how many,
-and the timestamp."""
+"""Equal markers that follow one another, of messages that follow one another: the first message's offset,
+how many, and the timestamp in ms."""
 
 
 class InFlight:
@@ -140,7 +139,7 @@ class InFlight:
         after_ms = min(max(0, redeliver_after_ms), self.max_hold_ms)
         for first, count, taken_at in self._unread(series, at):
             due_ms = min(self.now_ms + after_ms, INT64_MAX)
-            if count < packed._MIN_RUN or self._entries.has_any(((first, count),)):
+            if count < packed.MIN_RUN or self._entries.has_any(((first, count),)):
                 for index in range(count):
                     self._take(first + index, due_ms, holder, taken_at + index)
             else:

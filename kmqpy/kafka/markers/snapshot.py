@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kmqpy.kafka.markers.codec import INT64_MAX
-from kmqpy.kafka.markers.inflight import Entry, EntryState, SnapshotRow, TakenRun
+from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 
 _MAX_JSON_BYTES = 16_000_000
 _MAX_BITS = 1 << 16
