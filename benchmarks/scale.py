@@ -29,6 +29,7 @@ from kmqpy.kafka.admin.registry import Registry, StoredOffset, decode_queue, dec
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.zookeeper.session import connect
 from tracker.leadership import leadership as leadership_module
+from tracker.leadership import planner
 from tracker.leadership import registry_view as tree_module
 from tracker.leadership.assignment import STAND_INS, LazyRanking, Member, Partition, assign
 from tracker.leadership.leadership import RECHECK_ZNODES_PER_S, Leadership
@@ -140,11 +141,11 @@ class World:
         view = leadership.snapshot()
         for partition in served.keys() - view.owned.keys():
             del served[partition]
-        news = [p for p, grant in view.owned.items() if served.get(p) != grant.epoch]
+        news = [p for p, epoch in view.owned.items() if served.get(p) != epoch]
         for partition in news:
             assert leadership.verify(*partition)
             leadership.read_offset(*partition)
-            served[partition] = view.owned[partition].epoch
+            served[partition] = view.owned[partition]
         for partition in view.releasing:
             leadership.write_offset(*partition, StoredOffset(next(self._numbers), "t", 0))
             leadership.release(*partition)
@@ -180,12 +181,12 @@ class Simulation(World):
             with patch.object(leadership_module, "new_client", lambda *_: self.server.client()):
                 leadership = Leadership("", name, root=_ROOT, clock=self.clock)
             self.members[name] = leadership
-            leadership._verify_at = 0.0
+            leadership._session.verify_at = 0.0
             self._served[name] = {}
             # Its first look: it registers. What it would propose before it knows all others is left out.
             with self._shared(lambda *_: LazyRanking({}, (), {})):
                 leadership._pass()
-            leadership._proposed_for = None
+            leadership._planner.forget_ranking()
             self._due[name] = self.clock.now
         return names
 
@@ -231,7 +232,7 @@ class Simulation(World):
     def _shared(self, proposed: Callable[..., Any]) -> Iterator[None]:
         """Work that every tracker does for itself and that gives the same is done once."""
         with (
-            patch.object(leadership_module, "assign", proposed),
+            patch.object(planner, "assign", proposed),
             patch.object(tree_module, "decode_queue", _decode_queue),
             patch.object(tree_module, "decode_tracker", _decode_tracker),
             patch.object(tree_module, "partitions_of", _partitions_of),

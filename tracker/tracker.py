@@ -41,8 +41,9 @@ from kmqpy.telemetry.base import Telemetry
 from tracker.health.metrics import TrackerMetrics
 from tracker.health.queue_counts import Counted, QueueCounts
 from tracker.leadership.assignment import Partition
-from tracker.leadership.leadership import Leadership, LeadershipView
+from tracker.leadership.leadership import Leadership
 from tracker.leadership.offset_znodes import OffsetWriteSchedule
+from tracker.leadership.published_view import LeadershipView
 from tracker.membership import Membership
 from tracker.owned_partition import Doubt, OwnedPartition, Phase, StartPosition, begin_at
 from tracker.queue_ends import DOUBT_AGAIN_S, DOUBT_S, QueueEnds
@@ -376,12 +377,11 @@ class Tracker:
     def _follow(self, view: LeadershipView) -> None:
         """Take over what was granted, let go of what was lost or is to be released."""
         for key, part in list(self._parts.items()):
-            grant = view.owned.get(key)
-            if grant is None or grant.epoch != part.epoch:
+            if view.owned.get(key) != part.epoch:
                 self._drop(part, "leadership lost")
             elif key in view.releasing and not part.busy:
                 self._release(part)
-        for key, grant in view.owned.items():
+        for key, epoch in view.owned.items():
             registered = view.queues.get(key[0])
             if key in self._parts or key in self._giving_up:
                 continue
@@ -391,7 +391,7 @@ class Tracker:
             elif registered is not None:
                 redeliverer = Redeliverer(self._connection, registered.settings, key[1], self._settings)
                 self._parts[key] = OwnedPartition(
-                    key, grant.epoch, registered.settings, redeliverer, self._settings.max_clock_lead_ms
+                    key, epoch, registered.settings, redeliverer, self._settings.max_clock_lead_ms
                 )
                 self.metrics.begin(key[0])
         for part in self._parts.values():

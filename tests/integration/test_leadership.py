@@ -67,7 +67,7 @@ def owned(leadership: Leadership) -> set:
 
 
 def epochs(leadership: Leadership) -> dict:
-    return {p: grant.epoch for p, grant in leadership.snapshot().owned.items()}
+    return dict(leadership.snapshot().owned)
 
 
 def until(condition: Callable[[], object], *drained: Leadership, timeout: float = 10.0) -> float:
@@ -346,7 +346,7 @@ def test_nothing_of_a_queue_that_was_marked_meanwhile_is_acquired(registry, join
     stat = zk.exists(f"{root}/queues/q")
     tree = RegistrySnapshot({}, frozenset(), {}, {"q": stat.version}, {})
     zk.set(f"{root}/queues/q", b"marked")
-    assert not a._acquire([("q", 0)], tree)
+    assert not a._leaders.acquire([("q", 0)], tree)
     assert zk.get_children(f"{root}/queues/q/partitions/0") == []
 
 

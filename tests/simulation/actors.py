@@ -19,7 +19,7 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.telemetry.base import Telemetry
 from tracker.leadership.assignment import Member, assign, next_actions
-from tracker.leadership.leadership import Grant, LeadershipView
+from tracker.leadership.published_view import LeadershipView
 from tracker.settings import TrackerSettings
 
 from .checker import History
@@ -170,9 +170,9 @@ class Leadership:
         pass
 
     def release(self, queue: str, partition: int) -> None:
-        grant = self._view.owned.get((queue, partition))
-        if grant is not None:
-            self._releases[queue, partition] = grant.epoch
+        epoch = self._view.owned.get((queue, partition))
+        if epoch is not None:
+            self._releases[queue, partition] = epoch
             self._publish(self._view)
             self._world.wake(self._actor)
 
@@ -302,7 +302,7 @@ class Leadership:
             takeover_delay=_TAKEOVER_DELAY_S,
         )
         self._stand_in = todo.stand_in
-        owned = MappingProxyType({key: Grant(epoch) for key, epoch in held.items()})
+        owned = MappingProxyType(dict(held))
         self._publish(LeadershipView(owned, todo.releasing, self._queues, connected=True))
         made = False
         for key in todo.acquire:
@@ -315,7 +315,7 @@ class Leadership:
         return 0.0 if made else max(0.0, min(due) - world.now)
 
     def _publish(self, view: LeadershipView) -> None:
-        owned = {key: g for key, g in view.owned.items() if self._releases.get(key) != g.epoch}
+        owned = {key: epoch for key, epoch in view.owned.items() if self._releases.get(key) != epoch}
         view = LeadershipView(
             MappingProxyType(owned), frozenset(view.releasing & owned.keys()), view.queues, view.connected
         )

@@ -22,7 +22,7 @@ from kmqpy.kafka.markers.replay import QueueEnd
 from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from tracker import tracker as tracker_module
-from tracker.leadership.leadership import Grant, LeadershipView
+from tracker.leadership.published_view import LeadershipView
 from tracker.owned_partition import OwnedPartition, Phase, StartPosition
 from tracker.redelivery.redeliverer import RedeliveryResult, Tick
 from tracker.redelivery.redelivery_plan import Copy
@@ -104,14 +104,14 @@ def no_gc() -> Iterator[None]:
 
 def view(releasing: set[tuple[str, int]]) -> LeadershipView:
     queue = RegisteredQueue(QueueSettings(name="q"), partitions=2)
-    owned = {("q", 0): Grant(1), ("q", 1): Grant(2)}
+    owned = {("q", 0): 1, ("q", 1): 2}
     return LeadershipView(owned, frozenset(releasing), {"q": queue}, connected=True)
 
 
 def part_of(tracker: Tracker, queue: QueueSettings) -> OwnedPartition:
     """Partition 0 of the queue, granted beside what the tracker has."""
     queues = {part.queue.name: part.queue for part in tracker._parts.values()} | {queue.name: queue}
-    owned = {(name, 0): Grant(1) for name in queues}
+    owned = {(name, 0): 1 for name in queues}
     registered = {name: RegisteredQueue(one, 1) for name, one in queues.items()}
     tracker._follow(LeadershipView(owned, frozenset(), registered, connected=True))
     return tracker._parts[queue.name, 0]
@@ -126,7 +126,7 @@ def test_a_partition_asked_for_again_before_it_was_taken_over_is_released(tracke
 def test_a_partition_granted_anew_is_taken_over_anew(tracker: Tracker) -> None:
     tracker._follow(view(set()))
     before = tracker._parts["q", 0]
-    again = LeadershipView({("q", 0): Grant(7)}, frozenset(), view(set()).queues, connected=True)
+    again = LeadershipView({("q", 0): 7}, frozenset(), view(set()).queues, connected=True)
     tracker._follow(again)
     assert tracker._parts["q", 0] is not before
     assert tracker._parts["q", 0].epoch == 7

@@ -8,7 +8,7 @@ import pytest
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.settings import Connection
 from kmqpy.kafka.topics import TopicInfo
-from tracker.leadership.leadership import LeadershipView
+from tracker.leadership.published_view import LeadershipView
 from tracker.spark.tracker import SparkTracker
 
 

@@ -27,7 +27,8 @@ from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.kafka.topics import TopicInfo, Topics
 from tracker.health.metrics import TrackerMetrics
-from tracker.leadership.leadership import Leadership, LeadershipView
+from tracker.leadership.leadership import Leadership
+from tracker.leadership.published_view import LeadershipView
 from tracker.membership import Membership
 from tracker.settings import TrackerSettings
 from tracker.spark.report import Report
@@ -289,7 +290,7 @@ class SparkTracker:
         self._beat = now = self._clock.monotonic()
         view = self._leadership.snapshot()
         self._release(view)
-        mine = {key[1]: grant.epoch for key, grant in view.owned.items() if key not in view.releasing}
+        mine = {key[1]: epoch for key, epoch in view.owned.items() if key not in view.releasing}
         lost = {number for number, epoch in self._held.items() if mine.get(number) != epoch}
         with self._lock:
             self._held = mine

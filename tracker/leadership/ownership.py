@@ -1,0 +1,170 @@
+"""The znodes by which a tracker is a member and leads partitions. Only the leadership's thread uses these."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
+
+from kmqpy.errors import Unavailable
+from kmqpy.kafka.admin.registry import TrackerInfo, ZnodePaths
+from kmqpy.zookeeper.session import failure, gather, session_of
+from tracker.leadership.assignment import Partition
+from tracker.leadership.registry_view import RegistrySnapshot
+from tracker.leadership.znode_cache import ZnodeCache
+
+log = logging.getLogger(__name__)
+
+_FIX = "clear it up with: kmq doctor --fix"
+
+
+class MemberZnode:
+    """The ephemeral znode that says which queues this tracker serves and whether it reaches Kafka."""
+
+    def __init__(
+        self, zk: Any, znodes: ZnodeCache, paths: ZnodePaths, info: TrackerInfo, timeout_s: float
+    ) -> None:
+        self._zk = zk
+        self._znodes = znodes
+        self._parent = paths.trackers
+        self._path = paths.tracker(info.id)
+        self._info = info
+        self._timeout = timeout_s
+        self.registered = threading.Event()
+        """Set once the znode is there and says what it should."""
+        self.other_session: int | None = None
+        """The session of another tracker that is registered under our id."""
+
+    def set_kafka_ok(self, ok: bool) -> None:
+        """Say whether this tracker reaches Kafka; written by the next `ensure`. For any thread."""
+        self._info = replace(self._info, kafka_ok=ok)
+
+    def ensure(self, tree: RegistrySnapshot, session: int) -> bool:
+        """Make the znode what it should be; whether something was done."""
+        data = self._info.to_json()
+        found = tree.members.get(self._info.id)
+        if found is None:
+            call = self._zk.create_async(self._path, data, ephemeral=True, makepath=True)
+        elif session_of(found[1]) is None:
+            self._replace_copy(found[1], data)
+            return True
+        elif session_of(found[1]) != session:
+            if self.other_session != session_of(found[1]):
+                self.other_session = session_of(found[1])
+                log.warning(
+                    "another session is registered under this id; waiting for its end",
+                    extra={"tracker": self._info.id},
+                )
+            return False
+        elif found[0] != data:
+            call = self._zk.set_async(self._path, data)
+        else:
+            self.registered.set()
+            return False
+        with contextlib.suppress(NodeExistsError):  # then what we saw was old
+            call.get(timeout=self._timeout)
+        self._znodes.forget(self._path)
+        self._znodes.forget(self._parent)
+        return True
+
+    def _replace_copy(self, stat: Any, data: bytes) -> None:
+        """Replace a znode of ours that has no session: a copy from a backup, which would never expire."""
+        transaction = self._zk.transaction()
+        transaction.delete(self._path, stat.version)
+        transaction.create(self._path, data, ephemeral=True)
+        error = failure(transaction.commit_async().get(timeout=self._timeout))
+        self._znodes.forget(self._path)
+        if isinstance(error, NotEmptyError):
+            raise Unavailable(f"{self._path} belongs to no session, and something is below it; {_FIX}")
+        if error is None:
+            log.warning("%s belonged to no session; replaced", self._path, extra={"tracker": self._info.id})
+
+
+class LeaderZnodes:
+    """The ephemeral znodes that make this tracker the leader of partitions."""
+
+    def __init__(
+        self, zk: Any, znodes: ZnodeCache, paths: ZnodePaths, tracker_id: str, timeout_s: float
+    ) -> None:
+        self._zk = zk
+        self._znodes = znodes
+        self._paths = paths
+        self._id = tracker_id
+        self._timeout = timeout_s
+        self.blocked: dict[Partition, str] = {}
+        """Partitions whose leader znodes can't be made, and why."""
+
+    def acquire(self, partitions: Iterable[Partition], tree: RegistrySnapshot) -> bool:
+        """Try to make leader znodes; whether any was made.
+
+        A leader znode without a session is replaced. No tracker makes such a znode, so nobody relies on it.
+        If another tracker has just replaced it, we take over from that one as from any predecessor.
+        """
+        made = False
+        self.blocked = {}
+        calls = {}
+        for key in partitions:
+            transaction = self._zk.transaction()
+            # The version tells whether the queue was marked as deleting in between.
+            transaction.check(self._paths.queue(key[0]), tree.versions[key[0]])
+            copy = tree.leaders.get(key)
+            if copy is not None:
+                transaction.delete(self._paths.leader(*key), copy.version)
+            transaction.create(self._paths.leader(*key), self._id.encode(), ephemeral=True)
+            calls[key] = transaction.commit_async()
+        for key, call in calls.items():
+            error = failure(call.get(timeout=self._timeout))
+            path = self._paths.leader(*key)
+            self._znodes.forget(path)
+            if error is None:
+                made = True
+                if tree.leaders.get(key) is not None:
+                    log.warning("%s belonged to no session; replaced", path, extra=self._about(key))
+                log.info("partition acquired", extra=self._about(key))
+            elif isinstance(error, BadVersionError | NoNodeError):
+                self._znodes.forget(self._paths.queues)
+                self._znodes.forget(self._paths.queue(key[0]))
+                self._znodes.forget(self._paths.partitions(key[0]))
+            elif not isinstance(error, NodeExistsError):
+                self.blocked[key] = f"{path} can't be taken: {_why_blocked(error)}"
+        return made
+
+    def give_up(
+        self, releases: Mapping[Partition, int], tree: RegistrySnapshot, session: int
+    ) -> set[Partition]:
+        """Delete the leader znodes of these partitions and epochs; returns those that were still ours."""
+        ours = {
+            key: self._paths.leader(*key)
+            for key, epoch in releases.items()
+            if (stat := tree.leaders.get(key)) is not None
+            and (stat.ephemeralOwner, stat.czxid) == (session, epoch)
+        }
+        calls = []
+        for path in ours.values():
+            # Our member znode is gone when the session is: then nothing is deleted, even if this
+            # reaches ZooKeeper in a new session while the partition is another's.
+            transaction = self._zk.transaction()
+            transaction.check(self._paths.tracker(self._id), -1)
+            transaction.delete(path)
+            calls.append(transaction.commit_async())
+        for (key, path), results in zip(ours.items(), gather(calls, self._timeout), strict=True):
+            self._znodes.forget(path)
+            error = failure(results or ())
+            if error is not None and not isinstance(error, NoNodeError):
+                raise error
+            log.info("partition released", extra=self._about(key))
+        return set(ours)
+
+    def _about(self, key: Partition) -> dict[str, Any]:
+        return {"queue": key[0], "partition": key[1], "tracker": self._id}
+
+
+def _why_blocked(error: Exception) -> str:
+    if isinstance(error, NotEmptyError):
+        return f"it belongs to no session, and something is below it; {_FIX}"
+    return f"{type(error).__name__}; check the ACLs of the znodes"

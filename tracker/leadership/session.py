@@ -1,0 +1,115 @@
+"""The ZooKeeper session of a tracker, and until when it is certainly alive."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.protocol.states import KazooState, KeeperState
+
+from kmqpy.core.clock import Clock
+from kmqpy.zookeeper.session import gather, last_failure, session_of, stop
+
+log = logging.getLogger(__name__)
+
+REVIVE_AFTER_S = 2.0
+"""How long kazoo may have given up before it is started anew."""
+
+
+class TrackerSession:
+    """Follows the session of a kazoo client; the leadership's thread uses it.
+
+    `is_certain` and `is_ours` do no I/O and are for any thread.
+
+    member_path  the tracker's own znode, which lives as long as the session
+    changed      called, on a thread of kazoo, when the connection's state changes
+    """
+
+    def __init__(
+        self,
+        zk: Any,
+        member_path: str,
+        tracker_id: str,
+        timeout_s: float,
+        clock: Clock,
+        changed: Callable[[], None],
+    ) -> None:
+        self._zk = zk
+        self._member_path = member_path
+        self._tracker_id = tracker_id
+        self._timeout = timeout_s
+        self._clock = clock
+        self._changed = changed
+        self._connection = 0
+        """Counts changes of the connection's state."""
+        self._verified = (-1, 0.0)
+        """Of which connection, and until when."""
+        self.verify_at = 0.0
+        """When the session is verified next; 0: at once."""
+        self._gave_up_at: float | None = None
+        self._complained = False
+        zk.add_listener(self._on_state)
+
+    def is_certain(self) -> bool:
+        """Whether the session is certainly alive.
+
+        True until two thirds of the session timeout after the start of the last round trip that
+        verified it, on a monotonic clock, and only while the connection stands.
+        """
+        connection, deadline = self._verified
+        return connection == self._connection and self._clock.monotonic() < deadline
+
+    def is_ours(self, stat: Any) -> bool:
+        """Whether a znode is an ephemeral of this session."""
+        client_id = self._zk.client_id
+        return client_id is not None and session_of(stat) == client_id[0]
+
+    def current(self) -> int | None:
+        """The session's id while it is connected."""
+        client_id = self._zk.client_id
+        if self._zk.state != KazooState.CONNECTED or client_id is None:
+            return None
+        self._gave_up_at = None
+        self._complained = False
+        session: int = client_id[0]
+        return session
+
+    def is_lost(self) -> bool:
+        """Whether the session has ended, and not only the connection."""
+        return bool(self._zk.state == KazooState.LOST)
+
+    def verify_when_due(self, session: int) -> None:
+        """When it is time, prove by a round trip through ZooKeeper's leader that the session still stands."""
+        if self._clock.monotonic() < self.verify_at and self._verified[0] == self._connection:
+            return
+        connection, started = self._connection, self._clock.monotonic()
+        calls = [self._zk.sync_async(self._member_path), self._zk.exists_async(self._member_path)]
+        _, stat = gather(calls, self._timeout)
+        certain_s = float(self._zk.granted_s) * 2 / 3
+        if session_of(stat) == session:
+            self._verified = (connection, started + certain_s)
+        self.verify_at = started + certain_s * 3 / 8  # a quarter of the session timeout
+
+    def revive(self) -> None:
+        """Start the client anew when kazoo has given up for good, as it does when refused."""
+        now = self._clock.monotonic()
+        if self._zk.client_state not in {KeeperState.CLOSED, KeeperState.AUTH_FAILED}:
+            self._gave_up_at = None
+        elif self._gave_up_at is None:
+            self._gave_up_at = now
+        elif now - self._gave_up_at > REVIVE_AFTER_S:
+            if not self._complained:
+                log.error(
+                    "ZooKeeper can't be reached or refused us%s; trying again",
+                    last_failure(self._zk),
+                    extra={"tracker": self._tracker_id},
+                )
+            self._complained = True
+            self._gave_up_at = None
+            stop(self._zk)
+            self._zk.start_async()
+
+    def _on_state(self, _state: str) -> None:
+        self._connection += 1
+        self._changed()
