@@ -365,7 +365,7 @@ def test_a_late_release_does_not_touch_the_znode_of_a_successor(registry, join, 
 
 def test_the_server_may_grant_a_shorter_session(registry, join):
     a = join("a", session_timeout_ms=600_000)
-    assert a._lease_s < 600 * 2 / 3
+    assert a._session.certain_s < 600 * 2 / 3
 
 
 def test_a_znode_of_an_older_session_is_not_ours(registry, join, zk, root):
@@ -648,13 +648,13 @@ def test_r25_settings_are_known_by_what_they_say_not_by_their_version(registry, 
     a = join("a")
     until(lambda: "q" in a.snapshot().queues)
     stop_thread(a)
-    tree = a._reader.read(a._znodes, a._concerns_us)
+    tree = a._reader.read(a._znodes, a._planner.concerning_us)
     path = a._paths.queue("q")
     _, stat = a._znodes.data([path])[path]
     a._znodes._values[path] = (QueueSettings(name="q", max_redeliveries=9).to_json(), stat)
     a._reader._last = None
     assert tree.queues["q"].settings.max_redeliveries == 3
-    assert a._reader.read(a._znodes, a._concerns_us).queues["q"].settings.max_redeliveries == 9
+    assert a._reader.read(a._znodes, a._planner.concerning_us).queues["q"].settings.max_redeliveries == 9
 
 
 def test_r25_only_a_thread_that_has_died_needs_a_restart(join):

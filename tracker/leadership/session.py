@@ -51,6 +51,11 @@ class TrackerSession:
         self._complained = False
         zk.add_listener(self._on_state)
 
+    @property
+    def certain_s(self) -> float:
+        """For how long a verified session is certainly alive: two thirds of what the server grants."""
+        return float(self._zk.granted_s) * 2 / 3
+
     def is_certain(self) -> bool:
         """Whether the session is certainly alive.
 
@@ -86,10 +91,9 @@ class TrackerSession:
         connection, started = self._connection, self._clock.monotonic()
         calls = [self._zk.sync_async(self._member_path), self._zk.exists_async(self._member_path)]
         _, stat = gather(calls, self._timeout)
-        certain_s = float(self._zk.granted_s) * 2 / 3
         if session_of(stat) == session:
-            self._verified = (connection, started + certain_s)
-        self.verify_at = started + certain_s * 3 / 8  # a quarter of the session timeout
+            self._verified = (connection, started + self.certain_s)
+        self.verify_at = started + self.certain_s * 3 / 8  # a quarter of the session timeout
 
     def revive(self) -> None:
         """Start the client anew when kazoo has given up for good, as it does when refused."""
