@@ -188,7 +188,7 @@ def assign(partitions: Iterable[Partition], members: Iterable[Member]) -> LazyRa
     bound = capacity(len(owners), len({member for ring in set(rings.values()) for member in ring.ids}))
     load = Counter(owners.values())
     if any(count > bound for count in load.values()):
-        _pass_on(owners, places, rings, bound)
+        _Matching(owners, places, rings, bound).run()
     return LazyRanking(owners, firsts.values(), rings)
 
 
@@ -206,60 +206,93 @@ def _rings(queues: Iterable[str], members: Iterable[Member]) -> dict[str, _Ring]
     return rings
 
 
-def _pass_on(
-    owners: dict[Partition, str], places: Mapping[Partition, int], rings: Mapping[str, _Ring], bound: int
-) -> None:
-    """Give what is beyond a member's bound to the next on the ring: a stable matching by distance."""
-    first_choices: defaultdict[str, list[Partition]] = defaultdict(list)
-    for partition, member in owners.items():
-        first_choices[member].append(partition)
-    nearest: dict[str, list[tuple[int, int, Partition]]] = {}
+_Bid = tuple[int, int, Partition]
+"""By these a member chooses: few other members serve the queue; then the partition is near on the ring."""
 
-    def walk(partition: Partition) -> Iterator[tuple[int, str]]:
-        return rings[partition[0]].walk(places[partition])
 
-    def bid(partition: Partition, distance: int) -> tuple[int, int, Partition]:
-        return len(rings[partition[0]].ids), distance, partition
+class _Matching:
+    """Gives what is beyond a member's bound to the next members on the ring.
 
-    def held_by(member: str) -> list[tuple[int, int, Partition]]:
-        if member not in nearest:
-            nearest[member] = sorted(bid(p, next(walk(p))[0]) for p in first_choices[member])
-        return nearest[member]
+    Deferred acceptance (Gale and Shapley, 1962): each partition asks members in the order in which it meets
+    them on the ring; a member keeps the `bound` best bids and turns the others away, which ask further on.
+    The result is stable and does not depend on the order of the questions. `owners` is changed in place.
+    """
 
-    walks: dict[Partition, Iterator[tuple[int, str]]] = {}
+    def __init__(
+        self,
+        owners: dict[Partition, str],
+        places: Mapping[Partition, int],
+        rings: Mapping[str, _Ring],
+        bound: int,
+    ) -> None:
+        self._owners = owners
+        self._places = places
+        self._rings = rings
+        self._bound = bound
+        self._first_choices: defaultdict[str, list[Partition]] = defaultdict(list)
+        for partition, member in owners.items():
+            self._first_choices[member].append(partition)
+        self._kept: dict[str, list[_Bid]] = {}
+        """By member, what it keeps, the best bid first; made when it is first asked for."""
+        self._walks: dict[Partition, Iterator[tuple[int, str]]] = {}
+        """Of partitions that were turned away, the members that they have not asked yet."""
+        self._asking: list[Partition] = []
 
-    def pass_over(partition: Partition) -> None:
-        if partition not in walks:
-            walks[partition] = walk(partition)
-            next(walks[partition])  # its first choice, which passed it over
-        waiting.append(partition)
+    def run(self) -> None:
+        """Find owners for all partitions that are beyond the bound of their first choice."""
+        for member in [m for m, those in self._first_choices.items() if len(those) > self._bound]:
+            kept = self._kept_by(member)
+            for *_, partition in kept[self._bound :]:
+                self._turn_away(partition)
+            del kept[self._bound :]
+        homeless = []
+        while self._asking:
+            partition = self._asking.pop()
+            if not self._ask(partition):
+                homeless.append(partition)
+        self._place_homeless(homeless)
 
-    waiting: list[Partition] = []
-    for member in [m for m, those in first_choices.items() if len(those) > bound]:
-        held = held_by(member)
-        for *_, partition in held[bound:]:
-            pass_over(partition)
-        del held[bound:]
-    homeless = []
-    while waiting:
-        partition = waiting.pop()
-        for distance, member in walks[partition]:
-            held = held_by(member)
-            insort(held, bid(partition, distance))
-            if len(held) > bound:
-                farthest = held.pop()[-1]
-                if farthest == partition:
+    def _ask(self, partition: Partition) -> bool:
+        """Ask the next members until one keeps the partition; False when all have turned it away."""
+        for distance, member in self._walks[partition]:
+            kept = self._kept_by(member)
+            insort(kept, self._bid(partition, distance))
+            if len(kept) > self._bound:
+                worst = kept.pop()[-1]
+                if worst == partition:
                     continue
-                pass_over(farthest)
-            owners[partition] = member
-            break
-        else:
-            homeless.append(partition)
-    load = Counter(owners.values())
-    load.subtract(owners[partition] for partition in homeless)
-    for partition in sorted(homeless):
-        owners[partition] = min(rings[partition[0]].ids, key=lambda m: (load[m], m))
-        load[owners[partition]] += 1
+                self._turn_away(worst)
+            self._owners[partition] = member
+            return True
+        return False
+
+    def _turn_away(self, partition: Partition) -> None:
+        if partition not in self._walks:
+            walk = self._walks[partition] = self._walk(partition)
+            next(walk)  # its first choice, which turns it away now
+        self._asking.append(partition)
+
+    def _place_homeless(self, homeless: Iterable[Partition]) -> None:
+        """Give partitions whose members are all at their bound to the least loaded of them."""
+        homeless = sorted(homeless)
+        load = Counter(self._owners.values())
+        load.subtract(self._owners[partition] for partition in homeless)
+        for partition in homeless:
+            owner = min(self._rings[partition[0]].ids, key=lambda member: (load[member], member))
+            self._owners[partition] = owner
+            load[owner] += 1
+
+    def _kept_by(self, member: str) -> list[_Bid]:
+        if member not in self._kept:
+            bids = (self._bid(p, next(self._walk(p))[0]) for p in self._first_choices[member])
+            self._kept[member] = sorted(bids)
+        return self._kept[member]
+
+    def _walk(self, partition: Partition) -> Iterator[tuple[int, str]]:
+        return self._rings[partition[0]].walk(self._places[partition])
+
+    def _bid(self, partition: Partition, distance: int) -> _Bid:
+        return len(self._rings[partition[0]].ids), distance, partition
 
 
 def capacity(partitions: int, members: int) -> int:

@@ -16,6 +16,7 @@ from types import MappingProxyType, TracebackType
 
 from kazoo.protocol.states import Callback
 
+from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka.admin.registry import StoredOffset, TrackerInfo, ZnodePaths
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0  # everything is read anew this often, watches or not …
 RECHECK_ZNODES_PER_S = 50  # … or less often, so that all trackers together read about as many
-MAX_BACKOFF_S = 2.0
+_PAUSE = Backoff(0.1, 2, 2, jitter=0)
 _POLL_S = 0.05
 
 
@@ -216,7 +217,7 @@ class Leadership:
     # ---- the thread ----
 
     def _run(self) -> None:
-        backoff, complaint = 0.0, ""
+        failures, complaint = 0, ""
         while not self._closing.is_set():
             self._signal.clear()
             try:
@@ -225,7 +226,7 @@ class Leadership:
                 self._denied = None
                 if complaint and self._published.view.connected:
                     log.info("ZooKeeper answers again", extra={"tracker": self._id})
-                    backoff, complaint = 0.0, ""
+                    failures, complaint = 0, ""
             except Exception as error:
                 self._znodes.expire()
                 expected = isinstance(error, Unavailable)
@@ -238,9 +239,9 @@ class Leadership:
                         extra={"tracker": self._id},
                     )
                 complaint = text
-                delay = backoff = min(MAX_BACKOFF_S, 2 * backoff or 0.1)
+                failures += 1
                 # A signal must not turn the back-off into a busy loop.
-                self._closing.wait(delay)
+                self._closing.wait(_PAUSE.delay(failures))
                 continue
             self._signal.wait(max(0.0, delay))
 
