@@ -15,7 +15,8 @@ from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
 from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
-from tracker.redelivery.redeliverer import Redeliverer, Tick
+from tracker.redelivery.redeliverer import Redeliverer
+from tracker.redelivery.ticker import Tick
 
 _TICK_TIMEOUT_S = 2.0
 _STANDS_STILL_S = 1.0

@@ -47,7 +47,9 @@ from tracker.leadership.published_view import LeadershipView
 from tracker.membership import Membership
 from tracker.owned_partition import Doubt, OwnedPartition, Phase, StartPosition, begin_at
 from tracker.queue_ends import DOUBT_AGAIN_S, DOUBT_S, QueueEnds
-from tracker.redelivery.redeliverer import OriginalsReader, Redeliverer, RedeliveryResult, Tick, Ticker
+from tracker.redelivery.originals import OriginalsReader
+from tracker.redelivery.redeliverer import Redeliverer, RedeliveryResult
+from tracker.redelivery.ticker import Tick, Ticker
 from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)

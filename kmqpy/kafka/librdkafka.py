@@ -308,6 +308,12 @@ def error_of(exception: BaseException) -> KafkaError | None:
     return None
 
 
+def error_name(exception: KafkaException) -> str:
+    """Kafka's name of the error in an exception, or the exception as text."""
+    error = error_of(exception)
+    return error.name() if error is not None else str(exception)
+
+
 def translated(error: KafkaError | None, doing: str, connection: Connection) -> KmqError:
     """`error` in our words: what was being done, and what to do next."""
     text = error.str() if error is not None else "unknown error"

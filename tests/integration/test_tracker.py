@@ -14,7 +14,8 @@ from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op, decode_count, encode_end, encode_key, encode_start
 from tracker.leadership.leadership import Leadership
-from tracker.redelivery.redeliverer import OriginalsReader, Redeliverer
+from tracker.redelivery.originals import OriginalsReader
+from tracker.redelivery.redeliverer import Redeliverer
 
 LEASE_MS = int(LEASE_S * 1000)
 

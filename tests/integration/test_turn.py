@@ -520,7 +520,7 @@ def test_short_turns_redeliver_too(queue, drive):
 
 
 def test_more_than_is_read_at_once_is_redelivered_in_one_turn(queue, drive, monkeypatch):
-    monkeypatch.setattr("tracker.redelivery.redeliverer._MAX_FETCH_BYTES", 1_000)
+    monkeypatch.setattr("tracker.redelivery.originals._MAX_FETCH_BYTES", 1_000)
     driver = drive(queue).leads_all()
     driver.turn()
     take(queue, ["x" * 400 + str(number) for number in range(12)], lease_ms=100)

@@ -390,21 +390,14 @@ CLOCK = _GlobalClock()
 
 _records = stepwise("kmqpy.kafka.markers.records", set())
 _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=_records.headers_of_each)
+_originals = stepwise(
+    "tracker.redelivery.originals", {"fetch", "log_start", "_read"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
+)
+_ticker = stepwise("tracker.redelivery.ticker", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK)
 _redeliverer = stepwise(
     "tracker.redelivery.redeliverer",
-    {
-        "fetch",
-        "log_start",
-        "_read",
-        "open",
-        "redeliver",
-        "_redeliver_some",
-        "_send_all",
-        "_transact",
-        "send_tick",
-    },
+    {"open", "redeliver", "_redeliver_some", "_send_all", "_transact"},
     librdkafka=Module,
-    SYSTEM_CLOCK=CLOCK,
 )
 _membership = stepwise("tracker.membership", set(), Leadership=Leadership)
 _tracker = stepwise(
@@ -419,7 +412,7 @@ _tracker = stepwise(
     OriginalsReader=lambda connection, clock: connection.world.controls.reader(connection, clock),
     RedeliveryResult=_redeliverer.RedeliveryResult,
     Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
-    Ticker=_redeliverer.Ticker,
+    Ticker=_ticker.Ticker,
     QueueEnds=QueueEnds,
     replay_markers=_replay.replay_markers,
     SettingsMirror=NoMirror,
@@ -471,15 +464,19 @@ _client = stepwise(
 )
 _client._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
 STEPWISE = [
-    module.__name__ for module in (_redeliverer, _tracker, _group_member, _start_markers, _writer, _client)
+    module.__name__
+    for module in (
+        *(_originals, _ticker, _redeliverer, _tracker),
+        *(_group_member, _start_markers, _writer, _client),
+    )
 ]
 """The modules that run in here, which log by these names."""
 
 Redeliverer = _redeliverer.Redeliverer
 GroupMember = _group_member.GroupMember
-OriginalsReader = _redeliverer.OriginalsReader
+OriginalsReader = _originals.OriginalsReader
 broken = _redeliverer.ProducerUnusable
-original_of = _redeliverer._original
+original_of = _originals.original_of
 
 
 def started(partitions: Any) -> Any:

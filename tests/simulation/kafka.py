@@ -51,6 +51,7 @@ class Module:
     kafka_errors = staticmethod(real.kafka_errors)
     error_of = staticmethod(real.error_of)
     is_fatal = staticmethod(real.is_fatal)
+    error_name = staticmethod(real.error_name)
 
     @staticmethod
     def refresh_partition(*_: object) -> bool:

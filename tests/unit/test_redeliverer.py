@@ -5,7 +5,8 @@ from confluent_kafka import KafkaError
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import Connection, QueueSettings
 from tracker.redelivery import redeliverer as redeliverer_module
-from tracker.redelivery.redeliverer import FetchResult, Redeliverer, TransactionAborted
+from tracker.redelivery.originals import FetchResult
+from tracker.redelivery.redeliverer import Redeliverer, TransactionAborted
 from tracker.redelivery.redelivery_plan import Original, copy_of
 from tracker.settings import TrackerSettings
 

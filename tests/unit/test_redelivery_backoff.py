@@ -9,7 +9,8 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import Connection, QueueSettings
-from tracker.redelivery.redeliverer import FetchResult, OriginalsReader, Redeliverer
+from tracker.redelivery.originals import FetchResult, OriginalsReader
+from tracker.redelivery.redeliverer import Redeliverer
 from tracker.settings import TrackerSettings
 
 

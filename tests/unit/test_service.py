@@ -24,8 +24,9 @@ from kmqpy.kafka.topics import Topics
 from tracker import tracker as tracker_module
 from tracker.leadership.published_view import LeadershipView
 from tracker.owned_partition import OwnedPartition, Phase, StartPosition
-from tracker.redelivery.redeliverer import RedeliveryResult, Tick
+from tracker.redelivery.redeliverer import RedeliveryResult
 from tracker.redelivery.redelivery_plan import Copy
+from tracker.redelivery.ticker import Tick
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker, _Takeover
 

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import Connection
-from tracker.redelivery.redeliverer import Ticker
+from tracker.redelivery.ticker import Ticker
 
 
 class FakeProducer:

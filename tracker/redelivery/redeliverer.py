@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry
-from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.settings import Connection, QueueSettings
-from tracker.redelivery.redelivery_plan import Copy, Original, Refusal, batches, copy_of, halves
+from tracker.redelivery.originals import OriginalsReader
+from tracker.redelivery.redelivery_plan import Copy, Refusal, batches, copy_of, halves
 from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)
-
-_FETCH_TIMEOUT_S = 5.0
-_MAX_GAP = 500
-"""Offsets to read over rather than seek."""
-_MAX_FETCH_BYTES = 32_000_000
-_READ_AT_ONCE = 1_000
 
 SOON_S = 0.05
 """Until the next try of what only had no room."""
@@ -74,104 +65,6 @@ class TransactionAborted(Exception):
 
 class ProducerUnusable(Exception):
     """The producer can't go on, or the outcome is unknown: take over again (rules R1, R6)."""
-
-
-@dataclass
-class FetchResult:
-    """Originals by offset; `gone` are those that Kafka has no more.
-
-    `out_of_reach`: can't be read now, for a reason that may last. Nowhere: it was not their turn.
-    """
-
-    found: dict[int, Original] = field(default_factory=dict)
-    gone: list[int] = field(default_factory=list)
-    out_of_reach: list[int] = field(default_factory=list)
-
-
-class OriginalsReader:
-    """Reads records of queue topics by offset; used by one thread at a time."""
-
-    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
-        self._consumer: Consumer = librdkafka.new_consumer(
-            connection,
-            {
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
-                "fetch.wait.max.ms": 10,
-                "queued.max.messages.kbytes": 32_768,
-                # What is fetched is decompressed at once: 1 MB of compressed zeros can be 1 GB.
-                "fetch.message.max.bytes": 131_072,
-            },
-        )
-
-    def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
-        """The records at `offsets` (sorted), as far as they can be had now.
-
-        A record is gone (rule R14) when its offset is below the log start, or when reading from it
-        or from before gave a higher offset without an error. Raises KafkaException.
-        """
-        fetched = FetchResult()
-        low = self.log_start(topic, partition)
-        fetched.gone = [offset for offset in offsets if offset < low]
-        wanted = list(offsets[len(fetched.gone) :])
-        if not wanted:
-            return fetched
-        self._consumer.assign([TopicPartition(topic, partition, wanted[0])])
-        try:
-            self._read(topic, partition, wanted, fetched)
-        finally:
-            self._consumer.unassign()
-        return fetched
-
-    def log_start(self, topic: str, partition: int) -> int:
-        """The first offset there is; raises KafkaException."""
-        place = TopicPartition(topic, partition)
-        try:
-            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
-        except KafkaException as exception:
-            if not librdkafka.refresh_partition(self._consumer, topic, partition, exception):
-                raise
-            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
-        if bounds is None:  # what librdkafka's binding gives for a time-out
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return int(bounds[0])
-
-    def close(self) -> None:
-        """Release the connection."""
-        self._consumer.close()
-
-    def _read(self, topic: str, partition: int, wanted: list[int], fetched: FetchResult) -> None:
-        found, index, size = fetched.found, 0, 0
-        deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
-        while index < len(wanted) and size < _MAX_FETCH_BYTES and self._clock.monotonic() < deadline:
-            for record in self._consumer.consume(min(len(wanted) - index, _READ_AT_ONCE), 0.1):
-                error = record.error()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    if not index:
-                        raise KafkaException(error)
-                    fetched.out_of_reach = wanted[index:]
-                    return  # what lies before it is good
-                position: int = record.offset()  # type: ignore[assignment]
-                # What lies below a record, or below the end of what can be read, is not there.
-                while wanted[index] < position:
-                    fetched.gone.append(wanted[index])
-                    index += 1
-                    if index == len(wanted):
-                        return
-                if error is not None:
-                    fetched.out_of_reach = wanted[index:]
-                    return  # beyond the last stable offset: wait
-                if wanted[index] == position:
-                    found[position] = original = _original(record)
-                    size += len(original.value or b"") + len(original.key or b"")
-                    index += 1
-                    if index == len(wanted):
-                        return
-                    deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
-                if wanted[index] - position > _MAX_GAP:
-                    self._consumer.seek(TopicPartition(topic, partition, wanted[index]))
-                    break
 
 
 @dataclass
@@ -309,7 +202,7 @@ class Redeliverer:
         try:
             fetched = reader.fetch(self.queue.name, self._partition, list(entries))
         except KafkaException as exception:
-            outcome.problem = f"originals can't be read: {_name(exception)}"
+            outcome.problem = f"originals can't be read: {librdkafka.error_name(exception)}"
             outcome.failed |= {offset: self._backoff(offset) for offset in entries}
             return
         copies: list[Copy] = []
@@ -415,11 +308,11 @@ class Redeliverer:
             known_to_fail = bool(errors) or _refused(error)
             librdkafka.refresh_partition(producer, self.queue.dead_letter_topic, self._partition, exception)
             if error is None or error.fatal() or not (error.txn_requires_abort() or known_to_fail):
-                raise ProducerUnusable(_name(exception)) from exception
+                raise ProducerUnusable(librdkafka.error_name(exception)) from exception
             try:
                 producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
             except KafkaException as failed:
-                raise ProducerUnusable(_name(failed)) from failed
+                raise ProducerUnusable(librdkafka.error_name(failed)) from failed
             # The messages after a refused one fail, too, with errors that tell less.
             causes = [cause for cause in (*errors, (error, topic)) if cause[0].code() in _BY_MESSAGE]
             raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
@@ -427,7 +320,7 @@ class Redeliverer:
             try:
                 producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
             except KafkaException as failed:
-                raise ProducerUnusable(_name(failed)) from failed
+                raise ProducerUnusable(librdkafka.error_name(failed)) from failed
             raise TransactionAborted(
                 KafkaError(KafkaError.INVALID_RECORD, repr(exception)), topic
             ) from exception
@@ -461,125 +354,6 @@ class Redeliverer:
         return _PAUSE.delay(tries)
 
 
-class Tick(NamedTuple):
-    """A tick that was written: its markers offset, and the broker's time then (ms since 1970).
-
-    `asked_at`: the monotonic time in s just before it was sent.
-    """
-
-    at: int
-    now_ms: int
-    asked_at: float
-
-    def latest_ms(self, now: float) -> int:
-        """An upper bound of the broker's time at the monotonic time `now`.
-
-        It must not be less: a timestamp that is limited to less than the true time would end a lease early.
-        """
-        return self.now_ms + max(0, int((now - self.asked_at) * 1000))
-
-
-class Ticker:
-    """Appends ticks, for any thread; raises Unavailable where that fails.
-
-    A fatal error (a broker lost what it had acknowledged, or we may not write yet) ends an idempotent
-    producer for good: then another takes its place.
-    """
-
-    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._connection = connection
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._producer = self._new_producer()
-        self._broken = False
-
-    def post_tick(self, topic: str, partition: int, written: Callable[[Tick], None]) -> None:
-        """Append a tick without waiting for it; `poll` now and then.
-
-        `written` is called once the tick is written, by whatever thread polls then.
-        """
-        asked_at = self._clock.monotonic()
-
-        def report(error: KafkaError | None, record: Any) -> None:
-            if error is None:
-                written(_tick(record, asked_at))
-
-        try:
-            self._produce(self._current(), topic, partition, report)
-        except KafkaException as exception:
-            raise _no_tick(topic, partition, exception) from exception
-
-    def send_tick(self, topic: str, partition: int, timeout_s: float) -> Tick:
-        """Append a tick and wait until it is written."""
-        producer = self._current()
-        asked_at = self._clock.monotonic()
-        found: list[Tick | None] = []
-
-        def report(error: KafkaError | None, record: Any) -> None:
-            found.append(None if error is not None else _tick(record, asked_at))
-
-        try:
-            self._produce(producer, topic, partition, report)
-        except KafkaException as exception:
-            if not librdkafka.refresh_partition(producer, topic, partition, exception):
-                raise _no_tick(topic, partition, exception) from exception
-            self._produce(producer, topic, partition, report)
-        deadline = self._clock.monotonic() + timeout_s
-        while not found and self._clock.monotonic() < deadline:
-            producer.poll(0.02)
-        if not found or found[0] is None:
-            raise _no_tick(topic, partition)
-        return found[0]
-
-    def poll(self) -> None:
-        """See what became of those that were posted."""
-        self._producer.poll(0)
-
-    def close(self) -> None:
-        """Give what was posted a moment to arrive."""
-        self._producer.flush(1)
-
-    def _new_producer(self) -> Producer:
-        return librdkafka.new_producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
-
-    def _current(self) -> Producer:
-        with self._lock:
-            if self._broken:
-                _log.error("producer of ticks replaced after a fatal error")
-                self._producer, self._broken = self._new_producer(), False
-            return self._producer
-
-    def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
-        def report(error: KafkaError | None, record: Any) -> None:
-            # Knows not of which producer, which it would keep alive; one replaced for nothing is no harm.
-            self._broken = self._broken or librdkafka.is_fatal(error)
-            done(error, record)
-
-        key, value, headers = codec.encode(codec.tick(partition))
-        try:
-            producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
-        except BufferError:
-            raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
-        except KafkaException as exception:
-            self._broken = self._broken or librdkafka.is_fatal(librdkafka.error_of(exception))
-            raise
-
-
-def _tick(record: Any, asked_at: float) -> Tick:
-    return Tick(record.offset(), record.timestamp()[1], asked_at)
-
-
-def _no_tick(topic: str, partition: int, why: KafkaException | None = None) -> Unavailable:
-    text = f"markers topic {topic}, partition {partition}: a tick could not be written"
-    return Unavailable(text if why is None else f"{text}: {_name(why)}")
-
-
-def _original(record: Any) -> Original:
-    return Original(
-        record.offset(), record.timestamp()[1], record.key(), record.value(), message_headers(record)
-    )
-
-
 def _refused_text(offset: int, refusal: Refusal) -> str:
     return f"offset {offset}: {refusal.why}"
 
@@ -587,8 +361,3 @@ def _refused_text(offset: int, refusal: Refusal) -> str:
 def _refused(error: KafkaError | None) -> bool:
     """Refused by produce() itself, before anything was sent."""
     return error is not None and (error.code() in _BY_MESSAGE or error.code() in _NO_TOPIC)
-
-
-def _name(exception: KafkaException) -> str:
-    error = librdkafka.error_of(exception)
-    return error.name() if error is not None else str(exception)

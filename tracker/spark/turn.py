@@ -29,7 +29,9 @@ from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
 from tracker.owned_partition import StartPosition, begin_at
 from tracker.queue_ends import QueueEnds
-from tracker.redelivery.redeliverer import SOON_S, OriginalsReader, Redeliverer, RedeliveryResult, Ticker
+from tracker.redelivery.originals import OriginalsReader
+from tracker.redelivery.redeliverer import SOON_S, Redeliverer, RedeliveryResult
+from tracker.redelivery.ticker import Ticker
 from tracker.settings import TrackerSettings
 from tracker.spark.buckets import BucketedState, Damaged, Head
 from tracker.spark.mandate import Mandate

@@ -1,0 +1,126 @@
+"""Reads the messages of a queue topic that are to be redelivered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers.records import message_headers
+from kmqpy.kafka.settings import Connection
+from tracker.redelivery.redelivery_plan import Original
+
+_FETCH_TIMEOUT_S = 5.0
+_MAX_GAP = 500
+"""Offsets to read over rather than seek."""
+_MAX_FETCH_BYTES = 32_000_000
+_READ_AT_ONCE = 1_000
+
+
+@dataclass
+class FetchResult:
+    """Originals by offset; `gone` are those that Kafka has no more.
+
+    `out_of_reach`: can't be read now, for a reason that may last. Nowhere: it was not their turn.
+    """
+
+    found: dict[int, Original] = field(default_factory=dict)
+    gone: list[int] = field(default_factory=list)
+    out_of_reach: list[int] = field(default_factory=list)
+
+
+class OriginalsReader:
+    """Reads records of queue topics by offset; used by one thread at a time."""
+
+    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._consumer: Consumer = librdkafka.new_consumer(
+            connection,
+            {
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 10,
+                "queued.max.messages.kbytes": 32_768,
+                # What is fetched is decompressed at once: 1 MB of compressed zeros can be 1 GB.
+                "fetch.message.max.bytes": 131_072,
+            },
+        )
+
+    def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
+        """The records at `offsets` (sorted), as far as they can be had now.
+
+        A record is gone (rule R14) when its offset is below the log start, or when reading from it
+        or from before gave a higher offset without an error. Raises KafkaException.
+        """
+        fetched = FetchResult()
+        low = self.log_start(topic, partition)
+        fetched.gone = [offset for offset in offsets if offset < low]
+        wanted = list(offsets[len(fetched.gone) :])
+        if not wanted:
+            return fetched
+        self._consumer.assign([TopicPartition(topic, partition, wanted[0])])
+        try:
+            self._read(topic, partition, wanted, fetched)
+        finally:
+            self._consumer.unassign()
+        return fetched
+
+    def log_start(self, topic: str, partition: int) -> int:
+        """The first offset there is; raises KafkaException."""
+        place = TopicPartition(topic, partition)
+        try:
+            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+        except KafkaException as exception:
+            if not librdkafka.refresh_partition(self._consumer, topic, partition, exception):
+                raise
+            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+        if bounds is None:  # what librdkafka's binding gives for a time-out
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(bounds[0])
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._consumer.close()
+
+    def _read(self, topic: str, partition: int, wanted: list[int], fetched: FetchResult) -> None:
+        found, index, size = fetched.found, 0, 0
+        deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
+        while index < len(wanted) and size < _MAX_FETCH_BYTES and self._clock.monotonic() < deadline:
+            for record in self._consumer.consume(min(len(wanted) - index, _READ_AT_ONCE), 0.1):
+                error = record.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    if not index:
+                        raise KafkaException(error)
+                    fetched.out_of_reach = wanted[index:]
+                    return  # what lies before it is good
+                position: int = record.offset()  # type: ignore[assignment]
+                # What lies below a record, or below the end of what can be read, is not there.
+                while wanted[index] < position:
+                    fetched.gone.append(wanted[index])
+                    index += 1
+                    if index == len(wanted):
+                        return
+                if error is not None:
+                    fetched.out_of_reach = wanted[index:]
+                    return  # beyond the last stable offset: wait
+                if wanted[index] == position:
+                    found[position] = original = original_of(record)
+                    size += len(original.value or b"") + len(original.key or b"")
+                    index += 1
+                    if index == len(wanted):
+                        return
+                    deadline = self._clock.monotonic() + _FETCH_TIMEOUT_S
+                if wanted[index] - position > _MAX_GAP:
+                    self._consumer.seek(TopicPartition(topic, partition, wanted[index]))
+                    break
+
+
+def original_of(record: Any) -> Original:
+    """A record of the queue topic, as far as a copy needs it."""
+    return Original(
+        record.offset(), record.timestamp()[1], record.key(), record.value(), message_headers(record)
+    )

@@ -1,0 +1,131 @@
+"""Ticks: end markers for no message, by which a tracker asks the broker for its time (rule R4)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import Unavailable
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.settings import Connection
+
+_log = logging.getLogger(__name__)
+
+
+class Tick(NamedTuple):
+    """A tick that was written: its markers offset, and the broker's time then (ms since 1970).
+
+    `asked_at`: the monotonic time in s just before it was sent.
+    """
+
+    at: int
+    now_ms: int
+    asked_at: float
+
+    def latest_ms(self, now: float) -> int:
+        """An upper bound of the broker's time at the monotonic time `now`.
+
+        It must not be less: a timestamp that is limited to less than the true time would end a lease early.
+        """
+        return self.now_ms + max(0, int((now - self.asked_at) * 1000))
+
+
+class Ticker:
+    """Appends ticks, for any thread; raises Unavailable where that fails.
+
+    A fatal error (a broker lost what it had acknowledged, or we may not write yet) ends an idempotent
+    producer for good: then another takes its place.
+    """
+
+    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._producer = self._new_producer()
+        self._broken = False
+
+    def post_tick(self, topic: str, partition: int, written: Callable[[Tick], None]) -> None:
+        """Append a tick without waiting for it; `poll` now and then.
+
+        `written` is called once the tick is written, by whatever thread polls then.
+        """
+        asked_at = self._clock.monotonic()
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            if error is None:
+                written(_tick(record, asked_at))
+
+        try:
+            self._produce(self._current(), topic, partition, report)
+        except KafkaException as exception:
+            raise _no_tick(topic, partition, exception) from exception
+
+    def send_tick(self, topic: str, partition: int, timeout_s: float) -> Tick:
+        """Append a tick and wait until it is written."""
+        producer = self._current()
+        asked_at = self._clock.monotonic()
+        found: list[Tick | None] = []
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            found.append(None if error is not None else _tick(record, asked_at))
+
+        try:
+            self._produce(producer, topic, partition, report)
+        except KafkaException as exception:
+            if not librdkafka.refresh_partition(producer, topic, partition, exception):
+                raise _no_tick(topic, partition, exception) from exception
+            self._produce(producer, topic, partition, report)
+        deadline = self._clock.monotonic() + timeout_s
+        while not found and self._clock.monotonic() < deadline:
+            producer.poll(0.02)
+        if not found or found[0] is None:
+            raise _no_tick(topic, partition)
+        return found[0]
+
+    def poll(self) -> None:
+        """See what became of those that were posted."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Give what was posted a moment to arrive."""
+        self._producer.flush(1)
+
+    def _new_producer(self) -> Producer:
+        return librdkafka.new_producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
+
+    def _current(self) -> Producer:
+        with self._lock:
+            if self._broken:
+                _log.error("producer of ticks replaced after a fatal error")
+                self._producer, self._broken = self._new_producer(), False
+            return self._producer
+
+    def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
+        def report(error: KafkaError | None, record: Any) -> None:
+            # Knows not of which producer, which it would keep alive; one replaced for nothing is no harm.
+            self._broken = self._broken or librdkafka.is_fatal(error)
+            done(error, record)
+
+        key, value, headers = codec.encode(codec.tick(partition))
+        try:
+            producer.produce(topic, value, key, partition, on_delivery=report, headers=headers)  # type: ignore[arg-type]
+        except BufferError:
+            raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+        except KafkaException as exception:
+            self._broken = self._broken or librdkafka.is_fatal(librdkafka.error_of(exception))
+            raise
+
+
+def _tick(record: Any, asked_at: float) -> Tick:
+    return Tick(record.offset(), record.timestamp()[1], asked_at)
+
+
+def _no_tick(topic: str, partition: int, why: KafkaException | None = None) -> Unavailable:
+    text = f"markers topic {topic}, partition {partition}: a tick could not be written"
+    return Unavailable(text if why is None else f"{text}: {librdkafka.error_name(why)}")
