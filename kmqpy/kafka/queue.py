@@ -6,31 +6,27 @@ import dataclasses
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Unpack
 
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import build
-from kmqpy.errors import Closed, ConfigError, DecodeError
+from kmqpy.errors import ConfigError, DecodeError
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.stats import InFlightMessage
-from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.client import ClientOptions, KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
-from kmqpy.kafka.settings import Connection, QueueSettings, check_connection, connection_layers
-from kmqpy.message import HeadersLike, Message, MessagesLike
+from kmqpy.kafka.settings import Connection, QueueSettings, connection_layers
+from kmqpy.message import HeadersLike, Message
 from kmqpy.queue import Orphan, Queue, QueueUrl
 from kmqpy.telemetry.base import Telemetry
 
 
-class KafkaQueue:
-    """A queue in Kafka; see kmqpy.queue.Queue.
+class KafkaQueue(KmqClient):
+    """A queue in Kafka, as the Queue protocol has it: a KmqClient that sends, counts and redrives, too.
 
     queue       its name; or settings, of which those that are not given are the queue's own
     connection  where Kafka is. Redelivery and dead letters need a tracker that runs; `size`,
@@ -43,47 +39,23 @@ class KafkaQueue:
     """
 
     def __init__(
-        self,
-        queue: str | QueueSettings,
-        connection: Connection,
-        *,
-        max_in_flight: int = 10_000,
-        holder: str | None = None,
-        instance_id: str | None = None,
-        markers: Literal["jvm", "range"] = "jvm",
-        telemetry: Telemetry | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        self, queue: str | QueueSettings, connection: Connection, **options: Unpack[ClientOptions]
     ) -> None:
-        self._connection = check_connection(connection)
-        self._settings = settings_of(queue, connection)
-        self._guard = ForkGuard(f"queue {self._settings.name!r}")
-        self._telemetry = telemetry
-        self._clock = clock
-        self._client = KmqClient(
-            self._settings,
-            connection,
-            max_in_flight=max_in_flight,
-            holder=holder,
-            instance_id=instance_id,
-            markers=markers,
-            telemetry=telemetry,
-            clock=clock,
-        )
+        super().__init__(queue, connection, **options)
         self._opening = threading.Lock()
         self._producer: KmqProducer | None = None
         self._administering = threading.Lock()
-        self._admin = Admin(connection, clock=clock)
-        self._closed = False
+        self._admin = Admin(connection, clock=self._clock)
 
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._settings.name
+        return self._queue.name
 
     @property
     def default_lease(self) -> float:
         """Seconds that a message is its taker's where receive() names no lease."""
-        return self._settings.redeliver_after_ms / 1000
+        return self._queue.redeliver_after_ms / 1000
 
     def send(
         self,
@@ -107,54 +79,25 @@ class KafkaQueue:
         """See Queue.send_many."""
         return self._sender().send_many(bodies, key=key, headers=headers, delay=delay)
 
-    def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
-    ) -> list[Message]:
-        """See Queue.receive."""
-        return self._client.receive(max_messages, wait=wait, lease=lease)
-
-    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
-        """See Queue.ack."""
-        self._client.ack(*messages, wait=wait)
-
-    def nack(
-        self,
-        *messages: MessagesLike,
-        delay: Duration = 0,
-        count: bool = True,
-        reason: str | None = None,
-        wait: bool = False,
-    ) -> None:
-        """See Queue.nack."""
-        self._client.nack(*messages, delay=delay, count=count, reason=reason, wait=wait)
-
-    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
-        """See Queue.extend."""
-        self._client.extend(*messages, lease=lease, wait=wait)
-
-    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
-        """See Queue.dead_letter."""
-        self._client.dead_letter(*messages, reason=reason, wait=wait)
-
     def peek(self, limit: int = 10) -> list[Message]:
         """See Queue.peek; delayed messages count towards `limit` and are left out."""
         if limit < 1:
             raise ConfigError(f"limit: {limit} must be at least 1")
         self._check_open()
-        records = stats.waiting_records(self._connection, self._settings, limit=limit)
+        records = stats.waiting_records(self._connection, self._queue, limit=limit)
         now_ms = self._clock.wall_ms()
-        found = [self._client.message_of(record, lease_until_ms=now_ms) for record in records]
+        found = [self.message_of(record, lease_until_ms=now_ms) for record in records]
         return [message for message in found if not self._is_delayed(message, now_ms)]
 
     def size(self) -> int:
         """See Queue.size; beyond 10,000 in a partition an upper bound."""
         with self._administered() as admin:
-            return admin.stats(self._settings).depth
+            return admin.stats(self._queue).depth
 
     def in_flight(self) -> int:
         """See Queue.in_flight."""
         with self._administered() as admin:
-            return admin.stats(self._settings).in_flight
+            return admin.stats(self._queue).in_flight
 
     def orphans(self, older_than: Duration) -> list[Orphan]:
         """See Queue.orphans."""
@@ -166,26 +109,26 @@ class KafkaQueue:
                 since_ms=one.since_ms,
                 lease_until_ms=one.lease_until_ms,
             )
-            for one in self._held()
+            for one in self._held_by_anybody()
             if one.since_ms < taken_before
         ]
 
     def purge(self) -> int:
         """See Queue.purge; what is in flight is ended first, so that it never counts as lost."""
         with self._administered() as admin:
-            return admin.purge(self._settings)
+            return admin.purge(self._queue)
 
     def redrive(self, limit: int | None = None) -> int:
         """See Queue.redrive. Raises Unfinished when it was stopped halfway."""
         self._check_open()
-        with DeadLetters(self._settings, self._connection, self._clock) as letters:
+        with DeadLetters(self._queue, self._connection, self._clock) as letters:
             ids = None if limit is None else [letter.id for letter in letters.list(limit)]
             return letters.redrive(ids).redriven
 
     def release_all(self) -> int:
         """See Queue.release_all; what waits after a nack goes on to wait."""
-        held = self._held()
-        self._client.nack(*[one.receipt for one in held], count=False, wait=True)
+        held = self._held_by_anybody()
+        self.nack(*[one.receipt for one in held], count=False, wait=True)
         return len(held)
 
     def close(self) -> None:
@@ -193,28 +136,19 @@ class KafkaQueue:
         if self._guard.inherited:
             return
         with self._opening:
-            self._closed = True
+            super().close()
             if self._producer is not None:
                 self._producer.close()
-        self._client.close()
         with self._administering:
             self._admin.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _sender(self) -> KmqProducer:
-        self._guard.raise_if_inherited()
+        self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
         with self._opening:
             self._check_open()
             if self._producer is None:
                 self._producer = KmqProducer(
-                    self._settings, self._connection, telemetry=self._telemetry, clock=self._clock
+                    self._queue, self._connection, telemetry=self._telemetry, clock=self._clock
                 )
             return self._producer
 
@@ -225,9 +159,9 @@ class KafkaQueue:
             return False
         return deliver_at is not None and deliver_at > now_ms
 
-    def _held(self) -> list[InFlightMessage]:
+    def _held_by_anybody(self) -> list[InFlightMessage]:
         with self._administered() as admin:
-            found = admin.in_flight(self._settings, limit=None)
+            found = admin.in_flight(self._queue, limit=None)
         return [one for one in found if one.hold is EntryState.HELD]
 
     @contextmanager
@@ -237,13 +171,9 @@ class KafkaQueue:
             self._check_open()
             yield self._admin
 
-    def _check_open(self) -> None:
-        self._guard.raise_if_inherited()
-        if self._closed:
-            raise Closed(f"the queue {self.name!r} is closed")
 
-
-_CLIENT = ("max_in_flight", "holder", "instance_id", "markers")
+_IN_URLS = ("max_in_flight", "holder", "instance_id", "markers")
+"""Arguments of KmqClient that a url can give."""
 
 
 def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> Queue:
@@ -261,8 +191,8 @@ def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> Queue:
     own = {name: value for name, value in url.settings.items() if "." not in name}
     queue_fields = [field.name for field in dataclasses.fields(QueueSettings) if field.name != "name"]
     connection_fields = ["zookeeper", "root"]
-    dataclasses.replace(url, settings=own).refuse_unknown([*queue_fields, *connection_fields, *_CLIENT])
-    client: dict[str, Any] = {name: own[name] for name in _CLIENT if name in own}
+    dataclasses.replace(url, settings=own).refuse_unknown([*queue_fields, *connection_fields, *_IN_URLS])
+    client: dict[str, Any] = {name: own[name] for name in _IN_URLS if name in own}
     if "max_in_flight" in client:
         client["max_in_flight"] = _whole_number("max_in_flight", client["max_in_flight"])
     connection = {name: own[name] for name in connection_fields if name in own}

@@ -89,7 +89,7 @@ def client(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
                 "receive": lambda: client.receive(wait=0),
                 "next": lambda iterator=iterator: next(iterator),  # type: ignore[misc]
                 "flush": client.flush,
-                "in_flight": lambda: client.in_flight,
+                "in_flight": lambda: client.held,
                 "partitions": lambda: client.partitions,
                 "close": client.close,
             }

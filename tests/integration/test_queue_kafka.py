@@ -280,13 +280,14 @@ def test_orphans_are_what_was_taken_long_ago(queue):
     queue.send(b"old")
     (old,) = take(queue, 1, lease=30)
     time.sleep(0.5)
+    between = time.monotonic() - 0.25  # this long after the one, and before the other was even sent
     queue.send(b"new")
     take(queue, 1, lease=30)
-    orphans = queue.orphans(0.4)
+    orphans = queue.orphans(time.monotonic() - between)
     assert [orphan.receipt for orphan in orphans] == [old.receipt]
     assert orphans[0].lease_until_ms - orphans[0].since_ms == 30_000
     queue.ack(orphans[0].receipt, wait=True)
-    assert queue.orphans(0.4) == []
+    assert queue.orphans(time.monotonic() - between) == []
 
 
 def test_purge_leaves_nothing_to_take_or_redeliver(queue):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter, is_
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -74,6 +74,18 @@ _MANY = 500
 
 _MAX_REASON = 1_000
 """Characters of a reason; it is written with the marker, and again with the dead letter."""
+
+
+class ClientOptions(TypedDict, total=False):
+    """The keyword arguments of KmqClient."""
+
+    max_in_flight: int
+    holder: str | None
+    instance_id: str | None
+    markers: Literal["jvm", "range"]
+    coalesce_ms: float
+    telemetry: Telemetry | None
+    clock: Clock
 
 
 class KmqClient:
@@ -150,8 +162,8 @@ class KmqClient:
         return self._queue
 
     @property
-    def in_flight(self) -> int:
-        """How many messages this client holds."""
+    def held(self) -> int:
+        """How many messages this client has received whose leases run and which it has not finished."""
         self._guard.raise_if_inherited()
         with self._room:
             self._held.expire(self._clock.monotonic())
