@@ -194,6 +194,11 @@ class OwnedPartition:
         """The partition's number."""
         return self.key[1]
 
+    @property
+    def has_topics(self) -> bool:
+        """Whether it is known which topics what it holds is of."""
+        return self.topic_ids != ("", "")
+
     def follow(self, queue: QueueSettings) -> None:
         """Use these settings of the queue, which may have changed."""
         self.queue = self.redeliverer.queue = queue

@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.forks import ForkGuard
-from kmqpy.errors import AccessDenied, DecodeError, KmqError, Unavailable
+from kmqpy.errors import AccessDenied, DecodeError, KmqError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.doctor import Severity
@@ -36,7 +36,7 @@ from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
 from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
-from kmqpy.kafka.topics import TopicInfo, Topics
+from kmqpy.kafka.topics import TopicIds, TopicInfo, Topics, earlier_markers_error
 from kmqpy.telemetry.base import Telemetry
 from tracker.health.metrics import TrackerMetrics
 from tracker.health.queue_counts import Counted, QueueCounts
@@ -150,7 +150,7 @@ class Tracker:
         self._giving_up: set[Partition] = set()
         self._diagnosed: set[str] = set()
         self._mirror = SettingsMirror(connection)
-        self._mirrored: dict[str, QueueSettings] = {}
+        self._mirrored: dict[str, tuple[QueueSettings, tuple[str, str] | None]] = {}
         self._mirroring = False
         self._next_mirror = self._mirror_again = 0.0
         self._mirror_problem = ""
@@ -457,16 +457,20 @@ class Tracker:
         assert self._leadership is not None
         queue, number = part.queue, part.number
         topics = self._topics.check(queue, number)
+        topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
+        if part.has_topics and TopicIds(*topic_ids).beside_earlier_markers(TopicIds(*part.topic_ids)):
+            raise earlier_markers_error(queue)
         part.redeliverer.open(_OPEN_TIMEOUT_S)
         if not self._leadership.verify(queue.name, number):
             return None
         with self._offsets_turn:
             stored = self._leadership.read_offset(queue.name, number)
+        if stored is not None and stored.is_of_earlier_queue(*topic_ids):
+            raise earlier_markers_error(queue)
         # Written after the fencing: when it has been read, so has everything before it.
         tick = self._ticker.send_tick(queue.markers_topic, number, _OPEN_TIMEOUT_S)
         with self._reader() as reader:
             low = reader.log_start(queue.markers_topic, number)
-        topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
         begin = begin_at(stored, topics.markers.topic_id, low, tick.at)
         queue_end = self._ends.end_beyond((queue.name, number), begin.highest)
         begin = begin.believable(tick.now_ms, queue, queue_end, self._settings.max_clock_lead_ms)
@@ -856,14 +860,14 @@ class Tracker:
             state.missed_markers = False
         if state.position == part.stored_position:
             return None  # nothing was read since, so the state is the same
-        topic_id, missed = part.topic_ids[1], state.missed_markers
-        safe = StoredOffset(state.safe_offset(), topic_id, state.safe_now_ms(), missed)
+        (queue_id, topic_id), missed = part.topic_ids, state.missed_markers
+        safe = StoredOffset(state.safe_offset(), topic_id, state.safe_now_ms(), missed, queue_id=queue_id)
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
             return None if safe.offset == part.stored_offset else lambda: safe
         offset, now_ms, rows = state.snapshot(_SNAPSHOT_ROWS)
 
         def stored() -> StoredOffset:
-            made = StoredOffset(offset, topic_id, now_ms, missed, tuple(rows))
+            made = StoredOffset(offset, topic_id, now_ms, missed, tuple(rows), queue_id)
             return made if len(made.to_json()) <= _SNAPSHOT_MAX_BYTES else safe
 
         return stored
@@ -1033,22 +1037,33 @@ class Tracker:
         self._in_background(self._pool, grow, grown)
 
     def _keep_mirror(self, now: float) -> None:
-        """Tell clients the settings of the queues whose first partition is ours; none is taken away (R25)."""
+        """Tell clients the settings of the queues whose first partition is ours; none is taken away (R25).
+
+        And which topics these have, as soon as that is known here.
+        """
         if now < self._next_mirror or self._mirroring:
             return
         self._next_mirror = now + _MIRROR_EVERY_S
         queues = self._view().queues
         mine = {
-            name: queues[name].settings
-            for name, number in self._parts
+            name: (queues[name].settings, part.topic_ids if part.reading else None)
+            for (name, number), part in self._parts.items()
             if number == 0 and name in queues and not queues[name].deleting
+            if part.reading or part.problem is not None
         }
         if not mine or (now < self._mirror_again and mine.items() <= self._mirrored.items()):
             return
         self._mirroring = True
+        told = [
+            settings if ids is None else settings.with_topic_ids(_by_name(settings, ids))
+            for settings, ids in mine.values()
+        ]
 
         def mirrored(result: Exception | None) -> None:
             self._mirroring = False
+            self._unready.pop("topics", None)
+            if isinstance(result, TopicError):
+                self._unready["topics"] = str(result)
             if result is None:
                 self._mirrored, self._mirror_again, self._mirror_problem = mine, now + _MIRROR_AGAIN_S, ""
                 return
@@ -1059,7 +1074,7 @@ class Tracker:
                 self._mirror_problem = str(result)
                 _log.warning("clients can't be told of queues", extra={"error": self._mirror_problem})
 
-        self._in_background(self._pool, lambda: self._mirror.write(mine.values()), mirrored)
+        self._in_background(self._pool, lambda: self._mirror.write(told), mirrored)
 
     def _about(self, part: OwnedPartition) -> dict[str, Any]:
         return {"queue": part.key[0], "partition": part.number, "tracker": self._settings.tracker_id}
@@ -1082,6 +1097,11 @@ def _ids(found: Mapping[str, TopicInfo], queue: QueueSettings) -> tuple[str, str
     topics = (found.get(name) for name in (queue.name, queue.markers_topic))
     queue_id, markers_id = ("" if topic is None else topic.topic_id for topic in topics)
     return queue_id, markers_id
+
+
+def _by_name(queue: QueueSettings, topic_ids: tuple[str, str]) -> dict[str, str]:
+    """The reverse of _ids()."""
+    return dict(zip((queue.name, queue.markers_topic), topic_ids, strict=True))
 
 
 def _is_beyond(record: Any, queue_end: int) -> bool:

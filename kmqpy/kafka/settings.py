@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -106,6 +107,21 @@ class QueueSettings:
         """The fields that were given, and not left to defaults; None in settings that were stored."""
         said: frozenset[str] | None = self.__dict__["_said"]
         return said
+
+    @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """The ids of its topics, by name, as whoever told of these settings knew them (rule R24).
+
+        Empty where they are not known. Like `said`, they are no part of the settings themselves.
+        """
+        ids: Mapping[str, str] = self.__dict__.get("_topic_ids", {})
+        return ids
+
+    def with_topic_ids(self, ids: Mapping[str, str]) -> QueueSettings:
+        """The same settings, which say these ids of topics."""
+        told = copy.copy(self)
+        object.__setattr__(told, "_topic_ids", dict(ids))
+        return told
 
     def to_json(self) -> bytes:
         """The registry's form."""

@@ -91,6 +91,10 @@ class TopicIds:
     queue: str
     markers: str
 
+    def beside_earlier_markers(self, before: TopicIds) -> bool:
+        """Whether the queue topic was made anew since `before`, but not the markers topic."""
+        return self.markers == before.markers and self.queue != before.queue
+
 
 def dead_letter_queue(queue: QueueSettings) -> QueueSettings:
     """The dead letters of `queue` as a queue of their own, with a markers topic."""
@@ -110,6 +114,39 @@ def topics_of(queue: QueueSettings) -> dict[str, str]:
         dead.name: "dead-letter topic",
         dead.markers_topic: "dead letters' markers topic",
     }
+
+
+def earlier_markers(
+    queue: QueueSettings, before: Mapping[str, str], now: Mapping[str, str]
+) -> dict[str, str]:
+    """Those of the queue's topics that were made anew beside their markers topic, each with that (rule R24).
+
+    `before` and `now` are topic ids by name; of what is not in both, nothing is known. The markers would
+    count for messages that have come to the same offsets since.
+    """
+    return {
+        messages: markers
+        for messages, markers in markers_topics(queue).items()
+        if {messages, markers} <= before.keys() & now.keys()
+        and TopicIds(now[messages], now[markers]).beside_earlier_markers(
+            TopicIds(before[messages], before[markers])
+        )
+    }
+
+
+def markers_topics(queue: QueueSettings) -> dict[str, str]:
+    """The names of the topics that hold messages of the queue, its own first, each with its markers topic."""
+    dead = dead_letter_queue(queue)
+    return {queue.name: queue.markers_topic, dead.name: dead.markers_topic}
+
+
+def earlier_markers_error(queue: QueueSettings) -> TopicError:
+    """What who takes or redelivers messages raises where the queue topic was made anew beside its markers."""
+    return TopicError(
+        f"queue {queue.name!r}: its topic was made anew, but not its markers topic {queue.markers_topic!r}, "
+        "which says of messages of the former one that they are done; until that is made anew, too, nothing "
+        f"is taken or redelivered, so that nothing is lost. Make it anew with: kmq queue create {queue.name}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +204,14 @@ class Topics:
         partitions: int = 1,
         replication: int | None = None,
         retention_ms: int = DEFAULT_RETENTION_MS,
+        *,
+        anew: Iterable[str] = (),
     ) -> QueueTopics:
         """Create what is missing of the queue's four topics, and check them all.
 
         Retention follows rule R9: both topics must outlive the longest hold or delay.
-        `replication` defaults to 3, or to the number of brokers if there are fewer.
+        `replication` defaults to 3, or to the number of brokers if there are fewer. `anew`: those that were
+        just deleted; brokers that create topics by themselves may have been faster, with their own settings.
 
         Raises ConfigError for bad numbers, TopicError when existing topics do not fit.
         """
@@ -206,7 +246,13 @@ class Topics:
             {name: NewTopic(name, partitions, replication, config=config) for name, config in wanted.items()}
         )
         # Describing once more could reach a broker that does not know the new topics yet.
-        found = self._checked(queue, self._wait_until_told(wanted, 1))
+        known = self._wait_until_told(wanted, 1)
+        for name in anew:
+            self.configure(name, wanted[name])
+            if known[name].partitions < partitions:
+                self._add_partitions(name, partitions)
+                known |= self._wait_until_told([name], partitions)
+        found = self._checked(queue, known)
         if found.partitions != partitions:
             raise TopicError(
                 f"topic {queue.name} exists with {found.partitions} partitions, not {partitions}; "
@@ -307,16 +353,7 @@ class Topics:
             )
         for name in reversed(topics_of(queue)):
             if name in found and found[name].partitions < partitions:
-                self._ask(
-                    "add partitions to {}",
-                    [name],
-                    lambda names, try_s: self._admin.create_partitions(
-                        [NewPartitions(name, partitions) for name in names],
-                        operation_timeout=try_s,
-                        request_timeout=try_s,
-                    ),
-                    but=KafkaError.INVALID_PARTITIONS,  # added by an earlier try whose answer was lost
-                )
+                self._add_partitions(name, partitions)
         known = self._wait_until_told(found, partitions)
         for name in found:
             if name not in known or known[name].partitions < partitions:
@@ -325,6 +362,18 @@ class Topics:
                     f"{partitions} yet; try again"
                 )
         return self._checked(queue, known)
+
+    def _add_partitions(self, name: str, partitions: int) -> None:
+        self._ask(
+            "add partitions to {}",
+            [name],
+            lambda names, try_s: self._admin.create_partitions(
+                [NewPartitions(name, partitions) for name in names],
+                operation_timeout=try_s,
+                request_timeout=try_s,
+            ),
+            but=KafkaError.INVALID_PARTITIONS,  # added by an earlier try whose answer was lost
+        )
 
     def _wait_until_told(self, topics: Iterable[str], partitions: int) -> dict[str, TopicInfo]:
         """Wait until the topics are described with at least so many partitions; returns the last description.

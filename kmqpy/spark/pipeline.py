@@ -75,12 +75,11 @@ def run_pipeline(
     Raises ConfigError for a schema that is none, Unfinished when with `drain` nothing has moved for two
     minutes, and what KmqSpark.process raises.
     """
-    settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
     fields = parsed(spark, schema)
     wanted = _with_origin(fields)
     work = WithOrigin(function or JsonFields(fields.names))
     checkpoint = f"{sink.path.rstrip('/')}/{CHECKPOINT}"
-    with KmqSpark(spark, connection, settings, markers=markers) as kmq:
+    with KmqSpark(spark, connection, queue, markers=markers) as kmq:
         while True:
             out = kmq.process(kmq.read_stream(), work, wanted, lease=lease)
             writer = kmq.write_stream(out, checkpoint).format(sink.format).options(**(sink.options or {}))
@@ -95,7 +94,7 @@ def run_pipeline(
                         break
             finally:
                 query.stop()
-            if not drain or not _more_comes(connection, settings, clock):
+            if not drain or not _more_comes(connection, kmq.queue, clock):
                 return
 
 

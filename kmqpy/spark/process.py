@@ -24,6 +24,7 @@ from kmqpy.core.durations import MIN_LEASE_MS, Duration, duration_ms
 from kmqpy.errors import ConfigError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.client.settings_mirror import check_topics
 from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
 from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.kafka.topics import Topics
@@ -276,13 +277,11 @@ class Processing:
             function=function,
             by_row=by_row,
         )
+        topics = Topics(self.connection).check(self.queue)
+        check_topics(self.queue, topics, self.connection)
         if self._acknowledger is None:
             self._acknowledger = Acknowledger(
-                self.spark,
-                self.queue,
-                self.connection,
-                self._markers,
-                Topics(self.connection).check(self.queue).ids,
+                self.spark, self.queue, self.connection, self._markers, topics.ids
             )
         name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
         self._acknowledger.watch(name)

@@ -13,6 +13,7 @@ from kmqpy.errors import TopicError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.local_leases import Place
+from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics, dead_letter_queue
 from kmqpy.spark import state
@@ -40,15 +41,16 @@ class KmqSpark(Processing):
 
     spark      a session made ready by configure_spark_with_kmq, of Spark Connect, too
     bootstrap  Kafka, `host:port[,host:port]`, or a Connection with its security
-    queue      its name, or its settings where they are not the defaults
+    queue      its name; or settings, of which those that are not given are the queue's own, as for KmqClient
     options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
     markers    that processing writes: "jvm" or "range", as for KmqClient; "range" is several times as fast
 
     A frame of its state shows the queue as it was when the method was called, whenever and however often
     it is evaluated. Taking part in nothing, it disturbs nobody. For processing, see Processing.
 
-    Raises ConfigError for settings that don't fit or another Spark. The methods raise QueueNotFound,
-    TopicError, Unavailable, and ConfigError when the session lacks the connector.
+    Raises Unavailable, and ConfigError for another Spark and for settings that don't fit or contradict the
+    queue's own. The methods raise QueueNotFound, TopicError, Unavailable, and ConfigError when the session
+    lacks the connector.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class KmqSpark(Processing):
     ) -> None:
         check_version(spark.version, "Spark")
         connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap=bootstrap)
-        settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        settings = settings_of(queue, connection)
         super().__init__(spark, connection, settings, kafka_options(connection, options), markers)
         self._clock = clock
 

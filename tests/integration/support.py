@@ -57,6 +57,8 @@ def committed_records(connection: Connection, topic: str, *, at_once: bool = Fal
     """
     partitions = range(Topics(connection).describe([topic])[topic].partitions)
     ends = partition_reader.bounds(connection, topic, partitions, uncommitted=True)
+    if not any(end for _, end in ends.values()):
+        return []
     found: list[Any] = []
 
     def all_is_seen() -> bool:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import NewPartitions, NewTopic
 from support import LiveQueue, collect, configure, delete_topic, until
 
 from kmqpy.cli.app import run
@@ -24,9 +25,12 @@ from kmqpy.core.durations import DAY_MS
 from kmqpy.dev import Cluster
 from kmqpy.errors import QueueNotFound
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.admin import admin, doctor
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.doctor import Finding, Kind
 from kmqpy.kafka.admin.registry import StoredOffset, TrackerInfo
+from kmqpy.kafka.client import settings_mirror
+from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import Connection, QueueSettings
 from kmqpy.kafka.topics import Topics, topics_of
@@ -41,8 +45,14 @@ SETTINGS = {"max_redeliveries": 5, "redeliver_after_ms": 2_000, "redelivery_coun
 class Stage:
     """A queue with messages, one of them in flight, and a dead letter; and what a test does to it."""
 
-    def __init__(self, make_queue, monkeypatch, stack: contextlib.ExitStack) -> None:
+    commanded = False
+    """Whether a tracker was started by `kmq tracker`."""
+
+    def __init__(
+        self, make_queue, monkeypatch, stack: contextlib.ExitStack, second_cluster: Future[Cluster | None]
+    ) -> None:
         self.make_queue = make_queue
+        self.second_cluster = second_cluster
         self.monkeypatch = monkeypatch
         self.stack = stack
         self.queue: LiveQueue
@@ -59,10 +69,12 @@ class Stage:
         for name in ("bootstrap", "zookeeper", "root"):
             self.monkeypatch.setenv(f"KMQ_{name.upper()}", getattr(self.connection, name))
         self.monkeypatch.setenv("KMQ_TRACKER_HTTP_PORT", "-1")
+        self.monkeypatch.setenv("KMQ_TRACKER_OFFSET_INTERVAL_MS", "200")
         return self.queue
 
     def fill(self, queue: LiveQueue) -> None:
-        queue.send("first", "second", "third")
+        for body in (b"first", b"second", b"third"):
+            queue.append(None, body, topic=queue.name)
         queue.mark(Marker(0, 0, Op.TAKE, 3_600_000))
         queue.append(b"k", b"dead", topic=queue.settings.dead_letter_topic)
 
@@ -70,13 +82,14 @@ class Stage:
         configure(self.queue.topics, topic, {key.replace("_", "."): one for key, one in settings.items()})
 
     def findings(self, kind: Kind) -> list[Finding]:
-        try:
-            found = self.admin.doctor(self.name)
-        except QueueNotFound:
-            found = []
-        if kind is Kind.UNREGISTERED_TOPICS:
+        if kind in TOLD_OF_ALL:
             found = self.admin.doctor()
-        return [one for one in found if one.kind is kind and one.queue == self.name]
+        else:
+            try:
+                found = self.admin.doctor(self.name)
+            except QueueNotFound:
+                found = []
+        return [one for one in found if one.kind is kind and one.queue in (self.name, doctor.SETTINGS_TOPIC)]
 
     def content(self, queue: LiveQueue) -> dict[str, list]:
         """What the topics hold that there are."""
@@ -96,7 +109,7 @@ class Stage:
         assert "kmq " not in ADVICE.sub("", to_do), to_do
         for command, key, value, topic in (found := ADVICE.findall(to_do)):
             if command == "kmq tracker":
-                self.tracker()
+                self.start_tracker()
             elif command:
                 self.monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"y\n")))
                 code = run(shlex.split(command)[1:])
@@ -105,7 +118,12 @@ class Stage:
                 configure(self.queue.topics, topic, {key: value})
         return len(found)
 
-    def tracker(self) -> None:
+    def start_tracker(self) -> None:
+        """By the command once; then in this process, where it starts sooner."""
+        if Stage.commanded:
+            self.queue.tracker(wait=False)
+            return
+        Stage.commanded = True
         process = subprocess.Popen([KMQ, "tracker", "--log-level", "ERROR"], env=os.environ.copy())
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
@@ -119,6 +137,23 @@ class Stage:
     def store(self, offset: int, topic_id: str = "", now_ms: int = 0) -> None:
         stored = StoredOffset(offset, topic_id or self.queue.found.markers.topic_id, now_ms)
         self.zk.create(f"{self.path}/partitions/0/offset", stored.to_json())
+
+    def own_settings_topic(self, partitions: int = 1, policy: str = "compact") -> str:
+        """Another one than all tests share."""
+        name = f"mirror-{self.name}"
+        for module in (settings_mirror, admin, doctor):
+            self.monkeypatch.setattr(module, "SETTINGS_TOPIC", name)
+        if partitions:
+            new = NewTopic(name, partitions, 1, config={"cleanup.policy": policy})
+            self.queue.topics._admin.create_topics([new])[name].result(10)
+            until(lambda: name in self.queue.topics.describe([name]))
+        return name
+
+    def tell(self, settings: QueueSettings) -> None:
+        """Write it to kmq.queues, with the ids of the topics there are."""
+        topics = self.queue.topics.describe(list(topics_of(settings)))
+        ids = {name: topic.topic_id for name, topic in topics.items()}
+        SettingsMirror(self.connection).write([settings.with_topic_ids(ids)])
 
     def grow(self, topic: str, partitions: int) -> None:
         self.queue.topics._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(10)
@@ -210,7 +245,7 @@ def shared(*topics: str) -> Callable[[Stage], None]:
 
 def two_brokers(stage: Stage) -> None:
     """A queue that was made with one replica."""
-    cluster = stage.stack.enter_context(Cluster(brokers=2))
+    cluster = stage.second_cluster.result()
     connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
     stage.make_queue = lambda **more: stage.stack.enter_context(
         LiveQueue(connection, "jobs", replication=1, **more)
@@ -264,8 +299,60 @@ def other_group(stage: Stage) -> None:
     group.close()
 
 
+def beside_earlier_markers(end: str) -> Callable[[Stage], None]:
+    """The queue topic, or that of the dead letters, was made anew by itself."""
+
+    def plant(stage: Stage) -> None:
+        stage.make()
+        stage.tell(stage.settings)
+        topic = stage.name + end
+        delete_topic(stage.queue.topics, topic)
+        stage.queue.topics._admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(10)
+        until(lambda: topic in stage.queue.topics.describe([topic]))
+        stage.queue.append(None, b"new", topic=topic)
+
+    return plant
+
+
+def stored_of_earlier_topic(stage: Stage) -> None:
+    """A tracker has noted it; kmq.queues knows nothing."""
+    stage.make()
+    stored = StoredOffset(0, stage.queue.found.markers.topic_id, 0, queue_id="earlier")
+    stage.zk.create(f"{stage.path}/partitions/0/offset", stored.to_json())
+
+
+def settings_topic(partitions: int, policy: str = "compact") -> Callable[[Stage], None]:
+    return lambda stage: stage.make() and stage.own_settings_topic(partitions, policy)
+
+
+def told(change: Callable[[Stage], None]) -> Callable[[Stage], None]:
+    def plant(stage: Stage) -> None:
+        stage.make()
+        stage.own_settings_topic()
+        change(stage)
+
+    return plant
+
+
+def unreadable_record(stage: Stage) -> None:
+    stage.tell(stage.settings)
+    stage.queue.append(stage.path.encode(), b"{", topic=settings_mirror.SETTINGS_TOPIC)
+
+
+def of_no_queue(stage: Stage) -> None:
+    """As after ZooKeeper has forgotten; the topics are there."""
+    stage.tell(stage.settings)
+    stage.admin._registry.remove(stage.name)
+
+
+def of_nothing(stage: Stage) -> None:
+    """Somebody has deleted the topics, too."""
+    of_no_queue(stage)
+    stage.queue.topics.delete(topics_of(stage.settings))
+
+
 def start_a_tracker(stage: Stage) -> None:
-    stage.tracker()
+    stage.start_tracker()
 
 
 def take_the_next(stage: Stage) -> None:
@@ -316,6 +403,11 @@ PLANTED: dict[Kind, list[Callable[[Stage], None]]] = {
     Kind.NO_TRACKER: [Stage.make],
     Kind.NOT_SERVED: [a_tracker_for(["another"])],
     Kind.PARTITIONS_WITHOUT_TRACKER: [a_tracker_for([])],
+    Kind.MARKERS_OF_EARLIER_TOPIC: [
+        beside_earlier_markers(""),
+        beside_earlier_markers("__undelivered"),
+        stored_of_earlier_topic,
+    ],
     Kind.OFFSET_OF_EARLIER_TOPIC: [stored(0, "earlier")],
     Kind.OFFSET_BELOW_LOG: [below_log],
     Kind.OFFSET_BEYOND_LOG: [stored(1_000)],
@@ -323,13 +415,33 @@ PLANTED: dict[Kind, list[Callable[[Stage], None]]] = {
     Kind.MARKER_TIME_AHEAD: [marker_ahead],
     Kind.STORED_TIME_AHEAD: [stored(0, ahead_ms=3_600_000)],
     Kind.OTHER_GROUPS: [other_group],
+    Kind.SETTINGS_TOPIC_MISSING: [settings_topic(0)],
+    Kind.SETTINGS_TOPIC_NOT_COMPACTED: [settings_topic(1, "delete"), settings_topic(1, "compact,delete")],
+    Kind.SETTINGS_TOPIC_PARTITIONS: [settings_topic(2)],
+    Kind.RECORD_MISSING: [told(lambda _: None)],
+    Kind.RECORD_UNREADABLE: [told(unreadable_record)],
+    Kind.RECORD_DIFFERS: [told(lambda stage: stage.tell(replace(stage.settings, max_hold_ms=9 * DAY_MS)))],
+    Kind.RECORD_OF_NO_QUEUE: [told(of_no_queue), told(of_nothing)],
 }
 """How each finding comes about. A new one must be among these, or below."""
 
 NEITHER_SETTING_NOR_COMMAND = {
     Kind.OK: "nothing to do",
     Kind.TRACKER_WITHOUT_KAFKA: "whoever runs it must look",
+    Kind.SETTINGS_TOPIC_UNREADABLE: "whoever gives rights must",
 }
+
+TOLD_OF_ALL = {
+    Kind.UNREGISTERED_TOPICS,
+    Kind.SETTINGS_TOPIC_MISSING,
+    Kind.SETTINGS_TOPIC_NOT_COMPACTED,
+    Kind.SETTINGS_TOPIC_PARTITIONS,
+    Kind.RECORD_OF_NO_QUEUE,
+}
+"""What only `kmq doctor` without a queue finds."""
+
+MARKERS_GO = {Kind.QUEUE_TOPIC_MISSING, Kind.MARKERS_OF_EARLIER_TOPIC}
+"""Where those are of messages that are gone."""
 
 AND_THEN: dict[Kind, Callable[[Stage], None]] = {
     Kind.OFFSET_OF_EARLIER_TOPIC: start_a_tracker,
@@ -343,14 +455,23 @@ AND_THEN: dict[Kind, Callable[[Stage], None]] = {
 STAYS = {
     Kind.MARKER_TIME_AHEAD: "as long as Kafka keeps that marker",
     Kind.OTHER_GROUPS: "the groups may be fine",
+    Kind.SETTINGS_TOPIC_PARTITIONS: "Kafka can't take partitions away",
 }
 """Findings that are told again, with nothing left to do."""
 
 
+@pytest.fixture(scope="module")
+def second_cluster(request):
+    """One of two brokers, which starts while other tests run."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as executor:
+        wanted = any(two_brokers.__name__ in item.nodeid for item in request.session.items)
+        yield executor.submit(lambda: stack.enter_context(Cluster(brokers=2)) if wanted else None)
+
+
 @pytest.fixture
-def stage(make_queue, monkeypatch):
+def stage(make_queue, monkeypatch, second_cluster):
     with contextlib.ExitStack() as stack:
-        yield Stage(make_queue, monkeypatch, stack)
+        yield Stage(make_queue, monkeypatch, stack, second_cluster)
     logging.getLogger("kmqpy").handlers.clear()
 
 
@@ -383,6 +504,8 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     if kind is Kind.DELETING:  # which is what was asked for
         queues, before, after, kept = queues[1:], before[1:], after[1:], kept[1:]
         registered = [one for one in registered if one.name != stage.name]
+    if kind in MARKERS_GO:
+        before[0] = {topic: records for topic, records in before[0].items() if "__markers" not in topic}
     for old, new in zip(before, after, strict=True):
         for topic, records in old.items():
             assert new[topic][: len(records)] == records, topic
@@ -396,4 +519,5 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
             names = {key: getattr(usual, key) for key in ("markers_topic", "dead_letter_topic")}
             settings = replace(settings, **names)
         assert one == settings
+        assert kind is not Kind.RECORD_OF_NO_QUEUE or one == stage.settings
     assert not wanted

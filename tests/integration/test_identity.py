@@ -1,20 +1,32 @@
 """A queue is its topic id (rule R24): what was known of a topic counts for none that has its name later."""
 
 import dataclasses
+import io
+import json
 import threading
 import time
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewPartitions
-from support import bodies, collect, until
+from confluent_kafka.admin import NewPartitions, NewTopic
+from support import bodies, collect, delete_topic, until
 
+from kmqpy.cli.app import run
+from kmqpy.core.backoff import Backoff
 from kmqpy.errors import AccessDenied, Fenced, ReceiptError, TopicError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.doctor import Kind
+from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.group_member import commit_metadata
+from kmqpy.kafka.client.settings_mirror import SettingsMirror, check_topics, settings_of
+from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.topics import TopicIds, Topics, topics_of
 from kmqpy.message import Message
+from tracker import owned_partition
 from tracker import tracker as tracker_module
 
 OLD, NEW = 60, 300
@@ -250,3 +262,222 @@ def test_r19_partitions_that_a_tracker_can_not_add_are_named(make_queue, monkeyp
     until(lambda: len(tracker.owned()) == 2, 30, tracker.problems)
     wanted = f"kmq queue alter {queue.name} --partitions 3"
     until(lambda: any(wanted in problem for problem in tracker.problems()), 30, tracker.problems)
+
+
+def make_alone_anew(queue, topic, partitions=1):
+    """As with Kafka's own tools; whatever else is of the queue stays."""
+    delete_topic(queue.topics, topic)
+    queue.topics._admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(10)
+    until(lambda: topic in queue.topics.describe([topic]))
+
+
+def knows_topics(queue):
+    """Whether kmq.queues says which topics the queue has now."""
+    told = SettingsMirror(queue.connection).find(queue.name)
+    now = queue.topics.describe(list(topics_of(queue.settings)))
+    return told is not None and told.topic_ids == {name: one.topic_id for name, one in now.items()}
+
+
+def mend(queue, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    for name in ("bootstrap", "zookeeper", "root"):
+        monkeypatch.setenv(f"KMQ_{name.upper()}", getattr(queue.connection, name))
+    assert run(["queue", "create", queue.name]) == 0
+    queue.found = queue.topics.check(queue.settings)
+
+
+def refuses(client, command):
+    """Within a second it may take some of the new topic as if they were of the old one; they come again."""
+    try:
+        client.ack(*client.receive(wait=0.2))
+    except TopicError as error:
+        return command in str(error)
+    return False
+
+
+@pytest.mark.parametrize("tracked", [True, False], ids=["tracker-alive", "tracker-down"])
+def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
+    make_queue, queue_name, monkeypatch, tracked
+):
+    """The markers say of the new messages that they are done, or held by somebody."""
+    monkeypatch.setattr(owned_partition, "_REOPEN_PAUSE", Backoff(0.2, 2, 1, jitter=0))
+    queue = make_queue(2, kafka={"topic.metadata.refresh.interval.ms": 300})
+    other = make_queue(name=f"{queue_name}-b", root=queue.connection.root)
+    tracker = queue.tracker(wait=False)
+    until(lambda: len(tracker.owned()) == 3, what=tracker.problems)
+    until(lambda: knows_topics(queue))
+    old, new = [f"old {i}" for i in range(OLD)], [f"new {i}" for i in range(NEW)]
+    live = queue.client()
+    queue.send(*old, partition=None)
+    taken = collect(live, OLD, 30.0, lease=LEASE_S)
+    live.ack(*taken[: OLD // 2], wait=True)
+    with queue.registry() as registry:
+        until(lambda: all(one.queue_id for one in registry.offsets(queue.name).values()))
+    if not tracked:
+        tracker.stop()
+    make_alone_anew(queue, queue.name, 2)
+    queue.send(*new, partition=None)
+
+    if not tracked:
+        tracker = queue.tracker(wait=False)
+    command = f"kmq queue create {queue.name}"
+    for _ in range(3):
+        until(lambda: refuses(live, command), 60)
+    with pytest.raises(TopicError, match=command):
+        queue.client()
+    until(lambda: sum(command in one for one in tracker.problems()) == 2, 30, tracker.problems)
+    until(lambda: tracker.owned() == [(other.name, 0)], 30, tracker.owned)
+    other.send("other")
+    with other.client() as client:
+        collect(client, 1)
+    until(lambda: other.copies() == {"other": 2}, 20)
+    with Admin(queue.connection) as admin:
+        assert Kind.MARKERS_OF_EARLIER_TOPIC in {one.kind for one in admin.doctor(queue.name)}
+    assert set(queue.copies().values()) == {1}
+
+    mend(queue, monkeypatch)
+    with Acker(live) as first, Acker(queue.client()) as last:
+        until(
+            lambda: set(new) <= {*first.bodies, *last.bodies},
+            60,
+            lambda: len(set(new) - {*first.bodies, *last.bodies}),
+        )
+    live.flush()
+    until(lambda: tracker.problems() == [], 30, tracker.problems)
+    until(lambda: knows_topics(queue))
+    with Admin(queue.connection) as admin:
+        assert Kind.MARKERS_OF_EARLIER_TOPIC not in {one.kind for one in admin.doctor(queue.name)}
+    until(lambda: stats.queue_stats(queue.connection, queue.settings).depth == 0)
+
+
+@pytest.fixture
+def admin_of(request):
+    """What administers a queue that trackers know of; kmq.queues knows it, too."""
+
+    def made(queue):
+        admin = Admin(queue.connection)
+        request.addfinalizer(admin.close)
+        admin.create_queue(queue.settings)
+        return admin
+
+    return made
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_r24_what_clients_took_that_could_not_know_comes_again_when_the_markers_are_made_anew(
+    make_queue, admin_of, forged
+):
+    """They say in commits that they took some; it is also so where kmq.queues says what is not true."""
+    queue = make_queue(2)
+    admin = admin_of(queue)
+    if forged:
+        tell(queue, {queue.name: "x", queue.settings.markers_topic: queue.found.markers.topic_id})
+    else:
+        queue.send(*(f"old {i}" for i in range(5)))
+        queue.mark_all(Marker(0, offset, Op.END) for offset in range(5))
+        make_alone_anew(queue, queue.name)  # by a broker, with as many partitions as it pleased
+    sent = [f"new {i}" for i in range(8)]
+    for body in sent:
+        queue.append(None, body.encode(), topic=queue.name)
+    queue.mark(Marker(0, 5, Op.TAKE, 600_000))
+    commit(queue, 6, commit_metadata(1, queue.topics.check(queue.settings, 0).ids))
+    with pytest.raises(TopicError, match="not its markers topic"):
+        queue.client()
+
+    found = admin.create_queue(queue.name)
+    assert (found.partitions, found.markers.partitions) == (2, 2)
+    assert knows_topics(queue)
+    queue.tracker()
+    client = queue.client()
+    taken = set()
+    until(lambda: taken.update(bodies(collect(client, 1, 20, ack=True))) or taken >= set(sent), 20, taken)
+
+
+def test_r24_with_a_queue_topic_that_is_missing_its_markers_are_made_anew(make_queue, admin_of, monkeypatch):
+    """As they should be, also where a broker makes them by itself as soon as they are gone."""
+    queue = make_queue(2)
+    admin = admin_of(queue)
+    queue.configure(queue.settings.markers_topic, {"retention.ms": "-1"})
+    for by_broker in (False, True):
+        queue.send(*(f"m{i}" for i in range(5)))
+        with queue.client() as client:
+            assert len(collect(client, 5, ack=True)) == 5
+        before = admin.describe_queue(queue.name).topics
+        delete_topic(queue.topics, queue.name)
+        if by_broker:
+            monkeypatch.setattr(Topics, "delete", lambda _self, names: make_alone_anew(queue, *names))
+        admin.create_queue(queue.name)
+        after = admin.describe_queue(queue.name).topics
+        assert [one.topic_id for one in before[2:]] == [one.topic_id for one in after[2:]]  # dead letters
+        assert before[1].topic_id != after[1].topic_id
+        assert after[1].partitions == 2
+        assert after[1].config["retention.ms"] == "-1"
+        assert after[1].config["message.timestamp.type"] == "LogAppendTime"
+
+
+def test_r24_dead_letters_whose_topic_was_made_anew_are_listed_again_when_it_is_mended(queue, admin_of):
+    admin = admin_of(queue)
+    dead = queue.settings.dead_letter_topic
+    queue.append(None, b"old", topic=dead)
+    queue.mark(Marker(0, 0, Op.END), topic=f"{dead}__markers")
+    make_alone_anew(queue, dead)
+    queue.append(None, b"new", topic=dead)
+    with DeadLetters(queue.settings, queue.connection) as letters:
+        assert list(letters.list()) == []
+    kind = Kind.MARKERS_OF_EARLIER_TOPIC
+    assert [f"{dead}__markers" in one.what for one in admin.doctor(queue.name) if one.kind is kind] == [True]
+    queue.client().close()  # that is no reason to refuse
+    admin.create_queue(queue.name)
+    with DeadLetters(queue.settings, queue.connection) as letters:
+        assert len(list(letters.list())) == 1
+    assert kind not in {one.kind for one in admin.doctor(queue.name)}
+
+
+def test_r24_a_queue_that_is_deleted_and_made_anew_is_refused_by_nobody(make_queue, admin_of):
+    queue = make_queue(1, kafka={"topic.metadata.refresh.interval.ms": 300})
+    admin = admin_of(queue)
+    live = queue.client()
+    with Acker(live) as acker:
+        for number in range(3):
+            queue.send(f"m{number}")
+            until(lambda n=number: f"m{n}" in acker.bodies, 30)
+            told = settings_of(queue.name, queue.connection)
+            admin.delete_queue(queue.name)
+            admin.create_queue(queue.settings)
+            check_topics(told, queue.topics.check(queue.settings), queue.connection)  # out of date
+            queue.client().close()
+
+
+def test_r24_markers_of_nobody_knows_whom_are_left_alone(make_queue, queue_name):
+    queue = make_queue(1, register=False)
+    with Admin(queue.connection) as admin:
+        queue.mark(Marker(0, 0, Op.END))
+        delete_topic(queue.topics, queue.name)
+        with pytest.raises(TopicError, match="delete that topic first"):
+            admin.create_queue(queue.settings)
+        with pytest.raises(TopicError, match="delete that topic first"):
+            admin.create_queue(
+                QueueSettings(name=f"{queue_name}-b", markers_topic=queue.settings.markers_topic)
+            )
+        assert queue.ended() == {0}
+        delete_topic(queue.topics, queue.settings.markers_topic)
+        admin.create_queue(queue.settings)
+
+
+def tell(queue, ids):
+    """Write in kmq.queues that the queue has topics of these ids."""
+    record = {**dataclasses.asdict(queue.settings), "topic_ids": ids}
+    key = f"{queue.connection.root}/queues/{queue.name}".encode()
+    queue.append(key, json.dumps(record).encode(), topic=SETTINGS_TOPIC)
+    settings_mirror._cache.clear()
+
+
+def test_r24_records_with_ids_that_are_none_tell_nothing_of_topics(queue, admin_of):
+    """Those without any are of older versions."""
+    admin_of(queue)
+    name, marks = queue.name, queue.found.markers
+    for ids in (None, 5, {"a": 1}, {name: 7, marks.name: marks.topic_id}, {name: "x"}, {}):
+        tell(queue, ids)
+        queue.client().close()
+    queue.tracker()
+    until(lambda: knows_topics(queue))

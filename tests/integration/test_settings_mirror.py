@@ -14,14 +14,15 @@ from support import LiveQueue, until
 from kmqpy import KmqClient, KmqProducer, queue_for
 from kmqpy.cli.app import run
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import ConfigError, MessageError, QueueNotFound
+from kmqpy.errors import ConfigError, MessageError, QueueNotFound, TopicError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.doctor import Kind
 from kmqpy.kafka.admin.registry import Registry, ZnodePaths
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.settings import SETTINGS_TOPIC, Connection, QueueSettings
-from kmqpy.kafka.topics import Topics
+from kmqpy.kafka.topics import Topics, topics_of
 
 DEFAULTS = QueueSettings(name="any")
 
@@ -275,3 +276,47 @@ def test_reading_costs_little(connection, own_topic, queue_name):
         assert settings_of(f"{queue_name}-998", connection).name.endswith("-998")
         taken.append(SYSTEM_CLOCK.monotonic() - began)
     assert min(taken) < 0.5
+
+
+def test_queues_of_other_roots_are_nobodys_leftovers(connection, settings):
+    theirs, ours = (replace(connection, root=f"{connection.root}-{number}") for number in range(2))
+    usual = QueueSettings(name=f"{settings.name}-b")
+    with Admin(theirs) as admin:
+        admin.create_queue(settings)
+        admin.create_queue(usual)
+    with Admin(ours) as admin:
+        for name in (settings.name, usual.name, settings.markers_topic):
+            with pytest.raises(QueueNotFound, match="nothing is left over"):
+                admin.delete_queue(name, leftovers=True)
+        assert [one for one in admin.doctor() if one.queue in (settings.name, usual.name)] == []
+    assert topics_of(usual).keys() <= Topics(connection).names()
+    forget()
+    assert settings_of(settings.name, theirs) == settings
+
+
+def test_what_is_left_over_of_a_queue_is_deleted_together_with_its_record(connection, settings):
+    with Admin(connection) as admin:
+        admin.create_queue(settings.name)
+        admin._registry.remove(settings.name)
+        assert Kind.RECORD_OF_NO_QUEUE in {one.kind for one in admin.doctor() if one.queue == settings.name}
+        assert (
+            admin.delete_queue(settings.name, leftovers=True).topics.keys()
+            == topics_of(QueueSettings(name=settings.name)).keys()
+        )
+        assert [one for one in admin.doctor() if one.queue == settings.name] == []
+        with pytest.raises(QueueNotFound, match="nothing is left over"):
+            admin.delete_queue(settings.name, leftovers=True)
+
+
+def test_settings_that_are_stored_elsewhere_are_checked_for_their_topics_as_well(admin, connection, settings):
+    """Those of the registry, for example, which the command line uses."""
+    admin.create_queue(settings)
+    stored = QueueSettings.from_json(settings.to_json())
+    topics = Topics(connection).check(stored)
+    key = ZnodePaths(connection.root).queue(settings.name).encode()
+    ids = {settings.name: "another", settings.markers_topic: topics.ids.markers}
+    record = json.dumps({**dataclasses.asdict(settings), "topic_ids": ids}).encode()
+    write(connection, SETTINGS_TOPIC, (key, record))
+    forget()
+    with pytest.raises(TopicError, match=f"kmq queue create {settings.name}"):
+        KmqClient(stored, without_zookeeper(connection))

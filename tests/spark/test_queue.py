@@ -1,5 +1,8 @@
 """The state of a real queue, whose truth is known, as frames."""
 
+import uuid
+from dataclasses import replace
+
 import foreign_headers
 import pytest
 from confluent_kafka import Producer
@@ -7,6 +10,7 @@ from support import collect, stopped_after, until
 
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import INT64_MAX as FOREVER_MS
@@ -258,3 +262,18 @@ class TestSecurity:
     def test_a_setting_that_would_get_lost(self):
         with pytest.raises(ConfigError, match=r"kafka: ssl\.engine\.id: has no like in Spark's Kafka source"):
             kafka_options(Connection(kafka={"ssl.engine.id": "any"}))
+
+
+def test_a_queue_given_by_name_has_its_own_settings(spark, make_queue):
+    """As for clients, kmq.queues tells them; without that, this would look for topics of the usual names."""
+    name = "q" + uuid.uuid4().hex[:8]
+    queue = make_queue(1, name, markers_topic=f"{name}-m", dead_letter_topic=f"{name}-d", max_hold_ms=90_000)
+    with Admin(queue.connection) as admin:
+        admin.create_queue(queue.settings)
+    queue.send("a", "b")
+    here = replace(queue.connection, zookeeper="")
+    kmq = KmqSpark(spark, here, name)
+    assert kmq.queue == queue.settings
+    assert [row["state"] for row in kmq.messages().collect()] == ["pending", "pending"]
+    with pytest.raises(ConfigError, match=r"max_hold_ms: 5000 is not what queue .* 90000"):
+        KmqSpark(spark, here, type(queue.settings)(name=name, max_hold_ms=5_000))

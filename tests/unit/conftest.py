@@ -9,5 +9,7 @@ from kmqpy.kafka.client.settings_mirror import SettingsMirror
 def unknown_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients are told nothing of their queues, and nobody tells them."""
     monkeypatch.setattr(SettingsMirror, "find", lambda self, name: None)
+    monkeypatch.setattr(SettingsMirror, "topic_ids", lambda self, name, anew=False: {})
+    monkeypatch.setattr(SettingsMirror, "records", lambda self: None)
     monkeypatch.setattr(SettingsMirror, "write", lambda self, queues: None)
     monkeypatch.setattr(SettingsMirror, "remove", lambda self, name: None)

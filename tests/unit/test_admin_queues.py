@@ -133,7 +133,7 @@ def test_while_it_is_not_known_what_another_queue_uses_nothing_is_deleted():
 def test_names_of_other_topics_are_refused_but_where_a_queue_has_one(name, monkeypatch):
     made = []
     topics = FakeTopics()
-    monkeypatch.setattr(topics, "create", lambda settings, *_: made.append(settings.name), raising=False)
+    monkeypatch.setattr(topics, "create", lambda one, *_, **__: made.append(one.name), raising=False)
     admin = admin_of(FakeRegistry(), topics)
     for queue in (name, QueueSettings(name=name)):
         with pytest.raises(ConfigError, match=f"name: '{name}' is that of another topic of queue 'jobs'"):
@@ -144,7 +144,7 @@ def test_names_of_other_topics_are_refused_but_where_a_queue_has_one(name, monke
     monkeypatch.setattr(
         topics,
         "create",
-        lambda settings, *_: QueueTopics(info := TopicInfo(settings.name, "", 1, 1), info, None),
+        lambda settings, *_, **__: QueueTopics(info := TopicInfo(settings.name, "", 1, 1), info, None),
     )
     assert admin_of(registry, topics).create_queue(name).partitions == 1
 

@@ -25,7 +25,7 @@ from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, Top
 from kmqpy.kafka.admin.registry import Registry, StoredOffset, connect
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.settings import Connection, QueueSettings
-from kmqpy.kafka.topics import TopicInfo, Topics
+from kmqpy.kafka.topics import TopicInfo, Topics, earlier_markers_error
 from tracker.health.metrics import TrackerMetrics
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.published_view import LeadershipView
@@ -241,8 +241,11 @@ class SparkTracker:
     def _connect(self) -> None:
         connection = self._connection
         with connect(connection.zookeeper, security=connection.zookeeper_security) as zookeeper:
-            queue = Registry(zookeeper, connection.root).get(self._queue).settings
+            registry = Registry(zookeeper, connection.root)
+            queue, stored = registry.get(self._queue).settings, registry.offsets(self._queue)
         topics = Topics(connection).check(queue)
+        if any(one.is_of_earlier_queue(topics.ids.queue, topics.ids.markers) for one in stored.values()):
+            raise earlier_markers_error(queue)
         self._topic_ids = {info.name: info.topic_id for info in (topics.queue, topics.markers)}
         self._session = self._spark.newSession()
         for key, value in SESSION.items():
@@ -341,7 +344,7 @@ class SparkTracker:
             return
         self._running = (queue, partitions)
         try:
-            SettingsMirror(self._connection).write([queue])
+            SettingsMirror(self._connection).write([queue.with_topic_ids(self._topic_ids)])
         except KmqError as error:
             _log.warning(
                 "clients can't be told of the queue", extra={"queue": self._queue, "error": str(error)}
@@ -441,7 +444,7 @@ class SparkTracker:
             if stored is not None and (
                 number not in self._offsets or stored.offset > self._offsets[number].offset
             ):
-                self._offsets[number] = stored
+                self._offsets[number] = replace(stored, queue_id=self._topic_ids[self._queue])
         if began:
             _log.info(
                 "partition active", extra={"queue": name, "partition": number, "in_flight": report.in_flight}

@@ -20,9 +20,10 @@ from kmqpy.kafka.admin.doctor import Facts, Finding
 from kmqpy.kafka.admin.registry import Leftover, RegisteredQueue, Registry, StoredOffset, connect
 from kmqpy.kafka.admin.stats import InFlightMessage, QueueStats
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
+from kmqpy.kafka.client.settings_mirror import Records, SettingsMirror, settings_of
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import (
+    SETTINGS_TOPIC,
     Connection,
     QueueSettings,
     check_connection,
@@ -35,6 +36,8 @@ from kmqpy.kafka.topics import (
     TopicIds,
     TopicInfo,
     Topics,
+    earlier_markers,
+    markers_topics,
     shared_topics,
     topics_of,
 )
@@ -110,13 +113,15 @@ class Admin:
         """Create the queue's topics, as far as they are missing, and then register it.
 
         Does nothing where it is there with these very settings, which are the default where only its name
-        is given. `partitions` defaults to those of the queue topic if it exists, else to as many as its
-        other topics have or trackers know of, at least 1. `retention` (seconds) defaults to 14
-        days, or more where the longest hold or delay asks for it; `replication` to 3, or fewer brokers.
+        is given. Markers topics of messages that are gone are made anew: where the topic of the messages is
+        missing, or was made anew since (rule R24). `partitions` defaults to those of the queue topic if it
+        exists, else to as many as its other topics have or trackers know of, at least 1. `retention`
+        (seconds) defaults to 14 days, or more where the longest hold or delay asks for it; `replication` to
+        3, or fewer brokers.
 
         Raises ConfigError for bad numbers, for a name that ends like those of other topics, when the queue
         exists with other settings, and for a topic of another queue; TopicError when existing topics do not
-        fit.
+        fit, markers of another queue for example.
         """
         settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
         # Asked first: without ZooKeeper nothing is created.
@@ -146,16 +151,111 @@ class Admin:
             if retention is None
             else duration_ms(retention, "retention")
         )
+        existing = self._topics.describe(list(topics_of(settings)))
+        tracked = 1 if known is None else known.partitions
         if partitions is None:
-            existing = self._topics.describe(list(topics_of(settings)))
-            counts = [topic.partitions for topic in existing.values()]
-            most = max([1 if known is None else known.partitions, *counts], default=1)
-            partitions = existing[settings.name].partitions if settings.name in existing else most
-        found = self._topics.create(settings, partitions, replication, retention_ms)
+            most = max([tracked, *(topic.partitions for topic in existing.values())])
+            wanted = existing[settings.name].partitions if settings.name in existing else most
+        else:
+            wanted = partitions
+        obsolete = self._obsolete_markers(settings, known, registered, existing)
+        kept = self._delete_markers(obsolete)
+        found = self._topics.create(settings, wanted, replication, retention_ms, anew=kept)
+        for topic, old_ms in kept.items():
+            if retention is None and (old_ms == -1 or old_ms > retention_ms):
+                self._topics.configure(topic, {"retention.ms": str(old_ms)})
+        if settings.markers_topic in obsolete and settings.name in existing:
+            if partitions is None and found.partitions < tracked:
+                found = self._topics.grow(settings, tracked)  # a broker made it, with as many as it pleased
+            self._give_back_what_was_taken(settings, found)
         if self._has_registry:
             self._registry.register(settings, found.partitions)
-            self._mirror(lambda mirror: mirror.write([settings]))
+            ids = {settings.name: found.ids.queue, settings.markers_topic: found.ids.markers}
+            self._mirror(lambda mirror: mirror.write([settings.with_topic_ids(ids)]))
         return found
+
+    def _obsolete_markers(
+        self,
+        settings: QueueSettings,
+        known: RegisteredQueue | None,
+        registered: Iterable[QueueSettings],
+        existing: Mapping[str, TopicInfo],
+    ) -> dict[str, TopicInfo]:
+        """The queue's markers topics whose markers are of messages that are gone; raises TopicError.
+
+        It does where it is not known whether they are the queue's.
+        """
+        earlier = self._made_anew_beside_markers(settings, known, existing)
+        there = any(topics_of(one) == topics_of(settings) for one in registered)
+        used = {
+            topic: one.name for one in registered if one.name != settings.name for topic in topics_of(one)
+        }
+        found = {}
+        for messages, markers in markers_topics(settings).items():
+            if markers not in existing or (messages in existing and messages not in earlier):
+                continue
+            if messages not in existing and (markers in used or not self._has_records(existing[markers])):
+                continue
+            if markers in used:
+                raise TopicError(
+                    f"topic {markers!r} has markers of an earlier topic {messages!r}, but queue "
+                    f"{used[markers]!r} uses it as well; kmq doctor says how to give each its own"
+                )
+            if not (there or messages in earlier):
+                raise TopicError(
+                    f"topic {markers!r} holds records, but there is no topic {messages!r}: markers of an "
+                    "earlier queue would count for the messages of the new one; delete that topic first"
+                )
+            found[markers] = existing[markers]
+        return found
+
+    def _has_records(self, topic: TopicInfo) -> bool:
+        offsets = self._topics.offsets(topic.name, range(topic.partitions))
+        return any(end > 0 for _low, end in offsets.values())
+
+    def _made_anew_beside_markers(
+        self, settings: QueueSettings, known: RegisteredQueue | None, topics: Mapping[str, TopicInfo]
+    ) -> dict[str, str]:
+        """See topics.earlier_markers(): what was known before, stands in kmq.queues and in stored offsets."""
+        now = {name: topic.topic_id for name, topic in topics.items()}
+        found = earlier_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
+        if known is not None and {settings.name, settings.markers_topic} <= now.keys():
+            ids = now[settings.name], now[settings.markers_topic]
+            if any(one.is_of_earlier_queue(*ids) for one in self._registry.offsets(settings.name).values()):
+                found[settings.name] = settings.markers_topic
+        return found
+
+    def _recorded_ids(self, name: str) -> Mapping[str, str]:
+        records, error = self._records()
+        if error is not None:
+            _log.warning("whether topics of queue %s were made anew is not known: %s", name, error)
+        return {} if records is None or name not in records.own else records.own[name].topic_ids
+
+    def _delete_markers(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
+        """Delete these topics, unless they have been made anew; returns how long they kept records, in ms."""
+        if not topics:
+            return {}
+        found = self._topics.describe(list(topics), with_config=True)
+        same = {name: one for name, one in found.items() if one.topic_id == topics[name].topic_id}
+        _log.warning("markers of messages that are gone; made anew: %s", ", ".join(same))
+        self._topics.delete(same)
+        return {name: int(one.config.get("retention.ms", "0")) for name, one in same.items()}
+
+    def _give_back_what_was_taken(self, settings: QueueSettings, topics: QueueTopics) -> None:
+        """Have trackers redeliver what is in partitions of which somebody has committed offsets.
+
+        Clients that can't know that the markers were of an earlier topic (of an older version, of the JVM
+        library, without a right to read kmq.queues) took messages all the same, and the markers which said
+        so are gone. Commits can't be taken back while clients are members of the group.
+        """
+        committed = stats.committed_offsets(self._connection, settings, topics.partitions, topics.ids)
+        taken = [partition for partition, (offset, _) in committed.items() if offset > 0]
+        with MarkerWriter(self._connection, settings.markers_topic) as writer:
+            for partition, (low, end) in self._topics.offsets(settings.name, taken).items():
+                for offset in range(low, end):
+                    writer.post(Marker(partition, offset, Op.DELAY, counts=False))
+            if writer.flush(_FLUSH_S):
+                raise Unavailable(f"markers topic {settings.markers_topic}: markers are not confirmed")
 
     def has_root(self) -> bool:
         """Whether ZooKeeper holds anything of kmqpy under the connection's root."""
@@ -255,8 +355,9 @@ class Admin:
         their names.
 
         `if_empty`: only if it holds neither messages nor dead letters, else TopicError. `leftovers`: delete
-        instead the topics that look like those of a queue `name` and belong to no registered one.
-        Returns what was deleted; deletion() tells before.
+        instead the topics that look like those of a queue `name` and belong to no registered one, nor to one
+        of another root that clients are told of; and, where none is left, what clients are told of a queue
+        `name`. Returns what was deleted; deletion() tells before.
 
         Raises QueueNotFound where no such queue is registered, or nothing is left over.
         """
@@ -308,11 +409,17 @@ class Admin:
             own = QueueSettings(name=name)
         topics = list(topics_of(own))
         if leftovers:
+            records, error = self._records()
+            if error is not None:
+                raise error
+            records = records or Records()
+            users = {topic: one.name for one in records.others for topic in topics_of(one)} | users
             existing = self._topics.names()
             if own.markers_topic not in existing:
                 topics.remove(name)  # then it does not look like a queue's
             topics = [topic for topic in topics if topic in existing]
-            if not any(topic not in users for topic in topics):
+            recorded = name in records.own and existing.isdisjoint(topics_of(records.own[name]))
+            if not recorded and not any(topic not in users for topic in topics):
                 raise QueueNotFound(
                     f"nothing is left over from a queue {name!r} that belongs to no other queue"
                 )
@@ -365,17 +472,37 @@ class Admin:
         """What is wrong with a queue, or with every one; errors first, `ok` where nothing is."""
         registry = self._registry
         groups = self._topics.groups()
+        records, error = self._records()
         if queue is not None:
-            return self._diagnosis(queue, groups)
+            return self._diagnosis(queue, groups, records)
         registered, damaged = registry.every_queue()
-        used = {topic for one in registered for topic in topics_of(one)}
+        names = [one.name for one in registered]
+        told = Records() if records is None else records
+        used = {topic for one in (*registered, *told.own.values(), *told.others) for topic in topics_of(one)}
         # What a queue uses whose settings can't be read is not known.
-        found = [] if damaged else doctor.unregistered(self._topics.names(), used)
+        found = [] if damaged or error else doctor.unregistered(self._topics.names(), used)
         found += doctor.left_over("registry", registry.stray_leftovers())
-        for name in [one.name for one in registered]:
+        found += doctor.settings_topic(self._settings_topic(), error, names)
+        nobodys = [topic for one in told.own.values() if one.name not in names for topic in topics_of(one)]
+        found += doctor.records_of_no_queue(told, names, self._topics.describe(nobodys, with_config=True))
+        for name in names:
             with contextlib.suppress(QueueNotFound):  # removed meanwhile
-                found += self._diagnosis(name, groups)
+                found += self._diagnosis(name, groups, records)
         return found
+
+    def _settings_topic(self) -> TopicInfo | None:
+        try:
+            found = self._topics.describe([SETTINGS_TOPIC], with_config=True)
+        except AccessDenied:  # its settings are not for us to see
+            found = self._topics.describe([SETTINGS_TOPIC])
+        return found.get(SETTINGS_TOPIC)
+
+    def _records(self) -> tuple[Records | None, Unavailable | None]:
+        """What kmq.queues says, or why that is not known."""
+        try:
+            return SettingsMirror(self._connection).records(), None
+        except Unavailable as error:
+            return None, error
 
     def diagnose(self, queue: str) -> list[Finding]:
         """The quick part of doctor(), for a tracker that begins to serve a queue.
@@ -383,7 +510,7 @@ class Admin:
         Leaves out other consumer groups, which take a request for each group of the cluster, and unusable
         znodes, for which all znodes of the queue are read.
         """
-        return doctor.check(self._facts(*self._find(queue)))
+        return doctor.check(self._facts(*self._find(queue), self._records()[0]))
 
     def leftovers(self, queue: str | None = None) -> list[Leftover]:
         """Unusable znodes, for clear_leftovers(): of one queue, or of all queues and trackers."""
@@ -513,7 +640,9 @@ class Admin:
         if writer.flush(_FLUSH_S):
             raise Unavailable(f"markers topic {settings.markers_topic}: end markers are not confirmed")
 
-    def _diagnosis(self, queue: str | QueueSettings, groups: Mapping[str, list[str]]) -> list[Finding]:
+    def _diagnosis(
+        self, queue: str | QueueSettings, groups: Mapping[str, list[str]], records: Records | None
+    ) -> list[Finding]:
         try:
             settings, known = self._find(queue)
         except ConfigError as error:
@@ -524,14 +653,16 @@ class Admin:
             ]
         return doctor.check(
             dataclasses.replace(
-                self._facts(settings, known),
+                self._facts(settings, known, records),
                 groups=tuple(groups.get(settings.name, ())),
                 shared=tuple(shared_topics(settings, self._registry.every_queue()[0])),
                 leftovers=tuple(self._registry.leftovers(settings.name)),
             )
         )
 
-    def _facts(self, settings: QueueSettings, known: RegisteredQueue | None) -> Facts:
+    def _facts(
+        self, settings: QueueSettings, known: RegisteredQueue | None, records: Records | None
+    ) -> Facts:
         """What doctor.check() looks at, without `groups`, `shared` and `leftovers`."""
         topics = self._topics.describe(list(topics_of(settings)), with_config=True)
         if known is None and settings.name not in topics:
@@ -558,6 +689,7 @@ class Admin:
             now_ms=self._clock.wall_ms(),
             queue_log=self._topics.offsets(messages.name, range(count)) if messages else {},
             committed={partition: offset for partition, (offset, _) in committed.items()},
+            records=records,
         )
 
 

@@ -11,8 +11,22 @@ from typing import Any
 
 from kmqpy.core.durations import DAY_MS
 from kmqpy.kafka.admin.registry import Leftover, RegisteredQueue, StoredOffset, TrackerInfo
-from kmqpy.kafka.settings import CLOCK_LEAD_MS, DEAD_LETTERS_SUFFIX, MARKERS_SUFFIX, QueueSettings
-from kmqpy.kafka.topics import SharedTopic, TopicInfo, dead_letter_limit, dead_letter_queue, topics_of
+from kmqpy.kafka.client.settings_mirror import Records
+from kmqpy.kafka.settings import (
+    CLOCK_LEAD_MS,
+    DEAD_LETTERS_SUFFIX,
+    MARKERS_SUFFIX,
+    SETTINGS_TOPIC,
+    QueueSettings,
+)
+from kmqpy.kafka.topics import (
+    SharedTopic,
+    TopicInfo,
+    dead_letter_limit,
+    dead_letter_queue,
+    earlier_markers,
+    topics_of,
+)
 
 RESERVE_MS = DAY_MS
 """Retention beyond the longest hold or delay, for the time that trackers or consumers are down."""
@@ -61,6 +75,7 @@ class Kind(StrEnum):
     NOT_SERVED = "not-served"
     TRACKER_WITHOUT_KAFKA = "tracker-without-kafka"
     PARTITIONS_WITHOUT_TRACKER = "partitions-without-tracker"
+    MARKERS_OF_EARLIER_TOPIC = "markers-of-earlier-topic"
     OFFSET_OF_EARLIER_TOPIC = "offset-of-earlier-topic"
     OFFSET_BELOW_LOG = "offset-below-log"
     OFFSET_BEYOND_LOG = "offset-beyond-log"
@@ -68,6 +83,14 @@ class Kind(StrEnum):
     MARKER_TIME_AHEAD = "marker-time-ahead"
     STORED_TIME_AHEAD = "stored-time-ahead"
     OTHER_GROUPS = "other-groups"
+    SETTINGS_TOPIC_MISSING = "settings-topic-missing"
+    SETTINGS_TOPIC_UNREADABLE = "settings-topic-unreadable"
+    SETTINGS_TOPIC_NOT_COMPACTED = "settings-topic-not-compacted"
+    SETTINGS_TOPIC_PARTITIONS = "settings-topic-partitions"
+    RECORD_MISSING = "record-missing"
+    RECORD_UNREADABLE = "record-unreadable"
+    RECORD_DIFFERS = "record-differs"
+    RECORD_OF_NO_QUEUE = "record-of-no-queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +125,8 @@ class Facts:
     groups      consumer groups with commits on the queue topic
     leftovers   unusable znodes of the queue
     shared      topics that another queue uses as well
+    records     what clients are told of queues, by kmq.queues; None: there is no such topic, or it can't be
+                read
     """
 
     settings: QueueSettings
@@ -119,6 +144,7 @@ class Facts:
     groups: tuple[str, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
     shared: tuple[SharedTopic, ...] = ()
+    records: Records | None = None
 
 
 def check(facts: Facts) -> list[Finding]:
@@ -133,9 +159,11 @@ def check(facts: Facts) -> list[Finding]:
             _retention,
             _settings,
             _trackers,
+            _earlier,
             _offsets,
             _clocks,
             _groups,
+            _record,
         )
         for severity, kind, what, to_do in part(facts)
     ]
@@ -161,6 +189,56 @@ def unreadable(name: str, error: Exception) -> Finding:
         f"`kmq queue describe {name}`"
     )
     return Finding(Severity.ERROR, name, Kind.UNREADABLE_SETTINGS, what, to_do)
+
+
+def settings_topic(topic: TopicInfo | None, error: Exception | None, queues: list[str]) -> list[Finding]:
+    """What is wrong with kmq.queues itself.
+
+    topic   None: there is none
+    error   why it can't be read, if so
+    queues  the registered ones
+    """
+    found = []
+    name = SETTINGS_TOPIC
+    if topic is None and queues and error is None:
+        what = f"topic {name} does not exist: clients without ZooKeeper don't know the settings of queues"
+        to_do = (
+            f"`kmq queue create {queues[0]}` makes it; running trackers add the other queues in some minutes"
+        )
+        found.append((Kind.SETTINGS_TOPIC_MISSING, what, to_do))
+    if error is not None:
+        what = f"it can't be read, so what it says is not checked: {error}"
+        to_do = "clients need the right to read it; so does whoever runs this"
+        found.append((Kind.SETTINGS_TOPIC_UNREADABLE, what, to_do))
+    if topic is not None and topic.config.get("cleanup.policy", "compact") != "compact":
+        what = f"{name} is not only compacted: settings of queues that don't change disappear from it"
+        found.append((Kind.SETTINGS_TOPIC_NOT_COMPACTED, what, _set("cleanup.policy", "compact", name)))
+    if topic is not None and topic.partitions > 1:
+        what = f"{name} has {topic.partitions} partitions; kmqpy writes and reads the first only"
+        to_do = "nothing, unless something else writes to the others"
+        found.append((Kind.SETTINGS_TOPIC_PARTITIONS, what, to_do))
+    return [Finding(Severity.WARNING, name, kind, what, to_do) for kind, what, to_do in found]
+
+
+def records_of_no_queue(
+    records: Records, registered: Iterable[str], topics: Mapping[str, TopicInfo]
+) -> list[Finding]:
+    """Queues under our root that clients are told of, and that are not registered.
+
+    `topics` are those of all queues that there are records of.
+    """
+    found = []
+    for name, queue in sorted(records.own.items()):
+        if name in registered:
+            continue
+        what = f"topic {SETTINGS_TOPIC} tells clients of queue {name}, which is not registered"
+        if any(topic in topics for topic in topics_of(queue)):
+            what += "; its topics exist, but no tracker redelivers its messages"
+            to_do = f"`{_create_command(queue, topics, set())}` registers it again; topics and messages stay"
+        else:
+            to_do = f"`kmq queue delete {name} --leftovers` takes that away; none of its topics exists"
+        found.append(Finding(Severity.WARNING, name, Kind.RECORD_OF_NO_QUEUE, what, to_do))
+    return found
 
 
 def unregistered(topics: set[str], used: set[str]) -> list[Finding]:
@@ -414,6 +492,25 @@ def _trackers(facts: Facts) -> _Found:
         yield Severity.ERROR, Kind.PARTITIONS_WITHOUT_TRACKER, what, to_do
 
 
+def _earlier(facts: Facts) -> _Found:
+    """Topics that were made anew beside their markers topics (rule R24)."""
+    queue = facts.settings
+    now = {name: topic.topic_id for name, topic in facts.topics.items()}
+    told = None if facts.records is None else facts.records.own.get(queue.name)
+    found = {} if told is None else earlier_markers(queue, told.topic_ids, now)
+    ids = now.get(queue.name, ""), now.get(queue.markers_topic, "")
+    if all(ids) and any(stored.is_of_earlier_queue(*ids) for stored in facts.stored.values()):
+        found = {queue.name: queue.markers_topic} | found
+    for name, markers in found.items():
+        what = f"topic {name} was made anew, but not {markers}, whose markers count for the new messages: "
+        if name == queue.name:
+            what += "none is taken or redelivered, so that none is lost"
+        else:
+            what += "dead letters can be missing where they are listed or redriven"
+        to_do = f"`kmq queue create {queue.name}` makes {markers} anew; the messages stay"
+        yield Severity.ERROR, Kind.MARKERS_OF_EARLIER_TOPIC, what, to_do
+
+
 def _offsets(facts: Facts) -> _Found:
     queue = facts.settings
     markers = facts.topics.get(queue.markers_topic)
@@ -479,6 +576,32 @@ def _clocks(facts: Facts) -> _Found:
             )
             to_do = "check the clocks of brokers and of this machine"
             yield Severity.WARNING, Kind.STORED_TIME_AHEAD, what, to_do
+
+
+def _record(facts: Facts) -> _Found:
+    """What clients are told of the queue."""
+    if facts.records is None or facts.registered is None or facts.registered.deleting:
+        return
+    queue = facts.registered.settings
+    to_do = f"`kmq queue create {queue.name}` writes it anew"
+    told = facts.records.own.get(queue.name)
+    if queue.name in facts.records.unreadable:
+        what = (
+            f"the last record of it in topic {SETTINGS_TOPIC} can't be read: clients may go by the defaults"
+        )
+        yield Severity.WARNING, Kind.RECORD_UNREADABLE, what, to_do
+    elif told is None and queue != QueueSettings(name=queue.name):
+        what = f"topic {SETTINGS_TOPIC} has no record of it: clients without ZooKeeper go by the defaults"
+        yield Severity.WARNING, Kind.RECORD_MISSING, what, to_do
+    elif told is not None and told != queue:
+        values = dataclasses.asdict(queue)
+        other = ", ".join(
+            f"{key}: {value!r}, not {values[key]!r}"
+            for key, value in dataclasses.asdict(told).items()
+            if value != values[key]
+        )
+        what = f"topic {SETTINGS_TOPIC} tells clients other settings than the registry has ({other})"
+        yield Severity.WARNING, Kind.RECORD_DIFFERS, what, to_do
 
 
 def _groups(facts: Facts) -> _Found:

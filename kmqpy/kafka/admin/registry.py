@@ -96,6 +96,8 @@ class StoredOffset:
     missed_markers  markers below the offset were never read, so takes may be among them (rule R2)
     in_flight       a snapshot: messages in flight that were taken before the offset; without one, the
                     offset stands at or before the oldest take
+    queue_id        identity of the queue topic that the markers are of; empty where it is not known, as in
+                    what older versions stored
     """
 
     offset: int
@@ -103,6 +105,11 @@ class StoredOffset:
     now_ms: int
     missed_markers: bool = False
     in_flight: tuple[SnapshotRow, ...] = ()
+    queue_id: str = ""
+
+    def is_of_earlier_queue(self, queue_id: str, topic_id: str) -> bool:
+        """Whether it is of this markers topic, but of another queue topic, made before (rule R24)."""
+        return self.topic_id == topic_id and self.queue_id not in ("", queue_id)
 
     def to_json(self) -> bytes:
         """The data of the offset znode."""
@@ -114,6 +121,8 @@ class StoredOffset:
         }
         if self.in_flight:
             values["in_flight"] = snapshot.pack(self.in_flight)
+        if self.queue_id:
+            values["queue_id"] = self.queue_id
         return _dumps(values)
 
 
@@ -225,6 +234,7 @@ def parse_offset(data: bytes) -> StoredOffset:
             now_ms=_number(values, "now_ms", "stored offset"),
             missed_markers=values.get("missed_markers") is True,
             in_flight=tuple(snapshot.unpack(_typed({"in_flight": "", **values}, "in_flight", str, "it"))),
+            queue_id=_typed({"queue_id": "", **values}, "queue_id", str, "stored offset"),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None

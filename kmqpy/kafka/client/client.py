@@ -29,14 +29,14 @@ from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.local_leases import LocalLeases, Place
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
-from kmqpy.kafka.client.settings_mirror import settings_of
+from kmqpy.kafka.client.settings_mirror import check_topics, settings_of
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op
 from kmqpy.kafka.markers.records import by_partition, have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
-from kmqpy.kafka.topics import Topics, TopicWatch
+from kmqpy.kafka.topics import Topics, TopicWatch, earlier_markers_error
 from kmqpy.message import Message, MessagesLike
 from kmqpy.telemetry.base import Telemetry
 
@@ -109,7 +109,8 @@ class KmqClient:
     Not usable in a forked child of the process that made it: there its calls raise Forked.
 
     Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
-    the queue's own.
+    the queue's own. Where the queue topic is made anew, the client goes on with the new one; where that was
+    done without its markers topic, receive() raises TopicError until that is made anew, too.
     """
 
     def __init__(
@@ -140,7 +141,9 @@ class KmqClient:
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         topics = Topics(connection).check(self._queue)
+        check_topics(self._queue, topics, connection)
         self._ids = topics.ids
+        self._beside_earlier_markers = False  # the queue topic, by now
         self._watch = TopicWatch(connection, self._queue, topics.ids, clock)
         self._partitions = topics.markers.partitions
         self._coalesce_ms = coalesce_ms if markers == "range" else None
@@ -192,7 +195,8 @@ class KmqClient:
         lease left is given back, which does not count as an attempt, unless this process dies first or the
         broker writes the marker that gives it back after the end of the lease.
 
-        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone.
+        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone, or was made anew
+        without its markers topic.
         """
         if max_messages < 1:
             raise ConfigError(f"max_messages: {max_messages} must be at least 1")
@@ -352,6 +356,10 @@ class KmqClient:
 
     def _take(self, max_messages: int, wait_s: float, lease_ms: int) -> list[Message]:
         source = self._open_source()
+        self._follow_topics()
+        if self._beside_earlier_markers:
+            self._closed.wait(wait_s)  # else who tries again at once would do nothing else
+            raise earlier_markers_error(self._queue)
         lease_ms = self._lengthened(lease_ms)
         try:
             messages, offsets, until = self._take_from(source, max_messages, wait_s, lease_ms)
@@ -372,7 +380,6 @@ class KmqClient:
     ) -> tuple[list[Message], Offsets, float]:
         """Messages whose start markers are confirmed, their places, and when their leases end."""
         with _collecting_later(max_messages):
-            self._follow_topics()
             self._give_back_interrupted()
             records, offsets = source.poll(max_messages, wait_s)
             self._release(source.abandoned())
@@ -535,6 +542,8 @@ class KmqClient:
         if topic_id != self._ids.queue:
             self._look_for_topics()
         if topic_id != self._ids.queue:
+            if self._beside_earlier_markers:
+                raise earlier_markers_error(self._queue)
             raise ReceiptError(f"{what}: it is of another topic named {queue!r}, which was deleted since")
 
     def _has(self, partition: int) -> bool:
@@ -646,7 +655,11 @@ class KmqClient:
     def _follow_topics(self) -> None:
         """Begin anew where the topics were made anew (rule R24); by who holds `_taking`."""
         ids = self._watch.look()
-        if ids == self._ids:
+        mixed = ids.beside_earlier_markers(self._ids)
+        if mixed and not self._beside_earlier_markers:
+            _log.error("%s", earlier_markers_error(self._queue))
+        self._beside_earlier_markers = mixed
+        if mixed or ids == self._ids:
             return
         _log.warning("the queue was made anew; beginning anew", extra={"queue": self._queue.name})
         before, writer = self._ids, self._writer

@@ -1,25 +1,29 @@
 """The settings of all queues for clients, which have no ZooKeeper: a copy of the registry in a topic.
 
 The topic kmq.queues is compacted, with one partition; one record a queue, its key the path of the queue's
-znode (so several roots share a Kafka), its value the settings as JSON. `kmq queue` writes it, trackers add
-and update; nobody but `kmq queue delete` takes a record away, whatever becomes of ZooKeeper (rule R25).
+znode (so several roots share a Kafka), its value the settings as JSON, and the ids of the topics that belong
+together (rule R24). `kmq queue` writes it, trackers add and update; nobody but `kmq queue delete` takes a
+record away, whatever becomes of ZooKeeper (rule R25).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import KafkaError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import AccessDenied, ConfigError, TopicError
+from kmqpy.errors import AccessDenied, ConfigError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.settings import SETTINGS_TOPIC, Connection, QueueSettings, check_connection
-from kmqpy.kafka.topics import Topics
+from kmqpy.kafka.settings import SETTINGS_TOPIC, Connection, QueueSettings, check_connection, is_topic_name
+from kmqpy.kafka.topics import QueueTopics, Topics, earlier_markers, earlier_markers_error, markers_topics
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +38,34 @@ _KEPT = 8
 
 _CONSEQUENCE = "what clients are not told of a queue's settings counts as the default"
 
+_TOPIC_IDS = "topic_ids"
+"""The key of the ids in a record; versions without them leave it out as one of a newer version."""
+
 _Found = dict[bytes, deque[bytes]]
 
 
-class _TooLong(Exception):
-    """Raised to stop reading."""
+class _TooLong(Unavailable):
+    """There is more than can be read in time."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"topic {SETTINGS_TOPIC} is too long to be read; see who writes to it, and that its "
+            "cleanup.policy is compact"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What stands in kmq.queues.
+
+    own         by queue, what its last readable record says
+    unreadable  those of our queues whose last record can't be read
+    others      the queues of other roots
+    """
+
+    own: Mapping[str, QueueSettings] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()
+    others: tuple[QueueSettings, ...] = ()
 
 
 _cache: dict[tuple[str, int], tuple[float, _Found]] = {}
@@ -78,6 +105,22 @@ def _contradictions(given: QueueSettings, said: Iterable[str], known: QueueSetti
     ]
 
 
+def check_topics(queue: QueueSettings, there: QueueTopics, connection: Connection) -> None:
+    """Raise TopicError where the topic of `queue` was made anew, but not its markers topic (rule R24).
+
+    `queue` is what settings_of() returned, `there` are the topics there are. Reads kmq.queues only where this
+    process has not done so in the last seconds, or the topics don't go with what it has read.
+    """
+    now = {queue.name: there.ids.queue, queue.markers_topic: there.ids.markers}
+    before = queue.topic_ids
+    if queue.said is None and not before:
+        before = SettingsMirror(connection).topic_ids(queue.name)
+    if earlier_markers(queue, before, now):  # or is it out of date?
+        before = SettingsMirror(connection).topic_ids(queue.name, anew=True)
+        if earlier_markers(queue, before, now):
+            raise earlier_markers_error(queue)
+
+
 class SettingsMirror:
     """Reads and writes the records of the queues under the connection's root.
 
@@ -102,7 +145,11 @@ class SettingsMirror:
         except AccessDenied as error:
             if not _is_not_allowed(error):
                 raise
+            _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
             self._warn(f"can't be read; {_CONSEQUENCE}", str(error))
+            return None
+        except _TooLong as error:
+            self._warn(f"is too long to be read; {_CONSEQUENCE}", str(error))
             return None
         if found is None:
             self._warn(
@@ -111,28 +158,86 @@ class SettingsMirror:
             return None
         return self._decode(name, found)
 
-    def write(self, queues: Collection[QueueSettings]) -> None:
-        """Write those that are not there yet, or are other ones; makes the topic, replicated as theirs."""
+    def topic_ids(self, name: str, *, anew: bool = False) -> Mapping[str, str]:
+        """The ids of the topics of queue `name` as this process read them in the last seconds, or does now.
+
+        `anew`: now in any case. Empty where they are not known.
+        """
+        read_at, found = _cache.get(self._cluster, (-_USE_S, {}))
+        if anew or SYSTEM_CLOCK.monotonic() - read_at > _USE_S:
+            try:
+                found = self._read() or {}
+            except _TooLong:
+                found = {}
+            except AccessDenied as error:
+                if not _is_not_allowed(error):
+                    raise
+                found = {}
+        known = self._decode(name, found)
+        return {} if known is None else known.topic_ids
+
+    def records(self) -> Records | None:
+        """All of it; None where there is no such topic. Raises AccessDenied as well."""
         found = self._read()
         if found is None:
-            topics = Topics(self._connection)
+            return None
+        own, unreadable, others = {}, set(), []
+        for key, values in found.items():
+            prefix, _, name = key.decode(errors="replace").rpartition("/")
+            readable = [one for value in values if (one := _settings_of(name, value)) is not None]
+            if key != self._key(name):
+                if prefix.startswith("/") and prefix.endswith("/queues") and readable:
+                    others.append(readable[-1])
+                continue
+            if readable:
+                own[name] = readable[-1]
+            if is_topic_name(name) and _settings_of(name, values[-1]) is None:
+                unreadable.add(name)
+        return Records(own=own, unreadable=frozenset(unreadable), others=tuple(others))
+
+    def write(self, queues: Collection[QueueSettings]) -> None:
+        """Write those that are not there yet, or are other ones; makes the topic, replicated as theirs.
+
+        Those that say the ids of their queue topic and markers topic have those of the dead letters added.
+        Ids of topics that were made anew beside their markers topics are not written, so that this is known
+        until it is mended; where it is the queue topic, TopicError is raised in the end.
+        """
+        topics = Topics(self._connection)
+        found = self._read()
+        if found is None:
             described = topics.describe([queue.name for queue in queues])
             if not described:
                 return  # queues without topics need no clients
             topics.create_compacted(SETTINGS_TOPIC, max(topic.replication for topic in described.values()))
             found = {}
-        self._produce(
-            {
-                self._key(queue.name): queue.to_json()
-                for queue in queues
-                if self._decode(queue.name, found) != queue
-            }
-        )
+        # What is said of queue and markers topic was true when these were looked at together.
+        names = [name for queue in queues if queue.topic_ids for name in _dead_letters(queue)]
+        dead: dict[str, str] = {}
+        with contextlib.suppress(AccessDenied):  # trackers don't need them
+            dead = {name: topic.topic_id for name, topic in topics.describe(names).items()}
+        changed: dict[bytes, bytes | None] = {}
+        mixed = []
+        for queue in queues:
+            before = self._decode(queue.name, found)
+            recorded = {} if before is None else before.topic_ids
+            now = {**{name: dead[name] for name in _dead_letters(queue) if name in dead}, **queue.topic_ids}
+            ids, earlier = _ids_to_write(queue, recorded, now if queue.topic_ids else {})
+            if queue.name in earlier:
+                mixed.append(queue)
+            last = found.get(self._key(queue.name), (b"",))[-1]
+            # One that can't be read hides those before it as soon as these are compacted away.
+            if before != queue or ids != recorded or _settings_of(queue.name, last) is None:
+                changed[self._key(queue.name)] = _record(queue, ids)
+        self._produce(changed)
+        if mixed:
+            raise earlier_markers_error(mixed[0])
 
     def remove(self, name: str) -> None:
         """Take away the record of a queue that was deleted; does nothing where there is none."""
-        if self._key(name) in (self._read() or {}):
-            self._produce({self._key(name): None})
+        with contextlib.suppress(_TooLong):
+            if self._key(name) not in (self._read() or {}):
+                return
+        self._produce({self._key(name): None})
 
     def _key(self, name: str) -> bytes:
         return f"{self._connection.root}/queues/{name}".encode()
@@ -141,7 +246,7 @@ class SettingsMirror:
         """The last value of the queue that can be read."""
         for value in reversed(found.get(self._key(name), ())):
             try:
-                settings = QueueSettings.from_json(value, newer=True)
+                settings = _settings(value)
             except ConfigError as error:
                 self._warn(
                     f"has a record of queue {name} that can't be read; it counts for nothing", str(error)
@@ -152,9 +257,13 @@ class SettingsMirror:
         return None
 
     def _read(self) -> _Found | None:
-        """The last values of each key; None where there is no topic. Raises AccessDenied, Unavailable."""
+        """The last values of each key; None where there is no topic. Raises AccessDenied, Unavailable.
+
+        Of that _TooLong where others have written too much.
+        """
         # Asked first: it takes a consumer ten times as long to find out that there is none.
         if SETTINGS_TOPIC not in Topics(self._connection).describe([SETTINGS_TOPIC]):
+            _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
             return None
         found: _Found = {}
         deadline = SYSTEM_CLOCK.monotonic() + _READ_S
@@ -175,12 +284,6 @@ class SettingsMirror:
             partition_reader.scan(self._connection, SETTINGS_TOPIC, {0: 0}, visit, uncommitted=True)
         except TopicError:  # it has just been deleted
             return None
-        except _TooLong:
-            self._warn(
-                f"is too long to be read; {_CONSEQUENCE}",
-                "see who writes to it, and that its cleanup.policy is compact",
-            )
-            return {}
         _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), found
         return found
 
@@ -195,7 +298,9 @@ class SettingsMirror:
                 failed.append(error)
 
         timeout_s = librdkafka.REQUEST_TIMEOUT_S
-        producer = librdkafka.new_producer(self._connection, {"message.timeout.ms": int(timeout_s * 1000)})
+        # Written twice, a record says the same; and to become idempotent takes a producer half a second.
+        settings = {"message.timeout.ms": int(timeout_s * 1000), "enable.idempotence": False}
+        producer = librdkafka.new_producer(self._connection, settings)
         with librdkafka.kafka_errors(doing, self._connection):
             for key, value in records.items():
                 producer.produce(SETTINGS_TOPIC, value, key, 0, on_delivery=report)
@@ -211,6 +316,53 @@ class SettingsMirror:
         if f"{self._cluster} {text}" not in _complained:
             _complained.add(f"{self._cluster} {text}")
             _log.warning(text, extra={"bootstrap": self._connection.bootstrap, "why": why})
+
+
+def _settings(value: bytes) -> QueueSettings:
+    """The settings in a record, with the ids of topics that it says; raises ConfigError."""
+    settings = QueueSettings.from_json(value, newer=True)
+    ids = json.loads(value).get(_TOPIC_IDS)
+    if not isinstance(ids, dict):
+        return settings
+    return settings.with_topic_ids({name: one for name, one in ids.items() if one and isinstance(one, str)})
+
+
+def _settings_of(name: str, value: bytes) -> QueueSettings | None:
+    """The settings in a record of queue `name`; None where it says none, or those of another queue."""
+    try:
+        settings = _settings(value)
+    except ConfigError:
+        return None
+    return settings if settings.name == name else None
+
+
+def _record(queue: QueueSettings, ids: Mapping[str, str]) -> bytes:
+    """The value of a queue's record."""
+    values = dataclasses.asdict(queue)
+    return json.dumps({**values, _TOPIC_IDS: dict(ids)} if ids else values, sort_keys=True).encode()
+
+
+def _dead_letters(queue: QueueSettings) -> list[str]:
+    """The names of the dead-letter topic and of its markers topic."""
+    (_, dead) = markers_topics(queue).items()
+    return list(dead)
+
+
+def _ids_to_write(
+    queue: QueueSettings, recorded: Mapping[str, str], now: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The ids that the record is to say, and what earlier_markers() says of them.
+
+    Topics with messages and their markers topics go together: of such a pair, both ids are taken from `now`
+    or none.
+    """
+    earlier = earlier_markers(queue, recorded, now)
+    ids = {}
+    for messages, markers in markers_topics(queue).items():
+        both = {messages, markers}
+        told = recorded if messages in earlier or not both <= now.keys() else now
+        ids.update({name: told[name] for name in both & told.keys()})
+    return ids, earlier
 
 
 def _is_not_allowed(error: AccessDenied) -> bool:
