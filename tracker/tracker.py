@@ -994,14 +994,15 @@ class Tracker:
                 _log.debug("Kafka does not answer: %s", found)
                 return
             for part in self._parts.values():
-                if not found or part.phase is not Phase.ACTIVE or part.queue.name not in wanted:
+                known = part.phase in (Phase.CATCHING_UP, Phase.ACTIVE)
+                if not found or not known or part.queue.name not in wanted:
                     continue
                 if _ids(found, part.queue) != part.topic_ids:
                     part.problem = "a topic was deleted or created anew"
                     self._complain("topics", part.key, part.problem)
                     self._stop_reading(part)
                     self._reopen(part, 0.0)
-                elif part.number == 0:  # one tracker of each queue
+                elif part.number == 0 and part.phase is Phase.ACTIVE:  # one tracker of each queue
                     self._see_partitions(part.queue.name, found[part.queue.name].partitions)
 
         self._in_background(self._background, probe, probed)

@@ -48,6 +48,8 @@ _LATE_S = 5.0
 _WATCH_EVERY_S = 1.0
 _WATCH_SOON_S = 0.05
 _WATCH_TIMEOUT_S = 3.0
+_WATCH_LAG_S = 10.0
+"""For longer than that no broker goes on to tell the ids of topics that are no more, while others don't."""
 
 K = TypeVar("K")
 
@@ -568,6 +570,8 @@ class TopicWatch:
         self._next = self._asked_at + _WATCH_EVERY_S
         self._ids = ids
         self._before: set[TopicIds] = set()
+        self._told = ids, self._known_at
+        """What was told last, and since when nothing else."""
 
     def look(self) -> TopicIds:
         """The ids as of the last answer that named both topics; asks again when it is time to."""
@@ -590,8 +594,12 @@ class TopicWatch:
         return False
 
     def _found(self, ids: TopicIds) -> None:
-        # A broker that was not told yet of the new topics answers with the ids of the old ones.
-        if ids != self._ids and ids not in self._before:
+        # A broker that was not told yet of the new topics answers with the ids of the old ones. Which are the
+        # old ones is not known to who is made meanwhile; they are not told for long.
+        if ids != self._told[0]:
+            self._told = ids, self._known_at
+        lasts = self._known_at - self._told[1] >= _WATCH_LAG_S
+        if ids != self._ids and (lasts or ids not in self._before):
             self._before.add(self._ids)
             self._ids = ids
 

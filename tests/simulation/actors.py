@@ -12,11 +12,12 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from kmqpy.core.durations import MIN_LEASE_MS
-from kmqpy.errors import Closed, Unavailable
+from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
 from kmqpy.kafka.admin.registry import RegisteredQueue
 from kmqpy.kafka.message_headers import DELIVER_AT
+from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topics import QueueTopics, TopicIds, TopicInfo
 from kmqpy.telemetry.base import Telemetry
 from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
@@ -38,37 +39,40 @@ _TELEMETRY = Telemetry()
 
 
 class Topics:
-    """Topics that exist and keep their ids."""
-
-    class _Found:
-        ids = TopicIds("queue-id", "markers-id")
-
-        class queue:  # noqa: N801
-            topic_id = "queue-id"
-
-        class markers:  # noqa: N801
-            topic_id = "markers-id"
-            partitions = 1_000
+    """Answers of Kafka about the topics of the queue, without waiting."""
 
     def __init__(self, connection: Connection, _timeout_s: float = 0.0) -> None:
         self._connection = connection
 
     def check(self, _queue: QueueSettings) -> Any:
-        return self._Found
+        found: QueueTopics = self._connection.checked()
+        if self._connection.process.client is None:
+            self._connection.process.topics_of = number_of(found.queue.topic_id)
+        return found
+
+    def describe(self, _names: Any) -> dict[str, TopicInfo]:
+        if self._connection.is_away():
+            raise Unavailable("does not answer")
+        return self._connection.describe()
 
     def brokers(self) -> int:
         return 3
 
 
 class TrackerTopics(Topics):
-    """The same, for code that waits for it."""
+    """The same, for code that waits for what it checks."""
 
     def check(self, _queue: QueueSettings, _partition: int) -> Steps:
         yield from self._connection.reach()
-        return self._Found
+        return self._connection.checked()
 
 
-class TopicWatch:
+def number_of(topic_id: str) -> int:
+    """The number of the topics of which this is an id; see Broker.number."""
+    return int(topic_id.rpartition("-")[2] or -1)
+
+
+class NoWatch:
     """kmqpy.kafka.topics.TopicWatch of topics that keep their ids."""
 
     def __init__(self, _connection: Connection, _queue: QueueSettings, ids: TopicIds, _clock: Any) -> None:
@@ -390,6 +394,27 @@ CLOCK = _GlobalClock()
 
 _records = stepwise("kmqpy.kafka.markers.records", set())
 _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=_records.headers_of_each)
+_topics = stepwise("kmqpy.kafka.topics", set(), librdkafka=Module)
+
+
+class TopicWatch(_topics.TopicWatch):
+    """kmqpy.kafka.topics.TopicWatch, whose process is known by the topics that it was told of last."""
+
+    def __init__(self, connection: Connection, *rest: Any) -> None:
+        super().__init__(connection, *rest)
+        self._process = connection.process
+
+    def _found(self, ids: TopicIds) -> None:
+        super()._found(ids)
+        self._process.topics_of = number_of(self._ids.queue)
+
+
+def watch(connection: Connection, *rest: Any) -> Any:
+    """What notices that topics are made anew, where that happens."""
+    world = connection.world
+    return world.controls.watch(connection, *rest) if world.topics_change else NoWatch(connection, *rest)
+
+
 _originals = stepwise(
     "tracker.redelivery.originals", {"fetch", "log_start", "_read"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
 )
@@ -451,12 +476,12 @@ _writer = stepwise(
 )
 _client = stepwise(
     "kmqpy.kafka.client.client",
-    {"_take", "_take_from"},
+    {"_take", "_take_from", "_look_for_topics"},
     MarkerWriter=lambda connection, *rest, **more: connection.world.controls.marker_writer(
         connection, *rest, **more
     ),
     Topics=Topics,
-    TopicWatch=TopicWatch,
+    TopicWatch=watch,
     settings_of=lambda queue, _connection: queue,
     check_connection=lambda connection: connection,
     by_partition=_records.by_partition,
@@ -481,7 +506,7 @@ original_of = _originals.original_of
 
 def started(partitions: Any) -> Any:
     """What a writer says that has written all start markers."""
-    return _start_markers.StartOutcome(dict.fromkeys(partitions, 0), {})
+    return _start_markers.StartOutcome(dict.fromkeys(partitions, -1), {})
 
 
 class Claim:
@@ -501,7 +526,9 @@ class Claim:
 
 def aborted() -> Exception:
     """A transaction was aborted, for a reason that is over: the same can be sent again at once."""
-    error: Exception = _redeliverer.TransactionAborted(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER))
+    error: Exception = _redeliverer.TransactionAborted(
+        KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER), QUEUE
+    )
     return error
 
 
@@ -571,7 +598,8 @@ class Tracker(_tracker.Tracker):
         self._broker = connection.broker
         self._background.process = self._pool.process = self._asking.process = connection.process
         self._offsets_turn = contextlib.nullcontext()
-        self._next_probe = float("inf")
+        if not self._world.topics_change:
+            self._next_probe = float("inf")
         self._diagnosed.add(QUEUE)
         self.leaving = False
 
@@ -594,8 +622,8 @@ class Tracker(_tracker.Tracker):
 
         self._process.spawn(run())
 
-    def _has_its_topics(self, _part: Any) -> bool:
-        return True
+    def _has_its_topics(self, part: Any) -> bool:
+        return not self._world.topics_change or super()._has_its_topics(part)
 
     def _has_dead_letters(self, queue: QueueSettings) -> bool:
         return queue.dead_letter_topic not in self._broker.missing
@@ -604,8 +632,9 @@ class Tracker(_tracker.Tracker):
         self._connect()
         wake = lambda: self._world.wake(self._process.main, self._world.latency())  # noqa: E731
         logs = [log for (topic, _), log in self._broker.logs.items() if topic == f"{QUEUE}__markers"]
-        for log in logs:
-            log.readers.append(wake)
+        readers = [log.readers for log in logs]  # those of the logs that come after these
+        for some in readers:
+            some.append(wake)
         try:
             while not self.leaving:
                 self._turn()
@@ -618,14 +647,16 @@ class Tracker(_tracker.Tracker):
             with contextlib.suppress(Unavailable):
                 self._drain()
         finally:
-            for log in logs:
-                log.readers.remove(wake)
+            for some in readers:
+                some.remove(wake)
             self._leadership.forget()
 
     def _idle_ms(self) -> float:
         """How long until something is to be done that nobody wakes us for."""
         now = self._clock.monotonic()
         wait_s = min(0.5, max(0.0, self._next_offsets - now))
+        if not self._probing:
+            wait_s = min(wait_s, max(0.0, self._next_probe - now))
         for part in self._parts.values():
             wait_s = min(wait_s, part.seconds_to_tick(now, self._silence_s))
             if part.phase is _tracker.Phase.OPENING and not part.busy:
@@ -638,7 +669,12 @@ def client(
 ) -> Steps:
     """A process that takes messages and does with them what users do."""
     process, world = connection.process, connection.world
-    own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
+    while True:
+        try:
+            own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
+            break
+        except TopicError:
+            yield 200.0
     own._housekeeper = _Thread()  # what it does is done below
     own._source = world.controls.source(
         connection,
@@ -651,9 +687,10 @@ def client(
     )
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
+    readers = [log.readers for log in logs]
     wake = lambda: world.wake(process.main, world.latency())  # noqa: E731
-    for log in logs:
-        log.readers.append(wake)
+    for some in readers:
+        some.append(wake)
 
     def use(message: Any, lease: int) -> None:
         history.handed_out(process, message)
@@ -664,7 +701,11 @@ def client(
             lease = int(lease_ms * (0.5 + world.random())) if world.random() < 0.3 else lease_ms
             lease = max(MIN_LEASE_MS, lease)
             asked = process.monotonic()
-            messages = yield from own._take(1 + int(batch * world.random()), 0.0, lease)
+            try:
+                messages = yield from own._take(1 + int(batch * world.random()), 0.0, lease)
+            except TopicError:
+                yield 200 * world.random()
+                continue
             if lease == lease_ms and world.random() < 0.2:  # `for message in client`: one after the other
                 until = asked + lease_ms / 1000
                 own._iterating.extend((until, message) for message in messages[1:])
@@ -674,6 +715,7 @@ def client(
             if messages and world.faults and world.random() < 0.05:
                 for _ in range(3):  # the user's code is busy, the housekeeper goes on
                     yield 600.0
+                    own._follow_topics()
                     own._source.maintain()
                     yield from own._source.keep_alive()
                     own._release(own._source.abandoned())
@@ -697,14 +739,19 @@ def client(
         own.close()
         world.trace(process.name, "closed")
     finally:
-        for log in logs:
-            log.readers.remove(wake)
+        for some in readers:
+            some.remove(wake)
 
 
 def _use(connection: Connection, own: Any, message: Any, lease: int, history: History) -> Steps:
     """What a user does with one message, unless the client is closed before."""
     with contextlib.suppress(Closed):
-        yield from _use_open(connection, own, message, lease, history)
+        try:
+            yield from _use_open(connection, own, message, lease, history)
+        except (ReceiptError, TopicError, Unavailable) as error:
+            if not connection.world.topics_change:
+                raise
+            connection.world.trace(connection.process.name, f"refused: {error}")
 
 
 def _use_open(connection: Connection, own: Any, message: Any, lease: int, history: History) -> Steps:
@@ -713,22 +760,29 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         yield 20 * world.random()
         world.kill(process)
         return
+
+    def ack() -> None:
+        own.ack(message)
+        history.acks(process, message)
+
     luck = world.random() if world.faults else 0.0
     if luck < 0.15:  # as ack(wait=True)
         own._check_open()
-        yield from own._writer.write_in_steps([(message.partition, [message.offset])])
+        writer, places = own._writer, own._places([message])
+        history.acks(process, message)
+        yield from writer.write_in_steps(places.items())
         history.written(process, message)
-        own._finished({message.partition: [message.offset]}, "ack")
+        own._finished(places, "ack")
     elif luck < 0.45:
-        own.ack(message)
+        ack()
     elif luck < 0.55:  # in time or late
         yield lease * 1.5 * world.random()
-        own.ack(message)
+        ack()
     elif luck < 0.65:
         yield lease * world.random()
         own.extend(message, lease=max(MIN_LEASE_MS, lease * (0.5 + world.random())) / 1000)
         yield lease * 1.3 * world.random()
-        own.ack(message)
+        ack()
     elif luck < 0.74:
         yield lease * 0.5 * world.random()
         delay = 0 if world.random() < 0.5 else world.random()
@@ -738,7 +792,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         own.dead_letter(message, reason="simulated")
         history.rejected.add((message.partition, message.offset))
     elif luck < 0.88:  # F14: what comes after an ack changes nothing
-        own.ack(message)
+        ack()
         yield 300 * world.random()
         if world.random() < 0.5:
             own.extend(message, lease=lease / 1000)
@@ -748,8 +802,19 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         yield 200 * world.random()
         others = [other for other in world.clients if other.alive and other.client]
         if others:
+            yield from _look_for_topics(others[0], message)
             others[0].client.ack(message.receipt)
+            history.acks(others[0], message)
     yield 0.0
+
+
+def _look_for_topics(process: Process, message: Any) -> Steps:
+    """KmqClient._look_for_topics, which waits: its thread that receives is who looks."""
+    topic_id = Receipt.parse(message.receipt).topic_id
+    until = process.monotonic() + 3.0
+    while process.client._ids.queue != topic_id and process.monotonic() < until:
+        process.world.wake(process.main)
+        yield 100.0
 
 
 def producer(
@@ -768,7 +833,10 @@ def producer(
         try:
             yield from connection.reach()
             place = (QUEUE, int(broker.partitions * world.random()))
+            if QUEUE in broker.missing:
+                raise timed_out()
             broker.logs[place].append(b"k", body, headers, process.name)
+            history.sent_to[body] = broker.number
             if world.unlucky():
                 raise timed_out()
             history.sent.add(body)

@@ -24,10 +24,18 @@ class History:
     poison: set[bytes] = field(default_factory=set)
     rejected: set[tuple[int, int]] = field(default_factory=set)
     delivered: Counter[bytes] = field(default_factory=Counter)
-    handouts: list[tuple[str, int, int, int, int]] = field(default_factory=list)
-    """Who was given what: name, partition, offset, the end of the markers it had read, the broker's time."""
-    waits: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """Who was told that an end marker is written: name, partition, offset, the end of the markers then."""
+    handouts: list[tuple[int, str, int, int, int, int]] = field(default_factory=list)
+    """Who was given what: the number of the topics, name, partition, offset, the end of the markers it had
+    read, the broker's time."""
+    waits: list[tuple[int, str, int, int, int]] = field(default_factory=list)
+    """Who was told that an end marker is written: the number of the topics, name, partition, offset, the end
+    of the markers then."""
+    acked: set[tuple[int, str, int, int]] = field(default_factory=set)
+    """Who acknowledged what: the number of the topics, name, partition, offset."""
+    sent_to: dict[bytes, int] = field(default_factory=dict)
+    """The number of the topics to which a message was sent."""
+    problems: list[str] = field(default_factory=list)
+    """What was wrong when it happened."""
     deleted: set[bytes] = field(default_factory=set)
     markers_deleted: bool = False
     clock_jumped: bool = False
@@ -39,30 +47,53 @@ class History:
         """A client gives a message to its user."""
         self.delivered[message.body] += 1
         assert self.broker is not None
-        self.handouts.append(
-            (
-                process.name,
-                message.partition,
-                message.offset,
-                process.recovered.get(message.partition, 0),
-                self.broker.time_ms(),
-            )
-        )
+        place = f"{message.partition}@{message.offset}"
         if process.world.tracing:
-            place = f"{message.partition}@{message.offset}"
             process.world.trace(
                 process.name, f"hands out {place} {message.body!r}, attempt {message.attempts}"
             )
+        number, of = _number(message), int(message._batch.topic_id.rpartition("-")[2])
+        if number < self.broker.number:
+            if max(process.topics_of, of) > number:
+                self.problems.append(
+                    f"R24: {process.name} was given {place} of topics that it knew to be gone"
+                )
+            return
+        log, recovered = process.recovered.get(message.partition, (None, 0))
+        # Until it knows the topics, it can read the markers of the one from a place in the other.
+        if log is None or log.number != number or of != number:
+            recovered = 0
+        self.handouts.append(
+            (
+                number,
+                process.name,
+                message.partition,
+                message.offset,
+                recovered,
+                self.broker.time_ms(),
+            )
+        )
+
+    def acks(self, process: Process, message: Any) -> None:
+        """A message is acknowledged; of which topics it is, its client may not know yet."""
+        self.acked.add((_number(message), process.name, message.partition, message.offset))
 
     def written(self, process: Process, message: Any) -> None:
         """An ack that waits for its marker has come back."""
         assert self.broker is not None
-        end = self.broker.logs[f"{message.queue}__markers", message.partition].end
-        self.waits.append((process.name, message.partition, message.offset, end))
+        log, number = self.broker.logs[f"{message.queue}__markers", message.partition], _number(message)
+        if log.number == number:
+            self.waits.append((number, process.name, message.partition, message.offset, log.end))
 
     def deletes(self, queue: Log, up_to: int) -> None:
         """Retention removes what lies below `up_to`: the sends in it are excused."""
         self.deleted.update(record.value() for record in queue.records[queue.start : up_to] if record.is_data)
+
+
+def _number(message: Any) -> int:
+    """Of which topics a message is, whatever its client believes; see Broker.number."""
+    number: int = message._record.log.number
+    return number
 
 
 @dataclass
@@ -80,7 +111,17 @@ class _Open:
 
 
 class Checker:
-    """Finds what went wrong in a run; `problems` in words."""
+    """Finds what went wrong in a run; `problems` in words.
+
+    Where the topics were made anew, those that are gone are looked at, too, as far as they went.
+
+    A client learns of new topics a moment after they were made. A marker that it writes until then for a
+    message of the old topic may get to the new one, and counts there for the message at the same offset. That
+    is known (rule R24), so the checker forgives what comes of it: a message that such an end marker ended
+    while it was in flight, or of which such a start marker spoke before the message existed. So it does with
+    what trackers ended while some brokers still told them the ids of the topics before. `stats` tells how
+    many were lost by that.
+    """
 
     def __init__(self, broker: Broker, history: History, queue: QueueSettings, *, strict_time: bool) -> None:
         self.broker = broker
@@ -89,21 +130,33 @@ class Checker:
         self.strict_time = strict_time
         self.problems: list[str] = []
         self.stats: Counter[str] = Counter()
+        self._number = 0
+        self._logs = broker.logs
+        self._forgiven: set[tuple[int, int]] = set()
+        """Messages of which nobody can know any more what is true."""
         self._acked: set[bytes] = set()
         self._late: dict[tuple[int, int], _Open] = {}
         self._copied: set[tuple[int, int]] = set()
 
     def check(self) -> list[str]:
+        self.problems += self.history.problems
+        for number, logs in enumerate([*self.broker.past, self.broker.logs]):
+            self._number, self._logs = number, logs
+            self._acked, self._late, self._copied, self._forgiven = set(), {}, set(), set()
+            for partition in range(self.broker.partitions):
+                self._read_markers(partition)
         self._check_copies()
-        for partition in range(self.broker.partitions):
-            self._read_markers(partition)
         self._check_dead_letters()
         self._check_deliveries()
         self._check_loss()
         return self.problems
 
+    @property
+    def _is_past(self) -> bool:
+        return self._number < self.broker.number
+
     def _log(self, topic: str, partition: int) -> Log:
-        return self.broker.logs[topic, partition]
+        return self._logs[topic, partition]
 
     def _check_copies(self) -> None:
         """Every copy that can be read ends what it replaces; others are duplicates to come."""
@@ -134,7 +187,9 @@ class Checker:
                 if not entry.lapsed and entry.due <= now + self.history.clock_lead_ms:
                     self._lapse(entry)
             for marker in decoded(record):
-                if marker.op is Op.END:
+                if self._is_of_none(record, marker):
+                    self._forgiven.add((partition, marker.offset))
+                elif marker.op is Op.END:
                     ends.setdefault((record.by, marker.offset), record.at)
                     self._read_end(partition, queue, record, marker, state, takes)
                 elif marker.op in (Op.TAKE, Op.DELAY):
@@ -143,12 +198,20 @@ class Checker:
                 elif (entry := state.get(marker.offset)) is not None:
                     self._changed(entry, marker, now)
         for offset, entry in state.items():
-            if offset >= queue.start and not self.history.markers_deleted:
+            if offset >= queue.start and not self.history.markers_deleted and not self._is_past:
                 self.problems.append(f"stuck: {partition}@{offset} is in flight at the end: {entry}")
         self._check_handouts(partition, takes)
-        for name, number, offset, end in self.history.waits:
-            if number == partition and not ends.get((name, offset), end) < end:
+        for number, name, where, offset, end in self.history.waits:
+            if (number, where) == (self._number, partition) and not ends.get((name, offset), end) < end:
                 self.problems.append(f"R26: {name} was told that the end of {partition}@{offset} is written")
+
+    def _is_of_none(self, record: Record, marker: Marker) -> bool:
+        """Whether a marker of a message of the topics before speaks of one that did not exist yet.
+
+        A tracker believes it or not, and so does a client: it depends on when they read it (rule R22).
+        """
+        speaks = marker.op in (Op.TAKE, Op.DELAY) and record.believed < self._number
+        return speaks and not record.by.startswith("tracker") and marker.offset >= record.queue_end
 
     def _opened(self, marker: Marker, now: int, before: _Open | None) -> _Open:
         if before is not None and before.dead:
@@ -191,20 +254,32 @@ class Checker:
             return
         entry = state.pop(offset, None)
         if not marker.by_tracker:
-            if offset < len(queue.records):
+            if self._number and (self._number, record.by, partition, offset) not in self.history.acked:
+                self.stats["old ends in new topics"] += 1
+                if entry is not None:
+                    self._forgiven.add((partition, offset))
+            elif offset < len(queue.records):
                 self._acked.add(queue.records[offset].value())
             if entry is not None and entry.lapsed:
                 self._late[partition, offset] = entry
             return
         what = f"{partition}@{offset} by {record.by}"
+        if record.at < record.log.lag_end:
+            self._forgiven.add((partition, offset))
+            return
         copy = record.copies.get(offset)
         if copy is None:
             self._check_gone(queue, offset, what)
             return
         dead = copy.topic() == self.queue.dead_letter_topic
         self.stats["dead letters" if dead else "redeliveries"] += 1
+        if self.history.sent_to.get(copy.value(), self._number) != self._number or offset >= queue.end:
+            self.problems.append(f"R24: {what}, of other topics, ended in these")
+            return
         self._check_is_whole(queue.records[offset], copy, what)
         takers = {taken.by for taken, _ in takes[offset]}
+        if (partition, offset) in self._forgiven or any(r.believed < self._number for r, _ in takes[offset]):
+            return
         if (partition, offset) in self._copied and len(takers) == 1 and not self.history.markers_deleted:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
@@ -259,12 +334,14 @@ class Checker:
         """
         if self.history.markers_deleted:
             return
-        for name, number, offset, recovered, at_ms in self.history.handouts:
-            if number != partition:
+        for number, name, where, offset, recovered, at_ms in self.history.handouts:
+            if (number, where) != (self._number, partition):
                 continue
             if any(record.at < recovered for record, _ in takes[offset]):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
-            if sum(record.by == name and record.ms <= at_ms for record, _ in takes[offset]) > 1:
+            # What was meant for the topics before is no second start.
+            own_takes = [r for r, _ in takes[offset] if r.by == name and r.believed >= self._number]
+            if sum(record.ms <= at_ms for record in own_takes) > 1:
                 self.problems.append(f"R10: {name} started {partition}@{offset} twice and was given it")
             own = [record.ms + after for record, after in takes[offset] if record.by == name]
             if self.strict_time and (not own or at_ms >= max(own)):
@@ -278,7 +355,16 @@ class Checker:
         self.stats["messages"] = len(self.history.sent)
 
     def _check_loss(self) -> None:
+        forgiven = {
+            self._log(self.queue.name, partition).records[offset].value()
+            for partition, offset in self._forgiven
+            if offset < self._log(self.queue.name, partition).end
+        }
         for body in sorted(self.history.sent - self._acked - self.history.deleted):
-            if not self.history.markers_deleted:
+            if self.history.sent_to[body] < self._number:
+                continue
+            if body in forgiven:
+                self.stats["lost by old markers"] += 1
+            elif not self.history.markers_deleted:
                 seen = self.history.delivered[body]
                 self.problems.append(f"lost: {body!r} was sent and never finished, delivered {seen} times")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.client.group_member import commit_metadata
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
 
@@ -11,6 +12,7 @@ from .actors import (
     Claim,
     GroupMember,
     MarkerWriter,
+    NoWatch,
     OriginalsReader,
     Redeliverer,
     Tracker,
@@ -105,12 +107,30 @@ class ForgetsFailures(MarkerWriter):
 class RetriesFromMemory(Redeliverer):
     """Opens a new producer after a commit of unknown outcome and sends the same again (rule R1)."""
 
-    def _transact(self, batch: Any, gone: Any) -> Steps:
+    def _transact(self, *batch: Any) -> Steps:
         try:
-            yield from super()._transact(batch, gone)
+            yield from super()._transact(*batch)
         except broken as error:
             yield from self.open(1.0)
             raise aborted() from error
+
+
+class CommitsUnseen(Redeliverer):
+    """Looks at the topics before a transaction, and not again before it is committed (rule R24)."""
+
+    def _transact(self, batch: Any, gone: Any, _may_go_on: Any) -> Steps:
+        yield from super()._transact(batch, gone, lambda: True)
+
+
+class CommitsUnled(Redeliverer):
+    """Looks not whether it leads before it commits: only the fencing keeps it from that.
+
+    Where topics are made anew, it looks at these and at that together.
+    """
+
+    def _transact(self, batch: Any, gone: Any, may_go_on: Any) -> Steps:
+        looks = self._connection.world.topics_change
+        yield from super()._transact(batch, gone, may_go_on if looks else lambda: True)
 
 
 class ForgetsPredecessors(GroupMember):
@@ -150,6 +170,18 @@ class TakesWhatIsReadAgain(GroupMember):
         return super()._is_ours(record, log_starts)
 
 
+class BelievesCommits(GroupMember):
+    """Takes every commit for one of the topics that there are (rule R24)."""
+
+    def _recover(self, partition: int, known: Any) -> Steps:
+        committed = self._connection.group.committed
+        if partition in committed:
+            offset, metadata = committed[partition]
+            covered = metadata.split(":")[1]
+            committed[partition] = offset, commit_metadata(None if covered == "-" else covered, self._ids)
+        yield from super()._recover(partition, known)
+
+
 class AnyOriginal(OriginalsReader):
     """Takes the next record for one that is gone, as the JVM tracker does (case F5)."""
 
@@ -162,6 +194,16 @@ class AnyOriginal(OriginalsReader):
                 fetched.gone.remove(offset)
                 fetched.found[offset] = original_of(following[0])
         return fetched
+
+
+class KeepsState(Tracker):
+    """Looks not whether the topics are still those that it has read (rules R8, R24)."""
+
+    def _has_its_topics(self, _part: Any) -> bool:
+        return True
+
+    def _probe(self, _now: float) -> None:
+        self._next_probe = float("inf")
 
 
 class Hasty(Tracker):
@@ -181,7 +223,7 @@ class NoTicks(Tracker):
 
 
 CONTROLS = {
-    "fencing off": Controls(transactions=UnfencedTransactions),
+    "fencing off": Controls(transactions=UnfencedTransactions, redeliverer=CommitsUnled),
     "two sends instead of a transaction": Controls(transactions=PlainSends),
     "safe offset past the oldest start": Controls(tracker=UnsafeOffsets),
     "start markers not waited for": Controls(marker_writer=UnconfirmedStarts),
@@ -198,4 +240,8 @@ CONTROLS = {
     "failed starts taken again unread": Controls(source=TakesAgainUnread),
     "own starts read too early": Controls(source=ReadsTooEarly),
     "what is read again taken again": Controls(source=TakesWhatIsReadAgain),
+    "commits of other topics believed": Controls(source=BelievesCommits, topics_change=True),
+    "topics not watched": Controls(watch=NoWatch, topics_change=True),
+    "state kept for other topics": Controls(tracker=KeepsState, topics_change=True),
+    "committed without a look": Controls(redeliverer=CommitsUnseen, topics_change=True),
 }

@@ -4,14 +4,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 
-from kmqpy.errors import Unavailable
+from kmqpy.errors import QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka as real
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.partition_reader import Reached
+from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
-from .model import Broker, Fenced, Group, Log, Process, Record, Steps, decoded
+from .model import Broker, Fenced, Group, Log, NoTopic, Process, Record, Steps, decoded
 
 REQUEST_TIMEOUT_MS = 400.0
 
@@ -20,12 +21,17 @@ def timed_out() -> KafkaException:
     return KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
+def no_topic() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+
+
 class Connection:
     """What kmqpy's parts are given instead of addresses: the process they are in."""
 
     bootstrap = "broker"
     root = "/kmq"
     zookeeper_security = None
+    queue_topic = "q"
     markers_topic = "q__markers"
 
     def __init__(self, process: Process, broker: Broker, group: Group, zookeeper: Any) -> None:
@@ -41,6 +47,70 @@ class Connection:
         if self.process.kafka_cut_until > self.world.now or self.world.unlucky():
             yield REQUEST_TIMEOUT_MS
             raise timed_out()
+
+    def is_away(self) -> bool:
+        """Whether Kafka does not answer a question about topics now."""
+        world = self.world
+        unlucky = world.faults and world.topics_rng.random() < world.error_rate
+        return unlucky or self.process.kafka_cut_until > world.now
+
+    def describe(self) -> dict[str, TopicInfo]:
+        """The topics of the queue, as far as they exist, as some broker knows them."""
+        number = self.broker.number_told()
+        names = [name for name in (self.queue_topic, self.markers_topic) if name not in self.broker.missing]
+        return {name: TopicInfo(name, f"{name}-{number}", self.broker.partitions, 3) for name in names}
+
+    def checked(self) -> QueueTopics:
+        """The same, when they are to exist."""
+        found = self.describe()
+        if len(found) < 2:
+            raise QueueNotFound("there is no such topic")
+        return QueueTopics(found[self.queue_topic], found[self.markers_topic], None)
+
+
+class _Answer:
+    """A future of what is asked of Kafka."""
+
+    def __init__(self) -> None:
+        self._found: TopicInfo | KafkaException | None = None
+
+    def set(self, found: TopicInfo | KafkaException) -> None:
+        self._found = found
+
+    def done(self) -> bool:
+        return self._found is not None
+
+    def result(self, _timeout_s: float) -> TopicInfo:
+        if not isinstance(self._found, TopicInfo):
+            raise self._found or timed_out()
+        return self._found
+
+
+class Admin:
+    """An admin client that is asked which topics there are."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def poll(self, _timeout_s: float) -> int:
+        return 0
+
+    def describe_topics(self, asked: TopicCollection, request_timeout: float) -> dict[str, _Answer]:
+        connection, world = self._connection, self._connection.world
+        answers = {name: _Answer() for name in asked.topic_names}
+
+        def answer(found: dict[str, TopicInfo], away: bool) -> None:
+            for name, one in answers.items():
+                one.set(timed_out() if away else found.get(name) or no_topic())
+
+        def arrive() -> None:
+            away = connection.is_away()
+            later_ms = request_timeout * 1000 if away else 12 * world.topics_rng.random() ** 2
+            found = connection.describe()
+            world.at(later_ms, lambda: answer(found, away))
+
+        world.at(12 * world.topics_rng.random() ** 2, arrive)
+        return answers
 
 
 class Module:
@@ -58,8 +128,8 @@ class Module:
         return False
 
     @staticmethod
-    def new_admin(_connection: Connection) -> None:
-        return None
+    def new_admin(connection: Connection) -> Admin:
+        return Admin(connection)
 
     @staticmethod
     def new_producer(connection: Connection, settings: dict[str, Any]) -> Any:
@@ -100,6 +170,7 @@ class PlainProducer:
 
     def __init__(self, connection: Connection, *, only_errors: bool = False) -> None:
         self._connection = connection
+        self._believed = connection.process.topics_of
         self._world = connection.world
         self._only_errors = only_errors
         self._unreported = 0
@@ -123,6 +194,7 @@ class PlainProducer:
         place = (topic, partition)
         log = self._connection.broker.logs[place]
         record = Record(log, -1, 0, key, value, headers or [], None, self._connection.process.name)
+        record.believed = self._believed
         waiting = self._requests.setdefault(place, [])
         if not waiting or waiting[-1].made_at != self._world.now or self._world.random() < 0.05:
             waiting.append(request := _Request(self._world.now))
@@ -166,6 +238,7 @@ class PlainProducer:
         world = self._world
         self._requests[place].remove(request)
         cut = self._connection.process.kafka_cut_until > world.now
+        cut = cut or place[0] in self._connection.broker.missing
         if not cut and not world.unlucky():
             self._written[place] = self._written.get(place, 0) + 1
             self._write(request, confirmed=not request.purged)
@@ -189,13 +262,15 @@ class PlainProducer:
             self._report(request, error)
 
     def _arrive_late(self, place: tuple[str, int], request: _Request, written: int) -> None:
-        if self._written.get(place, 0) == written:
+        if self._written.get(place, 0) == written and place[0] not in self._connection.broker.missing:
             self._world.trace(self._connection.process.name, "what was not confirmed arrives late:")
             self._write(request, confirmed=False)
 
     def _write(self, request: _Request, *, confirmed: bool) -> None:
         for record, _ in request.records:
             record.append(confirmed=confirmed)
+            queue = self._connection.queue_topic, record.partition()
+            record.queue_end = self._connection.broker.logs[queue].end
             if self._world.tracing:
                 what = shown(record.key(), record.value(), record.headers())
                 self._world.trace(record.by, f"wrote {record.partition()}@{record.at} {what}")
@@ -235,8 +310,12 @@ class Transactions:
     ) -> None:
         self._pending.append(((topic, partition), key, value, headers, on_delivery))
 
-    def commit_transaction(self, _timeout_s: float) -> Steps:
+    def flush(self, _timeout_s: float) -> Steps:
         yield from self._send_pending()
+        self._pending = []
+        return 0
+
+    def commit_transaction(self, _timeout_s: float) -> Steps:
         yield self._world.latency()
         if self._world.unlucky(2.0) or self._connection.process.kafka_cut_until > self._world.now:
             yield from self._end_somehow()
@@ -336,18 +415,20 @@ class Reader:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._world = connection.world
-        self._log: Log | None = None
+        self._place: tuple[str, int] | None = None
         self._position = 0
         self._told_end = -1
 
     def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> Steps:
         yield from self._connection.reach()
+        if place.topic in self._connection.broker.missing:
+            raise no_topic()
         log = self._connection.broker.logs[place.topic, place.partition]
         return log.start, log.stable
 
     def assign(self, places: Sequence[TopicPartition]) -> None:
         (place,) = places
-        self._log = self._connection.broker.logs[place.topic, place.partition]
+        self._place = place.topic, place.partition
         self._position = place.offset
         self._told_end = -1
 
@@ -355,16 +436,19 @@ class Reader:
         self._position = place.offset
 
     def unassign(self) -> None:
-        self._log = None
+        self._place = None
 
     def consume(self, limit: int, timeout_s: float) -> Steps:
         yield self._world.latency()
-        log, world = self._log, self._world
-        assert log is not None
+        place, world, broker = self._place, self._world, self._connection.broker
+        assert place is not None
+        log = broker.logs[place]
+        if place[0] in broker.missing:
+            raise no_topic()
         if self._connection.process.kafka_cut_until > world.now:
             yield timeout_s * 1000
             return []
-        if self._position < log.start:
+        if not log.start <= self._position <= log.end:
             raise KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET))
         some = 1 + int(limit * world.random())
         found, position = log.read(self._position, some)
@@ -378,7 +462,7 @@ class Reader:
         return result
 
     def close(self) -> None:
-        self._log = None
+        self._place = None
 
 
 class LogReader:
@@ -389,6 +473,8 @@ class LogReader:
         connection: Connection, topic: str, partitions: Sequence[int], _timeout_s: float, *, uncommitted: bool
     ) -> dict[int, tuple[int, int]]:
         assert uncommitted
+        if topic in connection.broker.missing:
+            raise TopicError("there is no such topic")
         logs = {partition: connection.broker.logs[topic, partition] for partition in partitions}
         return {partition: (log.start, log.end) for partition, log in logs.items()}
 
@@ -411,11 +497,17 @@ class LogReader:
         except KafkaException as exception:
             raise Unavailable(str(exception)) from exception
         log = connection.broker.logs[topic, partition]
-        end = connection.process.recovered[partition] = log.end if uncommitted else log.stable
+        end = log.end if uncommitted else log.stable
+        connection.process.recovered[partition] = log, end
         reached = Reached(log.start, min(max(start, log.start), max(end, log.start)), end)
         while not reached.done:
             yield world.latency()
-            if connection.process.kafka_cut_until > world.now:
+            if topic in connection.broker.missing:
+                raise TopicError("there is no such topic")
+            log = connection.broker.logs[topic, partition]
+            if reached.position >= log.end:  # made anew, and shorter: read from its start, what is there
+                reached.position = log.start
+            if connection.process.kafka_cut_until > world.now or reached.position >= log.end:
                 yield timeout_s * 1000
                 raise Unavailable("sends nothing")
             some = min(end - reached.position, 1 + int(100 * world.random()))
@@ -444,6 +536,8 @@ class QueueEnds:
         connection, places = self._connection, list(places)
         if connection.process.kafka_cut_until > connection.world.now or connection.world.unlucky():
             return dict.fromkeys(places, Unavailable("does not answer"))
+        if connection.queue_topic in connection.broker.missing:
+            return dict.fromkeys(places, Unavailable("there is no such topic"))
         return {place: connection.broker.logs[place].end for place in places}
 
     def close(self) -> None:
@@ -472,6 +566,11 @@ class MarkersConsumer:
             return []
         for place, position in self._positions.items():
             log = self._connection.broker.logs[place]
+            if place[0] in self._connection.broker.missing:
+                found.append(NoTopic(log))
+                continue
+            if position > log.end:  # of a topic that was longer: auto.offset.reset earliest
+                self._positions[place] = position = log.start
             if position >= log.stable:
                 continue
             if position < log.start:  # auto.offset.reset earliest
@@ -531,6 +630,9 @@ class GroupConsumer:
             self._failed_commit = False
             self._on_commit(KafkaError(KafkaError.UNKNOWN_MEMBER_ID), [])
         found: list[Record] = []
+        if self._topic in self._connection.broker.missing:
+            logs = [self._connection.broker.logs[self._topic, partition] for partition in self._positions]
+            return [NoTopic(log) for log in logs if self._world.topics_rng.random() < 0.3]
         for partition in list(self._positions):
             # What came before the pause was noticed is delivered.
             eager = partition in self._eager and self._world.random() < 0.5
@@ -548,6 +650,8 @@ class GroupConsumer:
             position = self._group.committed.get(partition, (0, ""))[0]
         elif self._world.faults and self._world.random() < 0.01:  # librdkafka repeats a look-up, too late
             position = int(position * self._world.random())
+        if position > log.end:  # of a topic that was longer: auto.offset.reset earliest
+            position = log.start
         found, self._positions[partition] = log.read(max(position, log.start), limit)
         return found
 
@@ -560,8 +664,13 @@ class GroupConsumer:
             for other in group.members:
                 other.wake()
         mine = [p for p, owner in group.owner.items() if owner is me]
+        gone = self._topic in self._connection.broker.missing
+        if gone and mine and self._world.topics_rng.random() < 0.1:  # noticed before it is there again
+            yield from self._give_up(mine)
+            return
         yield from self._give_up([p for p in mine if group.target(p) is not me])
-        got = [p for p in range(group.partitions) if group.target(p) is me and p not in group.owner]
+        free = [p for p in range(group.partitions) if p not in group.owner and not gone]
+        got = [p for p in free if group.target(p) is me]
         if got:
             for p in got:
                 group.owner[p] = me
@@ -626,6 +735,7 @@ class GroupConsumer:
 
         def arrive() -> bool:
             lost = self._generation != generation or process.kafka_cut_until > world.now or world.unlucky()
+            lost = lost or self._topic in self._connection.broker.missing
             return not lost and self._group.commit(self, wanted)
 
         def arrive_later() -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from confluent_kafka import KafkaError
+
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker
@@ -20,6 +22,8 @@ Steps = Generator[float, None, Any]
 
 EPOCH_MS = 1_700_000_000_000
 CONTROL = "control"
+FIRST = 0
+"""The number of the topics that there are at first; those that are made anew have the next one."""
 TRANSACTION_TIMEOUT_MS = 2_000
 ZK_SESSION_MS = 2_000
 GROUP_SESSION_MS = 1_500
@@ -35,7 +39,10 @@ class Process:
         self.alive = True
         self.leaving = False
         self.client: Any = None
-        self.recovered: dict[int, int] = {}
+        self.recovered: dict[int, tuple[Log, int]] = {}
+        """Of which log of markers, and up to where, it has read what was started before."""
+        self.topics_of = FIRST
+        """Of which topics the client takes itself to be; see Broker.ids."""
         self.paused_until = 0.0
         self.zk_cut_until = 0.0
         self.kafka_cut_until = 0.0
@@ -96,6 +103,9 @@ class World:
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.rng = Random(seed)
         self.random = self.rng.random
+        self.topics_rng = Random(f"topics of {seed}")
+        """For all that has to do with topics made anew, so that runs without that stay what they were."""
+        self.topics_change = False
         self.now = 0.0
         self.steps = 0
         self.faults = True
@@ -186,14 +196,17 @@ class Record:
         "_log",
         "_value",
         "at",
+        "believed",
         "by",
         "confirmed",
         "copies",
         "decoded",
         "has_end",
         "ms",
+        "queue_end",
         "txn",
     )
+    problem: KafkaError | None = None
 
     def __init__(
         self,
@@ -219,16 +232,26 @@ class Record:
         # Of a tracker: an end marker knows the copies of what it ends, by offset.
         self.copies: dict[int, Record] = {}
         self.has_end = False
+        # Of a marker of a client: for which topics it meant it, and how many messages there were then.
+        self.believed = FIRST
+        self.queue_end = 0
 
     def append(self, *, confirmed: bool) -> None:
-        """Write this record, made beforehand, to its log."""
-        self.at, self.ms = len(self._log.records), self._log.broker.time_ms()
+        """Write this record, made beforehand, to the log that has the name now."""
+        broker = self._log.broker
+        self._log = broker.logs[self._log.topic, self._log.partition]
+        self.at, self.ms = len(self._log.records), broker.time_ms()
         self.confirmed = confirmed
         self._log.records.append(self)
         self._log.tell()
 
-    def error(self) -> None:
-        return None
+    @property
+    def log(self) -> "Log":
+        """Where it stands."""
+        return self._log
+
+    def error(self) -> KafkaError | None:
+        return self.problem
 
     def topic(self) -> str:
         return self._log.topic
@@ -257,6 +280,16 @@ class Record:
         return self._value is not CONTROL and (self.txn is None or self.txn.state == "committed")
 
 
+class NoTopic(Record):
+    """What a consumer gives for a partition of a topic that is gone."""
+
+    __slots__ = ()
+    problem = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+    def __init__(self, log: "Log") -> None:
+        super().__init__(log, -1, 0, None, None, [], None, "broker")
+
+
 @dataclass(eq=False)
 class Txn:
     """A transaction: state open, committed or aborted."""
@@ -270,13 +303,16 @@ class Txn:
 class Log:
     """One partition of a topic, whole: what was deleted stays here for the checker."""
 
-    def __init__(self, broker: "Broker", topic: str, partition: int) -> None:
+    def __init__(self, broker: "Broker", topic: str, partition: int, number: int = FIRST) -> None:
         self.broker = broker
+        self.number = number
         self.topic = topic
         self.partition = partition
         self.records: list[Record] = []
         self.start = 0
         self.open: dict[Txn, int] = {}
+        self.lag_end = 0
+        """What stands before that was written while some brokers still told of the topics before."""
         self.readers: list[Callable[[], None]] = []
 
     @property
@@ -349,10 +385,51 @@ class Broker:
         self.partitions = partitions
         self.logs = {(topic, p): Log(self, topic, p) for topic in topics for p in range(partitions)}
         self.missing: set[str] = set()
+        self.number = FIRST
+        """Of the topics of the queue."""
+        self.past: list[dict[tuple[str, int], Log]] = []
+        """The logs of those that are no more."""
+        self._lagging: list[Log] = []
         self._coordinators: dict[str, _Coordinator] = {}
 
     def time_ms(self) -> int:
         return EPOCH_MS + int(self.world.now + self.skew_ms)
+
+    def delete(self, topics: list[str]) -> None:
+        """The topics of the queue are no more, nor is what open transactions had written there."""
+        self.missing.update(topics)
+        for log in self._of(topics):
+            for txn in log.open:
+                txn.logs.remove(log)
+            log.open.clear()
+
+    def create(self, topics: list[str], lag_ms: float) -> None:
+        """Make topics of these names, whose offsets begin at 0; it takes a while until all brokers know."""
+        self.number += 1
+        self.past.append({(log.topic, log.partition): log for log in self._of(topics)})
+        for log in self._of(topics):
+            anew = self.logs[log.topic, log.partition] = Log(self, log.topic, log.partition, self.number)
+            anew.readers = log.readers
+            log.readers = []
+            anew.tell()
+        self.missing.difference_update(topics)
+        if lag_ms:
+            self._lagging = self._of(topics)
+            self.world.at(lag_ms, self.end_lag)
+
+    def end_lag(self) -> None:
+        """All brokers know which topics there are."""
+        for log in self._lagging:
+            log.lag_end = log.end
+        self._lagging = []
+
+    def _of(self, topics: list[str]) -> list[Log]:
+        return [log for (topic, _), log in self.logs.items() if topic in topics]
+
+    def number_told(self) -> int:
+        """The number of the topics of the queue, as the broker says that is asked."""
+        lags = self._lagging and self.world.topics_rng.random() < 0.5
+        return self.number - 1 if lags else self.number
 
     def init(self, transactional_id: str) -> int:
         """Fence all others of this id and abort what they left open; the new epoch."""

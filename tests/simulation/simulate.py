@@ -13,18 +13,32 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.settings import TrackerSettings
 
 from . import actors
-from .actors import CLOCK, QUEUE, STEPWISE, GroupMember, MarkerWriter, OriginalsReader, Redeliverer, Tracker
+from .actors import (
+    CLOCK,
+    QUEUE,
+    STEPWISE,
+    GroupMember,
+    MarkerWriter,
+    OriginalsReader,
+    Redeliverer,
+    TopicWatch,
+    Tracker,
+)
 from .checker import Checker, History
 from .kafka import Connection, Transactions
 from .model import LIAR, Actor, Broker, Group, Process, World, ZooKeeper, decoded
 
 QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_000, max_delay_ms=60_000)
-TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic, QUEUE_SETTINGS.dead_letter_topic]
+_OWN_TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic]
+TOPICS = [*_OWN_TOPICS, QUEUE_SETTINGS.dead_letter_topic]
 QUIET_WITHIN_MS = 120_000
 _SEEDS_A_LIAR = 5
 """In every fifth seed somebody writes markers that lie; in every tenth, their timestamps do, too."""
 _CLOCK_LEAD_MS = 10_000
 """By how much a tracker may take the broker's time for later than it is: for as long as its tick took."""
+_TOPICS_CHANGE = 0.15
+"""In so many of the seeds the topics of the queue are made anew, once or twice."""
+_AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
 _KEY = bytes(12)
@@ -45,6 +59,9 @@ class Controls:
     redeliverer: Any = Redeliverer
     source: Any = GroupMember
     reader: Any = OriginalsReader
+    watch: Any = TopicWatch
+    topics_change: bool = False
+    """In every seed."""
 
 
 @dataclass
@@ -102,12 +119,21 @@ class Simulation:
         self.stall_rate = rng.choice((0.0, 0.0, 0.1))
         self._running = {"tracker": 0, "client": 0}
         self._liar = Random(seed)
+        world.topics_change = world.topics_rng.random() < _TOPICS_CHANGE or self.controls.topics_change
+        self._senders: list[Process] = []
+        self._changes: list[float] = []
+        """When topics are to be made anew, and during what."""
+        self._aim_of_changes = ""
 
     def run(self) -> Result:
         """Faults first; then they stop, and everything must be finished."""
         world, rng = self.world, self.rng
         quiet_at = 3_000 + 6_000 * rng.random()
-        senders = self._start_producers(quiet_at)
+        self._start_producers(quiet_at)
+        if world.topics_change:
+            some = world.topics_rng.choice((1, 1, 2))
+            self._changes = sorted(quiet_at * (0.1 + 0.8 * world.topics_rng.random()) for _ in range(some))
+            self._aim_of_changes = world.topics_rng.choice(("anything", "client", "redelivery"))
         if self.seed % _SEEDS_A_LIAR == 0:
             for number in range(20):
                 self.world.at(quiet_at * number / 20, self._lie)
@@ -115,9 +141,9 @@ class Simulation:
             self._start("tracker")
         for _ in range(rng.choice((1, 2))):
             self._start("client")
-        while (world.now < quiet_at or any(one.actors for one in senders)) and world.steps < MAX_STEPS:
+        while self._goes_on(quiet_at) and world.steps < MAX_STEPS:
             actor = world.next()
-            if actor is not None and actor.process.alive and actor.process not in senders:
+            if actor is not None and actor.process.alive and actor.process not in self._senders:
                 self._maybe_fault(actor)
         self._stop_faults()
         look_at = world.now
@@ -137,6 +163,10 @@ class Simulation:
             process.kill()
         return Result(self.seed, problems, world.steps, checker.stats + self.counts)
 
+    def _goes_on(self, quiet_at: float) -> bool:
+        """Whether faults do."""
+        return self.world.now < quiet_at or any(one.actors for one in self._senders)
+
     def _held_without_existing(self) -> list[str]:
         """Rule R22: trackers know of no message that does not exist."""
         return [
@@ -144,14 +174,14 @@ class Simulation:
             for process in self.processes
             if process.alive and hasattr(process, "tracker")
             for (_, partition), part in process.tracker._parts.items()
+            if actors.number_of(part.topic_ids[0]) == self.broker.number
             for entry in part.state
             if entry.offset >= self.broker.logs[QUEUE, partition].end
         ][:3]
 
     # --- processes --------------------------------------------------------------------------------
 
-    def _start_producers(self, until_ms: float) -> list[Process]:
-        senders = []
+    def _start_producers(self, until_ms: float) -> None:
         rng = self.rng
         self.count = rng.randint(5, 30)
         delays = rng.random() < 0.4
@@ -171,9 +201,8 @@ class Simulation:
                     delays=delays,
                 )
             )
-        senders.append(process)
+        self._senders.append(process)
         self.processes.append(process)
-        return senders
 
     def _skew(self) -> float:
         return self.rng.choice((0.0, 0.0, 60_000 * (self.rng.random() - 0.5)))
@@ -235,6 +264,9 @@ class Simulation:
 
     def _maybe_fault(self, actor: Actor) -> None:
         """Between any two I/O operations of a process."""
+        if self._changes and self.world.now >= self._changes[0] and self._is_aimed_at(actor):
+            self._changes.pop(0)
+            self._delete_topics()
         luck = self.world.random()
         if actor is not actor.process.main and hasattr(actor.process, "tracker"):
             luck /= self.aim  # most of what can go wrong in a tracker does so while it redelivers
@@ -317,6 +349,52 @@ class Simulation:
             self.history.clock_lead_ms = _CLOCK_LEAD_MS
             log.records[at].ms += rng.choice((0, 0, 120_000, 10**12))
 
+    def _is_aimed_at(self, actor: Actor) -> bool:
+        """Whether topics are to be made anew now."""
+        if self.world.now > self._changes[0] + _AIMED_FOR_MS or self._aim_of_changes == "anything":
+            return True
+        redelivers = hasattr(actor.process, "tracker") and actor is not actor.process.main
+        hit = redelivers if self._aim_of_changes == "redelivery" else actor.process in self.world.clients
+        return hit and self.world.topics_rng.random() < 0.3
+
+    def _delete_topics(self) -> None:
+        """They are made anew, at once or later, and so does Kafka forget what was committed for them."""
+        world, rng = self.world, self.world.topics_rng
+        if QUEUE in self.broker.missing:
+            return
+        self.counts["topics made anew"] += 1
+        world.trace("broker", "the topics are deleted")
+        self.broker.delete(_OWN_TOPICS)
+        world.at(rng.choice((0, 0, 500)) * rng.random(), self.group.committed.clear)
+        pause_ms = rng.choice((0, 0, 50, 3_000)) * rng.random()
+        if pause_ms:
+            world.at(pause_ms, self._create_topics)
+        else:
+            self._create_topics()
+
+    def _create_topics(self) -> None:
+        if QUEUE in self.broker.missing:
+            self.broker.create(_OWN_TOPICS, self.world.topics_rng.choice((0, 0, 300)))
+            self.world.trace("broker", "the topics are made anew")
+            self._start_producer_of_new()
+
+    def _start_producer_of_new(self) -> None:
+        """Messages soon stand at the offsets at which others stood before."""
+        process = Process(self.world, f"producer-{self.broker.number}")
+        self.processes.append(process)
+        self._senders.append(process)
+        rng = self.world.topics_rng
+        process.spawn(
+            actors.producer(
+                Connection(process, self.broker, self.group, None),
+                self.history,
+                name=f"n{self.broker.number}",
+                count=rng.randint(3, 15),
+                gap_ms=rng.choice((5, 50, 300)),
+                delays=False,
+            )
+        )
+
     def _jump_clock(self, _process: Process) -> None:
         """The partition leader is another broker, whose clock is not the same."""
         self.history.clock_jumped = True
@@ -344,6 +422,8 @@ class Simulation:
         world.trace("simulation", "faults stop")
         world.faults = False
         world.slow_rate = 0.0
+        self._create_topics()
+        self.broker.end_lag()
         self.broker.missing.clear()
         for process in self.processes:
             if process.alive:
@@ -354,6 +434,8 @@ class Simulation:
 
     def _is_finished(self) -> bool:
         """Whether every message is acknowledged, dead-lettered or deleted, by a naive look."""
+        if self.world.topics_change and not self._all_know_topics():
+            return False
         for partition in range(self.partitions):
             queue = self.broker.logs[QUEUE, partition]
             if queue.open:
@@ -363,6 +445,16 @@ class Simulation:
                 return False
         return True
 
+    def _all_know_topics(self) -> bool:
+        """Whether every client and tracker knows which topics there are."""
+        known = {process.topics_of for process in self.world.clients if process.alive and process.client}
+        for process in self.processes:
+            if process.alive and hasattr(process, "tracker"):
+                known |= {
+                    actors.number_of(p.topic_ids[0]) for p in process.tracker._parts.values() if p.reading
+                }
+        return known <= {self.broker.number}
+
     def _ended(self, partition: int) -> set[int]:
         open_now: dict[int, bool] = {}
         for record in self.broker.logs[QUEUE_SETTINGS.markers_topic, partition].records:
@@ -370,7 +462,7 @@ class Simulation:
                 for marker in decoded(record):
                     if marker.op in ("take", "delay"):
                         open_now[marker.offset] = True
-                    elif marker.op == "end":
+                    elif marker.op == "end" and marker.offset in open_now:
                         open_now[marker.offset] = False
         return {offset for offset, is_open in open_now.items() if not is_open}
 

@@ -29,6 +29,7 @@ IO = {
     "get_watermark_offsets",
     "check",
     "fetch",
+    "flush",
     "log_start",
     "open",
     "poll",

@@ -89,6 +89,9 @@ class FakeSource:
     def abandoned(self):
         return []
 
+    def goes_on(self, _last_at):
+        return True
+
     def taken(self, *_):
         pass
 

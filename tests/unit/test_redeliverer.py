@@ -1,5 +1,8 @@
 """What the redeliverer does with copies that Kafka refuses, on a Kafka of the test's own (R7)."""
 
+from functools import partial
+
+import pytest
 from confluent_kafka import KafkaError
 
 from kmqpy.kafka.markers.entry import Entry, EntryState
@@ -31,7 +34,7 @@ class Refusing(Redeliverer):
         self.refusing = ("q", "q__undelivered")
         self.sent = []
 
-    def _transact(self, batch, gone):
+    def _transact(self, batch, gone, may_go_on):
         offsets = [copy.entry.offset for copy in batch]
         topic = "q__undelivered" if batch[0].dead_letter else "q"
         self.sent.append((topic, offsets))
@@ -118,6 +121,9 @@ class Producer:
                 raise ValueError("embedded null byte")
             self.open.append(value)
 
+    def flush(self, _timeout_s):
+        return 0
+
     def commit_transaction(self, _timeout_s):
         self.committed += self.open
 
@@ -140,3 +146,18 @@ def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
     assert list(outcome.failed) == [3]
     assert not outcome.broken
     assert "offset 3" in redeliverer.refused()[0]
+
+
+@pytest.mark.parametrize(("answers", "committed"), [([False], 0), ([True, False], 0), ([True] * 3, 8)])
+def test_r24_what_was_written_is_committed_only_if_its_topics_are_still_the_same_then(answers, committed):
+    class Bodies:
+        def fetch(self, _topic, _partition, offsets):
+            return FetchResult({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
+
+    settings = TrackerSettings(max_batch_messages=4)
+    redeliverer = Redeliverer(Connection(), QueueSettings(name="q", max_redeliveries=None), 0, settings)
+    producer = redeliverer._producer = Producer(set())
+    entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in range(8)]
+    outcome = redeliverer.redeliver(entries, Bodies(), partial(answers.pop, 0), lambda: True)
+    assert (len(producer.committed), answers) == (committed, [])
+    assert (len(outcome.redelivered), len(outcome.failed)) == (committed, 8 - committed)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -20,7 +21,7 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import QueueEnd
 from kmqpy.kafka.settings import Connection, QueueSettings
-from kmqpy.kafka.topics import Topics
+from kmqpy.kafka.topics import TopicInfo, Topics
 from tracker import tracker as tracker_module
 from tracker.leadership.published_view import LeadershipView
 from tracker.owned_partition import OwnedPartition, Phase, StartPosition
@@ -346,6 +347,23 @@ def settle(tracker: Tracker) -> None:
     tracker._take_results()
     while tracker._asked:
         tracker._results.get(timeout=10)()
+
+
+@pytest.mark.parametrize("phase", [Phase.CATCHING_UP, Phase.ACTIVE])
+def test_r24_topics_made_anew_are_noticed_also_before_all_markers_are_read(
+    turning: Tracker, phase: Phase
+) -> None:
+    """What is to be read first can be behind the end of the new topic, for ever."""
+    anew, same = turning._parts["a", 0], turning._parts["b", 0]
+    anew.phase = phase
+    anew.topic_ids, same.topic_ids = ("a", "a__markers"), ("b", "b__markers")
+    told = {name: TopicInfo(name, name, 1, 1) for name in ("b", "b__markers", "a__markers")}
+    told["a"] = TopicInfo("a", "another", 1, 1)
+    turning._member.kafka_probed = lambda *, answered: None
+    turning._probed_topics = SimpleNamespace(brokers=lambda: 1, describe=lambda _: told)
+    Tracker._probe(turning, 1_000.0)
+    settle(turning)
+    assert (anew.phase, same.phase) == (Phase.OPENING, Phase.ACTIVE)
 
 
 def test_a_step_that_fails_is_told_and_tried_again_later_and_the_others_go_on(turning: Tracker) -> None:

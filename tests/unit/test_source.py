@@ -391,6 +391,40 @@ def test_r24_where_librdkafka_begins_at_a_commit_of_another_topic_the_beginning_
     assert consumer.sought == 0
 
 
+def test_what_came_with_a_record_that_shows_another_log_is_not_taken(source, consumer, takes):
+    source._partitions[0].position = 2
+    consumer.offsets, consumer.end = [2, 3, 0, 1], 2
+    assert source.poll(4, 0) == ([], {})
+    consumer.offsets = [0, 1]
+    assert source.poll(4, 0)[1] == {0: range(2)}
+
+
+@pytest.mark.parametrize(
+    ("last_at", "goes_on"),
+    [({0: 11}, True), ({0: 12, 1: 0}, True), ({0: 10}, False), ({0: 0, 1: 99}, False), ({0: -1}, True)],
+)
+def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(source, last_at, goes_on):
+    source.taken(0, 7, markers_offset=10)
+    assert source.goes_on(last_at) is goes_on
+
+
+@pytest.mark.parametrize("committed", [5, -1001])
+def test_r24_what_came_from_behind_a_commit_of_another_topic_is_no_place_to_go_on(
+    source, consumer, takes, committed
+):
+    """Kafka may have deleted that commit since."""
+    consumer.of_predecessor = TopicPartition("q", 0, committed, "kmq2:7:another:another")
+    known = []
+    source._ids_known = lambda _: known
+    source._on_assign(consumer, [TopicPartition("q", 0)])
+    consumer.offsets = [5]
+    assert source.poll(1, 0) == ([], {})
+    known.append(True)
+    consumer.offsets = [0]
+    assert source.poll(1, 0)[1] == {0: range(1)}
+    assert consumer.sought == 0
+
+
 def test_r24_another_markers_topic_alone_has_commits_lead_to_its_beginning(source, consumer):
     source.taken(0, 7, markers_offset=11)
     source.follow(TopicIds("Q", "new"))

@@ -423,6 +423,22 @@ def test_r24_ids_that_were_left_behind_do_not_come_back(watched: Describer) -> N
     assert len(watched.asked) == 5
 
 
+def test_r24_who_is_told_of_new_topics_first_and_then_of_the_old_ones_does_not_stay_with_these(
+    watched: Describer,
+) -> None:
+    """Made just behind new topics, it can't know which ids are the old ones."""
+    clock = FakeClock()
+    old, new = TopicIds("old", "old m"), TopicIds("new", "new m")
+    watch = TopicWatch(Connection(), QUEUE, new, clock)
+    told = []
+    for answer in (old, new, old, *[new] * 20):
+        clock.now += 1.0
+        watch.look()
+        watched.answer(answer.queue, answer.markers)
+        told.append(watch.look())
+    assert told == [*[old] * 13, *[new] * 10]
+
+
 def test_r24_ids_are_asked_for_at_once_when_they_must_be_new(watched: Describer) -> None:
     clock = FakeClock()
     watch = TopicWatch(Connection(), QUEUE, TopicIds("id", "m"), clock)

@@ -63,6 +63,10 @@ class TransactionAborted(Exception):
         self.by_predecessor = cause.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+class Withdrawn(Exception):
+    """The transaction was aborted, since it must not be committed; nothing of it happened."""
+
+
 class ProducerUnusable(Exception):
     """The producer can't go on, or the outcome is unknown: take over again (rules R1, R6)."""
 
@@ -147,8 +151,10 @@ class Redeliverer:
     ) -> RedeliveryResult:
         """Append the copies of `entries`, or dead-letter them; never raises.
 
-        `may_go_on` is asked before each transaction. Dead letters have transactions of their own,
-        so that a missing dead-letter topic holds back nobody (rule R7).
+        `may_go_on` is asked before the first transaction, and before each is committed, when all of it has
+        been written: it tells whether that went to the topics that the entries are of (rule R24). Dead
+        letters have transactions of their own, so that a missing dead-letter topic holds back nobody (rule
+        R7).
         """
         outcome = RedeliveryResult()
         by_offset = {entry.offset: entry for entry in entries}
@@ -238,12 +244,14 @@ class Redeliverer:
         if gone and not pending:
             pending = [[]]
         again = refused = 0
+        if pending and not may_go_on():
+            return
         while pending and refused < _REFUSED_AT_ONCE:
-            if not may_go_on():
-                return
             batch = pending.pop(0)
             try:
-                self._transact(batch, gone)
+                self._transact(batch, gone, may_go_on)
+            except Withdrawn:
+                return
             except TransactionAborted as error:
                 if error.by_predecessor and again < _AT_ONCE:
                     again += 1
@@ -280,7 +288,7 @@ class Redeliverer:
         self._refusals[offset] = refusal = Refusal(times, why)
         return _refused_text(offset, refusal)
 
-    def _transact(self, batch: list[Copy], gone: Sequence[int]) -> None:
+    def _transact(self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]) -> None:
         producer = self._producer
         if producer is None:
             raise ProducerUnusable("no producer")
@@ -290,6 +298,7 @@ class Redeliverer:
             if error is not None:
                 errors.append((error, topic))
 
+        timeout_s = self._settings.effective_transaction_timeout_ms / 1000
         copied = sorted(copy.entry.offset for copy in batch)
         dead = any(copy.dead_letter for copy in batch)  # then all of them are
         topic = self.queue.dead_letter_topic if dead else self.queue.name
@@ -302,7 +311,12 @@ class Redeliverer:
             report = partial(note, topic)
             for key, value, headers in itertools.chain(self._ends(copied), self._ends(gone)):
                 self._produce(producer, topic, key, value, headers, report)
-            producer.commit_transaction(self._settings.effective_transaction_timeout_ms / 1000)
+            # What is written later could go to other topics than those that are asked about.
+            withdrawn = producer.flush(timeout_s) > 0 or not may_go_on()
+            if withdrawn:
+                producer.abort_transaction(timeout_s)
+            else:
+                producer.commit_transaction(timeout_s)
         except KafkaException as exception:
             error = librdkafka.error_of(exception)
             known_to_fail = bool(errors) or _refused(error)
@@ -310,7 +324,7 @@ class Redeliverer:
             if error is None or error.fatal() or not (error.txn_requires_abort() or known_to_fail):
                 raise ProducerUnusable(librdkafka.error_name(exception)) from exception
             try:
-                producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
+                producer.abort_transaction(timeout_s)
             except KafkaException as failed:
                 raise ProducerUnusable(librdkafka.error_name(failed)) from failed
             # The messages after a refused one fail, too, with errors that tell less.
@@ -318,12 +332,14 @@ class Redeliverer:
             raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
         except Exception as exception:  # librdkafka can't be given one of the records (rule R21)
             try:
-                producer.abort_transaction(self._settings.effective_transaction_timeout_ms / 1000)
+                producer.abort_transaction(timeout_s)
             except KafkaException as failed:
                 raise ProducerUnusable(librdkafka.error_name(failed)) from failed
             raise TransactionAborted(
                 KafkaError(KafkaError.INVALID_RECORD, repr(exception)), topic
             ) from exception
+        if withdrawn:
+            raise Withdrawn
 
     def _ends(self, offsets: Sequence[int]) -> Iterable[tuple[bytes, bytes, codec.Headers]]:
         if self.ranges and len(offsets) > 1:

@@ -400,6 +400,11 @@ class KmqClient:
         written = start_batch.confirmed()
         if not written.failed:
             self._confirmed_in_s = self._clock.monotonic() - until + lease_ms / 1000
+        if not source.goes_on(written.last_at):
+            # Other topics may be there, and these messages be of the old one (rule R24).
+            start_batch.give_back()
+            source.start_over()
+            return [], {}, until
         self._account(source, offsets, written)
         if delays or written.failed:
             messages = [message for message in messages if _is_taken(message, delays, written)]

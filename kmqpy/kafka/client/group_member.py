@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -200,6 +200,8 @@ class GroupMember:
                     self._partitions[partition].position = ones[-1] + 1
                 return records, offsets
         records = [record for record in records if self._is_ours(record, log_starts)]
+        # What came before a record that shows that the log is another one is not of that.
+        records = [record for record in records if self._partitions[record.partition()].recovered]
         return records, by_partition(records)
 
     def _takes_all_of(self, partition: int, offsets: Sequence[int], log_starts: dict[int, int]) -> bool:
@@ -213,6 +215,17 @@ class GroupMember:
             and known.position <= offsets[0]
             and ascends(offsets)
             and not self._was_deleted(partition, known.next_offset, log_starts)
+        )
+
+    def goes_on(self, last_at: Mapping[int, int]) -> bool:
+        """Whether start markers that were written at these markers offsets stand behind all that we know.
+
+        If not, the markers topic was made anew or cut short, which the ids tell up to a second later.
+        """
+        return all(
+            at < 0 or at >= max(known.markers_end, known.markers_offset or 0)  # -1: Kafka does not say where
+            for partition, at in last_at.items()
+            if (known := self._partitions.get(partition)) is not None
         )
 
     def taken(self, partition: int, offset: int, markers_offset: int, count: int = 1) -> None:
@@ -464,6 +477,8 @@ class GroupMember:
             commit = commit_of(committed, self._ids)
             if commit is None or commit.offset > known.log_end:
                 commit = Commit(0, 0)
+                if known.too_early is not None:  # librdkafka may have begun at a commit of another topic
+                    known.too_early = 0
             start = commit.markers_offset
             read = self._read_markers(partition, start, commit.offset)
         except (KafkaException, KmqError) as exception:
