@@ -25,6 +25,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, DecodeError, KmqError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.admin import Admin
@@ -155,7 +156,7 @@ class Tracker:
         self._next_mirror = self._mirror_again = 0.0
         self._mirror_problem = ""
         self._offsets_turn = threading.Lock()  # Leadership's offset calls are for one thread at a time
-        self._complained: dict[tuple[str, Partition], float] = {}
+        self._complaints = Throttle(_COMPLAIN_EVERY_S, clock)
         self._unready: dict[str, str] = {}
         self._faults: dict[str, tuple[int, float]] = {}
         """By step of the main loop that fails: how often in a row, and the time of the next try."""
@@ -1086,11 +1087,7 @@ class Tracker:
             _log.warning(text, extra={"queue": key[0], "partition": key[1], **more})
 
     def _is_news(self, kind: str, key: Partition) -> bool:
-        now = self._clock.monotonic()
-        if now - self._complained.get((kind, key), -_COMPLAIN_EVERY_S) < _COMPLAIN_EVERY_S:
-            return False
-        self._complained[kind, key] = now
-        return True
+        return self._complaints.lets_through((kind, key))
 
 
 def _ids(found: Mapping[str, TopicInfo], queue: QueueSettings) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.first_contact import Service, has_answered, patience_s
 from kmqpy.core.forks import keep_in_children
+from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, MessageError, TopicError, Unavailable
 from kmqpy.kafka.settings import Connection, KafkaSettings
 
@@ -35,18 +36,14 @@ class _OnceInAWhile(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown: dict[str, float] = {}
+        self._complaints = Throttle(_REPEAT_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to show it. The kind is the first word, FAIL for example."""
         kind = record.getMessage().partition(" ")[0]
         if kind == "GETPID":  # of a broker that has just started; one that goes on like this fails a call
             return _log.isEnabledFor(logging.DEBUG)
-        now = SYSTEM_CLOCK.monotonic()
-        if now - self._shown.get(kind, -_REPEAT_S) < _REPEAT_S:
-            return False
-        self._shown[kind] = now
-        return True
+        return self._complaints.lets_through(kind)
 
 
 _log.addFilter(_OnceInAWhile())

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, TopicError
 from kmqpy.kafka.admin.registry import Registry, StoredOffset, connect
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
@@ -157,7 +158,7 @@ class SparkTracker:
         self._offsets: dict[int, StoredOffset] = {}  # to be stored
         self._stored: dict[int, int] = {}  # as last stored
         self._next_offsets = 0.0
-        self._complained: dict[str, float] = {}
+        self._complaints = Throttle(_COMPLAIN_EVERY_S, self._clock)
 
     # --- for its user -----------------------------------------------------------------------------------
 
@@ -452,9 +453,7 @@ class SparkTracker:
 
     def _complain(self, report: Report) -> None:
         """Log a warning, once a minute for each kind: many texts have offsets in them."""
-        now, kind = self._clock.monotonic(), _NUMBER.sub("", report.problem)
-        if now - self._complained.get(kind, -_COMPLAIN_EVERY_S) >= _COMPLAIN_EVERY_S:
-            self._complained[kind] = now
+        if self._complaints.lets_through(_NUMBER.sub("", report.problem)):
             _log.warning(report.problem, extra={"queue": self._queue, "partition": report.partition})
 
     def _store_offsets(self) -> None:

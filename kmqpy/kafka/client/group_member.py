@@ -19,6 +19,7 @@ from confluent_kafka import Message as Record
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, DecodeError, Fenced, KmqError, TopicError
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.local_leases import Place
@@ -143,7 +144,7 @@ class GroupMember:
         self._uncommitted = 0
         self._last_commit = clock.monotonic()
         self._last_poll = clock.monotonic()
-        self._complained_at = -_COMPLAIN_EVERY_S
+        self._complaints = Throttle(_COMPLAIN_EVERY_S, clock)
         self._idle = False
         self._stash: list[Any] = []
         self._abandoned: list[Place] = []
@@ -597,9 +598,7 @@ class GroupMember:
         for known in self._partitions.values():
             known.committed = None
         self._telemetry.failed(self._queue.name, "commit")
-        now = self._clock.monotonic()
-        if now - self._complained_at >= _COMPLAIN_EVERY_S:  # in a rebalance, those of seconds fail at once
-            self._complained_at = now
+        if self._complaints.lets_through():  # in a rebalance, those of seconds fail at once
             _log.warning(
                 "commit failed; trying again",
                 extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},

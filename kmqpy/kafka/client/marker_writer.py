@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ReceiptError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.markers_producer import produce, produce_all
@@ -126,7 +127,7 @@ class MarkerWriter:
         self._clock = clock
         self._producer = self._new_producer()
         self._broken = False
-        self._complained_at = -_COMPLAIN_EVERY_S
+        self._complaints = Throttle(_COMPLAIN_EVERY_S, clock)
         self._posted: defaultdict[int, list[_Posted]] = defaultdict(list)
         """By partition, what is to be written, in order (case F14)."""
         self._collected = 0
@@ -403,9 +404,7 @@ class MarkerWriter:
         self._send_later(ticket, message.partition(), message.key(), message.value(), headers)
 
     def _complain(self, error: KafkaError | None) -> None:
-        now = self._clock.monotonic()
-        if now - self._complained_at >= _COMPLAIN_EVERY_S:
-            self._complained_at = now
+        if self._complaints.lets_through():
             reason = error.name() if error is not None else "unknown"
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
         self._broken = self._broken or librdkafka.is_fatal(error)

@@ -1,0 +1,36 @@
+"""What is let through to the log."""
+
+from kmqpy.core import throttle
+from kmqpy.core.clock import SystemClock
+from kmqpy.core.throttle import Throttle
+
+
+class Standing(SystemClock):
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_each_kind_is_let_through_once_in_a_while():
+    clock = Standing()
+    complaints = Throttle(10, clock)
+    assert complaints.lets_through("a")
+    assert complaints.lets_through("b")
+    clock.now += 9.9
+    assert not complaints.lets_through("a")
+    clock.now += 0.1
+    assert complaints.lets_through("a")
+    assert not complaints.lets_through("a")
+
+
+def test_kinds_whose_time_is_over_are_forgotten(monkeypatch):
+    monkeypatch.setattr(throttle, "_MANY", 3)
+    clock = Standing()
+    complaints = Throttle(10, clock)
+    for kind in range(3):
+        assert complaints.lets_through(kind)
+        clock.now += 4
+    assert complaints.lets_through(3)
+    assert list(complaints._last) == [1, 2, 3]
+    assert not complaints.lets_through(1)
