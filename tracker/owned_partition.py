@@ -127,7 +127,7 @@ class Doubt(NamedTuple):
 class Phase(StrEnum):
     """Where a partition is."""
 
-    OPENING = "opening"
+    FENCING = "fencing"
     """Fencing predecessors; also after a failure, before anything else is done (rule R1)."""
     CATCHING_UP = "catching up"
     """Reading markers up to the tick written after the fencing."""
@@ -158,7 +158,7 @@ class OwnedPartition:
         self.queue = queue
         self.redeliverer = redeliverer
         self.lead_ms = lead_ms
-        self.phase = Phase.OPENING
+        self.phase = Phase.FENCING
         self.state = InFlight()
         self.topic_ids = ("", "")
         self.reading = False

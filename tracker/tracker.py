@@ -406,7 +406,7 @@ class Tracker:
         # Asked before a takeover, too, or whoever has the partition by now would be fenced for nothing.
         if part.busy or not self._leadership.may_redeliver():
             return
-        if part.phase is Phase.OPENING and now >= part.retry_at:
+        if part.phase is Phase.FENCING and now >= part.retry_at:
             self._submit(part, lambda: self._take_over(part), lambda found: self._taken_over(part, found))
             return
         if part.phase is not Phase.ACTIVE:
@@ -769,7 +769,7 @@ class Tracker:
 
     def _reopen(self, part: OwnedPartition, delay_s: float) -> None:
         """Take over again before anything else: nothing is retried from memory (rule R1)."""
-        part.phase = Phase.OPENING
+        part.phase = Phase.FENCING
         part.retry_at = self._clock.monotonic() + delay_s
 
     # --- giving up ----------------------------------------------------------------------------------
@@ -854,7 +854,7 @@ class Tracker:
 
     def _offset_of(self, part: OwnedPartition) -> Callable[[], StoredOffset] | None:
         """A function, for any thread, that makes the offset to store; None if there is nothing new."""
-        if part.phase not in (Phase.ACTIVE, Phase.OPENING) or not part.reading or part.caught_up_at is None:
+        if part.phase not in (Phase.ACTIVE, Phase.FENCING) or not part.reading or part.caught_up_at is None:
             return None
         state, oldest = part.state, part.state.oldest()
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:

@@ -37,12 +37,12 @@ def in_flight(cli: Cli, queue: str, limit: int) -> None:
         print_json([dataclasses.asdict(one) for one in found])
         return
     print_table(
-        ["partition", "offset", "hold", "holder", "since", "lease ends", "attempts", "reason", "receipt"],
+        ["partition", "offset", "state", "holder", "since", "lease ends", "attempts", "reason", "receipt"],
         [
             [
                 one.partition,
                 one.offset,
-                one.hold,
+                one.state,
                 one.holder,
                 distance(one.since_ms),
                 distance(one.lease_until_ms),

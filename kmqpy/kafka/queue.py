@@ -162,7 +162,7 @@ class KafkaQueue(KmqClient):
     def _held_by_anybody(self) -> list[InFlightMessage]:
         with self._administered() as admin:
             found = admin.in_flight(self._queue, limit=None)
-        return [one for one in found if one.hold is EntryState.HELD]
+        return [one for one in found if one.state is EntryState.HELD]
 
     @contextmanager
     def _administered(self) -> Iterator[Admin]:

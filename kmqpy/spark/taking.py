@@ -118,7 +118,7 @@ class TakenBefore:
             entry = self.state.get(offset)
             if entry is None:
                 found.finished.add(offset)
-            elif entry.hold is not EntryState.HELD or entry.due_ms <= self.now_ms:
+            elif entry.state is not EntryState.HELD or entry.due_ms <= self.now_ms:
                 found.left.add(offset)
             elif self.takes(offset) >= MAX_TAKES:
                 found.deadly.add(offset)

@@ -221,7 +221,7 @@ class TestStats:
         assert (found.depth, found.in_flight, found.delayed, found.overdue) == (1, 3, 1, 0)
         assert [part.in_flight for part in found.partitions] == [3, 0]
         listed = {one.offset: one for one in admin.in_flight(queue.name) if one.partition == 0}
-        assert {offset: one.hold for offset, one in listed.items()} == {
+        assert {offset: one.state for offset, one in listed.items()} == {
             taken[1].offset: EntryState.RELEASED,
             taken[2].offset: EntryState.HELD,
             taken[3].offset: EntryState.HELD,
@@ -231,7 +231,7 @@ class TestStats:
         assert abs(held.lease_until_ms - held.since_ms - 30_000) < 2_000
         assert listed[taken[1].offset].reason == "no"
         (delayed,) = (one for one in admin.in_flight(queue.name) if one.partition == 1)
-        assert (delayed.hold, delayed.attempts) == (EntryState.DELAYED, 0)
+        assert (delayed.state, delayed.attempts) == (EntryState.DELAYED, 0)
         assert len(admin.in_flight(queue.name, limit=2)) == 2
 
     def test_what_nobody_redelivers_gets_overdue_by_the_clock_on_the_wall(self, make_queue):
@@ -315,7 +315,7 @@ class TestStats:
         found = admin.stats(queue.name)
         assert (found.depth, found.in_flight, found.overdue, found.exact) == (1, 2, 0, True)
         listed = admin.in_flight(queue.name)
-        assert [(one.offset, one.hold) for one in listed] == [(0, EntryState.HELD), (1, EntryState.HELD)]
+        assert [(one.offset, one.state) for one in listed] == [(0, EntryState.HELD), (1, EntryState.HELD)]
         lengths = [one.lease_until_ms - one.since_ms for one in listed]
         assert lengths == [60_000, queue.settings.max_hold_ms]
 

@@ -125,7 +125,7 @@ class TestFlow:
         kmq("extend", taken[3]["receipt"], "--lease", "2h")
 
         listed = kmq.json("in-flight", queue_name)
-        assert [(one["hold"], one["reason"]) for one in listed] == [("released", "later"), ("held", None)]
+        assert [(one["state"], one["reason"]) for one in listed] == [("released", "later"), ("held", None)]
         assert {one["holder"] for one in listed} == {"me"}
         assert listed[1]["receipt"] == taken[3]["receipt"]
         assert listed[1]["lease_until_ms"] - listed[1]["since_ms"] > 7_000_000
@@ -403,7 +403,7 @@ class TestProcess:
         assert process.stderr.read() == ""
         process.stderr.close()
         assert process.wait(10) == 0
-        holds = [one["hold"] for one in kmq.json("in-flight", name, "--limit", 1_000)]
+        holds = [one["state"] for one in kmq.json("in-flight", name, "--limit", 1_000)]
         assert 0 < holds.count("held") < 1_000
         assert holds.count("held") + holds.count("released") == len(holds)
 

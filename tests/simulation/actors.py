@@ -659,7 +659,7 @@ class Tracker(_tracker.Tracker):
             wait_s = min(wait_s, max(0.0, self._next_probe - now))
         for part in self._parts.values():
             wait_s = min(wait_s, part.seconds_to_tick(now, self._silence_s))
-            if part.phase is _tracker.Phase.OPENING and not part.busy:
+            if part.phase is _tracker.Phase.FENCING and not part.busy:
                 wait_s = min(wait_s, part.retry_at - now)
         return max(1.0, wait_s * 1000)
 

@@ -70,10 +70,10 @@ def expected_row(offset, state, ended, now_ms, moved):
         "overdue"
         if entry.due_ms <= now_ms
         else "pending"
-        if entry.hold is EntryState.DELAYED
+        if entry.state is EntryState.DELAYED
         else "in_flight"
     )
-    return what, str(entry.hold), due_at, None
+    return what, str(entry.state), due_at, None
 
 
 def dead_letter_record(at, partition, offset):

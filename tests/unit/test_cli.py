@@ -715,11 +715,11 @@ class TestTables:
             holder="me",
             since_ms=NOW_MS - 5_000,
             lease_until_ms=NOW_MS + 9_000,
-            hold=EntryState.RELEASED,
+            state=EntryState.RELEASED,
             reason="not now",
             attempts=2,
         )
-        headings = ["partition", "offset", "hold", "holder", "since", "lease ends", "attempts", "reason"]
+        headings = ["partition", "offset", "state", "holder", "since", "lease ends", "attempts", "reason"]
         assert rows("in-flight q", "kmqpy.cli.state.Admin", in_flight=[one]) == [
             [*headings, "receipt"],
             ["3", "42", "released", "me", "5s ago", "in 9s", "2", "not now", "1.x"],

@@ -148,7 +148,7 @@ class TestLateOperations:
         assert log.state.safe_offset() == log.at
 
     @pytest.mark.parametrize(
-        ("op", "hold"),
+        ("op", "state"),
         [
             (Op.EXTEND, EntryState.HELD),
             (Op.NACK, EntryState.RELEASED),
@@ -157,11 +157,11 @@ class TestLateOperations:
             (Op.DELAY, EntryState.DELAYED),
         ],
     )
-    def test_they_open_when_markers_were_missed(self, op, hold):
+    def test_they_open_when_markers_were_missed(self, op, state):
         log = Log(missed_markers=True)
         assert log.add(op, 7, 1_000, counts=False, reason="r", holder="w")
         due_ms = T0 if op is Op.DEAD_LETTER else T0 + 1_000
-        assert log.state.get(7) == Entry(7, 0, T0, due_ms, hold, counts=False, reason="r", holder="w")
+        assert log.state.get(7) == Entry(7, 0, T0, due_ms, state, counts=False, reason="r", holder="w")
         assert log.state.safe_offset() == 0
 
     def test_an_end_never_opens(self):
@@ -208,7 +208,7 @@ class TestExtend:
     def test_nothing_to_extend_of_a_delayed_message(self, log):
         log.delay(7, 1_000)
         assert not log.extend(7)
-        assert log.state.get(7).hold is EntryState.DELAYED
+        assert log.state.get(7).state is EntryState.DELAYED
         assert log.state.next_due_ms() == T0 + 1_000
 
     def test_a_retake_after_a_nack_can_be_extended(self, log):
@@ -216,7 +216,7 @@ class TestExtend:
         log.nack(7, 1_000)
         log.take(7)
         assert log.extend(7, 5)
-        assert log.state.get(7).hold is EntryState.HELD
+        assert log.state.get(7).state is EntryState.HELD
 
 
 class TestNack:
@@ -270,7 +270,7 @@ class TestDeadLetter:
         assert log.end(7)
         assert 7 not in log.state
         assert log.take(7)
-        assert log.state.get(7).hold is EntryState.HELD
+        assert log.state.get(7).state is EntryState.HELD
 
 
 class TestDeadlines:
@@ -494,7 +494,7 @@ class TestRedelivery:
         log.due()
         log.dead_letter(1)
         log.state.retry_all()
-        assert [entry.hold for entry in log.state.take_due(1)] == [EntryState.DEAD]
+        assert [entry.state for entry in log.state.take_due(1)] == [EntryState.DEAD]
 
 
 class TestMemory:
@@ -610,19 +610,19 @@ def naive_entry(log, offset, *, missed_markers=False):
         life = life[: life.index(death)]
     taken = max((i for i, read in enumerate(life) if read.op in OPENING), default=0)
     opening, *operations = life[taken:] or [death]
-    decisive, hold = opening, inflight._HOLDS[opening.op]
+    decisive, state = opening, inflight._STATES[opening.op]
     for read in operations:
-        if read.op is Op.NACK or hold is EntryState.HELD:
-            decisive, hold = read, {Op.NACK: EntryState.RELEASED, Op.EXTEND: EntryState.HELD}[read.op]
+        if read.op is Op.NACK or state is EntryState.HELD:
+            decisive, state = read, {Op.NACK: EntryState.RELEASED, Op.EXTEND: EntryState.HELD}[read.op]
     if death is not None:
-        decisive, hold = death, EntryState.DEAD
+        decisive, state = death, EntryState.DEAD
     after = 0 if death is not None else max(0, decisive.marker.redeliver_after_ms)
     return Entry(
         offset,
         opening.at,
         opening.now_ms,
         min(decisive.now_ms + after, INT64_MAX),
-        hold,
+        state,
         decisive.marker.counts,
         decisive.marker.reason,
         opening.marker.holder,
@@ -721,7 +721,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         else:
             assert self.state.apply_ends([(first, count, timestamp)], at) == len(before)
             self.in_redelivery.difference_update(offsets)
-        dead = {entry.offset for entry in before if entry.hold is EntryState.DEAD}
+        dead = {entry.offset for entry in before if entry.state is EntryState.DEAD}
         for offset in offsets:
             if op is Op.END or offset not in dead:
                 self.postponed.pop(offset, None)
@@ -733,7 +733,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
     )
     def read_a_marker(self, marker, step, gap):
         before = {offset: self.entry(offset) for offset in marker.offsets()}
-        dead = sum(entry is not None and entry.hold is EntryState.DEAD for entry in before.values())
+        dead = sum(entry is not None and entry.state is EntryState.DEAD for entry in before.values())
         timestamp = self.now_ms + step
         self.now_ms = max(self.now_ms, timestamp)
         at = self.position + gap
@@ -750,7 +750,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         for offset in marker.offsets():
             if marker.op is Op.END:
                 self.in_redelivery.discard(offset)
-            if changed and (before[offset] is None or before[offset].hold is not EntryState.DEAD):
+            if changed and (before[offset] is None or before[offset].state is not EntryState.DEAD):
                 self.postponed.pop(offset, None)
             if marker.op is Op.END:
                 self.postponed.pop(offset, None)
@@ -810,7 +810,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         assert self.state.now_ms == self.now_ms
         assert list(self.state.in_order()) == sorted(entries.values(), key=lambda e: (e.taken_at, e.offset))
         holds, due = self.state.count(self.now_ms)
-        assert holds == Counter(entry.hold for entry in entries.values())
+        assert holds == Counter(entry.state for entry in entries.values())
         assert due == sum(entry.due_ms <= self.now_ms for entry in entries.values())
 
     @invariant()

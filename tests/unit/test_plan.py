@@ -42,8 +42,8 @@ headers = st.lists(
 ).map(tuple)
 
 
-def entry(hold=EntryState.HELD, *, counts=True, reason=None):
-    return Entry(70, 9, 0, 0, hold, counts, reason)
+def entry(state=EntryState.HELD, *, counts=True, reason=None):
+    return Entry(70, 9, 0, 0, state, counts, reason)
 
 
 def original(*given_headers, key=b"k", value=b"v"):
@@ -237,7 +237,7 @@ class TestDeadLetter:
 
 
 @pytest.mark.parametrize(
-    ("hold", "reason", "text"),
+    ("state", "reason", "text"),
     [
         (EntryState.HELD, None, "expired"),
         (EntryState.HELD, "ignored", "expired"),
@@ -249,8 +249,8 @@ class TestDeadLetter:
         (EntryState.DEAD, "bad", "rejected: bad"),
     ],
 )
-def test_reason(hold, reason, text):
-    assert reason_of(entry(hold, reason=reason)) == text
+def test_reason(state, reason, text):
+    assert reason_of(entry(state, reason=reason)) == text
 
 
 class TestBatches:

@@ -183,7 +183,7 @@ def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracker: Tracker) 
     takeover = _Takeover(("queue-id", "markers-id"), Tick(0, 0, 0.0), 0, begin)
     tracker._taken_over(first, takeover)
     tracker._taken_over(second, takeover)
-    assert (first.phase, second.phase) == (Phase.CATCHING_UP, Phase.OPENING)
+    assert (first.phase, second.phase) == (Phase.CATCHING_UP, Phase.FENCING)
     assert first.problem is None
     assert "also that of queue a" in (second.problem or "")
     tracker._drop(first, "leadership lost")
@@ -363,7 +363,7 @@ def test_r24_topics_made_anew_are_noticed_also_before_all_markers_are_read(
     turning._probed_topics = SimpleNamespace(brokers=lambda: 1, describe=lambda _: told)
     Tracker._probe(turning, 1_000.0)
     settle(turning)
-    assert (anew.phase, same.phase) == (Phase.OPENING, Phase.ACTIVE)
+    assert (anew.phase, same.phase) == (Phase.FENCING, Phase.ACTIVE)
 
 
 def test_a_step_that_fails_is_told_and_tried_again_later_and_the_others_go_on(turning: Tracker) -> None:
@@ -412,7 +412,7 @@ def test_a_partition_that_fails_is_taken_over_again_and_the_others_go_on(turning
     turning._turn()
     turning._turn()
     assert len(advanced) == 2
-    assert (bad.phase, good.phase) == (Phase.OPENING, Phase.ACTIVE)
+    assert (bad.phase, good.phase) == (Phase.FENCING, Phase.ACTIVE)
     assert bad.retry_at > turning._clock.monotonic()
     assert turning.problems() == ["queue a, partition 0: IndexError: a fault; taking over again"]
 
@@ -573,7 +573,7 @@ def test_markers_that_were_fetched_and_lost_with_a_fault_are_read_again(turning:
 
     turning._consumer.consume = consume
     turning._turn()
-    assert {part.phase for part in turning._parts.values()} == {Phase.OPENING}
+    assert {part.phase for part in turning._parts.values()} == {Phase.FENCING}
     assert not any(part.reading for part in turning._parts.values())
 
 

@@ -84,7 +84,7 @@ def copy_of(
         headers = m.without(headers, queue.redelivery_count_header, DELIVER_AT)
     headers += _origin(original, partition)
     limit = queue.max_redeliveries
-    dead_letter = entry.hold is EntryState.DEAD or (entry.counts and limit is not None and count >= limit)
+    dead_letter = entry.state is EntryState.DEAD or (entry.counts and limit is not None and count >= limit)
     reason = reason_of(entry)
     if not dead_letter and refusal is not None and limit is not None:
         dead_letter = refusal.times >= max(1, limit - count)
@@ -109,9 +109,9 @@ def copy_of(
 def reason_of(entry: Entry) -> str:
     """Why the message comes back: `expired`, `nack: …` or `rejected: …`."""
     words = {EntryState.DEAD: "rejected", EntryState.RELEASED: "nack"}
-    if entry.hold not in words:
+    if entry.state not in words:
         return "expired"
-    word = words[entry.hold]
+    word = words[entry.state]
     return f"{word}: {entry.reason[:_MAX_REASON]}" if entry.reason else word
 
 

@@ -41,7 +41,7 @@ class InFlightMessage:
     holder          the name of the client that took it, if it gave one
     since_ms        when it was taken, by the broker's clock (ms since 1970)
     lease_until_ms  when it is redelivered; for `delayed` when it becomes due
-    hold            held, delayed, released (nacked) or dead (to be dead-lettered now)
+    state           held, delayed, released (nacked) or dead (to be dead-lettered now)
     reason          that of the nack or dead-lettering
     attempts        deliveries so far, this one included (delayed: so far); None when it is gone itself
     """
@@ -52,7 +52,7 @@ class InFlightMessage:
     holder: str | None
     since_ms: int
     lease_until_ms: int
-    hold: EntryState
+    state: EntryState
     reason: str | None
     attempts: int | None
 
@@ -211,8 +211,8 @@ def queue_stats(
     now_ms = clock.wall_ms()
     parts = []
     for partition, state in read.states.items():
-        holds, overdue = state.count(max(now_ms, state.now_ms))
-        delayed = holds[EntryState.DELAYED]
+        states, overdue = state.count(max(now_ms, state.now_ms))
+        delayed = states[EntryState.DELAYED]
         left, letters = waiting[partition], dead.get(partition, _Counted())
         # What is in flight lies below the committed offset or was seen to be started.
         parts.append(
@@ -382,7 +382,7 @@ def _in_flight_message(
             count = redelivery_count(message_headers(record), queue.redelivery_count_header)
         except DecodeError:
             count = 0
-        attempts = count + (entry.hold is not EntryState.DELAYED)
+        attempts = count + (entry.state is not EntryState.DELAYED)
     return InFlightMessage(
         receipt=str(Receipt(queue.name, topic_id, partition, entry.offset)),
         partition=partition,
@@ -390,7 +390,7 @@ def _in_flight_message(
         holder=entry.holder,
         since_ms=entry.since_ms,
         lease_until_ms=entry.due_ms,
-        hold=entry.hold,
+        state=entry.state,
         reason=entry.reason,
         attempts=attempts,
     )

@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     taken_at: int
     since_ms: int
     due_ms: int
-    hold: EntryState
+    state: EntryState
     counts: bool = True
     reason: str | None = None
     holder: str | None = None

@@ -14,7 +14,7 @@ from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op, Runs
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.packed import PackedEntries
 
-_HOLDS = {
+_STATES = {
     Op.TAKE: EntryState.HELD,
     Op.DELAY: EntryState.DELAYED,
     Op.EXTEND: EntryState.HELD,
@@ -74,7 +74,7 @@ class InFlight:
         return self._entries.in_order()
 
     def count(self, until_ms: int) -> tuple[Counter[EntryState], int]:
-        """How many entries there are of each hold, and how many are due at `until_ms`."""
+        """How many entries there are in each state, and how many are due at `until_ms`."""
         return self._entries.count(until_ms)
 
     def get(self, offset: int) -> Entry | None:
@@ -271,7 +271,7 @@ class InFlight:
         if self._entries.put_held(offset, at, self.now_ms, due_ms, holder):
             return 1
         existing = self._entries.get(offset)
-        if existing is not None and existing.hold is EntryState.DEAD:
+        if existing is not None and existing.state is EntryState.DEAD:
             return 0
         self._entries.replace(Entry(offset, at, self.now_ms, due_ms, EntryState.HELD, holder=holder))
         return 1
@@ -281,13 +281,13 @@ class InFlight:
         apart = [
             (entry, entry.offset not in out)
             for entry in self._entries.rows_in(runs)
-            if entry.hold is EntryState.DEAD or entry.offset in out
+            if entry.state is EntryState.DEAD or entry.offset in out
         ]
         self._entries.discard_range(runs)
         self._entries.put_range(runs, at, self.now_ms, due_ms, holder)
         taken = sum(count for _, count in runs)
         for entry, waiting in apart:
-            if entry.hold is EntryState.DEAD:
+            if entry.state is EntryState.DEAD:
                 taken -= 1
             else:
                 entry = Entry(entry.offset, at, self.now_ms, due_ms, EntryState.HELD, holder=holder)
@@ -297,18 +297,18 @@ class InFlight:
 
     def _operate_on(self, offset: int, marker: Marker, at: int) -> int:
         entry = self.get(offset)
-        if entry is not None and entry.hold is EntryState.DEAD:
+        if entry is not None and entry.state is EntryState.DEAD:
             return 0
         opens = marker.op in (Op.TAKE, Op.DELAY)
         if entry is None and not (opens or self.missed_markers):
             return 0
-        if marker.op is Op.EXTEND and entry is not None and entry.hold is not EntryState.HELD:
+        if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.HELD:
             return 0  # nobody holds it any more, so there is no lease to extend
-        hold, due_ms = _HOLDS[marker.op], self._deadline(marker)
+        state, due_ms = _STATES[marker.op], self._deadline(marker)
         if entry is None or opens:
-            entry = Entry(offset, at, self.now_ms, due_ms, hold, marker.counts, marker.reason, marker.holder)
+            entry = Entry(offset, at, self.now_ms, due_ms, state, marker.counts, marker.reason, marker.holder)
         else:
-            entry = entry._replace(due_ms=due_ms, hold=hold, counts=marker.counts, reason=marker.reason)
+            entry = entry._replace(due_ms=due_ms, state=state, counts=marker.counts, reason=marker.reason)
         self._entries.replace(entry)
         return 1
 

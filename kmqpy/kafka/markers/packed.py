@@ -104,18 +104,18 @@ class PackedEntries:
             self._by_due.add(group, group.due_ms())
 
     def count(self, until_ms: int) -> tuple[Counter[EntryState], int]:
-        """How many entries there are of each hold, and how many are due at `until_ms`."""
-        holds = Counter(entry.hold for entry in self.handed_out.values())
+        """How many entries there are in each state, and how many are due at `until_ms`."""
+        states = Counter(entry.state for entry in self.handed_out.values())
         due = sum(entry.due_ms <= until_ms for entry in self.handed_out.values())
         for group in self._by_take.groups():
             if isinstance(group, Run):
                 alive = group.alive.bit_count()
-                holds[EntryState.HELD] += alive
+                states[EntryState.HELD] += alive
                 due += alive if group.due <= until_ms else 0
             else:
-                holds.update(rest[0] for rest in group.rests)
+                states.update(rest[0] for rest in group.rests)
                 due += sum(due_ms <= until_ms for due_ms in group.values[3::4])
-        return holds, due
+        return states, due
 
     def get(self, offset: int) -> Entry | None:
         """The entry of `offset`, or None."""
@@ -147,7 +147,7 @@ class PackedEntries:
         ]
 
     def put_held(self, offset: int, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> bool:
-        """Add the entry of a message that a client holds; False when there is one already."""
+        """Add the entry of a message that a client states; False when there is one already."""
         block, bit = divmod(offset, entry_groups.BLOCK)
         slots = self._slots.get(block)
         if slots is not None and slots.mask >> bit & 1:
@@ -289,7 +289,7 @@ class PackedEntries:
             self._by_due.remove(run)
 
     def _interned(self, rest: tuple[Any, ...]) -> tuple[Any, ...]:
-        """An equal tuple that was seen before, if there is one, so that memory holds it once."""
+        """An equal tuple that was seen before, if there is one, so that memory states it once."""
         if len(self._rests) >= _KNOWN_RESTS:
             self._rests.clear()
         return self._rests.setdefault(rest, rest)

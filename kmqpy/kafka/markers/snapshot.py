@@ -67,11 +67,11 @@ def _row(values: Any) -> SnapshotRow:
         more = number.bit_length() - 1
         _check(first + more, taken_at + stride * more)
         return TakenRun(first, number, taken_at, stride, since_ms, due_ms, _text(holder))
-    offset, taken_at, since_ms, due_ms, hold, counts, reason, holder = values
+    offset, taken_at, since_ms, due_ms, state, counts, reason, holder = values
     _check(offset, taken_at, since_ms, due_ms)
     if type(counts) is not bool:
         raise ValueError("snapshot: counts must be true or false")
-    return Entry(offset, taken_at, since_ms, due_ms, EntryState(hold), counts, _text(reason), _text(holder))
+    return Entry(offset, taken_at, since_ms, due_ms, EntryState(state), counts, _text(reason), _text(holder))
 
 
 def _check_once(rows: Iterable[SnapshotRow]) -> None:
