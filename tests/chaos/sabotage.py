@@ -84,7 +84,9 @@ def no_start_wait() -> None:
         write = threading.Timer(LATE_S, _start, (self, takes, delays, *more))
         write.daemon = True
         write.start()
-        return Unconfirmed(StartOutcome({**dict.fromkeys(takes, -1), **{place[0]: -1 for place in delays}}, {}))
+        return Unconfirmed(
+            StartOutcome({**dict.fromkeys(takes, -1), **{place[0]: -1 for place in delays}}, {})
+        )
 
     _start = StartMarkerWriter.start
     StartMarkerWriter.start = start  # type: ignore[method-assign, assignment]

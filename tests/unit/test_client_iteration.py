@@ -113,6 +113,22 @@ def client(monkeypatch):
     made.close()
 
 
+@pytest.mark.parametrize(
+    ("ids", "handed_out"), [(IDS, 5), (TopicIds("Q", "another"), 5), (TopicIds("another", "another"), 0)]
+)
+def test_r24_nothing_is_handed_out_when_start_markers_lead_to_the_news_that_the_queue_is_another(
+    client, monkeypatch, ids, handed_out
+):
+    def goes_on(*_):
+        monkeypatch.setattr(FakeWatch, "look", lambda _: ids)
+        return False
+
+    monkeypatch.setattr(FakeSource, "goes_on", goes_on)
+    monkeypatch.setattr(FakeSource, "follow", lambda *_: None, raising=False)
+    monkeypatch.setattr(FakeWriter, "abandon", FakeWriter.get_ready, raising=False)
+    assert len(client.receive(wait=0)) == handed_out
+
+
 def test_an_iteration_ends_when_another_thread_closes_the_client(client):
     for message in client:
         if message.offset == 4:

@@ -401,10 +401,15 @@ class KmqClient:
         if not written.failed:
             self._confirmed_in_s = self._clock.monotonic() - until + lease_ms / 1000
         if not source.goes_on(written.last_at):
-            # Other topics may be there, and these messages be of the old one (rule R24).
-            start_batch.give_back()
-            source.start_over()
-            return [], {}, until
+            # The markers topic is another one. If the queue topic is, too, these messages are of the old one.
+            ids, now = self._ids, self._clock.monotonic()
+            self._look_for_topics()
+            if self._ids.queue != ids.queue:
+                return [], {}, until
+            if not self._watch.knows_since(now):
+                start_batch.give_back()
+                source.start_over()
+                return [], {}, until
         self._account(source, offsets, written)
         if delays or written.failed:
             messages = [message for message in messages if _is_taken(message, delays, written)]

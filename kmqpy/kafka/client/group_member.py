@@ -478,8 +478,7 @@ class GroupMember:
             commit = commit_of(committed, self._ids)
             if commit is None or commit.offset > known.log_end:
                 commit = Commit(0, 0)
-                if known.too_early is not None:  # librdkafka may have begun at a commit of another topic
-                    known.too_early = 0
+                known.too_early = 0  # librdkafka may have begun at a commit of another topic, deleted since
             start = commit.markers_offset
             read = self._read_markers(partition, start, commit.offset)
         except (KafkaException, KmqError) as exception:
