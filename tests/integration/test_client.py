@@ -11,10 +11,10 @@ from support import LEASE_S, Collector, bodies, collect, nothing_comes, total_qu
 
 from kmqpy.errors import Closed, ReceiptError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client import marker_writer
+from kmqpy.kafka.client import start_markers
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.client.start_markers import StartBatch
+from kmqpy.kafka.client.start_markers import StartBatch, StartMarkerWriter
 from kmqpy.kafka.markers.codec import Marker, Op, decode
 from kmqpy.kafka.topics import topics_of
 
@@ -48,14 +48,14 @@ def test_r11_a_lease_that_its_start_marker_used_up_is_not_handed_out(queue, monk
     queue.tracker()
     queue.send("m")
     client = queue.client()
-    start, slow = MarkerWriter.start, [1.8]
+    start, slow = StartMarkerWriter.start, [1.8]
 
     def late(writer, *arguments):
         found = start(writer, *arguments)
         time.sleep(slow.pop() if slow else 0)
         return found
 
-    monkeypatch.setattr(MarkerWriter, "start", late)
+    monkeypatch.setattr(StartMarkerWriter, "start", late)
     (message,) = collect(client, 1, lease=3.0, ack=True)
     assert not slow
     # Given back without count: it comes as a copy, and as its first attempt.
@@ -355,7 +355,7 @@ def test_what_an_interrupted_receive_took_is_given_back_at_close(either_queue, m
     sent = [f"m{i}" for i in range(20)]
     queue.send(*sent)
     patched, name = {
-        "among the starts": (marker_writer, "_produce"),
+        "among the starts": (start_markers, "produce"),
         "after the starts": (StartBatch, "confirmed"),
     }[moment]
     real = getattr(patched, name)
@@ -397,7 +397,7 @@ def test_what_interrupts_receive_loses_no_message(queue, monkeypatch, moment):
     client = queue.client()
     first = collect(client, 10, max_messages=10, ack=True, lease=60.0)
     patched, name = {
-        "before the starts": (MarkerWriter, "start"),
+        "before the starts": (StartMarkerWriter, "start"),
         "after the starts": (StartBatch, "confirmed"),
         "in the middle of a poll": (GroupMember, "_is_ours"),
     }[moment]

@@ -31,6 +31,8 @@ from tracker import tracker as tracker_module
 
 OLD, NEW = 60, 300
 LEASE_S = 60.0
+ACKER_LEASE_S = 5.0
+"""Until what was taken before it was known that the topic is another one comes again."""
 
 
 def make_anew(queue):
@@ -53,7 +55,7 @@ class Acker:
     def _run(self):
         while not self._stop.is_set():
             try:
-                for message in self.client.receive(wait=0.1, lease=LEASE_S):
+                for message in self.client.receive(wait=0.1, lease=ACKER_LEASE_S):
                     self.bodies.append(message.body.decode())
                     self.client.ack(message)
             except TopicError:
@@ -78,6 +80,7 @@ def test_r24_clients_that_live_through_a_queue_made_anew_take_all_its_messages(
     """The new topic is soon longer than the old one: a position in the one is good in the other."""
     # How soon a topic that is gone is noticed; see `pause`.
     queue = make_queue(partitions, kafka={"topic.metadata.refresh.interval.ms": 300})
+    queue.tracker()
     spread = {"partition": 0} if partitions == 1 else {"partition": None}
     old, new = [f"old {i}" for i in range(OLD)], [f"new {i}" for i in range(NEW)]
     own = [queue.client() for _ in range(clients)]

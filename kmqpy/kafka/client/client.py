@@ -405,6 +405,8 @@ class KmqClient:
             ids, now = self._ids, self._clock.monotonic()
             self._look_for_topics()
             if self._ids.queue != ids.queue:
+                # If these were messages of the new one, they come again at once, not after the lease.
+                self._release((p, offset) for p, ascending in due.items() for offset in ascending)
                 return [], {}, until
             if not self._watch.knows_since(now):
                 start_batch.give_back()
