@@ -11,7 +11,6 @@ import click
 
 from kmqpy.cli.options import DURATION, Cli, connected_service, pairs
 from kmqpy.core import logs
-from kmqpy.spark.session import start, stop
 from tracker.command import log_options, register, settings_of, settings_options
 
 _OF_THREADS = (
@@ -61,6 +60,9 @@ def spark_tracker(
     It shares the partitions with other trackers of the queue, on Spark or not. Settings come from the
     config file's table [tracker], then KMQ_TRACKER_… in the environment, then the options here.
     """
+    # Not before: `kmq --help` loads this module, and must not load Spark.
+    from kmqpy.spark.session import start, stop
+
     logs.setup(log_level, log_format)
     settings = settings_of(cli, (queue,), given)
     options: dict[str, bool | float | int | str | None] = {
