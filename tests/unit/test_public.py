@@ -33,7 +33,7 @@ def test_to_import_kmqpy_loads_nothing_heavy():
 
 
 def test_the_help_of_commands_loads_nothing_of_spark():
-    code = "import sys; from kmqpy.cli import main; sys.argv[1:] = ['--help']\ntry: main()\nexcept SystemExit: pass"
+    code = "from kmqpy.cli.app import run; run(['--help'])"
     assert not {"pandas", "pyarrow", "pyspark"} & {*loaded_by(code)}
 
 
