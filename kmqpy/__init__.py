@@ -23,22 +23,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kmqpy.errors import (
+    Closed,
+    ConfigError,
+    DecodeError,
+    KmqError,
+    MessageError,
+    MissingExtra,
+    NotSupported,
+    QueueNotFound,
+    ReceiptError,
+    TopicError,
+    Unavailable,
+    Unfinished,
+)
+
 if TYPE_CHECKING:
     from kmqpy.core.backoff import Backoff
-    from kmqpy.errors import (
-        Closed,
-        ConfigError,
-        DecodeError,
-        KmqError,
-        MessageError,
-        MissingExtra,
-        NotSupported,
-        QueueNotFound,
-        ReceiptError,
-        TopicError,
-        Unavailable,
-        Unfinished,
-    )
     from kmqpy.kafka.admin.admin import Admin
     from kmqpy.kafka.client.client import KmqClient
     from kmqpy.kafka.client.producer import KmqProducer
@@ -63,7 +64,7 @@ _MODULES = {
     "Worker": "kmqpy.worker.worker",
     "queue_for": "kmqpy.queue",
 }
-"""Where the names of `__all__` are defined, if not in kmqpy.errors."""
+"""Where the names are defined that are imported when they are first used."""
 
 __all__ = [
     "Admin",
@@ -95,9 +96,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES.get(name, "kmqpy.errors")), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -135,12 +135,15 @@ class KafkaQueue(KmqClient):
         """See Queue.close."""
         if self._guard.inherited:
             return
-        with self._opening:
-            super().close()
-            if self._producer is not None:
-                self._producer.close()
-        with self._administering:
-            self._admin.close()
+        try:
+            super().close()  # from here on no producer is made any more
+        finally:
+            with self._opening:
+                producer, self._producer = self._producer, None
+            if producer is not None:
+                producer.close()
+            with self._administering:
+                self._admin.close()
 
     def _sender(self) -> KmqProducer:
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child

@@ -34,7 +34,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
 
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""The largest message that send() takes, in bytes as message.size_of() counts them."""
+"""The largest message that send() takes, in bytes as message_headers.size_of() counts them."""
 
 _HEADROOM_BYTES = 64 * 1024
 """Room in the topics' limits for the headers of copies (rule R7)."""
@@ -250,6 +250,11 @@ class Topics:
         # Describing once more could reach a broker that does not know the new topics yet.
         known = self._wait_until_told(wanted, 1)
         for name in anew:
+            if name not in known:
+                raise Unavailable(
+                    f"create topic {name}: Kafka at {self._connection.bootstrap} does not show it yet; "
+                    "try again"
+                )
             self.configure(name, wanted[name])
             if known[name].partitions < partitions:
                 self._add_partitions(name, partitions)

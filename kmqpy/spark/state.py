@@ -266,7 +266,7 @@ def _judged(known: DataFrame) -> DataFrame:
 def _outcome() -> list[Column]:
     """What the last markers that did something leave of a message.
 
-    hold      as kmqpy.kafka.markers.inflight.EntryState; null: not in flight
+    hold      as kmqpy.kafka.markers.entry.EntryState; null: not in flight
     taken_ms, due_ms    as in kmqpy.kafka.markers.inflight.Entry; kept after the end
     by        who ended it; null: nobody
     ended_ms  when

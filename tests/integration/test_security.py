@@ -75,7 +75,7 @@ class Secured:
     open_kafka: str
     sasl: str
     tls: str
-    session: str
+    zookeeper: str
     zookeeper_tls: str
 
     def kafka(self, user: str, password: str = CANARY, ca: str | None = None) -> dict[str, str]:

@@ -7,13 +7,14 @@ their offsets; dead letters and their markers are read once, then only new ones.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicPartition,
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 3.0
 """What is not known by then is left for the next time."""
 _REQUEST_TIMEOUT_S = 2.0
+_ASKERS = 16
+"""Groups whose consumers are kept; each has a thread for each broker."""
 _SLICE_S = 0.1
 _BATCH = 500
 _WAITING = 100
@@ -129,7 +132,9 @@ class QueueCounts:
     def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._connection = connection
         self._clock = clock
-        self._clients: tuple[Any, Any] | None = None
+        self._consumer: Any = None
+        self._askers: dict[str, Any] = {}
+        """By group, consumers that are asked for its commits."""
         self._letters: dict[Partition, _Letters] = {}
         self._complained: set[str] = set()
         self._deadline = 0.0
@@ -170,42 +175,57 @@ class QueueCounts:
 
     def close(self) -> None:
         """Release the connections."""
-        if self._clients is not None:
-            self._clients[1].close()
+        for consumer in (self._consumer, *self._askers.values()):
+            if consumer is not None:
+                consumer.close()
 
     def _committed(self, wanted: Mapping[Partition, QueueSettings]) -> dict[Partition, int]:
-        """Where the groups' commits stand; the log's start where there is none, nothing where nobody says."""
-        admin, _ = self._made_clients()
+        """Where the groups' commits stand; the log's start where there is none, nothing where nobody says.
+
+        Asked of a consumer for each group: an AdminClient that loses its connection to a group's coordinator
+        at the wrong moment ends the whole process (librdkafka's issue 4605).
+        """
         places: dict[str, list[TopicPartition]] = {}
         groups: dict[str, str] = {}
         for key, queue in wanted.items():
             places.setdefault(queue.consumer_group, []).append(TopicPartition(*key))
             groups[queue.consumer_group] = queue.name
-        asked = {
-            group: admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group, wished)], request_timeout=_REQUEST_TIMEOUT_S
-            )[group]
-            for group, wished in places.items()
-        }
+        for group in self._askers.keys() - places.keys():
+            self._askers.pop(group).close()
         found: dict[Partition, int] = {}
-        for group, future in asked.items():
+        for group in random.sample(sorted(places), len(places)):  # the last ones may have no time left
             if not self._left_s():
                 break
             try:
-                answer = librdkafka.wait_result(admin, future, self._left_s(), self._connection)
+                with self._asker(group) as asker:
+                    answer = asker.committed(places[group], timeout=min(_REQUEST_TIMEOUT_S, self._left_s()))
             except (KafkaException, KmqError) as error:
                 if not librdkafka.is_retriable(librdkafka.error_of(error)):
                     self._complain(groups[group], str(error))
                 continue
-            for place in answer.topic_partitions:
+            for place in answer:
                 if place.error is None:
                     found[place.topic, place.partition] = (
                         place.offset if place.offset >= 0 else OFFSET_BEGINNING
                     )
         return found
 
+    @contextmanager
+    def _asker(self, group: str) -> Iterator[Any]:
+        """A consumer that is asked for the commits of a group and never joins it; some are kept."""
+        asker = self._askers.get(group)
+        if asker is None:
+            asker = librdkafka.new_consumer(self._connection, {"group.id": group})
+            if len(self._askers) < _ASKERS:
+                self._askers[group] = asker
+        try:
+            yield asker
+        finally:
+            if group not in self._askers:
+                asker.close()
+
     def _read(self, readings: Iterable[_Reading], is_late: Callable[[], bool]) -> None:
-        _, consumer = self._made_clients()
+        consumer = self._reader()
         left = {(one.topic, one.partition): one for one in readings}
         consumer.assign([one.place for one in left.values()])
         try:
@@ -227,7 +247,7 @@ class QueueCounts:
             return 0
         if reading.failed or len(reading.records) < reading.limit:
             return None
-        _, consumer = self._made_clients()
+        consumer = self._reader()
         _low, high = consumer.get_watermark_offsets(reading.place, cached=True)
         return max(0, int(high) - reading.position)
 
@@ -241,7 +261,7 @@ class QueueCounts:
         if known.alive():
             if not self._left_s():
                 return None
-            _, consumer = self._made_clients()
+            consumer = self._reader()
             try:
                 bounds = consumer.get_watermark_offsets(letters.place, timeout=self._left_s())
             except KafkaException:
@@ -251,8 +271,8 @@ class QueueCounts:
             known.seen.discard_below(bounds[0])  # they were purged
         return known.alive()
 
-    def _made_clients(self) -> tuple[Any, Any]:
-        if self._clients is None:
+    def _reader(self) -> Any:
+        if self._consumer is None:
             settings = {
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 20,  # who waits for more holds up the next count
@@ -260,11 +280,8 @@ class QueueCounts:
                 "queued.min.messages": _WAITING,
                 "queued.max.messages.kbytes": 4_096,
             }
-            self._clients = (
-                librdkafka.new_admin(self._connection),
-                librdkafka.new_consumer(self._connection, settings),
-            )
-        return self._clients
+            self._consumer = librdkafka.new_consumer(self._connection, settings)
+        return self._consumer
 
     def _left_s(self) -> float:
         return max(0.0, self._deadline - self._clock.monotonic())

@@ -302,6 +302,7 @@ class Redeliverer:
         copied = sorted(copy.entry.offset for copy in batch)
         dead = any(copy.dead_letter for copy in batch)  # then all of them are
         topic = self.queue.dead_letter_topic if dead else self.queue.name
+        written = False
         try:
             producer.begin_transaction()
             report = partial(note, topic)
@@ -312,10 +313,12 @@ class Redeliverer:
             for key, value, headers in itertools.chain(self._ends(copied), self._ends(gone)):
                 self._produce(producer, topic, key, value, headers, report)
             # What is written later could go to other topics than those that are asked about.
-            withdrawn = producer.flush(timeout_s) > 0 or not may_go_on()
+            unsent = producer.flush(timeout_s)
+            written = True
+            withdrawn = not unsent and not may_go_on()
             if withdrawn:
                 producer.abort_transaction(timeout_s)
-            else:
+            elif not unsent:
                 producer.commit_transaction(timeout_s)
         except KafkaException as exception:
             error = librdkafka.error_of(exception)
@@ -330,7 +333,10 @@ class Redeliverer:
             # The messages after a refused one fail, too, with errors that tell less.
             causes = [cause for cause in (*errors, (error, topic)) if cause[0].code() in _BY_MESSAGE]
             raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
-        except Exception as exception:  # librdkafka can't be given one of the records (rule R21)
+        except Exception as exception:
+            if written:
+                raise
+            # librdkafka can't be given one of the records (rule R21).
             try:
                 producer.abort_transaction(timeout_s)
             except KafkaException as failed:
@@ -338,6 +344,8 @@ class Redeliverer:
             raise TransactionAborted(
                 KafkaError(KafkaError.INVALID_RECORD, repr(exception)), topic
             ) from exception
+        if unsent:
+            raise ProducerUnusable(KafkaError(KafkaError._TIMED_OUT).name())
         if withdrawn:
             raise Withdrawn
 

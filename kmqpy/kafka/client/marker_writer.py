@@ -243,7 +243,7 @@ class MarkerWriter:
     def close(self, timeout_s: float = 10.0) -> int:
         """Flush and stop; returns how many markers stay unconfirmed. Their messages come again.
 
-        For the thread that calls `start`. Does nothing in a forked child: the markers are the parent's.
+        For the thread that uses `starts`. Does nothing in a forked child: the markers are the parent's.
         """
         if self._guard.inherited:
             return 0

@@ -55,30 +55,27 @@ class _PartitionStarts:
     refused: list[int] = field(default_factory=list)
     """Those of them that failed."""
 
-    @property
-    def last_at(self) -> int | None:
-        """The markers offset of the last marker that is known to be confirmed."""
-        return self.written[-1].offset() if self.written else None
-
-    def lowest_failed(self, *, unknown: bool) -> int | None:
-        """The lowest offset whose marker is not confirmed; None if all are.
+    def outcome(self, *, unknown: bool) -> tuple[int | None, int | None]:
+        """The markers offset of the last marker known to be confirmed, and the lowest offset whose is not.
 
         `unknown`: the producer that reports errors only did not say what became of its markers.
         """
+        written = list(self.written)  # once: another thread that polls the producer may go on with it
         failed = list(self.refused)
-        if unknown or not self.written:  # without a written marker nobody knows where the others are
+        if unknown or not written:  # without a written marker nobody knows where the others are
             failed += self.errors_only[:1]
-        if len(self.written) < len(self.reported):
-            written = {codec.decode_key(record.key())[1] for record in list(self.written)}
-            failed += [offset for offset in self.reported if offset not in written]
-        return min(failed, default=None)
+        if len(written) < len(self.reported):
+            offsets = {codec.decode_key(record.key())[1] for record in written}
+            failed += [offset for offset in self.reported if offset not in offsets]
+        return written[-1].offset() if written else None, min(failed, default=None)
 
 
 class StartBatch:
-    """Start markers on their way; used by one thread.
+    """Start markers on their way; used by one thread, though reports may come on another that polls.
 
     producer     reports the outcome of each marker
-    give_up      drops the producers after a fatal error or a time-out, so that they report what they hold
+    give_up      drops the producers, so that they report what they hold: after a fatal error, and when the
+                 one that reports errors only still holds markers at the time-out
     all_written  told each partition of which every start marker was confirmed
     """
 
@@ -97,8 +94,8 @@ class StartBatch:
         self._give_up = give_up
         self._all_written = all_written
         self._partitions: dict[int, _PartitionStarts] = {}
-        self._refused = 0
-        self._fatal = False
+        self._refused: list[KafkaError | None] = []
+        self._refused_errors_only: list[KafkaError | None] = []
         self._write_back: Callable[[], None] = lambda: None
         self._give_back_at = math.inf
         self._given_back = False
@@ -108,7 +105,7 @@ class StartBatch:
         return self._deadline - self._clock.monotonic()
 
     def expect(self, partition: int, offsets: Sequence[int]) -> Report:
-        """Wait for markers of which these are the lowest offsets; returns their delivery callback."""
+        """Register markers whose lowest offsets these are; returns their delivery callback."""
         starts = self._partitions.setdefault(partition, _PartitionStarts())
         starts.reported.extend(offsets)
         written = starts.written
@@ -122,7 +119,7 @@ class StartBatch:
         return report
 
     def expect_errors_only(self, producer: Producer, partition: int, offsets: Sequence[int]) -> Report:
-        """Wait for markers given to a producer that reports errors only; returns their delivery callback."""
+        """Register markers given to a producer that reports errors only; returns their delivery callback."""
         self._errors_only = producer
         self._partitions.setdefault(partition, _PartitionStarts()).errors_only = offsets
 
@@ -133,14 +130,13 @@ class StartBatch:
 
     def refuse(self, error: KafkaError | None) -> None:
         """Note that a marker whose outcome is reported failed."""
-        self._refused += 1
-        self._fatal = self._fatal or librdkafka.is_fatal(error)
+        self._refused.append(error)
 
     def refuse_errors_only(self, error: KafkaError | None, key: bytes) -> None:
         """Note that a marker failed that was given to the producer that reports errors only."""
         partition, offset = codec.decode_key(key)
         self._partitions[partition].refused.append(offset)
-        self._fatal = self._fatal or librdkafka.is_fatal(error)
+        self._refused_errors_only.append(error)
 
     def producer_of(self, partition: int, offset: int) -> Producer:
         """The producer that was given the start marker of this message."""
@@ -173,15 +169,16 @@ class StartBatch:
                 self._give_back_when_late()
                 self._errors_only.poll(_ERRORS_ONLY_POLL_S)
         # Once it is given up, the producer that reports errors only says which markers it held (rule R18).
-        if self._fatal or self._holds_some():
+        fatal = any(map(librdkafka.is_fatal, self._refused + self._refused_errors_only))
+        if fatal or self._holds_some():
             self._give_up()
         unknown = self._holds_some()
         last_at: dict[int, int] = {}
         failed: dict[int, int] = {}
         for partition, starts in self._partitions.items():
-            if starts.last_at is not None:
-                last_at[partition] = starts.last_at
-            lowest = starts.lowest_failed(unknown=unknown)
+            last, lowest = starts.outcome(unknown=unknown)
+            if last is not None:
+                last_at[partition] = last
             if lowest is None:
                 self._all_written(partition)
             else:
@@ -196,10 +193,8 @@ class StartBatch:
         return self._errors_only is not None and len(self._errors_only) > 0
 
     def _pending(self) -> bool:
-        starts = self._partitions.values()
-        return self._refused + sum(len(one.written) for one in starts) < sum(
-            len(one.reported) for one in starts
-        )
+        left = sum(len(starts.reported) - len(starts.written) for starts in self._partitions.values())
+        return left > len(self._refused)
 
 
 class StartMarkerWriter:
@@ -248,9 +243,12 @@ class StartMarkerWriter:
         timeout_s: float,
         hand_out_until: float = math.inf,
     ) -> StartBatch:
-        """Begin to write the start markers of messages taken, and of those not yet due, by their ms.
+        """Begin to write start markers.
 
-        The offsets ascend. To be followed by `confirmed()` of what it returns, within `timeout_s`.
+        takes   ascending offsets of the messages taken, by partition
+        delays  of messages not yet due, the ms until they are
+
+        To be followed by `confirmed()` of what it returns, within `timeout_s`.
         Messages whose start markers are not confirmed at the monotonic time `hand_out_until` are given back.
         """
         batch = StartBatch(
@@ -276,7 +274,7 @@ class StartMarkerWriter:
         return partition not in self._barriers
 
     def all_outcomes_known(self) -> bool:
-        """The same of all partitions."""
+        """Whether outcome_known() holds for every partition."""
         return not [partition for partition in list(self._barriers) if not self.outcome_known(partition)]
 
     def poll_unused(self) -> None:
@@ -287,7 +285,7 @@ class StartMarkerWriter:
                     producer.poll(0)
 
     def producers(self) -> list[Producer]:
-        """Those that there are."""
+        """The producers made so far."""
         return [producer for producer in (self._reporting, self._errors_only) if producer is not None]
 
     def _begin(

@@ -76,14 +76,14 @@ class Run:
         self.due = max(0, self.due - by_ms)
 
     def row(self) -> TakenRun:
-        """The same for a snapshot."""
+        """This run as a row of a snapshot."""
         offset, taken_at = self.oldest()[:2]
         bits = self.alive >> offset % BLOCK
         return TakenRun(offset, bits, taken_at, self.stride, self.since_ms, self.due, self.holder)
 
 
 class EntryArray:
-    """Up to `ROWS` entries as columns.
+    """Up to 64 entries as columns.
 
     Invariant: entry i has `values[4 i : 4 i + 4]`, its offset, taken_at, since_ms and due_ms, and `rests[i]`,
     the remaining fields, of which equal ones are kept once.

@@ -147,7 +147,7 @@ class PackedEntries:
         ]
 
     def put_held(self, offset: int, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> bool:
-        """Add the entry of a message that a client states; False when there is one already."""
+        """Add the entry of a message that a client holds; False when there is one already."""
         block, bit = divmod(offset, entry_groups.BLOCK)
         slots = self._slots.get(block)
         if slots is not None and slots.mask >> bit & 1:
@@ -289,7 +289,7 @@ class PackedEntries:
             self._by_due.remove(run)
 
     def _interned(self, rest: tuple[Any, ...]) -> tuple[Any, ...]:
-        """An equal tuple that was seen before, if there is one, so that memory states it once."""
+        """An equal tuple that was seen before, if there is one, so that equal ones are kept once."""
         if len(self._rests) >= _KNOWN_RESTS:
             self._rests.clear()
         return self._rests.setdefault(rest, rest)
