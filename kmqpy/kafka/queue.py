@@ -1,4 +1,4 @@
-"""The first storage: a queue topic in Kafka with its markers, `kafka://h:9092,h2:9092?queue=q`."""
+"""What `kafka://h:9092,h2:9092?queue=q` opens: a KmqClient that sends, counts and redrives, too."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _WATCH_EVERY_S = 1.0
 _WATCH_SOON_S = 0.05
 _WATCH_TIMEOUT_S = 3.0
 _WATCH_LAG_S = 10.0
-"""For longer than that no broker goes on to tell the ids of topics that are no more, while others don't."""
+"""A lagging broker may report the ids of deleted topics for this long."""
 
 K = TypeVar("K")
 

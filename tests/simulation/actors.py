@@ -449,7 +449,7 @@ _group_member = stepwise(
         "keep_alive",
         "_prepare",
         "_recover",
-        "_look_again",
+        "_find_written_starts",
         "_read_markers",
         "_on_revoke",
         "_wait_for_outcomes",

@@ -23,9 +23,11 @@ _READ_AT_ONCE = 1_000
 
 @dataclass
 class FetchResult:
-    """Originals by offset; `gone` are those that Kafka has no more.
+    """The originals that were found; offsets in none of the three were not reached in this call.
 
-    `out_of_reach`: can't be read now, for a reason that may last. Nowhere: it was not their turn.
+    found         originals by offset
+    gone          offsets that Kafka no longer has
+    out_of_reach  offsets that can't be read now, for a reason that may last
     """
 
     found: dict[int, Original] = field(default_factory=dict)

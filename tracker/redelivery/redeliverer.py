@@ -353,7 +353,7 @@ class Redeliverer:
         if self.ranges and len(offsets) > 1:
             found = codec.ranges(self._partition, Op.END, offsets, by_tracker=True)
             return [codec.encode(marker) for marker in found]
-        _, value, headers = codec.encode(codec.tick(self._partition))  # but for the key, the same
+        _, value, headers = codec.encode(codec.tick(self._partition))  # only the key differs
         return ((codec.encode_key(self._partition, offset), value, headers) for offset in offsets)
 
     def _produce(

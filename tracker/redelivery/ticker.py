@@ -108,7 +108,7 @@ class Ticker:
 
     def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
         def report(error: KafkaError | None, record: Any) -> None:
-            # Knows not of which producer, which it would keep alive; one replaced for nothing is no harm.
+            # Does not refer to the producer, which it would keep alive; replacing a healthy one is harmless.
             self._broken = self._broken or librdkafka.is_fatal(error)
             done(error, record)
 

@@ -52,7 +52,7 @@ _MIN_LEASE_LEFT = 0.5
 """A message is handed out only while this part of its lease is left (rule R11)."""
 
 _WATCHED_S = 2.0
-"""Ids of topics that are as old as this are looked at again by who has not watched them so far (rule R24)."""
+"""A client that only acknowledges asks for the topic ids first when they are older than this (rule R24)."""
 _LOOK_TIMEOUT_S = 3.0
 _LOOK_POLL_S = 0.01
 
@@ -143,7 +143,7 @@ class KmqClient:
         topics = Topics(connection).check(self._queue)
         check_topics(self._queue, topics, connection)
         self._ids = topics.ids
-        self._beside_earlier_markers = False  # the queue topic, by now
+        self._beside_earlier_markers = False  # the queue topic was recreated, its markers topic was not
         self._watch = TopicWatch(connection, self._queue, topics.ids, clock)
         self._partitions = topics.markers.partitions
         self._coalesce_ms = coalesce_ms if markers == "range" else None

@@ -58,9 +58,9 @@ class _Partition:
     """What this member knows of a partition that it has."""
 
     ids_since: float = 0.0
-    """It is recovered when the ids of the topics are known as of then: since it was assigned, for example."""
+    """Recovery waits until the topic ids are known as of this monotonic time; at first, the assignment's."""
     log_end: int = INT64_MAX
-    """Commits behind that count for nothing: the log was cut short, or the topic made anew."""
+    """A commit above this is ignored: the log was truncated, or the topic recreated."""
     recovered: bool = False
     recovered_from: int | None = None
     """The markers offset from which `started` was read."""
@@ -114,9 +114,10 @@ class Commit:
 class GroupMember:
     """A member of the queue's consumer group.
 
-    `outcome_known` says of a partition whether none of this client's start markers can still come to it,
-    and sees to it that this gets so. `ids_known` says whether the ids that `follow` was told of last
-    are those of that moment of the clock or later, and sees to it that they get so.
+    outcome_known  of a partition: whether no start marker of this client can still reach it; asking
+                   triggers the check
+    ids_known      of a monotonic time: whether the topic ids were looked up then or later; asking triggers
+                   a look-up
     """
 
     def __init__(
@@ -283,7 +284,7 @@ class GroupMember:
         As after an assignment: from the committed offset, without what has a start marker.
         """
         self._stash = []
-        self._look_anew(self._partitions)
+        self._restart_recovery(self._partitions)
 
     def follow(self, ids: TopicIds) -> None:
         """These are the ids of the topics now. What was known of topics with other ids counts no more."""
@@ -299,7 +300,7 @@ class GroupMember:
                 if known.held_back is not None:
                     known.held_back = (0, known.held_back[1])
 
-    def _look_anew(self, partitions: Iterable[int], log_end: int = INT64_MAX) -> None:
+    def _restart_recovery(self, partitions: Iterable[int], log_end: int = INT64_MAX) -> None:
         """Recover these partitions as if they had just been assigned."""
         now = self._clock.monotonic()
         for partition in list(partitions):
@@ -394,7 +395,7 @@ class GroupMember:
         if offset < known.position:
             end = self._log_end(record.partition())
             if end is not None and end < known.position:
-                self._look_anew([record.partition()], end)
+                self._restart_recovery([record.partition()], end)
             # Otherwise librdkafka reads it again. When pause, resume or seek overtake its look-up of where
             # to begin, it repeats that half a second later and goes back there.
             return False
@@ -449,7 +450,7 @@ class GroupMember:
             if not self._ids_known(known.ids_since):
                 continue
             if known.unknown:  # not put off while idle: their leases run
-                self._look_again(partition, known)
+                self._find_written_starts(partition, known)
             elif not self._idle:
                 self._recover(partition, known)
         self._apply_pauses()
@@ -495,7 +496,7 @@ class GroupMember:
         if known.too_early is not None or commit.offset != max(committed.offset, 0):
             self._seek(partition, known.position)
 
-    def _look_again(self, partition: int, known: _Partition) -> None:
+    def _find_written_starts(self, partition: int, known: _Partition) -> None:
         """Learn which of this member's own start markers were written although they had failed."""
         assert known.held_back is not None
         assert known.too_early is not None

@@ -40,7 +40,7 @@ class StartBarrier:
             if tick is None:
                 self._send(producer)
             producer.poll(0)
-            # A producer that reports errors only has written what it no longer holds.
+            # An empty queue means written: a failure has set the tick back to None by then.
             if self._ticks.get(producer) and not len(producer):
                 self._ticks.pop(producer, None)
         return not self._ticks and self._clock.monotonic() >= self._passed_after
