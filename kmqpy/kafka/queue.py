@@ -42,9 +42,10 @@ class KafkaQueue(KmqClient):
         self, queue: str | QueueSettings, connection: Connection, **options: Unpack[ClientOptions]
     ) -> None:
         super().__init__(queue, connection, **options)
-        self._opening = threading.Lock()
+        # Reentrant: a handler of signals may call close() in the middle of any call.
+        self._opening = threading.RLock()
         self._producer: KmqProducer | None = None
-        self._administering = threading.Lock()
+        self._administering = threading.RLock()
         self._admin = Admin(connection, clock=self._clock)
 
     @property

@@ -484,3 +484,23 @@ def test_r24_records_with_ids_that_are_none_tell_nothing_of_topics(queue, admin_
         queue.client().close()
     queue.tracker()
     until(lambda: knows_topics(queue))
+
+
+def test_r24_a_forged_record_does_not_have_a_healthy_queues_markers_made_anew(queue, admin_of):
+    """Stored offsets know which topics belong together."""
+    admin = admin_of(queue)
+    queue.send(*(f"m{i}" for i in range(5)))
+    tracker = queue.tracker()
+    with queue.client() as client:
+        client.ack(*collect(client, 5), wait=True)
+    until(lambda: knows_topics(queue))
+    tracker.stop()  # stores its offset
+    tell(
+        queue, {queue.name: "AAAAAAAAAAAAAAAAAAAAAA", queue.found.markers.name: queue.found.markers.topic_id}
+    )
+    with pytest.raises(TopicError):
+        queue.client()
+    assert admin.create_queue(queue.settings).markers.topic_id == queue.found.markers.topic_id
+    settings_mirror._cache.clear()
+    with queue.client() as client:
+        assert client.receive(wait=2.0) == []

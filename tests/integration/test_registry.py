@@ -130,6 +130,24 @@ def test_removal_without_owners(registry, zk, root):
     assert zk.get_children(f"{root}/queues") == []
 
 
+def test_a_queue_made_anew_while_a_second_call_removes_it_stays(registry, monkeypatch):
+    queue = QueueSettings(name="q")
+    registry.register(queue, 1)
+    mark, released = registry._mark_deleting, []
+
+    def overtaken(name):
+        marked = mark(name)
+        monkeypatch.setattr(registry, "_mark_deleting", mark)
+        registry.remove(name)
+        registry.register(queue, 2)
+        return marked
+
+    monkeypatch.setattr(registry, "_mark_deleting", overtaken)
+    registry.remove(queue.name, released=lambda: released.append(1))
+    assert released == []
+    assert [(one.partitions, one.deleting) for one in registry.queues()] == [(2, False)]
+
+
 def test_removal_of_an_unreadable_queue(registry, zk, root):
     registry.register(QueueSettings(name="orders"), 2)
     zk.set(f"{root}/queues/orders", b"{")

@@ -294,6 +294,24 @@ def test_queues_of_other_roots_are_nobodys_leftovers(connection, settings):
     assert settings_of(settings.name, theirs) == settings
 
 
+def test_a_queue_of_another_root_whose_record_can_not_be_read_is_not_left_over(
+    connection, settings, own_topic
+):
+    theirs, ours = (replace(connection, root=f"{connection.root}-{number}") for number in range(2))
+    with Admin(theirs) as admin:
+        admin.create_queue(settings.name)
+    producer = librdkafka.new_producer(connection, {})
+    for _ in range(settings_mirror._KEPT):
+        producer.produce(settings_mirror.SETTINGS_TOPIC, b"garbage", f"{theirs.root}/queues/{settings.name}")
+    producer.flush(10)
+    with (
+        Admin(ours) as admin,
+        pytest.raises(TopicError, match="of another ZooKeeper root that can't be read"),
+    ):
+        admin.delete_queue(settings.name, leftovers=True)
+    assert settings.name in Topics(connection).names()
+
+
 def test_what_is_left_over_of_a_queue_is_deleted_together_with_its_record(connection, settings):
     with Admin(connection) as admin:
         admin.create_queue(settings.name)

@@ -171,7 +171,7 @@ class Admin:
         if self._has_registry:
             self._registry.register(settings, found.partitions)
             ids = {settings.name: found.ids.queue, settings.markers_topic: found.ids.markers}
-            self._mirror(lambda mirror: mirror.write([settings.with_topic_ids(ids)]))
+            self._mirror(lambda mirror: mirror.write([settings.with_topic_ids(ids)], certain=True))
         return found
 
     def _obsolete_markers(
@@ -221,8 +221,11 @@ class Admin:
         found = earlier_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
         if known is not None and {settings.name, settings.markers_topic} <= now.keys():
             ids = now[settings.name], now[settings.markers_topic]
-            if any(one.is_of_earlier_queue(*ids) for one in self._registry.offsets(settings.name).values()):
+            stored = self._registry.offsets(settings.name).values()
+            if any(one.is_of_earlier_queue(*ids) for one in stored):
                 found[settings.name] = settings.markers_topic
+            elif any((one.queue_id, one.topic_id) == ids for one in stored):
+                found.pop(settings.name, None)  # ZooKeeper knows better than a record that anybody can write
         return found
 
     def _recorded_ids(self, name: str) -> Mapping[str, str]:
@@ -413,6 +416,11 @@ class Admin:
             if error is not None:
                 raise error
             records = records or Records()
+            if name in records.strangers:
+                raise TopicError(
+                    f"topic {SETTINGS_TOPIC} has a record of a queue {name!r} of another ZooKeeper root that "
+                    "can't be read, so whose these topics are is not known, and none is deleted"
+                )
             users = {topic: one.name for one in records.others for topic in topics_of(one)} | users
             existing = self._topics.names()
             if own.markers_topic not in existing:

@@ -448,8 +448,8 @@ class Registry:
         `released` raises; the mark stays then, and a second call goes on.
         """
         deadline = self._clock.monotonic() + timeout
-        self._mark_deleting(name)
-        while holders := self._delete(name, released):
+        marked = self._mark_deleting(name)
+        while holders := self._delete(name, marked, released):
             if self._clock.monotonic() >= deadline:
                 raise Unavailable(
                     f"queue {name!r} is marked as deleting, but after {timeout:g} s still held: "
@@ -458,7 +458,8 @@ class Registry:
             self._clock.sleep(POLL_S)
         log.info("queue removed", extra={"queue": name})
 
-    def _mark_deleting(self, name: str) -> None:
+    def _mark_deleting(self, name: str) -> int:
+        """Mark the queue; returns the czxid of its znode, which no queue made later under the name has."""
         with unavailable(self._zk):
             for _ in range(ATTEMPTS):
                 data, _children = self._raw(name)
@@ -468,20 +469,26 @@ class Registry:
                     settings, deleting = decode_queue(name, data[0])
                 except ConfigError:
                     settings, deleting = readable_part(name, data[0]), False
+                czxid: int = data[1].czxid
                 if deleting:
-                    return
+                    return czxid
                 transaction = self._zk.transaction()
                 marked = encode_queue(settings, deleting=True)
                 transaction.set_data(self._paths.queue(name), marked, data[1].version)
                 if self._commit(transaction):
-                    return
+                    return czxid
         raise Unavailable(f"queue {name!r} is changed by others all the time; try again")
 
-    def _delete(self, name: str, released: Callable[[], None]) -> list[str]:
-        """Remove the queue's znodes, whoever made them; returns who or what prevents it, empty when done."""
+    def _delete(self, name: str, marked: int, released: Callable[[], None]) -> list[str]:
+        """Remove the queue's znodes, whoever made them; returns who or what prevents it, empty when done.
+
+        Does nothing where the znode is not the one that was marked: another call has removed that.
+        """
         top, partitions = self._paths.queue(name), self._paths.partitions(name)
         with unavailable(self._zk):
             stats = self._tree(top)
+        if top not in stats or stats[top].czxid != marked:
+            return []
         held = [
             path.split("/")[-2]
             for path, stat in stats.items()

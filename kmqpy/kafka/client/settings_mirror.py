@@ -61,11 +61,13 @@ class Records:
     own         by queue, what its last readable record says
     unreadable  those of our queues whose last record can't be read
     others      the queues of other roots
+    strangers   names of queues of other roots whose records can't be read
     """
 
     own: Mapping[str, QueueSettings] = field(default_factory=dict)
     unreadable: frozenset[str] = frozenset()
     others: tuple[QueueSettings, ...] = ()
+    strangers: frozenset[str] = frozenset()
 
 
 _cache: dict[tuple[str, int], tuple[float, _Found]] = {}
@@ -181,26 +183,35 @@ class SettingsMirror:
         found = self._read()
         if found is None:
             return None
-        own, unreadable, others = {}, set(), []
+        own, unreadable, others, strangers = {}, set(), [], set()
         for key, values in found.items():
             prefix, _, name = key.decode(errors="replace").rpartition("/")
             readable = [one for value in values if (one := _settings_of(name, value)) is not None]
             if key != self._key(name):
-                if prefix.startswith("/") and prefix.endswith("/queues") and readable:
-                    others.append(readable[-1])
+                if prefix.startswith("/") and prefix.endswith("/queues"):
+                    if readable:
+                        others.append(readable[-1])
+                    elif is_topic_name(name):
+                        strangers.add(name)
                 continue
             if readable:
                 own[name] = readable[-1]
             if is_topic_name(name) and _settings_of(name, values[-1]) is None:
                 unreadable.add(name)
-        return Records(own=own, unreadable=frozenset(unreadable), others=tuple(others))
+        return Records(
+            own=own,
+            unreadable=frozenset(unreadable),
+            others=tuple(others),
+            strangers=frozenset(strangers),
+        )
 
-    def write(self, queues: Collection[QueueSettings]) -> None:
+    def write(self, queues: Collection[QueueSettings], *, certain: bool = False) -> None:
         """Write those that are not there yet, or are other ones; makes the topic, replicated as theirs.
 
         Those that say the ids of their queue topic and markers topic have those of the dead letters added.
         Ids of topics that were made anew beside their markers topics are not written, so that this is known
-        until it is mended; where it is the queue topic, TopicError is raised in the end.
+        until it is mended; where it is the queue topic, TopicError is raised in the end. `certain`: the ids
+        given are those that belong together, whatever a record says.
         """
         topics = Topics(self._connection)
         found = self._read()
@@ -221,7 +232,8 @@ class SettingsMirror:
             before = self._decode(queue.name, found)
             recorded = {} if before is None else before.topic_ids
             now = {**{name: dead[name] for name in _dead_letters(queue) if name in dead}, **queue.topic_ids}
-            ids, earlier = _ids_to_write(queue, recorded, now if queue.topic_ids else {})
+            believed = {name: one for name, one in recorded.items() if not certain or name not in now}
+            ids, earlier = _ids_to_write(queue, believed, now if queue.topic_ids else {})
             if queue.name in earlier:
                 mixed.append(queue)
             last = found.get(self._key(queue.name), (b"",))[-1]
