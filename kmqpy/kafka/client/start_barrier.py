@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.markers_producer import produce
 from kmqpy.kafka.markers import codec
 
 _LATE_REQUEST_S = 5.0
@@ -46,7 +47,6 @@ class StartBarrier:
         return not self._ticks and self._clock.monotonic() >= self._passed_after
 
     def _send(self, producer: Producer) -> None:
-        key, value, headers = codec.encode(codec.tick(self._partition))
         tick = self._ticks[producer] = object()
 
         def report(error: KafkaError | None, _: Any) -> None:
@@ -61,14 +61,7 @@ class StartBarrier:
                 self._ticks[producer] = None
 
         try:
-            producer.produce(
-                self._topic,
-                value,
-                key,
-                self._partition,
-                on_delivery=report,
-                headers=headers,  # type: ignore[arg-type]
-            )
+            produce(producer, self._topic, self._partition, codec.encode(codec.tick(self._partition)), report)
         except BufferError:
             self._ticks[producer] = None
         except KafkaException as exception:
