@@ -6,6 +6,7 @@ Never in shipped code: the classes are patched here, by name, before the process
 import os
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,9 @@ def stop_before_transaction() -> None:
         if not stopped.is_set():
             stopped.set()
             os.kill(os.getpid(), signal.SIGSTOP)
+            # The kernel may let this thread run on for a moment; what it then gave to librdkafka would be
+            # too old to be sent when the process goes on.
+            time.sleep(0.5)
         real(self, *arguments)
 
     Redeliverer._transact = transact  # type: ignore[method-assign]
