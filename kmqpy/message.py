@@ -13,11 +13,11 @@ Headers = tuple[tuple[str, bytes | None], ...]
 """Message headers: names may repeat, order is kept."""
 
 HeadersLike = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes | None]]
-"""What send() takes as headers."""
+"""The headers that send() accepts."""
 
 
 MessagesLike = Union["Message", str, Iterable[Union["Message", str]]]
-"""What ack() and the like take, several of them or one: messages, receipts as text, a list of these."""
+"""The argument of ack() and the like: a message, a receipt as text, or several of either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def headers_of(raw: Iterable[tuple[str, bytes | str | None]] | None) -> Headers:
 
 
 def headers_from(headers: HeadersLike | None) -> Headers:
-    """What a user gave as headers, in our form: text is UTF-8; `kmq-*` names are left out (R20).
+    """Convert a user's headers to names and bytes: text becomes UTF-8; `kmq-*` names are left out (R20).
 
     Raises MessageError for anything else, and for text that UTF-8 has no form for.
     """

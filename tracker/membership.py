@@ -81,7 +81,7 @@ class Membership:
         self.leadership.set_kafka_ok(self._kafka_answers(now))
 
     def alive(self) -> bool:
-        """Whether it recovers without a restart, however long ZooKeeper and Kafka are unreachable."""
+        """True if it recovers without a restart, however long ZooKeeper and Kafka are unreachable."""
         return self.leadership.alive()
 
     def problems(self) -> list[str]:

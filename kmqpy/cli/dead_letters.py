@@ -28,7 +28,7 @@ def dlq() -> None:
 
 
 _LIMIT = click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many."
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
 )
 
 
@@ -95,7 +95,7 @@ def peek(cli: Cli, queue: str, limit: int, origin: str) -> None:
 @dlq.command()
 @click.argument("queue")
 @click.argument("ids", nargs=-1)
-@click.option("--rate", type=float, help="At most so many messages a second.")
+@click.option("--rate", type=float, help="Redrive at most this many messages a second.")
 @_ORIGIN
 @connected
 @click.pass_context

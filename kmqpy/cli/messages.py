@@ -161,7 +161,7 @@ def _lines() -> Iterator[list[bytes]]:
 
 @click.command()
 @click.argument("queue")
-@click.option("--max", "limit", type=click.IntRange(min=1), help="So many at most [1; --follow: no limit].")
+@click.option("--max", "limit", type=click.IntRange(min=1), help="At most this many messages [1; --follow: no limit].")
 @click.option(
     "--wait",
     type=DURATION,
@@ -189,12 +189,12 @@ def receive(
 ) -> None:
     """Take messages and print each as a line of JSON.
 
-    They stay yours until the lease ends; then they come again, unless acknowledged by their receipts
+    They stay yours until the lease ends; then they are redelivered, unless acknowledged by their receipts
     (kmq ack), from any process. Prints nothing on stdout when there is none within --wait.
 
     \b
     Fields: receipt queue partition offset key body headers attempts enqueued_ms first_enqueued_ms
-    lease_until_ms; what is no UTF-8 text stands in key_base64, body_base64, headers_base64.
+    lease_until_ms; what is no UTF-8 text is in key_base64, body_base64, headers_base64.
 
     \b
     Example:

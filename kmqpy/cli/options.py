@@ -59,7 +59,7 @@ def milliseconds(value: timedelta) -> int:
 
 @dataclass(frozen=True)
 class Cli:
-    """What a command is given: where to connect, and how to print.
+    """The options that all commands share: where to connect, and how to print.
 
     has_registry  whether a ZooKeeper address was given; then a queue's settings are the registered ones
     tables        what the config file holds for other parts of kmqpy
@@ -225,7 +225,7 @@ def pairs(values: tuple[str, ...], option: str, form: str = "key=value") -> list
 
 
 class _Lines(logging.Handler):
-    """What went wrong for good, as one line on stderr; the clients' own chatter only with -v."""
+    """Prints errors and warnings as one line each on stderr; the clients' own messages only with -v."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith(("kmqpy.librdkafka", "kmqpy.zookeeper.session")):

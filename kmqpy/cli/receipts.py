@@ -25,7 +25,7 @@ _RECEIPTS = click.argument("receipts", nargs=-1)
 @connected
 @click.pass_context
 def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
-    """Acknowledge messages: they do not come again.
+    """Acknowledge messages: they are not redelivered.
 
     RECEIPTS are those that receive printed; without any, they are read from standard input, one or one
     JSON object of receive a line. When a message was redelivered already, its copy comes all the same.
@@ -92,7 +92,7 @@ def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timed
 
 @click.command(name="dead-letter")
 @_RECEIPTS
-@click.option("--reason", help="Stands in the dead letter.")
+@click.option("--reason", help="The dead letter's reason.")
 @connected
 @click.pass_context
 def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason: str | None) -> None:

@@ -67,7 +67,7 @@ def spark_jars(cli: Cli) -> None:
 def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     """Process what a queue holds on Spark, and acknowledge each message that was written.
 
-    What fails comes again, what keeps failing becomes a dead letter; a tracker sees to both. Then the
+    A tracker redelivers messages that fail and dead-letters those that keep failing. At the end, the
     health of the queue is printed.
 
     \b
@@ -131,7 +131,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once
         if stopping is None or not stopping():
             raise click.ClickException(f"Spark: {one_line(error)}") from error
-        warn("Spark has gone first; what it did not acknowledge comes again")
+        warn("Spark has gone first; messages that it did not acknowledge will be redelivered")
     finally:
         stop(spark)
 

@@ -17,14 +17,14 @@ from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
 @click.command(name="in-flight")
 @click.argument("queue")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most so many."
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
 )
 @connected
 def in_flight(cli: Cli, queue: str, limit: int) -> None:
     """List messages taken and not acknowledged.
 
-    The longest held come first. Also those not due yet (delayed), given back (released) and to be
-    dead-lettered (dead).
+    Messages taken longest ago come first. Also lists messages that are delayed, given back (released) or
+    about to be dead-lettered (dead).
 
     \b
     Example:

@@ -9,7 +9,7 @@ from kmqpy.message import Headers, Message
 
 
 def as_object(message: Message) -> dict[str, Any]:
-    """What `kmq receive` prints of a message."""
+    """The fields that `kmq receive` prints of a message."""
     return {
         "receipt": message.receipt,
         "queue": message.queue,

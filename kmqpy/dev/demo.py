@@ -77,7 +77,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
+        """True if every promise was kept."""
         broken = self.lost + self.unexpected + self.tracker_duplicates + self.wrong_dead_letters
         return broken == 0 and self.acknowledged + self.dead_lettered == self.sent
 
@@ -264,7 +264,7 @@ class _Demo:
         self._progress.note = f"killed {victim}, owner of partitions {self._victims}"
 
     def _due(self) -> bool:
-        """Whether leases of the victim's partitions have just ended."""
+        """True while leases of the victim's partitions have just ended."""
         now = SYSTEM_CLOCK.monotonic()
         ended = (
             now - at - _LEASE_MS / 1000

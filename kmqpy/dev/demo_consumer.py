@@ -21,7 +21,7 @@ _TRIES = 5
 
 
 def fate(number: int) -> str:
-    """What happens to message `number`: 0.5 % always fail, 5 % are dropped once, 2 % nacked once."""
+    """The fate of message `number`: 0.5 % always fail, 5 % are dropped once, 2 % nacked once."""
     if number % 200 == 7:
         return "fail"
     if number % 20 == 3:

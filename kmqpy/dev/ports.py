@@ -8,7 +8,7 @@ import socket
 LOWEST, HIGHEST = 10_000, 32_767
 
 _CHOICE = random.SystemRandom()
-"""What a test seeds must not make two processes choose alike."""
+"""Random numbers of its own: a test that seeds `random` must not make two processes choose the same ports."""
 
 
 def is_free(port: int) -> bool:

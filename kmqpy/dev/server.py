@@ -16,7 +16,7 @@ LINES_IN_ERROR = 15
 
 @dataclass(frozen=True)
 class Kind:
-    """What Cluster must know of a kind of server.
+    """A kind of server, as Cluster needs to know it.
 
     `name` is also that of its jar set. `write_config(folder, number, ports, settings)` writes the
     configuration of the server with this number (from 1), given the ports of all, and returns its

@@ -117,7 +117,7 @@ class Acknowledger(StreamingQueryListener):
                 if self._is_of(name, str(progress.runId)):
                     reports += progress.observedMetrics[name][REPORTS] or ()
             self._acknowledge(reports)
-        except Exception:  # what was not acknowledged comes again
+        except Exception:  # messages that were not acknowledged are redelivered
             _log.exception("acknowledging failed", extra={"queue": self._queue.name})
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802

@@ -16,7 +16,7 @@ from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Op
 
 UNDECODABLE = "undecodable"
 NEWER = "newer"
-"""What may be wrong with a marker: garbage, or one of a newer kmqpy."""
+"""Reasons why a marker can't be decoded: garbage, or one of a newer kmqpy."""
 
 RECORD = ("key", "value", "partition", "offset", "timestamp", "headers")
 """Columns of Spark's Kafka source (with includeHeaders) that markers are decoded from."""
@@ -156,12 +156,12 @@ def int64(data: Column) -> Column:
 
 
 def _is_of_another_partition() -> Column:
-    """Whether the key names a partition other than the one that the marker is in."""
+    """True where the key names a partition other than the one that the marker is in."""
     return F.hex(F.substring("key", 1, 4)) != F.lpad(F.hex("partition"), 8, "0")
 
 
 def _unreadable() -> Column:
-    """Whether the name of a header is not UTF-8: Java replaces such bytes by replacement characters."""
+    """True where the name of a header is not UTF-8: Java replaces such bytes by replacement characters."""
     names = F.exists("headers", lambda header: header["key"].contains("\ufffd"))
     return F.when(F.col("headers").isNotNull(), names)
 

@@ -32,10 +32,10 @@ _COLOURS = dict(
 
 @dataclass(frozen=True)
 class Health:
-    """What a queue looks like at one moment: a pandas frame for each table, by name.
+    """The state of a queue at one moment: a pandas frame for each table, by name.
 
     depth      messages of each partition by state
-    ages       seconds since they were appended, of messages that are not finished: state, at_most_s, messages
+    ages       seconds since messages not yet acknowledged were appended: state, at_most_s, messages
     attempts   state, attempts, messages
     latency    quantile, waiting_ms, processing_ms, total_ms
     reasons    why messages were dead-lettered: reason, messages; the most frequent

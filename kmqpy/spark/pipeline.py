@@ -2,8 +2,8 @@
 
     run_pipeline(spark, "orders", connection, schema="id long, total double", out="/data/orders", drain=True)
 
-What the function makes of a message is written, then the message is acknowledged. What fails comes again by
-way of a tracker, and what keeps failing becomes a dead letter.
+Rows that the function returns for a message are written, then the message is acknowledged. A tracker
+redelivers messages that fail and dead-letters those that keep failing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ORIGIN = ("original_partition", "original_offset", "original_row")
 """Columns that name a row of output for good: whatever is written twice has them twice."""
 
 VIEW = "rows"
-"""What an aggregate calls the rows."""
+"""The name of a count of rows in an aggregate."""
 
 CHECKPOINT = "_kmq_checkpoint"
-"""Where the checkpoint is in the output folder; readers of files skip what begins with `_`."""
+"""The checkpoint's folder inside the output folder; readers of files skip names that begin with `_`."""
 
 _PATIENCE_S = 120.0
 _POLL_S = 0.5
@@ -70,7 +70,7 @@ def run_pipeline(
     schema    of the rows, as `id long, total double`; the columns ORIGIN are added
     function  see KmqSpark.process; without one, bodies are JSON objects, and the columns their fields
     drain     go on until the queue is empty: also what comes meanwhile, or again. Needs a tracker
-    stop      go on until it says True, asked every second; messages of an unfinished micro-batch come again
+    stop      go on until it returns True, asked every second; an unfinished micro-batch is redelivered
 
     Raises ConfigError for a schema that is none, Unfinished when with `drain` nothing has moved for two
     minutes, and what KmqSpark.process raises.

@@ -75,7 +75,7 @@ class Processing:
             query = kmq.write_stream(out, checkpoint="/data/ck").format("parquet").start("/data/orders")
             kmq.await_termination(query)
 
-    At least once: a message whose micro-batch was written, but whose end marker was not, comes again.
+    At least once: a message whose micro-batch was written, but whose end marker was not, is redelivered.
     The methods raise QueueNotFound, TopicError, Unavailable.
     """
 
@@ -189,7 +189,7 @@ class Processing:
 
         It returns a row (a dict or Row with every field of `schema`, or a tuple), several (a list), or None:
         done, nothing to hand on. What it raises has failed: `Reject` dead-letters it now, `Retry` says
-        when it comes again, anything else gives it back with the error as reason.
+        when it is redelivered, anything else gives it back with the error as reason.
         """
         return self._process(df, function, schema, lease, backoff, by_row=True)
 

@@ -1,4 +1,4 @@
-"""What a task tells the driver of the messages it was given. Pure: no I/O.
+"""The report of a task to the driver: which of its messages were handled. Pure: no I/O.
 
 A report is text in a column of its own, in a row that no sink sees. Spark hands the reports of the tasks
 whose results count to the driver, as an observed metric, when the sink has the micro-batch.
@@ -23,10 +23,10 @@ Offsets = Mapping[int, Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of the messages of some Arrow batches.
+    """The outcome of the messages of some Arrow batches.
 
-    done  were handed on and may be ended, once the sink has them
-    left  must not be ended, although another evaluation may have handed them on: they are redelivered
+    done  were handed on and may be acknowledged, once the sink has them
+    left  must not be acknowledged, although another evaluation may have handed them on: they are redelivered
     next  by partition: the offset after the last message, the markers offset after the last start
     """
 

@@ -79,7 +79,7 @@ _ARROW = pa.schema(
 _OPTIONS = ("bootstrap", "queue", "start", "max_offsets_per_trigger", "redelivery_count_header")
 _STARTS = ("committed", "earliest", "latest")
 MAX_ATTEMPTS = 2**31 - 1
-"""What a column of `attempts` can hold; a header can say one more."""
+"""The largest number that fits in the column `attempts`; a header can say one more."""
 _BATCH = 10_000
 _WAIT_S = 0.1
 _TIMEOUT_S = 30.0
@@ -90,7 +90,7 @@ Position = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """What the user gave."""
+    """The options of the user, checked."""
 
     queue: QueueSettings
     connection: Connection
@@ -137,7 +137,7 @@ class KmqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What format() is given."""
+        """The name for `format()`."""
         return "kmq"
 
     def schema(self) -> str:
@@ -164,7 +164,7 @@ class _Part(InputPartition):
 
 
 class _Reading:
-    """What both readers share."""
+    """The part that the batch reader and the stream reader share."""
 
     def __init__(self, options: _Options) -> None:
         self._options = options

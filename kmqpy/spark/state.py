@@ -1,4 +1,4 @@
-"""What is known of each message of a queue, worked out of its markers by Spark.
+"""The state of each message of a queue, computed from its markers by Spark.
 
 It says what kmqpy.kafka.markers.inflight says; that is the oracle that the tests compare with. What a marker
 does depends on those of its message before it, so these are window functions, and then aggregates that Spark
@@ -264,7 +264,7 @@ def _judged(known: DataFrame) -> DataFrame:
 
 
 def _outcome() -> list[Column]:
-    """What the last markers that did something leave of a message.
+    """The state that the last effective markers of a message leave it in.
 
     hold      as kmqpy.kafka.markers.entry.EntryState; null: not in flight
     taken_ms, due_ms    as in kmqpy.kafka.markers.inflight.Entry; kept after the end

@@ -62,9 +62,9 @@ class SortedOut:
 
 @dataclass(slots=True)
 class TakenBefore:
-    """What the markers of one partition say of its messages from some offset on.
+    """The messages of one partition from some offset on, as its markers tell of them.
 
-    Little is kept of what is finished: whoever reads a queue from its beginning meets millions of that.
+    Little is kept of acknowledged messages: a reader that begins at the start of a queue meets millions.
     """
 
     first: int
@@ -136,7 +136,7 @@ class Taker:
         self._after: dict[int, Place] = {}
 
     def taken_before(self, partition: int, first: int) -> TakenBefore:
-        """What the markers say of the messages of `partition` from `first` on.
+        """Read from the markers which messages of `partition`, from offset `first` on, were taken.
 
         Raises Unavailable.
         """
@@ -216,7 +216,7 @@ class Taker:
     def write(self, operations: Iterable[Marker]) -> None:
         """Give messages back, or extend their leases, and wait until that is confirmed.
 
-        Not for ever: without it, they come again when their leases end.
+        Not for ever: without it, they are redelivered when their leases end.
         """
         for marker in operations:
             self._writer.post(marker)

@@ -1,4 +1,4 @@
-"""What runs on executors: take messages, call the user's function, give back what failed.
+"""Runs on executors: takes messages, calls the user's function, gives back messages that failed.
 
 An Arrow batch at a time: its start markers are confirmed before the function sees it. What the function
 returned goes on, followed by a report to the driver, which writes the end markers.
@@ -70,7 +70,7 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a function made of a batch: output, and the failures by the row's number in the batch."""
+    """The result of a function on one batch: its output, and failures by row number in the batch."""
 
     output: list[pa.RecordBatch] = field(default_factory=list)
     failed: dict[int, _Failure] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What executors need to know; what Spark runs there (mapInArrow) is its call.
+    """The settings that executors are sent; Spark calls it there with Arrow batches (mapInArrow).
 
     function  of a frame, or with `by_row` of a row; see `KmqSpark.process` and `process_rows`
     schema    of what it returns
@@ -108,7 +108,7 @@ class Task:
     def _groups(
         self, batch: pa.RecordBatch, known: Mapping[int, TakenBefore], partitions: Any, offsets: Any
     ) -> Iterator[pa.RecordBatch]:
-        """What is taken together.
+        """Split a batch into groups of messages that are taken together.
 
         A message on its last attempt, which was taken and did not survive, is taken alone: so one that
         kills the worker takes no others to the dead letters.
@@ -309,7 +309,7 @@ class Task:
         return outcome
 
     def _as_rows(self, result: Any) -> list[Any]:
-        """What a function of one message returned: nothing, a row, or rows."""
+        """The rows that a function returned for one message: none, one, or several."""
         if result is None:
             return []
         several = isinstance(result, Iterable) and not isinstance(result, dict | tuple | str | bytes)
@@ -400,9 +400,11 @@ class Task:
     def _complain(self, error: Exception, count: int) -> None:
         about = {"queue": self.queue.name, "count": count}
         if isinstance(error, NotOfSchema):  # raised by nobody's function, and tells of the values
-            _log.warning("not of the schema, see the reason in the dead letter; comes again", extra=about)
+            _log.warning(
+                "not of the schema, as the reason in the dead letter will say; redelivered", extra=about
+            )
         else:
-            _log.warning("processing failed; the messages come again", exc_info=error, extra=about)
+            _log.warning("processing failed; the messages will be redelivered", exc_info=error, extra=about)
 
     # --- reports --------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ _LARGEST_FLOAT = 3.4028235677973366e38
 
 
 class NotOfSchema(ValueError):
-    """What a function returned can't be made into columns of its schema."""
+    """Raised when the values that a function returned can't be made into columns of its schema."""
 
 
 def as_column(name: str, values: pd.Series, kind: DataType, arrow: pa.DataType) -> pa.Array:

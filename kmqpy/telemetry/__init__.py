@@ -1,1 +1,1 @@
-"""What happens to messages, told to whoever counts or traces it."""
+"""Metrics and tracing of the events in a message's life."""

@@ -1,7 +1,7 @@
-"""What kmqpy tells about itself: one interface, which metrics and tracing implement.
+"""The interface through which clients report events; metrics and tracing implement it.
 
-The clients call it and know nothing of what is behind: `kmqpy.telemetry.prometheus` (Prometheus) and
-`kmqpy.telemetry.opentelemetry` (OpenTelemetry) are given to them by the user.
+The user gives clients an implementation: `kmqpy.telemetry.prometheus` (Prometheus) or
+`kmqpy.telemetry.opentelemetry` (OpenTelemetry).
 """
 
 from __future__ import annotations

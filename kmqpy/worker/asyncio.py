@@ -209,7 +209,7 @@ class AsyncQueue:
     def _give_back(self, messages: list[Message]) -> None:
         try:
             self._queue.nack(*messages, count=False)
-        except Exception:  # nobody waits for it; the messages come again when their leases end
+        except Exception:  # nobody waits for it; the messages are redelivered when their leases end
             _log.exception("messages could not be given back", extra={"count": len(messages)})
 
     def _close(self, ahead: list[Message]) -> None:

@@ -50,7 +50,7 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """Raised by a handler: the message comes again after `delay` (default: the worker's back-off).
+    """Raised by a handler: the message is redelivered after `delay` (default: the worker's back-off).
 
     `count=False`: this delivery was not an attempt.
     """
@@ -170,12 +170,12 @@ class Worker:
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker takes no more messages: stop() was called, or it failed."""
+        """True once the worker receives no more messages: stop() was called, or it failed."""
         return self._stopping.is_set()
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the worker, if something did that no waiting mends; run() raises it."""
+        """The error that ended the worker and that run() raises; None if there was none."""
         return self._failure
 
     def run(self) -> None:
@@ -337,7 +337,7 @@ class Worker:
         else:
             delay = self._backoff.delay(message.attempts)
             _log.warning(
-                "handler failed; the message comes again",
+                "handler failed; the message will be redelivered",
                 exc_info=error,
                 extra={
                     "queue": message.queue,
@@ -354,8 +354,8 @@ class Worker:
             return  # given back by the drain
         try:
             how()
-        except Exception as error:  # the message comes again when its lease ends
-            self._complain("settle", "a message could not be finished; it comes again", error)
+        except Exception as error:  # the message is redelivered when its lease ends
+            self._complain("settle", "a message could not be settled; it will be redelivered", error)
 
     def _finish(self, task: _Task) -> bool:
         """Mark as finished; False when it was before."""

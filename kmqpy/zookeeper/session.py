@@ -176,7 +176,7 @@ class _NoSecrets(logging.Filter):
     """kazoo logs its requests, those with a password among them, and what resumes a session."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show it; what is secret is taken out of it."""
+        """True if the log record is to be shown; secrets are taken out of it."""
         if isinstance(record.args, tuple):
             record.args = tuple("***" if isinstance(arg, Auth | SASL) else arg for arg in record.args)
         return "passwd" not in record.msg

@@ -81,7 +81,7 @@ def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signa
     line = ["pipeline", "q", "--schema", "id int", "--out", str(tmp_path), "--follow"]
     done = CliRunner().invoke(kmq, line)
     assert done.exit_code == (0 if signalled else 1)
-    assert ("comes again" if signalled else "Spark: ") in done.output
+    assert ("will be redelivered" if signalled else "Spark: ") in done.output
 
 
 def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, monkeypatch):

@@ -1,1 +1,1 @@
-"""What a tracker tells of itself: /livez, /readyz, /metrics."""
+"""Health and metrics of a tracker over HTTP: /livez, /readyz, /metrics."""

@@ -33,7 +33,7 @@ from tracker.leadership.assignment import Partition
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 3.0
-"""What is not known by then is left for the next time."""
+"""The time-out of one round of counting; counts that are not known by then are left for the next."""
 _REQUEST_TIMEOUT_S = 2.0
 _ASKERS = 16
 """Groups whose consumers are kept; each has a thread for each broker."""
@@ -47,7 +47,7 @@ _AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one partition holds, besides what is in flight.
+    """The messages and dead letters of one partition, besides messages in flight.
 
     waiting       the first messages from the group's commit on: offset and enqueued_ms; what was taken since
                   that commit is among them
@@ -78,7 +78,7 @@ class _Reading:
 
     @property
     def place(self) -> TopicPartition:
-        """What Kafka is asked for."""
+        """The position to read from, as librdkafka takes it."""
         return TopicPartition(self.topic, self.partition, self.position)
 
     def take(self, record: Any) -> bool:

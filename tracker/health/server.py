@@ -31,12 +31,12 @@ _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
 
 class Watched(Protocol):
-    """What is asked for its health."""
+    """A process whose health is served."""
 
     metrics: TrackerMetrics
 
     def alive(self) -> bool:
-        """Whether it works, or will again by itself; if not, only a restart helps."""
+        """True if it works, or will again by itself; if not, only a restart helps."""
         ...
 
     def problems(self) -> list[str]:

@@ -48,13 +48,13 @@ class Member:
     kafka_ok: bool = True
 
     def serves(self, queue: str) -> bool:
-        """Whether a partition of `queue` may be proposed to it."""
+        """True if a partition of `queue` may be proposed to it."""
         return self.kafka_ok and (self.queues is None or queue in self.queues)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do now.
+    """The next actions of a member.
 
     acquire    make the leader znode of these
     releasing  of those held: finish work and let go
@@ -311,7 +311,7 @@ def next_actions(
     now: float,
     takeover_delay: float,
 ) -> Plan:
-    """What member `me` does next.
+    """The next actions of member `me`.
 
     held           partitions whose leader znode is of this session
     deleting       queues marked for removal

@@ -27,7 +27,7 @@ from tracker.leadership.offset_znodes import OffsetStore
 from tracker.leadership.ownership import LeaderZnodes, MemberZnode
 from tracker.leadership.planner import Planner
 from tracker.leadership.published_view import LeadershipView, PublishedView
-from tracker.leadership.registry_view import RegistrySnapshot, TreeReader
+from tracker.leadership.registry_view import RegistryReader, RegistrySnapshot
 from tracker.leadership.session import TrackerSession
 from tracker.leadership.znode_cache import ZnodeCache
 
@@ -98,7 +98,7 @@ class Leadership:
         )
 
         # Of the thread alone.
-        self._reader = TreeReader(self._paths, queues)
+        self._reader = RegistryReader(self._paths, queues)
         self._leaders = LeaderZnodes(self._zk, self._znodes, self._paths, tracker_id, self._timeout)
         self._planner = Planner(tracker_id, takeover_delay)
         self._session_id: int | None = None
@@ -155,15 +155,15 @@ class Leadership:
         self.close()
 
     def snapshot(self) -> LeadershipView:
-        """What this tracker owns and serves, as last seen."""
+        """The partitions that this tracker owns and the queues it serves, as last seen."""
         return self._published.view
 
     def alive(self) -> bool:
-        """Whether its thread runs, connected or not; once it has died, only a restart helps."""
+        """True while its thread runs, connected or not; once it has died, only a restart helps."""
         return self._thread.ident is None or self._thread.is_alive() or self._closing.is_set()
 
     def may_redeliver(self) -> bool:
-        """Whether our session is certainly alive.
+        """True while our session is certainly alive.
 
         True until two thirds of the session timeout after the start of the last round trip that
         verified it, on a monotonic clock, and only while the connection stands.

@@ -39,7 +39,7 @@ class OffsetWriteSchedule:
         return max(self._every_s, partitions / self._writes_per_s)
 
     def is_due(self, key: Partition, markers: int, partitions: int, now: float) -> bool:
-        """Whether to write an offset that has moved by `markers`."""
+        """True if an offset that has moved by `markers` is due to be written."""
         written = self._written.setdefault(key, now - self._every_s)
         if markers >= STRIDE:
             return now - written >= self._every_s
@@ -144,7 +144,7 @@ class OffsetStore:
         return self._zk.set_async(path, stored.to_json(), version)
 
     def _written(self, key: Partition, call: Any) -> bool:
-        """Whether a write went through; if not, the version is brought up to date."""
+        """True if a write went through; if not, the version is brought up to date."""
         try:
             result = call.get(timeout=self._timeout)
         except (BadVersionError, NodeExistsError, NoNodeError):
@@ -162,7 +162,7 @@ class OffsetStore:
 
 
 def _groups(data: Mapping[Partition, bytes]) -> Iterator[dict[Partition, bytes]]:
-    """What goes into one ZooKeeper transaction each."""
+    """Group the offsets by what fits into one ZooKeeper transaction."""
     group: dict[Partition, bytes] = {}
     size = 0
     for key, value in data.items():

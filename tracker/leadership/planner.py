@@ -1,4 +1,4 @@
-"""What a tracker is to do about leader znodes, from one look at ZooKeeper to the next. Does no I/O."""
+"""Decides which leader znodes a tracker acquires and releases, from snapshots of the registry. No I/O."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Planner:
     def concerning_us(
         self, queues: Mapping[str, RegisteredQueue], eligible: frozenset[Member]
     ) -> set[Partition]:
-        """What is ours, proposed to us or ours to stand in for; other trackers watch who leads the rest."""
+        """The partitions to watch: those that are ours, are proposed to us, or are ours to stand in for."""
         there = {name: queue.partitions for name, queue in queues.items()}
         alive = [(name, count) for name, count in there.items() if not queues[name].deleting]
         if (alive, eligible) != self._ranked_for:
@@ -60,7 +60,7 @@ class Planner:
         return self._ranking.keys() | {p for p in self.claimed if p[1] < there.get(p[0], 0)}
 
     def plan(self, tree: RegistrySnapshot, held: Iterable[Partition], now: float) -> Plan:
-        """What to do at the monotonic time `now`, while we hold the leader znodes of `held`."""
+        """The actions at the monotonic time `now`, when our session has the leader znodes of `held`."""
         sessions = frozenset((i, session_of(stat)) for i, (_, stat) in tree.members.items())
         if (tree.eligible, sessions) != (self._eligible, self._sessions):
             self._eligible, self._sessions = tree.eligible, sessions

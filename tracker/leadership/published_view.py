@@ -1,4 +1,4 @@
-"""What a tracker owns and serves, as all of its threads see it."""
+"""The partitions and queues of a tracker, published to all of its threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracker.leadership.assignment import Partition
 
 @dataclass(frozen=True)
 class LeadershipView:
-    """What stands at the moment.
+    """The partitions and queues of this tracker at one moment.
 
     owned      partitions whose leader znode is ours, with their epochs; a later acquisition has a larger one
     releasing  those of them to finish and then give up with release()

@@ -1,4 +1,4 @@
-"""What the registry says at one moment, as a tracker needs it."""
+"""A snapshot of the registry: queues, members and leaders, read from ZooKeeper."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RegistrySnapshot:
     problems: tuple[str, ...] = ()
 
 
-class TreeReader:
+class RegistryReader:
     """Reads trees; what can't be read is logged once and does not stop the rest.
 
     Decoded values are cached by the data itself, not by its version: a ZooKeeper restored from a backup may
@@ -66,7 +66,7 @@ class TreeReader:
         self._last: RegistrySnapshot | None = None
 
     def read(self, znodes: ZnodeCache, wanted: Wanted) -> RegistrySnapshot:
-        """The tree now, or as it was last read where no watch says that it has changed."""
+        """The registry now; parts that no watch has reported as changed are as they were last read."""
         if self._last is not None and znodes.clean:
             return self._last
         self._last = None

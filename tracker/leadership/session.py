@@ -57,7 +57,7 @@ class TrackerSession:
         return float(self._zk.granted_s) * 2 / 3
 
     def is_certain(self) -> bool:
-        """Whether the session is certainly alive.
+        """True while the session is certainly alive.
 
         True until two thirds of the session timeout after the start of the last round trip that
         verified it, on a monotonic clock, and only while the connection stands.
@@ -66,7 +66,7 @@ class TrackerSession:
         return connection == self._connection and self._clock.monotonic() < deadline
 
     def is_ours(self, stat: Any) -> bool:
-        """Whether a znode is an ephemeral of this session."""
+        """True if a znode is an ephemeral of this session."""
         client_id = self._zk.client_id
         return client_id is not None and session_of(stat) == client_id[0]
 
@@ -81,7 +81,7 @@ class TrackerSession:
         return session
 
     def is_lost(self) -> bool:
-        """Whether the session has ended, and not only the connection."""
+        """True once the session has ended, and not only the connection."""
         return bool(self._zk.state == KazooState.LOST)
 
     def verify_when_due(self, session: int) -> None:

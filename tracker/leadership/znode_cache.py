@@ -45,7 +45,7 @@ class ZnodeCache:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing that was ever read has to be read again."""
+        """True if nothing that was read before has to be read again."""
         return not self._expired and not self._changed
 
     def forget(self, path: str) -> None:

@@ -110,7 +110,7 @@ class InFlight:
 
     @property
     def pinned(self) -> bool:
-        """Whether a marker was seen that only a newer version understands."""
+        """True once a marker was seen that only a newer version understands."""
         return self._pinned is not None
 
     def apply(self, marker: Marker, at: int, timestamp_ms: int) -> int:
@@ -233,7 +233,7 @@ class InFlight:
         return self._position
 
     def snapshot(self, max_rows: int) -> tuple[int, int, list[SnapshotRow]]:
-        """What a successor needs to have this same state: markers offset, now in ms, rows to `restore`.
+        """Export the state for a successor: markers offset to read from, now in ms, rows to `restore`.
 
         The rows are what was taken first, at most `max_rows`; the markers offset is that of the first
         take that is not among them. Reading from there repeats markers that the rows know already,

@@ -62,7 +62,7 @@ def message_headers(record: Any) -> message.Headers:
 
 
 def have_headers(records: Sequence[Any]) -> bool:
-    """Whether any of the records has a header, readable or not."""
+    """True if any of the records has a header, readable or not."""
     try:
         return any(map(_raw_headers, records))
     except SystemError:
@@ -110,5 +110,5 @@ def _offsets(records: list[Any]) -> Sequence[int]:
 
 
 def ascends(offsets: Sequence[int]) -> bool:
-    """Whether each of the offsets is above the one before it."""
+    """True if each of the offsets is above the one before it."""
     return isinstance(offsets, range) or all(map(lt, offsets, islice(offsets, 1, None)))
