@@ -161,7 +161,7 @@ def _lines() -> Iterator[list[bytes]]:
 
 @click.command()
 @click.argument("queue")
-@click.option("--max", "limit", type=click.IntRange(min=1), help="At most this many messages [1; --follow: no limit].")
+@click.option("--max", "limit", type=click.IntRange(min=1), help="At most this many [1; --follow: no limit].")
 @click.option(
     "--wait",
     type=DURATION,
