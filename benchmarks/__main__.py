@@ -34,7 +34,8 @@ from benchmarks.lab import Lab
 from benchmarks.results import Case, Row, progress, run_case, to_json
 from benchmarks.sizes import FULL, QUICK, Sizes
 from kmqpy.dev.cluster import Cluster
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 HERE = Path(__file__).resolve().parent
 COMMITTED = HERE / "results.json"
@@ -85,7 +86,9 @@ def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
     # A cluster for each work: none pays for what another left behind. That takes too long for --quick.
     for works in [chosen] if quick else [[name] for name in chosen]:
         with Cluster(jvm_options=BROKER_JVM) as cluster:
-            lab = Lab(Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper))
+            lab = Lab(
+                KafkaConnection(bootstrap=cluster.bootstrap), ZooKeeperConnection(hosts=cluster.zookeeper)
+            )
             for case in itertools.chain.from_iterable(WORKS[name](lab, sizes) for name in works):
                 rows += run_case(case)
                 _write(out / "results.json", _meta(quick=quick, seconds=time.monotonic() - began), rows)
@@ -109,7 +112,9 @@ def scale(*, partitions: int, trackers: int, queues: int, simulate_only: bool, o
         with Cluster(jvm_options=BROKER_JVM) as cluster:
             results["check"] = scale_work.check(cluster.zookeeper, 400, 8)
             results["zookeeper"] = scale_work.zookeeper_speed(cluster.zookeeper)
-            lab = Lab(Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper))
+            lab = Lab(
+                KafkaConnection(bootstrap=cluster.bootstrap), ZooKeeperConnection(hosts=cluster.zookeeper)
+            )
             results["tracker"] = scale_work.tracker_costs(lab, 10, 110)
         results["conclusions"] = scale_work.conclude(
             results["simulation"], results["zookeeper"], results["tracker"]

@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from kmqpy.dev.ports import free_ports
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 ROOT = Path(__file__).resolve().parent.parent
 _TIMEOUT_S = 600.0
@@ -102,12 +103,12 @@ def peer(name: str, work: str, **options: Any) -> Child:
 class TrackerProcess(Child):
     """`python -m tracker`, as a user would run it."""
 
-    def __init__(self, connection: Connection, **flags: str) -> None:
+    def __init__(self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, **flags: str) -> None:
         (port,) = free_ports(1)
         self._url = f"http://127.0.0.1:{port}/metrics"
         settings = {
             "bootstrap": connection.bootstrap,
-            "zookeeper": connection.zookeeper,
+            "zookeeper": zookeeper.hosts,
             "root": connection.root,
             "http-port": str(port),
             "log-level": "ERROR",

@@ -14,9 +14,10 @@ from benchmarks.children import Failed
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 HOUR_MS = 3_600_000
 _CHUNK = 20_000
@@ -30,8 +31,9 @@ Record = tuple[bytes | None, bytes]
 class Lab:
     """One cluster, and queues on it with names of their own."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection, zookeeper: ZooKeeperConnection) -> None:
         self.connection = connection
+        self.zookeeper = zookeeper
         self._admin = librdkafka.new_admin(connection)
         self._numbers = itertools.count(1)
 
@@ -122,8 +124,8 @@ class Lab:
 
     @contextmanager
     def _registry(self) -> Iterator[Registry]:
-        with connect(self.connection.zookeeper) as zookeeper:
-            yield Registry(zookeeper, self.connection.root)
+        with connect(self.zookeeper.hosts) as zk:
+            yield Registry(zk, self.connection.root)
 
     def _delete(self, topics: Iterable[str]) -> None:
         names = list(topics)

@@ -109,7 +109,7 @@ def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
 
 
 def _command(lab: Lab, *arguments: str) -> Callable[[], Figures]:
-    addresses = ("--bootstrap", lab.connection.bootstrap, "--zookeeper", lab.connection.zookeeper)
+    addresses = ("--bootstrap", lab.connection.bootstrap, "--zookeeper", lab.zookeeper.hosts)
 
     def turn() -> Figures:
         with children.peer("kmq", "run", arguments=[*addresses, *arguments]) as child:

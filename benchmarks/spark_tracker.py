@@ -75,7 +75,7 @@ def _peer(lab: Lab, queue: QueueSettings, work: str, **options: object) -> Itera
             "spark_tracker",
             work,
             bootstrap=lab.connection.bootstrap,
-            zookeeper=lab.connection.zookeeper,
+            zookeeper=lab.zookeeper.hosts,
             queue=queue.to_json().decode(),
             checkpoint=folder,
             **options,

@@ -30,7 +30,9 @@ def kmqpy(lab: Lab, queue: QueueSettings, partitions: int) -> Iterator[TrackerPr
 
 def tracker_process(lab: Lab, queue: QueueSettings) -> TrackerProcess:
     """One that was just started."""
-    return TrackerProcess(lab.connection, queue=queue.name, offset_interval=f"{OFFSET_INTERVAL_S}s")
+    return TrackerProcess(
+        lab.connection, lab.zookeeper, queue=queue.name, offset_interval=f"{OFFSET_INTERVAL_S}s"
+    )
 
 
 @contextmanager

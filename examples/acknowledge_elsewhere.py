@@ -11,9 +11,10 @@ import subprocess
 import sys
 import uuid
 
-from kmqpy import Admin, Connection, KmqClient, KmqProducer, QueueSettings
+from kmqpy import Admin, KafkaConnection, KmqClient, KmqProducer, QueueSettings, ZooKeeperConnection
 
-connection = Connection.from_environment()
+connection = KafkaConnection.from_environment()
+zookeeper = ZooKeeperConnection.from_environment()
 
 
 def acknowledge(queue: str) -> None:
@@ -26,7 +27,7 @@ def acknowledge(queue: str) -> None:
 
 def main() -> None:
     queue = QueueSettings(name=f"elsewhere-{uuid.uuid4().hex[:6]}")
-    with Admin(connection) as admin:
+    with Admin(connection, zookeeper) as admin:
         admin.create_queue(queue, partitions=1)
         try:
             run(queue, admin)

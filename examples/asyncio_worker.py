@@ -11,19 +11,20 @@ import logging
 import sys
 import uuid
 
-from kmqpy import Admin, Connection, Message, QueueSettings
+from kmqpy import Admin, KafkaConnection, Message, QueueSettings, ZooKeeperConnection
 from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
-connection = Connection.from_environment()
+connection = KafkaConnection.from_environment()
+zookeeper = ZooKeeperConnection.from_environment()
 settings = QueueSettings(name=f"example-asyncio-{uuid.uuid4().hex[:8]}")
 
 
 async def main() -> int:
     # Operations run in threads; the event loop stays free. What waits for Kafka is awaited.
-    async with AsyncQueue(await asyncio.to_thread(KafkaQueue, settings, connection)) as queue:
+    async with AsyncQueue(await asyncio.to_thread(KafkaQueue, settings, connection, zookeeper)) as queue:
         await queue.send_many([f"letter {number}" for number in range(5)])
 
         # 1. Take messages yourself, and acknowledge each one.
@@ -63,11 +64,11 @@ async def main() -> int:
 if __name__ == "__main__":
     # A tracker warns of a queue with one replica, which is all that a small cluster has.
     logging.basicConfig(level=logging.ERROR)
-    with Admin(connection) as admin:
+    with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings, partitions=2)
         try:
             # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
-            with Tracker(connection, TrackerSettings(queues=(settings.name,), http_port=-1)):
+            with Tracker(connection, zookeeper, TrackerSettings(queues=(settings.name,), http_port=-1)):
                 code = asyncio.run(main())
         finally:
             admin.delete_queue(settings.name)

@@ -12,7 +12,7 @@ import logging
 import os
 import uuid
 
-from kmqpy import Admin, Connection, KmqClient, KmqProducer, QueueSettings
+from kmqpy import Admin, KafkaConnection, KmqClient, KmqProducer, QueueSettings, ZooKeeperConnection
 from kmqpy.dev import Cluster
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -23,17 +23,21 @@ def main() -> None:
     logging.basicConfig(level=logging.ERROR)
     with contextlib.ExitStack() as stack:
         if "KMQ_BOOTSTRAP" in os.environ:
-            connection = Connection.from_environment()
+            connection = KafkaConnection.from_environment()
+            zookeeper = ZooKeeperConnection.from_environment()
         else:
             cluster = stack.enter_context(Cluster())
-            connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+            connection = KafkaConnection(bootstrap=cluster.bootstrap)
+            zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
 
         queue = QueueSettings(name=f"embedded-{uuid.uuid4().hex[:6]}", redeliver_after_ms=1_000)
-        admin = stack.enter_context(Admin(connection))
+        admin = stack.enter_context(Admin(connection, zookeeper))
         admin.create_queue(queue, partitions=2)
         stack.callback(admin.delete_queue, queue.name)
 
-        stack.enter_context(Tracker(connection, TrackerSettings(queues=(queue.name,), http_port=-1)))
+        stack.enter_context(
+            Tracker(connection, zookeeper, TrackerSettings(queues=(queue.name,), http_port=-1))
+        )
         producer = stack.enter_context(KmqProducer(queue, connection))
         client = stack.enter_context(KmqClient(queue, connection))
 

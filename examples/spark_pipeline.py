@@ -17,7 +17,7 @@ import pandas as pd
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from kmqpy import Admin, Connection, KmqProducer, QueueSettings
+from kmqpy import Admin, KafkaConnection, KmqProducer, QueueSettings, ZooKeeperConnection
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 from kmqpy.spark.health import health
 from kmqpy.spark.pipeline import Sink, run_pipeline, written
@@ -50,8 +50,8 @@ def enrich(messages: pd.DataFrame) -> pd.DataFrame:
     return out.assign(kmq_error=errors, kmq_reject=rejected, kmq_delay=0.5)
 
 
-def send_orders(queue: QueueSettings, connection: Connection, count: int) -> None:
-    with Admin(connection) as admin:
+def send_orders(queue: QueueSettings, connection: KafkaConnection, count: int) -> None:
+    with Admin(connection, ZooKeeperConnection.from_environment()) as admin:
         admin.create_queue(queue, partitions=4)
     with KmqProducer(queue, connection) as producer:
         producer.send_many(
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--remote", help="Spark Connect instead: sc://host, or local[*]")
     options = parser.parse_args()
 
-    connection = Connection.from_environment()
+    connection = KafkaConnection.from_environment()
     builder = SparkSession.builder.config("spark.sql.shuffle.partitions", "4")
     builder = builder.remote(options.remote) if options.remote else builder.master(options.master)
     spark = configure_spark_with_kmq(builder).getOrCreate()

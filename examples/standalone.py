@@ -16,11 +16,12 @@ import sys
 import uuid
 from collections.abc import Iterator
 
-from kmqpy import Admin, Connection, KmqClient, KmqProducer, QueueSettings
+from kmqpy import Admin, KafkaConnection, KmqClient, KmqProducer, QueueSettings, ZooKeeperConnection
 from kmqpy.errors import KmqError
 
 MESSAGES = 100
-connection = Connection.from_environment()
+connection = KafkaConnection.from_environment()
+zookeeper = ZooKeeperConnection.from_environment()
 
 
 def settings(name: str) -> QueueSettings:
@@ -50,7 +51,7 @@ def receive(name: str, crash: bool) -> None:
 
 def main() -> None:
     name = f"standalone-{uuid.uuid4().hex[:6]}"
-    with Admin(connection) as admin:
+    with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings(name), partitions=1)
         try:
             with tracker(name):

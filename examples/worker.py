@@ -13,7 +13,17 @@ import threading
 import uuid
 from collections import Counter
 
-from kmqpy import Admin, Backoff, Connection, Message, QueueSettings, Reject, Retry, Worker
+from kmqpy import (
+    Admin,
+    Backoff,
+    KafkaConnection,
+    Message,
+    QueueSettings,
+    Reject,
+    Retry,
+    Worker,
+    ZooKeeperConnection,
+)
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.queue import KafkaQueue
 from tracker.settings import TrackerSettings
@@ -22,7 +32,8 @@ from tracker.tracker import Tracker
 CUSTOMERS = ("ada", "ben", "cleo")
 DELIVERIES = 30 + 1 + 2 + 3  # what the handler below will be called for
 
-connection = Connection.from_environment()
+connection = KafkaConnection.from_environment()
+zookeeper = ZooKeeperConnection.from_environment()
 settings = QueueSettings(name=f"example-worker-{uuid.uuid4().hex[:8]}", max_redeliveries=2)
 
 calls: Counter[bytes] = Counter()
@@ -46,7 +57,7 @@ def handle(message: Message) -> None:
 def main() -> int:
     # A worker logs a failed handler as a warning, with a traceback. Those here are meant to fail.
     logging.basicConfig(level=logging.ERROR)
-    with Admin(connection) as admin:
+    with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings, partitions=2)
         try:
             return run()
@@ -56,8 +67,8 @@ def main() -> int:
 
 def run() -> int:
     # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
-    tracker = Tracker(connection, TrackerSettings(queues=(settings.name,), http_port=-1))
-    with tracker, KafkaQueue(settings, connection) as queue:
+    tracker = Tracker(connection, zookeeper, TrackerSettings(queues=(settings.name,), http_port=-1))
+    with tracker, KafkaQueue(settings, connection, zookeeper) as queue:
         for customer in CUSTOMERS:
             # Messages with the same key are handled one at a time and in order.
             queue.send_many([f"{customer} orders tea {number}" for number in range(10)], key=customer)

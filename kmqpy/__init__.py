@@ -4,9 +4,9 @@ Kafka alone acknowledges "everything up to an offset". With kmqpy a consumer ack
 message; what it does not acknowledge in time is redelivered by a tracker, and what keeps failing
 is moved to a dead-letter topic.
 
-    from kmqpy import Connection, KmqClient, KmqProducer
+    from kmqpy import KafkaConnection, KmqClient, KmqProducer
 
-    connection = Connection(bootstrap="localhost:9092")
+    connection = KafkaConnection(bootstrap="localhost:9092")
     with KmqProducer("orders", connection) as producer:
         producer.send("one order")
     with KmqClient("orders", connection) as client:
@@ -43,16 +43,17 @@ if TYPE_CHECKING:
     from kmqpy.kafka.admin.admin import Admin
     from kmqpy.kafka.client.client import KmqClient
     from kmqpy.kafka.client.producer import KmqProducer
-    from kmqpy.kafka.settings import Connection, QueueSettings
+    from kmqpy.kafka.settings import KafkaConnection, QueueSettings
     from kmqpy.message import Message
     from kmqpy.queue import Queue, queue_for
     from kmqpy.telemetry.base import Telemetry
     from kmqpy.worker.worker import Reject, Retry, Worker
+    from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _MODULES = {
     "Admin": "kmqpy.kafka.admin.admin",
     "Backoff": "kmqpy.core.backoff",
-    "Connection": "kmqpy.kafka.settings",
+    "KafkaConnection": "kmqpy.kafka.settings",
     "KmqClient": "kmqpy.kafka.client.client",
     "KmqProducer": "kmqpy.kafka.client.producer",
     "Message": "kmqpy.message",
@@ -62,6 +63,7 @@ _MODULES = {
     "Retry": "kmqpy.worker.worker",
     "Telemetry": "kmqpy.telemetry.base",
     "Worker": "kmqpy.worker.worker",
+    "ZooKeeperConnection": "kmqpy.zookeeper.settings",
     "queue_for": "kmqpy.queue",
 }
 """Where the names are defined that are imported when they are first used."""
@@ -71,8 +73,8 @@ __all__ = [
     "Backoff",
     "Closed",
     "ConfigError",
-    "Connection",
     "DecodeError",
+    "KafkaConnection",
     "KmqClient",
     "KmqError",
     "KmqProducer",
@@ -91,6 +93,7 @@ __all__ = [
     "Unavailable",
     "Unfinished",
     "Worker",
+    "ZooKeeperConnection",
     "queue_for",
 ]
 

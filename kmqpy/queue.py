@@ -189,8 +189,8 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
     """Open the queue of `<storage url>?queue=<name>`, for example `kafka://h:9092,h2:9092?queue=q`.
 
     Further query parameters are settings of the storage; what they do not say of the connection is what the
-    environment says (KMQ_CONFIG, KMQ_KAFKA_… and the like, as for Connection.from_environment). Close it, or
-    use it in a `with`.
+    environment says (KMQ_CONFIG, KMQ_KAFKA_… and the like, as for KafkaConnection.from_environment). Close
+    it, or use it in a `with`.
 
     Raises ConfigError for a url or setting that is wrong, NotSupported for a scheme without a
     storage, and what opening the storage raises (QueueNotFound, Unavailable, MissingExtra).

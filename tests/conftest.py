@@ -21,6 +21,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 class Servers(Protocol):
@@ -98,6 +99,12 @@ def cluster() -> Iterator[Servers]:
     """Kafka and ZooKeeper, started once per test run; use names of your own (`queue_name`)."""
     with _servers() as servers:
         yield servers
+
+
+@pytest.fixture(scope="session")
+def zookeeper(cluster: Servers) -> ZooKeeperConnection:
+    """Where that ZooKeeper is."""
+    return ZooKeeperConnection(hosts=cluster.zookeeper)
 
 
 @contextlib.contextmanager

@@ -15,10 +15,11 @@ from kmqpy.cli.options import Cli, connected_service
 from kmqpy.cli.output import span
 from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
-from kmqpy.core.settings import build, from_environment, nearest, of_kubernetes
+from kmqpy.core.environment import from_environment, of_kubernetes
+from kmqpy.core.settings import build, nearest
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
 from tracker.settings import TrackerSettings
@@ -124,8 +125,8 @@ def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], 
     # What a redelivery makes is no garbage; to look at it again and again took a fifth of its time.
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, 20, 20)
     settings = settings_of(cli, queues, given)
-    register(cli.connection, settings.queues)
-    service = Tracker(cli.connection, settings)
+    register(cli, settings.queues)
+    service = Tracker(cli.connection, cli.zookeeper, settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.request_stop())
     service.run()
@@ -143,15 +144,15 @@ def settings_of(cli: Cli, queues: tuple[str, ...], given: Mapping[str, Any]) -> 
     return build(TrackerSettings, cli.table("tracker"), _from_environment(os.environ), flags)
 
 
-def register(connection: Connection, queues: tuple[str, ...]) -> None:
+def register(cli: Cli, queues: tuple[str, ...]) -> None:
     """Register the named queues that nobody has; the only time that a tracker adds a queue."""
     if not queues:
         return
-    with connect(connection.zookeeper, security=connection.zookeeper_security) as zookeeper:
-        registry = Registry(zookeeper, connection.root)
+    with connect(cli.zookeeper.hosts, security=cli.zookeeper.security) as zookeeper:
+        registry = Registry(zookeeper, cli.connection.root)
         for name in queues:
             try:
                 registry.get(name)
             except QueueNotFound:
                 settings = QueueSettings(name=name)
-                registry.register(settings, Topics(connection).check(settings).partitions)
+                registry.register(settings, Topics(cli.connection).check(settings).partitions)

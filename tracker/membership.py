@@ -9,7 +9,8 @@ import threading
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.health.server import HealthServer, Watched
 from tracker.leadership.leadership import Leadership
 from tracker.settings import TrackerSettings
@@ -32,7 +33,8 @@ class Membership:
     def __init__(
         self,
         watched: Watched,
-        connection: Connection,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
         settings: TrackerSettings,
         *,
         queues: frozenset[str] | None,
@@ -44,13 +46,13 @@ class Membership:
         self._clock = clock
         self._kafka_ok_at = -math.inf
         self.leadership = Leadership(
-            connection.zookeeper,
+            zookeeper.hosts,
             root=connection.root,
             tracker_id=settings.tracker_id,
             host=socket.gethostname(),
             queues=queues,
             session_timeout_ms=settings.session_timeout_ms,
-            security=connection.zookeeper_security,
+            security=zookeeper.security,
             wake=wake,
             clock=clock,
         )

@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import KmqError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from tracker.leadership.assignment import Partition
 
 _TIMEOUT_S = 1.0
@@ -24,7 +24,7 @@ DOUBT_AGAIN_S = 0.5
 class QueueEnds:
     """Asks Kafka for the end offsets of logs; safe to use from any thread."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         # JVM clients read uncommitted records by default, so these can be taken, too.
         self._consumer: Consumer = librdkafka.new_consumer(

@@ -36,9 +36,10 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
-from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import TopicIds, TopicInfo, Topics, earlier_markers_error
 from kmqpy.telemetry.base import Telemetry
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.health.metrics import TrackerMetrics
 from tracker.health.queue_counts import Counted, QueueCounts
 from tracker.leadership.assignment import Partition
@@ -107,10 +108,15 @@ class Tracker:
     """
 
     def __init__(
-        self, connection: Connection, settings: TrackerSettings | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
+        settings: TrackerSettings | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._guard = ForkGuard("the tracker")
         self._connection = check_connection(connection)
+        self._zookeeper = zookeeper
         self._settings = settings or TrackerSettings()
         self._clock = clock
         self.metrics = TrackerMetrics()
@@ -233,6 +239,7 @@ class Tracker:
         member = self._member = Membership(
             self,
             self._connection,
+            self._zookeeper,
             self._settings,
             queues=frozenset(self._settings.queues) or None,
             clock=self._clock,
@@ -522,7 +529,7 @@ class Tracker:
     def _diagnose(self, queue: str) -> None:
         """Warn of what the queue's topics are not as they should be; in the pool, once a queue."""
         try:
-            with Admin(self._connection) as admin:
+            with Admin(self._connection, self._zookeeper) as admin:
                 findings = admin.diagnose(queue)
         except Exception as error:
             _log.warning("queue can't be checked", extra={"queue": queue, "error": str(error)})
@@ -1022,7 +1029,7 @@ class Tracker:
         tracked = registered.partitions
 
         def grow() -> None:
-            with Admin(self._connection) as admin:
+            with Admin(self._connection, self._zookeeper) as admin:
                 admin.follow_topic(name)
 
         def grown(result: Exception | None) -> None:

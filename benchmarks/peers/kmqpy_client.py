@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.lab import HOUR_MS, stamp_of
 from benchmarks.peers.works import shuffle_windows
-from kmqpy import Connection, KmqClient, Message, QueueSettings
+from kmqpy import KafkaConnection, KmqClient, Message, QueueSettings
 
 _BESIDE = 100
 """How many messages one call acknowledges that does not wait."""
@@ -19,7 +19,7 @@ class Client:
         self._batch = options["batch"]
         self.client = KmqClient(
             QueueSettings.from_json(options["queue"].encode()),
-            Connection(bootstrap=options["bootstrap"]),
+            KafkaConnection(bootstrap=options["bootstrap"]),
             max_in_flight=options.get("max_in_flight", 2 * self._batch),
             markers=options["markers"],
         )

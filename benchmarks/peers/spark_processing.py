@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from benchmarks.children import Failed
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq, register
 
 _MICRO_BATCHES = 6
@@ -40,7 +40,7 @@ class _Batches(StreamingQueryListener):
 def processing(options: dict[str, Any]) -> dict[str, float]:
     """Messages per second of all micro-batches but the first, which warms up."""
     queue = QueueSettings.from_json(options["queue"].encode())
-    connection = Connection(bootstrap=options["bootstrap"])
+    connection = KafkaConnection(bootstrap=options["bootstrap"])
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")  # type: ignore[attr-defined]
     spark = configure_spark_with_kmq(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

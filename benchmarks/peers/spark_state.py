@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.children import Failed
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 from kmqpy.spark.records import read_topic
 
@@ -18,7 +18,7 @@ def reading(options: dict[str, Any]) -> dict[str, float]:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.sql.shuffle.partitions", str(options["partitions"]))
     spark = configure_spark_with_kmq(builder.config("spark.driver.memory", "4g")).getOrCreate()
-    kmq = KmqSpark(spark, Connection(bootstrap=options["bootstrap"]), queue)
+    kmq = KmqSpark(spark, KafkaConnection(bootstrap=options["bootstrap"]), queue)
     for _ in range(2):
         frame = _frame(kmq, options)
         began = time.monotonic()

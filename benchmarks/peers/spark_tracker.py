@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 from benchmarks.lab import Lab, ends
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import configure_spark_with_kmq
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 from tracker.spark.tracker import SparkTracker
 
@@ -90,7 +91,8 @@ def _tracker(options: dict[str, Any]) -> Iterator[SparkTracker]:
     try:
         with SparkTracker(
             spark,
-            Connection(bootstrap=options["bootstrap"], zookeeper=options["zookeeper"]),
+            KafkaConnection(bootstrap=options["bootstrap"]),
+            ZooKeeperConnection(hosts=options["zookeeper"]),
             QueueSettings.from_json(options["queue"].encode()).name,
             checkpoint=options["checkpoint"],
             trigger=options["trigger_s"],
@@ -138,7 +140,9 @@ def _size(folder: Path) -> int:
 def _end(options: dict[str, Any], numbers: list[int]) -> int:
     """Write end markers of these messages, numbered over all partitions; how many records."""
     written = 0
-    lab = Lab(Connection(bootstrap=options["bootstrap"], zookeeper=options["zookeeper"]))
+    lab = Lab(
+        KafkaConnection(bootstrap=options["bootstrap"]), ZooKeeperConnection(hosts=options["zookeeper"])
+    )
     partitions, queue = options["partitions"], QueueSettings.from_json(options["queue"].encode())
     for partition in range(partitions):
         offsets = [number // partitions for number in numbers if number % partitions == partition]

@@ -19,11 +19,19 @@ from kmqpy.cli.output import warn
 from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.first_contact import first_contact_within
-from kmqpy.core.settings import OTHER_TABLES, build, from_environment, is_secret, read_file
+from kmqpy.core.settings import read_file
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.client.settings_mirror import settings_of
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import (
+    OTHER_TABLES,
+    KafkaConnection,
+    QueueSettings,
+    build_connections,
+    connections_in_environment,
+    is_secret,
+)
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,10 +71,11 @@ class Cli:
 
     has_registry  whether a ZooKeeper address was given; then a queue's settings are the registered ones
     tables        what the config file holds for other parts of kmqpy
-    named         the settings of the connection that an option, the environment or the file gave
+    named         the settings of the connections that an option, the environment or the file gave
     """
 
-    connection: Connection
+    connection: KafkaConnection
+    zookeeper: ZooKeeperConnection
     json: bool
     has_registry: bool
     tables: Mapping[str, Any]
@@ -79,20 +88,24 @@ class Cli:
             raise ConfigError(f"config file: {name} is not a table")
         return table
 
+    def admin(self) -> Admin:
+        """For administration of the queues there."""
+        return Admin(self.connection, self.zookeeper)
+
     def queue(self, name: str) -> QueueSettings:
         """The settings of queue `name`: from the registry where ZooKeeper was named, else as clients do."""
         if not self.has_registry:
             return settings_of(name, self.connection)
-        with Admin(self.connection) as admin:
+        with self.admin() as admin:
             self.check_root(admin)
             return admin.settings(name)
 
     def check_root(self, admin: Admin) -> None:
         """Raise ConfigError where a root was named that is not there: nothing would be found under it."""
-        if self.connection.zookeeper and "root" in self.named and not admin.has_root():
+        if self.zookeeper.hosts and "root" in self.named and not admin.has_root():
             raise ConfigError(
                 f"root: there is no znode {self.connection.root!r} in ZooKeeper at "
-                f"{self.connection.zookeeper}; kmq queue create makes it with the first queue"
+                f"{self.zookeeper.hosts}; kmq queue create makes it with the first queue"
             )
 
 
@@ -191,13 +204,14 @@ def _cli(ctx: click.Context) -> Cli:
     config = given.pop("config", None) or os.environ.get("KMQ_CONFIG")
     file = read_file(config) if config else {}
     tables = {table: file.pop(table) for table in OTHER_TABLES if table in file}
-    environment = from_environment(Connection, os.environ)
+    environment = connections_in_environment()
     for table, option in (("kafka", "-X"), ("zookeeper_security", "-Z")):
         if values := given.pop(table, ()):
             given[table] = _public(table, pairs(values, option), option)
-    connection = build(Connection, file, environment, given)
+    connection, zookeeper = build_connections(file, environment, given)
     named = frozenset({*file, *environment, *given})
-    return Cli(connection, as_json, "zookeeper" in named and bool(connection.zookeeper), tables, named)
+    has_registry = "zookeeper" in named and bool(zookeeper.hosts)
+    return Cli(connection, zookeeper, as_json, has_registry, tables, named)
 
 
 def _public(table: str, settings: list[tuple[str, str]], option: str) -> dict[str, str]:

@@ -104,7 +104,7 @@ def create(
     )
     given = {key: value for key, value in names.items() if value}
     settings = build(QueueSettings, {"name": name}, changes, given)
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         there = " exists already" if _exists(admin, cli, name) else ""
         topics = admin.create_queue(
             settings if changes or given else name,
@@ -143,7 +143,7 @@ def list_(cli: Cli) -> None:
     Example:
       kmq queue list -o json
     """
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         cli.check_root(admin)
         found = admin.list_queues()
     if cli.json:
@@ -179,7 +179,7 @@ def describe(cli: Cli, name: str) -> None:
     Example:
       kmq queue describe jobs
     """
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         cli.check_root(admin)
         found = admin.describe_queue(name)
     if cli.json:
@@ -274,7 +274,7 @@ def alter(
     )
     if not changes and partitions is None and retention is None:
         raise click.UsageError("name what is to be changed; see kmq queue alter --help")
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         cli.check_root(admin)
         settings = admin.alter_queue(name, partitions=partitions, retention=retention, **changes)
     if cli.json:
@@ -305,7 +305,7 @@ def delete(cli: Cli, name: str, timeout: timedelta, *, yes: bool, if_empty: bool
     """
     if if_empty and leftovers:
         raise click.UsageError("--if-empty is for queues that are registered, --leftovers for others")
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         cli.check_root(admin)
         found = admin.deletion(name, leftovers=leftovers)
         for topic, count in found.topics.items():
@@ -336,7 +336,7 @@ def purge(cli: Cli, queue: str, *, yes: bool) -> None:
     Example:
       kmq purge jobs --yes
     """
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         cli.check_root(admin)
         held = admin.stats(queue)
         about = "" if held.exact else "up to "

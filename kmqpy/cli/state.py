@@ -8,7 +8,6 @@ import click
 
 from kmqpy.cli.options import Cli, connected
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
-from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.doctor import Severity
 from kmqpy.kafka.admin.registry import Leftover
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
@@ -30,7 +29,7 @@ def in_flight(cli: Cli, queue: str, limit: int) -> None:
     Example:
       kmq in-flight jobs -o json
     """
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         cli.check_root(admin)
         found = admin.in_flight(queue, limit)
     if cli.json:
@@ -74,7 +73,7 @@ def stats(cli: Cli, queue: str) -> None:
     Example:
       kmq stats jobs
     """
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         cli.check_root(admin)
         found = admin.stats(queue)
     if cli.json:
@@ -134,7 +133,7 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: b
       kmq doctor --fix
     """
     removed: list[Leftover] = []
-    with Admin(cli.connection) as admin:
+    with cli.admin() as admin:
         cli.check_root(admin)
         if fix and (leftovers := admin.leftovers(queue)):
             for znode in leftovers:

@@ -13,7 +13,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,25 +24,8 @@ T = TypeVar("T")
 _ADDRESS = re.compile(
     r"(?:[A-Za-z_]+://)?(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\s:/\[\]@,]+))(?::(?P<port>[0-9]{1,5}))?"
 )
-_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
-_ADDRESSES = ("tcp://", "udp://", "sctp://")
-
-OTHER_TABLES = ("tracker", "gateway")
-"""Tables of the config file that are not the connection's."""
-
-_SECRET = re.compile(
-    r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
-)
-
-
-def is_secret(name: str) -> bool:
-    """Whether a librdkafka setting of this name must not be printed."""
-    return _SECRET.search(name) is not None
-
-
-def redacted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that can be printed: secrets as `***`."""
-    return {key: "***" if is_secret(key) else value for key, value in _flat(settings).items()}
+_SECRET = re.compile(r"pass(word|phrase)|secret|token", re.IGNORECASE)
+_KEY = "key"
 
 
 def check_addresses(text: str, field_name: str, example: str) -> None:
@@ -73,56 +56,29 @@ def _is_ipv6(text: str) -> bool:
 def build(cls: type[T], *layers: Mapping[str, Any]) -> T:
     """A settings object of `cls` from layers of values, the later ones winning, also within tables.
 
-    Text is converted to the field's type, a duration with unit to ms. Raises ConfigError that names
-    an unknown key (with the nearest known one), or the field and value that do not fit.
+    Values go by the keys of `keys(cls)`. Text is converted to the field's type, a duration with unit to ms.
+    Raises ConfigError that names an unknown key (with the nearest known one), or the key and value that do
+    not fit.
     """
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    fields = keys(cls)
     tables: dict[str, Mapping[str, Any]] = {}
     values: dict[str, Any] = {}
     for layer in layers:
+        refuse_unknown(layer, fields)
         for key, value in layer.items():
-            if key not in names:
-                raise ConfigError(f"{key}: unknown setting{nearest(key, names)}")
             if isinstance(value, Mapping):
-                tables[key] = {**tables.get(key, {}), **_flat(value)}
+                tables[key] = {**tables.get(key, {}), **flat(value)}
             else:
                 tables.pop(key, None)
-                values[key] = convert(key, value, hints[key])
+                values[key] = convert(key, value, hints[fields[key]])
     # Only when they are complete: a user name may stand in a file, the password in the environment.
-    values |= {key: convert(key, table, hints[key]) for key, table in tables.items()}
+    values |= {key: convert(key, table, hints[fields[key]]) for key, table in tables.items()}
+    named = {fields[key]: value for key, value in values.items()}
     try:
-        return cls(**values)
+        return cls(**named)
     except TypeError as error:  # a required setting is missing
         raise ConfigError(f"{cls.__name__}: {error}") from None
-
-
-def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "KMQ_") -> dict[str, Any]:
-    """The values of `cls` that stand in the environment, as `KMQ_<FIELD>`.
-
-    A field that is a table is `KMQ_<FIELD>_<NAME>` for each name in it; `_` means a dot in names of
-    librdkafka.
-    """
-    found: dict[str, Any] = {}
-    for key, hint in typing.get_type_hints(cls).items():
-        name = prefix + key.upper()
-        if _is_table(hint):
-            dot = "_" if dataclasses.is_dataclass(hint) else "."
-            table = {
-                entry.removeprefix(name + "_").lower().replace("_", dot): value
-                for entry, value in environ.items()
-                if entry.startswith(name + "_") and not of_kubernetes(entry, value)
-            }
-            if table:
-                found[key] = table
-        elif name in environ:
-            found[key] = environ[name]
-    return found
-
-
-def of_kubernetes(name: str, value: str) -> bool:
-    """Whether Kubernetes sets such a variable for a service whose name begins like ours."""
-    return _OF_KUBERNETES.search(name) is not None or value.startswith(_ADDRESSES)
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -142,7 +98,25 @@ def parse_file(data: bytes, name: str) -> dict[str, Any]:
         raise ConfigError(f"config file {name!r}: {error}") from None
 
 
-def nearest(key: str, names: typing.Iterable[str]) -> str:
+def keyed(key: str) -> dict[str, str]:
+    """Metadata of a field that files, the environment and options give under another name, `key`."""
+    return {_KEY: key}
+
+
+def keys(cls: type[Any]) -> dict[str, str]:
+    """The fields of a settings class, by the names under which files and the environment give them."""
+    return {field.metadata.get(_KEY, field.name): field.name for field in dataclasses.fields(cls)}
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ConfigError for a key that is not known, with the nearest that is."""
+    names = list(known)
+    for key in given:
+        if key not in names:
+            raise ConfigError(f"{key}: unknown setting{nearest(key, names)}")
+
+
+def nearest(key: str, names: Iterable[str]) -> str:
     """`; did you mean …?`, or nothing when no name is near."""
     close = difflib.get_close_matches(key, list(names), n=1)
     return f"; did you mean {close[0]}?" if close else ""
@@ -161,14 +135,14 @@ def convert(key: str, value: Any, hint: Any) -> Any:
         if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
             raise ConfigError(f"{key}: {_shown(key, value)} is not a list of text")
         return tuple(item.strip() for item in items if item.strip())
-    if _is_table(hint):
+    if is_table(hint):
         if dataclasses.is_dataclass(hint) and type(value) is hint:
             return value
         if not isinstance(value, Mapping):
             # Its content may be secret, whatever the name of the table.
             raise ConfigError(f"{key}: expected a table of settings, found {type(value).__name__}")
-        if origin is not None:  # settings of librdkafka
-            return _flat(value)
+        if origin is not None:  # a Mapping: names of any kind
+            return flat(value)
         try:
             return build(hint, value)
         except ConfigError as error:
@@ -182,7 +156,8 @@ def convert(key: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _is_table(hint: Any) -> bool:
+def is_table(hint: Any) -> bool:
+    """Whether a field of this type is a table of settings."""
     return dataclasses.is_dataclass(hint) or typing.get_origin(hint) is Mapping
 
 
@@ -208,13 +183,13 @@ def check_count(settings: object, key: str) -> None:
         raise ConfigError(f"{key}: {value!r} must be a whole number, at least 0 and of 64 bits")
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """TOML reads `sasl.password = …` as a table in a table; librdkafka's names are flat."""
-    flat: dict[str, Any] = {}
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Names with dots, which TOML reads as tables in tables, put together again."""
+    found: dict[str, Any] = {}
     for key, value in table.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
-    return flat
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})
+    return found
 
 
 def _shown(key: str, value: Any) -> str:
-    return "***" if is_secret(key) else repr(value)
+    return "***" if _SECRET.search(key) else repr(value)

@@ -30,7 +30,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET
 from kmqpy.kafka.partition_reader import bounds, scan
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import last_header
 from kmqpy.zookeeper.session import connect
@@ -125,20 +125,29 @@ def run(total: int, show: Show, folder: Path | None = None) -> Report:
     """
     started = SYSTEM_CLOCK.monotonic()
     with Cluster(keep=folder) as cluster:
-        connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+        connection = KafkaConnection(bootstrap=cluster.bootstrap)
         queue = QueueSettings(name=f"demo-{uuid.uuid4().hex[:6]}", redeliver_after_ms=_LEASE_MS)
         Topics(connection).create(queue, PARTITIONS)
-        with connect(connection.zookeeper) as zookeeper:
+        with connect(cluster.zookeeper) as zookeeper:
             registry = Registry(zookeeper)
             registry.register(queue, PARTITIONS)
-            demo = _Demo(connection, queue, registry, Progress(total), show, Path(cluster.folder or "."))
+            demo = _Demo(
+                connection,
+                cluster.zookeeper,
+                queue,
+                registry,
+                Progress(total),
+                show,
+                Path(cluster.folder or "."),
+            )
             return demo.run(started)
 
 
 class _Demo:
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
+        zookeeper: str,
         queue: QueueSettings,
         registry: Registry,
         progress: Progress,
@@ -146,6 +155,7 @@ class _Demo:
         folder: Path,
     ) -> None:
         self._connection = connection
+        self._zookeeper = zookeeper
         self._queue = queue
         self._registry = registry
         self._progress = progress
@@ -182,7 +192,7 @@ class _Demo:
                         name,
                         *("-m", "tracker", "--tracker-id", name, "--queue", self._queue.name),
                         *("--bootstrap", self._connection.bootstrap),
-                        *("--zookeeper", self._connection.zookeeper),
+                        *("--zookeeper", self._zookeeper),
                         *("--session-timeout", f"{_SESSION_MS}ms", "--http-port", "-1"),
                     )
                 )

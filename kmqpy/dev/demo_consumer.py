@@ -13,7 +13,7 @@ import threading
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
 
 _NACK_DELAY_S = 0.3
@@ -37,7 +37,7 @@ def what_to_do(message: Message) -> str:
     return chosen if chosen == "fail" or message.attempts == 1 else "ack"
 
 
-def _client(queue: QueueSettings, connection: Connection, name: str) -> KmqClient:
+def _client(queue: QueueSettings, connection: KafkaConnection, name: str) -> KmqClient:
     """A broker that has just started on a busy machine may need more than one try."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(Unavailable):
@@ -52,7 +52,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     settings = QueueSettings(name=queue, redeliver_after_ms=int(lease_ms))
-    with _client(settings, Connection(bootstrap=bootstrap), name) as client:
+    with _client(settings, KafkaConnection(bootstrap=bootstrap), name) as client:
         while not stop.is_set():
             messages = client.receive(200, wait=0.2)
             lines = []

@@ -48,7 +48,7 @@ from kmqpy.kafka.message_headers import (
     is_dead_letter_of,
 )
 from kmqpy.kafka.redrive import DeadLetterMove, RedriveTransaction, number, redriven
-from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import Topics, dead_letter_queue
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class DeadLetters:
     def __init__(
         self,
         queue: QueueSettings,
-        connection: Connection,
+        connection: KafkaConnection,
         clock: Clock = SYSTEM_CLOCK,
         *,
         origin: str = "",

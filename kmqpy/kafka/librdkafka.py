@@ -22,7 +22,7 @@ from kmqpy.core.first_contact import Service, has_answered, patience_s
 from kmqpy.core.forks import keep_in_children
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, MessageError, TopicError, Unavailable
-from kmqpy.kafka.settings import Connection, KafkaSettings
+from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class Consumer(confluent_kafka.Consumer):
     """One that can be weakly referenced; see `keep_in_children`."""
 
 
-def new_producer(connection: Connection, defaults: KafkaSettings) -> Producer:
+def new_producer(connection: KafkaConnection, defaults: KafkaSettings) -> Producer:
     """A producer whose records are acknowledged by all in-sync replicas and never reordered."""
     common = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_random"}
     with _settings_errors(connection):
@@ -160,7 +160,7 @@ def new_producer(connection: Connection, defaults: KafkaSettings) -> Producer:
     return made
 
 
-def new_consumer(connection: Connection, defaults: KafkaSettings) -> Consumer:
+def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consumer:
     """A consumer that sees committed records only, unless `defaults` say otherwise."""
     common = {
         "isolation.level": "read_committed",
@@ -177,7 +177,7 @@ def new_consumer(connection: Connection, defaults: KafkaSettings) -> Consumer:
     return made
 
 
-def new_admin(connection: Connection) -> AdminClient:
+def new_admin(connection: KafkaConnection) -> AdminClient:
     """An administration client."""
     with _settings_errors(connection):
         made = AdminClient(_settings(connection, {}), logger=_log)
@@ -221,7 +221,7 @@ def tries(timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> Iterator[float]:
 def retrying(
     call: Callable[[float], T],
     timeout_s: float,
-    connection: Connection,
+    connection: KafkaConnection,
     *,
     also: Callable[[KafkaException], bool] = lambda _: False,
     clock: Clock = SYSTEM_CLOCK,
@@ -247,7 +247,9 @@ def retrying(
     raise failure
 
 
-def wait_result(client: AdminClient, future: Future[Any], timeout_s: float, connection: Connection) -> Any:
+def wait_result(
+    client: AdminClient, future: Future[Any], timeout_s: float, connection: KafkaConnection
+) -> Any:
     """What `future` of `client` gives, or raises; a KafkaException after `timeout_s`.
 
     Raises AccessDenied as soon as it is clear that Kafka does not accept us; librdkafka goes on trying.
@@ -263,7 +265,7 @@ def wait_result(client: AdminClient, future: Future[Any], timeout_s: float, conn
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
-def metadata(client: AdminClient, timeout_s: float, connection: Connection) -> Any:
+def metadata(client: AdminClient, timeout_s: float, connection: KafkaConnection) -> Any:
     """The brokers and topics of the cluster; raises as `retrying` does."""
     return retrying(lambda try_s: look_up(client, try_s), timeout_s, connection)
 
@@ -311,7 +313,7 @@ def error_name(exception: KafkaException) -> str:
     return error.name() if error is not None else str(exception)
 
 
-def translated(error: KafkaError | None, doing: str, connection: Connection) -> KmqError:
+def translated(error: KafkaError | None, doing: str, connection: KafkaConnection) -> KmqError:
     """`error` in our words: what was being done, and what to do next."""
     text = error.str() if error is not None else "unknown error"
     if error is None:
@@ -343,7 +345,7 @@ def translated(error: KafkaError | None, doing: str, connection: Connection) -> 
 
 
 @contextmanager
-def kafka_errors(doing: str, connection: Connection) -> Iterator[None]:
+def kafka_errors(doing: str, connection: KafkaConnection) -> Iterator[None]:
     """Raise librdkafka's errors as ours."""
     try:
         yield
@@ -351,7 +353,7 @@ def kafka_errors(doing: str, connection: Connection) -> Iterator[None]:
         raise translated(error_of(exception), doing, connection) from exception
 
 
-def _settings(connection: Connection, defaults: KafkaSettings) -> dict[str, Any]:
+def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str, Any]:
     """Settings of a client that notes what it hears of its connections; heard in poll() only."""
     key = connection_key(connection)
 
@@ -363,7 +365,7 @@ def _settings(connection: Connection, defaults: KafkaSettings) -> dict[str, Any]
     return connection.kafka_settings({"error_cb": hear, **defaults})
 
 
-def connection_key(connection: Connection) -> tuple[str, int]:
+def connection_key(connection: KafkaConnection) -> tuple[str, int]:
     """What tells the clients of one connection from those of another."""
     return connection.bootstrap, hash(repr(sorted(connection.kafka.items())))
 
@@ -380,7 +382,7 @@ def _is_refusal(error: KafkaError) -> bool:
     return told and "disconnect" not in text.lower()
 
 
-def _check_access(connection: Connection, started: float) -> None:
+def _check_access(connection: KafkaConnection, started: float) -> None:
     """Raise when nothing but refusals was heard since `started`, for a while.
 
     That is AccessDenied, or Unavailable where one side speaks TLS and the other does not.
@@ -396,7 +398,7 @@ def _check_access(connection: Connection, started: float) -> None:
         raise translated(KafkaError(KafkaError._TRANSPORT), "connect", connection)
 
 
-def _refused(doing: str, error: KafkaError, connection: Connection) -> str:
+def _refused(doing: str, error: KafkaError, connection: KafkaConnection) -> str:
     check = "ssl.ca.location, ssl.certificate.location and ssl.key.location"
     if error.code() in _NOT_ACCEPTED:
         check = "sasl.mechanism, sasl.username and sasl.password"
@@ -410,7 +412,7 @@ def _text(error: KafkaError) -> str:
 
 
 @contextmanager
-def _settings_errors(connection: Connection) -> Iterator[None]:
+def _settings_errors(connection: KafkaConnection) -> Iterator[None]:
     try:
         yield
     except (KafkaException, TypeError, ValueError) as exception:

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 _BATCH = 10_000
 _SLICE_S = 0.1
@@ -44,7 +44,7 @@ class Reached:
 
 
 def bounds(
-    connection: Connection,
+    connection: KafkaConnection,
     topic: str,
     partitions: Iterable[int],
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
@@ -62,7 +62,7 @@ def bounds(
 
 
 def scan(
-    connection: Connection,
+    connection: KafkaConnection,
     topic: str,
     starts: Mapping[int, int],
     visit: Callable[[Any], None],
@@ -94,7 +94,7 @@ def scan(
 
 
 def scan_batches(
-    connection: Connection,
+    connection: KafkaConnection,
     topic: str,
     starts: Mapping[int, int],
     visit: Callable[[int, list[Any]], None],
@@ -112,7 +112,7 @@ def scan_batches(
 
 
 def read_at(
-    connection: Connection,
+    connection: KafkaConnection,
     topic: str,
     places: Iterable[tuple[int, int]],
     *,
@@ -149,7 +149,7 @@ class _Reader:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         topic: str,
         timeout_s: float,
         clock: Clock,

@@ -19,19 +19,20 @@ from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
-from kmqpy.kafka.settings import Connection, QueueSettings, connection_layers
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, build_connections, connection_layers
 from kmqpy.message import HeadersLike, Message
 from kmqpy.queue import Orphan, Queue, QueueUrl
 from kmqpy.telemetry.base import Telemetry
+from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 
 
 class KafkaQueue(KmqClient):
     """A queue in Kafka, as the Queue protocol has it: a KmqClient that sends, counts and redrives, too.
 
     queue       its name; or settings, of which those that are not given are the queue's own
-    connection  where Kafka is. Redelivery and dead letters need a tracker that runs; `size`,
-                `in_flight` and the like read less when `zookeeper` is given, and read the whole
-                markers topic when it is empty
+    connection  where Kafka is. Redelivery and dead letters need a tracker that runs
+    zookeeper   where ZooKeeper is; without it `size`, `in_flight` and the like read the whole markers
+                topic, with it less
     The other arguments are those of KmqClient.
 
     Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
@@ -39,14 +40,18 @@ class KafkaQueue(KmqClient):
     """
 
     def __init__(
-        self, queue: str | QueueSettings, connection: Connection, **options: Unpack[ClientOptions]
+        self,
+        queue: str | QueueSettings,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection = NO_ZOOKEEPER,
+        **options: Unpack[ClientOptions],
     ) -> None:
         super().__init__(queue, connection, **options)
         # Reentrant: a handler of signals may call close() in the middle of any call.
         self._opening = threading.RLock()
         self._producer: KmqProducer | None = None
         self._administering = threading.RLock()
-        self._admin = Admin(connection, clock=self._clock)
+        self._admin = Admin(connection, zookeeper, clock=self._clock)
 
     @property
     def name(self) -> str:
@@ -185,7 +190,7 @@ def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> Queue:
 
     Its settings are the fields of QueueSettings, `zookeeper` and `root`, `max_in_flight`, `holder`,
     `instance_id` and `markers` of KmqClient, and librdkafka settings (names with a dot). What the url leaves
-    open of the connection is as in Connection.from_environment(), but there is no default ZooKeeper.
+    open of the connections is as in KafkaConnection.from_environment(), but there is no default ZooKeeper.
     """
     if not url.address or "@" in url.address:
         raise ConfigError("queue url: write it like kafka://host:9092,host2:9092?queue=name")
@@ -202,9 +207,8 @@ def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> Queue:
     connection = {name: own[name] for name in connection_fields if name in own}
     return KafkaQueue(
         build(QueueSettings, {"name": url.queue}, {name: own[name] for name in queue_fields if name in own}),
-        build(
-            Connection,
-            {"zookeeper": ""},
+        *build_connections(
+            {"zookeeper": NO_ZOOKEEPER.hosts},
             *connection_layers(),
             {"bootstrap": url.address, "kafka": kafka, **connection},
         ),

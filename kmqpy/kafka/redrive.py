@@ -30,7 +30,7 @@ from kmqpy.kafka.message_headers import (
     int_header,
     size_of,
 )
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import dead_letter_queue
 
 _log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class RedriveTransaction:
     """
 
     def __init__(
-        self, doing: str, queue: QueueSettings, connection: Connection, clock: Clock = SYSTEM_CLOCK
+        self, doing: str, queue: QueueSettings, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.done = 0
         self.refused: list[tuple[int, int]] = []

@@ -13,18 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from kmqpy.core.durations import DAY_MS, MIN_LEASE_MS, check_lease
-from kmqpy.core.settings import (
-    OTHER_TABLES,
-    build,
-    check_addresses,
-    check_count,
-    convert,
-    from_environment,
-    read_file,
-    redacted,
-)
+from kmqpy.core.environment import config_file, from_environment
+from kmqpy.core.settings import build, check_addresses, check_count, convert, flat, keys, refuse_unknown
 from kmqpy.errors import ConfigError
-from kmqpy.zookeeper.settings import ZooKeeperSecurity
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 KafkaSettings = Mapping[str, Any]
 """librdkafka settings by their own names; handed on untouched."""
@@ -35,6 +27,11 @@ DEAD_LETTERS_SUFFIX = "__undelivered"
 """What the names of a queue's other topics end in, unless they are set."""
 _LEASES = ("redeliver_after_ms", "max_hold_ms")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SECRET = re.compile(
+    r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
+)
+OTHER_TABLES = ("tracker", "gateway")
+"""Tables of the config file that are not the connections'."""
 SETTINGS_TOPIC = "kmq.queues"
 """The topic that tells clients the settings of all queues; see kmqpy.kafka.client.settings_mirror."""
 
@@ -155,60 +152,56 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection:
-    """Where Kafka and ZooKeeper are.
+class KafkaConnection:
+    """Where Kafka is: everything that clients need.
 
-    bootstrap           Kafka, `host:port[,host:port]`
-    zookeeper           ZooKeeper, the same; empty where none is needed
-    root                the znode under which everything of kmqpy stands
-    kafka               librdkafka settings (security and the like), handed on untouched
-    zookeeper_security  who we are to ZooKeeper, and TLS
+    bootstrap  `host:port[,host:port]`
+    root       the namespace of the queues: the znode under which everything of kmqpy stands. It is here, and
+               not in ZooKeeperConnection, because clients find a queue's settings by it in the topic
+               kmq.queues; what needs ZooKeeper needs Kafka, too
+    kafka      librdkafka settings (security and the like), handed on untouched
     """
 
     bootstrap: str = "127.0.0.1:9092"
-    zookeeper: str = "127.0.0.1:2181"
     root: str = "/kmq"
     kafka: KafkaSettings = field(default_factory=dict, repr=False)
-    zookeeper_security: ZooKeeperSecurity = field(default_factory=ZooKeeperSecurity)
 
     def __post_init__(self) -> None:
         if not self.bootstrap:
             raise ConfigError("bootstrap: must not be empty; name a broker, for example host:9092")
         check_addresses(self.bootstrap, "bootstrap", "host:9092")
-        check_addresses(self.zookeeper.partition("/")[0], "zookeeper", "host:2181")
         if not self.root.startswith("/") or self.root.endswith("/"):
             raise ConfigError(f"root: {self.root!r} must start with / and not end with it")
 
     def __repr__(self) -> str:
         return (
-            f"Connection(bootstrap={self.bootstrap!r}, zookeeper={self.zookeeper!r}, "
-            f"root={self.root!r}, kafka={redacted(self.kafka)!r}, "
-            f"zookeeper_security={self.zookeeper_security!r})"
+            f"KafkaConnection(bootstrap={self.bootstrap!r}, root={self.root!r}, "
+            f"kafka={redacted(self.kafka)!r})"
         )
 
     @classmethod
-    def from_environment(cls) -> Connection:
+    def from_environment(cls) -> KafkaConnection:
         """What the file KMQ_CONFIG says, and over it the environment.
 
-        That is KMQ_BOOTSTRAP, KMQ_ZOOKEEPER and KMQ_ROOT, as `kmq dev up` prints them;
-        KMQ_KAFKA_SASL_PASSWORD and the like for settings of librdkafka, with `_` for each dot;
-        KMQ_ZOOKEEPER_SECURITY_PASSWORD and the like. Raises ConfigError.
+        That is KMQ_BOOTSTRAP and KMQ_ROOT, as `kmq dev up` prints them; KMQ_KAFKA_SASL_PASSWORD and the
+        like for settings of librdkafka, with `_` for each dot. Raises ConfigError, for an unknown key
+        of the file, too.
         """
-        return build(cls, *connection_layers())
+        return build_connections(*connection_layers())[0]
 
     def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
         """Settings for a librdkafka client: `defaults`, under what the user gave."""
         return {**defaults, **self.kafka, "bootstrap.servers": self.bootstrap}
 
 
-def check_connection(value: object) -> Connection:
-    """`value`; raises ConfigError when it is no Connection, an address as text for example."""
+def check_connection(value: object) -> KafkaConnection:
+    """`value`; raises ConfigError when it is no KafkaConnection, an address as text for example."""
     if hasattr(value, "bootstrap"):  # so that tests can give one of their own
-        return typing.cast("Connection", value)
+        return typing.cast("KafkaConnection", value)
     shown = repr(value) if isinstance(value, str) else f"an object of type {type(value).__name__}"
     raise ConfigError(
-        f"connection: {shown} is not a Connection; "
-        "write it as Connection(bootstrap='host:9092'), or Connection.from_environment()"
+        f"connection: {shown} is not a KafkaConnection; "
+        "write it as KafkaConnection(bootstrap='host:9092'), or KafkaConnection.from_environment()"
     )
 
 
@@ -237,8 +230,38 @@ def check_new_queue_name(name: str) -> None:
 
 
 def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the file KMQ_CONFIG and the environment say of a Connection, for build(); raises ConfigError."""
-    path = os.environ.get("KMQ_CONFIG")
-    file = read_file(path) if path else {}
-    own = {key: value for key, value in file.items() if key not in OTHER_TABLES}
-    return own, from_environment(Connection, os.environ)
+    """What the file KMQ_CONFIG and the environment say of the connections; raises ConfigError."""
+    file = {key: value for key, value in config_file().items() if key not in OTHER_TABLES}
+    return file, connections_in_environment()
+
+
+def connections_in_environment() -> dict[str, Any]:
+    """What the environment says of the connections, by key."""
+    return {
+        **from_environment(KafkaConnection, os.environ),
+        **from_environment(ZooKeeperConnection, os.environ),
+    }
+
+
+def build_connections(*layers: Mapping[str, Any]) -> tuple[KafkaConnection, ZooKeeperConnection]:
+    """Both connections from layers of values of both; raises ConfigError as build() does."""
+    ours, zookeepers = keys(KafkaConnection), keys(ZooKeeperConnection)
+    for layer in layers:
+        refuse_unknown(layer, [*ours, *zookeepers])
+    return (
+        build(KafkaConnection, *({key: layer[key] for key in layer if key in ours} for layer in layers)),
+        build(
+            ZooKeeperConnection,
+            *({key: layer[key] for key in layer if key in zookeepers} for layer in layers),
+        ),
+    )
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name, of librdkafka or ZooKeeper, must not be printed."""
+    return _SECRET.search(name) is not None
+
+
+def redacted(settings: KafkaSettings) -> dict[str, Any]:
+    """A copy that can be printed: secrets as `***`."""
+    return {key: "***" if is_secret(key) else value for key, value in flat(settings).items()}

@@ -31,7 +31,7 @@ from kmqpy.core.first_contact import Service, is_awaited
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """The largest message that send() takes, in bytes as message_headers.size_of() counts them."""
@@ -189,7 +189,7 @@ class Topics:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -564,7 +564,7 @@ class TopicWatch:
     """
 
     def __init__(
-        self, connection: Connection, queue: QueueSettings, ids: TopicIds, clock: Clock = SYSTEM_CLOCK
+        self, connection: KafkaConnection, queue: QueueSettings, ids: TopicIds, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._connection = connection
         self._names = [queue.name, queue.markers_topic]

@@ -15,7 +15,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.group_member import commit_metadata
 from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.report import merged
@@ -49,7 +49,7 @@ class Acknowledger(StreamingQueryListener):
         self,
         spark: SparkSession,
         queue: QueueSettings,
-        connection: Connection,
+        connection: KafkaConnection,
         markers_format: MarkersFormat,
         ids: TopicIds,
     ) -> None:

@@ -21,7 +21,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration
 from kmqpy.errors import ConfigError, Unfinished
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.process import DEFAULT_LEASE_S, parsed
 from kmqpy.spark.queue import KmqSpark
@@ -54,7 +54,7 @@ class Sink:
 def run_pipeline(
     spark: SparkSession,
     queue: str | QueueSettings,
-    connection: Connection,
+    connection: KafkaConnection,
     *,
     schema: str,
     sink: Sink,
@@ -178,7 +178,7 @@ def _with_origin(fields: StructType) -> StructType:
     return StructType([*fields.fields, *map(StructField, ORIGIN, kinds)])
 
 
-def _more_comes(connection: Connection, queue: QueueSettings, clock: Clock) -> bool:
+def _more_comes(connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> bool:
     """Wait until something can be processed; False when the queue is empty."""
     before: tuple[int, int] | None = None
     deadline = clock.monotonic()

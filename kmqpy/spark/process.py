@@ -26,7 +26,7 @@ from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.settings_mirror import check_topics
 from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
 from kmqpy.spark.checkpoint import claim, one_line
@@ -82,7 +82,7 @@ class Processing:
     def __init__(
         self,
         spark: SparkSession,
-        connection: Connection,
+        connection: KafkaConnection,
         queue: QueueSettings,
         options: Mapping[str, str],
         markers: MarkersFormat,

@@ -14,7 +14,7 @@ from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.client.settings_mirror import settings_of
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics, dead_letter_queue
 from kmqpy.spark import state
 from kmqpy.spark.decode import decode_markers
@@ -40,7 +40,7 @@ class KmqSpark(Processing):
     """One queue: `KmqSpark(spark, "host:9092", queue="jobs").depth().show()`.
 
     spark      a session made ready by configure_spark_with_kmq, of Spark Connect, too
-    bootstrap  Kafka, `host:port[,host:port]`, or a Connection with its security
+    bootstrap  Kafka, `host:port[,host:port]`, or a KafkaConnection with its security
     queue      its name; or settings, of which those that are not given are the queue's own, as for KmqClient
     options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
     markers    that processing writes: "jvm" or "range", as for KmqClient; "range" is several times as fast
@@ -56,7 +56,7 @@ class KmqSpark(Processing):
     def __init__(
         self,
         spark: SparkSession,
-        bootstrap: str | Connection,
+        bootstrap: str | KafkaConnection,
         queue: str | QueueSettings,
         *,
         options: Mapping[str, str] | None = None,
@@ -64,7 +64,9 @@ class KmqSpark(Processing):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_version(spark.version, "Spark")
-        connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap=bootstrap)
+        connection = (
+            bootstrap if isinstance(bootstrap, KafkaConnection) else KafkaConnection(bootstrap=bootstrap)
+        )
         settings = settings_of(queue, connection)
         super().__init__(spark, connection, settings, kafka_options(connection, options), markers)
         self._clock = clock

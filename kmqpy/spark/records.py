@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 Bounds = Mapping[int, tuple[int, int]]
 """The first offset of each partition, and the one after the last."""
@@ -45,7 +45,7 @@ def stream_topic(
     )
 
 
-def kafka_options(connection: Connection, more: Mapping[str, str] | None = None) -> dict[str, str]:
+def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Options of Spark's Kafka source that say what `connection` says to librdkafka, under `more`.
 
     Carried over are security.protocol, SASL with a password, and TLS files in PEM, which are read here:

@@ -47,7 +47,7 @@ from kmqpy.kafka.message_headers import (
     int_header,
     redelivery_count,
 )
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.spark.taking import for_executors
 
@@ -93,7 +93,7 @@ class _Options:
     """The options of the user, checked."""
 
     queue: QueueSettings
-    connection: Connection
+    connection: KafkaConnection
     start: str
     max_rows: int | None
 
@@ -120,7 +120,7 @@ class _Options:
         return cls(
             queue=QueueSettings(name=given["queue"], redelivery_count_header=header),
             connection=for_executors(
-                Connection(bootstrap=given.get("bootstrap", "127.0.0.1:9092"), kafka=settings)
+                KafkaConnection(bootstrap=given.get("bootstrap", "127.0.0.1:9092"), kafka=settings)
             ),
             start=start,
             max_rows=None if limit is None else int(limit),

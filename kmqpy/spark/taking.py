@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 
 _log = logging.getLogger(__name__)
@@ -128,7 +128,9 @@ class TakenBefore:
 class Taker:
     """Writes start markers and nacks of one queue; used by one thread. See `taker_of`."""
 
-    def __init__(self, queue: QueueSettings, connection: Connection, markers_format: MarkersFormat) -> None:
+    def __init__(
+        self, queue: QueueSettings, connection: KafkaConnection, markers_format: MarkersFormat
+    ) -> None:
         self._queue = queue
         self._connection = connection
         self._ranges = markers_format == "range"
@@ -234,21 +236,21 @@ class Taker:
         return known or 0 if next_offset <= first else 0
 
 
-def for_executors(connection: Connection) -> Connection:
-    """The same without ZooKeeper, which executors don't need, and with PEM files as text: theirs differ."""
+def for_executors(connection: KafkaConnection) -> KafkaConnection:
+    """The same with PEM files as text: executors have other files."""
     settings = dict(connection.kafka)
     for name in ("ssl.ca", "ssl.certificate", "ssl.key"):
         path = Path(str(settings.get(f"{name}.location", "")))
         if path.is_file():
             del settings[f"{name}.location"]
             settings[f"{name}.pem"] = path.read_text()
-    return Connection(bootstrap=connection.bootstrap, zookeeper="", kafka=settings)
+    return replace(connection, kafka=settings)
 
 
 _takers: dict[str, Taker] = {}
 
 
-def taker_of(queue: QueueSettings, connection: Connection, markers_format: MarkersFormat) -> Taker:
+def taker_of(queue: QueueSettings, connection: KafkaConnection, markers_format: MarkersFormat) -> Taker:
     """The one Taker of this Python worker for that queue; it lives as long as the worker.
 
     Nothing is lost with it when the worker is killed: whatever matters was waited for.

@@ -29,7 +29,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.report import Offsets, Report
 from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, TakenBefore, Taker, taker_of
 from kmqpy.spark.values import NotOfSchema, as_column, check
@@ -85,7 +85,7 @@ class Task:
     """
 
     queue: QueueSettings
-    connection: Connection
+    connection: KafkaConnection
     markers: MarkersFormat
     lease_ms: int
     backoff: Backoff

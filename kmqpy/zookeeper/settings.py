@@ -1,10 +1,14 @@
-"""How ZooKeeper and its clients prove who they are to one another."""
+"""Where ZooKeeper is, and how it and its clients prove who they are to one another."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
+from typing import Self
 
+from kmqpy.core.environment import config_file, from_environment
+from kmqpy.core.settings import build, check_addresses, keyed, keys
 from kmqpy.errors import ConfigError
 
 _ACL = re.compile(r"[a-z0-9]+:.+:[cdrwa]+")
@@ -62,3 +66,37 @@ class ZooKeeperSecurity:
     def encrypted(self) -> bool:
         """Whether the connection is TLS."""
         return self.tls or bool(self.ca or self.certificate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZooKeeperConnection:
+    """Where ZooKeeper is: for administration and trackers; clients of queues connect to Kafka only.
+
+    hosts     `host:port[,host:port]`, maybe with a path at the end; empty: there is no ZooKeeper
+    security  who we are to ZooKeeper, and TLS
+
+    Files, the environment and options call these `zookeeper` and `zookeeper_security`. The root znode of
+    kmqpy is said once, in KafkaConnection, so that clients and trackers can't disagree about it.
+    """
+
+    hosts: str = field(default="127.0.0.1:2181", metadata=keyed("zookeeper"))
+    security: ZooKeeperSecurity = field(
+        default_factory=ZooKeeperSecurity, metadata=keyed("zookeeper_security")
+    )
+
+    def __post_init__(self) -> None:
+        check_addresses(self.hosts.partition("/")[0], "zookeeper", "host:2181")
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """What the file KMQ_CONFIG says, and over it the environment.
+
+        That is KMQ_ZOOKEEPER, as `kmq dev up` prints it; KMQ_ZOOKEEPER_SECURITY_PASSWORD and the like.
+        Raises ConfigError.
+        """
+        own = {key: value for key, value in config_file().items() if key in keys(cls)}
+        return build(cls, own, from_environment(cls, os.environ))
+
+
+NO_ZOOKEEPER = ZooKeeperConnection(hosts="")
+"""For administration without the registry."""

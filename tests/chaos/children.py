@@ -18,7 +18,7 @@ from kmqpy.core import logs
 from kmqpy.errors import KmqError
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import Message
 
 from .journal import Journal, places
@@ -62,8 +62,8 @@ class Task:
         return QueueSettings.from_json(self.queue.encode())
 
     @property
-    def connection(self) -> Connection:
-        return Connection(bootstrap=self.bootstrap, kafka=self.kafka)
+    def connection(self) -> KafkaConnection:
+        return KafkaConnection(bootstrap=self.bootstrap, kafka=self.kafka)
 
 
 def fate(body: bytes, attempts: int, task: Task) -> str:

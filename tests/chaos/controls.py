@@ -17,8 +17,9 @@ from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 from .children import Task
 from .journal import Tail
@@ -37,18 +38,23 @@ _QUIET_S = 12.0
 def run_with_cluster(name: str, out: Path, *, sabotaged: bool) -> list[str]:
     """Run a scenario on servers of its own; what the checker found."""
     with Cluster() as cluster:
-        connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
-        return run(name, connection, out, sabotaged=sabotaged).problems
+        connection = KafkaConnection(bootstrap=cluster.bootstrap)
+        zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+        return run(name, connection, zookeeper, out, sabotaged=sabotaged).problems
 
 
-def run(name: str, connection: Connection, out: Path, *, sabotaged: bool) -> Verdict:
+def run(
+    name: str, connection: KafkaConnection, zookeeper: ZooKeeperConnection, out: Path, *, sabotaged: bool
+) -> Verdict:
     """Run a scenario on given servers; raises Failed for an unknown one, or one that gets stuck."""
     if name not in SCENARIOS:
         raise Failed(f"--control {name}: there is none of that name; choose from {', '.join(SCENARIOS)}")
     folder = out / f"{name}-{uuid.uuid4().hex[:6]}"
     folder.mkdir(parents=True)
     with ExitStack() as ends:
-        scene = _Scene(replace(connection, root=f"/kmq-{folder.name}"), folder, ends, name, sabotaged)
+        scene = _Scene(
+            replace(connection, root=f"/kmq-{folder.name}"), zookeeper, folder, ends, name, sabotaged
+        )
         SCENARIOS[name](scene)
         return scene.judge()
 
@@ -57,7 +63,8 @@ def run(name: str, connection: Connection, out: Path, *, sabotaged: bool) -> Ver
 class _Scene:
     """A queue of one partition with messages in it, and who takes part."""
 
-    connection: Connection
+    connection: KafkaConnection
+    zookeeper: ZooKeeperConnection
     folder: Path
     ends: ExitStack
     control: str
@@ -65,7 +72,7 @@ class _Scene:
 
     def __post_init__(self) -> None:
         self.queue = QueueSettings(name=f"chaos-{self.folder.name}", redeliver_after_ms=_LEASE_MS)
-        make_queue(self.connection, self.queue, 1)
+        make_queue(self.connection, self.zookeeper, self.queue, 1)
         self.seen = Seen(max_in_flight=_COUNT, interruptions=1)
         self.seen.attempted = self.seen.sent = set(range(_COUNT))
         with KmqProducer(self.queue, self.connection) as producer:
@@ -77,7 +84,9 @@ class _Scene:
 
     def tracker(self, name: str, sabotage: str = "") -> TrackerSlot:
         log = self.folder / f"{name}.log"
-        slot = TrackerSlot(name, self.connection, log, session_ms=_SESSION_MS, sabotage=sabotage)
+        slot = TrackerSlot(
+            name, self.connection, self.zookeeper.hosts, log, session_ms=_SESSION_MS, sabotage=sabotage
+        )
         self._begin(slot)
         return slot
 

@@ -88,7 +88,7 @@ class SecondQueue:
     def __init__(self, stage: Stage) -> None:
         self.seen = Seen()
         self._queue = stage.second
-        self._connection = stage.connection
+        self._connection, self._zookeeper = stage.connection, stage.zookeeper
         self._topics = Topics(stage.connection)
         self._next = 0
         self._client: KmqClient | None = None
@@ -122,7 +122,7 @@ class SecondQueue:
             if self._client is not None:
                 self._ack(self._take(100, 0.3))
             try:
-                with Admin(self._connection) as admin:
+                with Admin(self._connection, self._zookeeper) as admin:
                     stats = admin.stats(self._queue)
             except KmqError:
                 return False

@@ -14,7 +14,7 @@ from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 from .judge import Place, Seen, Stored, Verdict, concerned
 
@@ -52,7 +52,7 @@ def take_in(lines: Iterable[list[str]], seen: Seen, times: Times) -> None:
 
 
 def read_topics(
-    connection: Connection, queue: QueueSettings, partitions: int, seen: Seen, times: Times
+    connection: KafkaConnection, queue: QueueSettings, partitions: int, seen: Seen, times: Times
 ) -> None:
     """Every committed record of the queue's topics."""
 
@@ -102,7 +102,12 @@ def read_topics(
 
 
 def keep_evidence(
-    connection: Connection, queue: QueueSettings, partitions: int, seen: Seen, verdict: Verdict, folder: Path
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    partitions: int,
+    seen: Seen,
+    verdict: Verdict,
+    folder: Path,
 ) -> None:
     """Write down what the topics hold of what was found, if anything was: they end with the servers."""
     if not verdict.found:
@@ -115,7 +120,7 @@ def keep_evidence(
 
 
 def _evidence(
-    connection: Connection, queue: QueueSettings, partitions: int, places: Set[Place]
+    connection: KafkaConnection, queue: QueueSettings, partitions: int, places: Set[Place]
 ) -> list[dict[str, Any]]:
     """What the topics hold of these places, in the order of their logs: all but keys and values."""
     found: list[dict[str, Any]] = []

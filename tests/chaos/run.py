@@ -187,7 +187,7 @@ class _Run:
             self._second.finish()
         except (Failed, KmqError) as error:
             self._problems.append(str(error))
-        with Admin(self._stage.connection) as admin:
+        with Admin(self._stage.connection, self._stage.zookeeper) as admin:
 
             def empty() -> bool:
                 try:

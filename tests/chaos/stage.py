@@ -17,9 +17,10 @@ from typing import Self
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.admin.registry import Registry
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 from .children import Task
 from .proxy import Gate, Proxy
@@ -114,7 +115,8 @@ class TrackerSlot(Slot):
     def __init__(
         self,
         name: str,
-        connection: Connection,
+        connection: KafkaConnection,
+        zookeeper: str,
         log: Path,
         *,
         session_ms: int,
@@ -124,7 +126,7 @@ class TrackerSlot(Slot):
         (self.port,) = free_ports(1)
         options = {
             "bootstrap": connection.bootstrap,
-            "zookeeper": connection.zookeeper,
+            "zookeeper": zookeeper,
             "root": connection.root,
             "session-timeout": f"{session_ms}ms",
             "offset-interval": "500ms",
@@ -158,15 +160,19 @@ class TrackerSlot(Slot):
 
 
 def make_queue(
-    connection: Connection, settings: QueueSettings, partitions: int, replication: int | None = None
+    connection: KafkaConnection,
+    zookeeper: ZooKeeperConnection,
+    settings: QueueSettings,
+    partitions: int,
+    replication: int | None = None,
 ) -> None:
     """A registered queue whose records carry the broker's time: the report needs it."""
     topics = Topics(connection)
     topics.create(settings, partitions, replication)
     for topic in (settings.name, settings.dead_letter_topic):
         topics.configure(topic, {"message.timestamp.type": "LogAppendTime"})
-    with connect(connection.zookeeper) as zookeeper:
-        Registry(zookeeper, connection.root).register(settings, partitions)
+    with connect(zookeeper.hosts) as zk:
+        Registry(zk, connection.root).register(settings, partitions)
 
 
 class Stage:
@@ -212,24 +218,22 @@ class Stage:
                 brokers=BROKERS, zookeepers=ZOOKEEPERS, broker_settings=listeners.settings, jvm_options=fast
             )
         )
-        self.connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
-        make_queue(self.connection, self.queue, PARTITIONS)
-        make_queue(self.connection, self.second, 1)
+        self.connection = KafkaConnection(bootstrap=cluster.bootstrap)
+        self.zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+        make_queue(self.connection, self.zookeeper, self.queue, PARTITIONS)
+        make_queue(self.connection, self.zookeeper, self.second, 1)
         zookeepers = [int(address.rpartition(":")[2]) for address in cluster.zookeeper.split(",")]
         self.trackers = [
             self._tracker(
                 f"tracker-{n}",
-                replace(
-                    self.connection,
-                    bootstrap=_addresses(listeners.ports[n]),
-                    zookeeper=_addresses(
-                        proxy.listen(self.zookeeper_gates[n], lambda port=port: port) for port in zookeepers
-                    ),
+                replace(self.connection, bootstrap=_addresses(listeners.ports[n])),
+                _addresses(
+                    proxy.listen(self.zookeeper_gates[n], lambda port=port: port) for port in zookeepers
                 ),
             )
             for n in numbers
         ]
-        self.more = self._tracker("tracker-4", self.connection)
+        self.more = self._tracker("tracker-4", self.connection, cluster.zookeeper)
         self.consumers = [self._child("consumer", n) for n in range(1, CONSUMERS + 1)]
         self.senders = [self._child("sender", n) for n in range(1, SENDERS + 1)]
         self._ends.callback(self._kill_all)
@@ -239,7 +243,7 @@ class Stage:
 
     def wait_until_served(self) -> None:
         """Until a tracker is at work for each partition and all are ready."""
-        with connect(self.connection.zookeeper) as zookeeper:
+        with connect(self.zookeeper.hosts) as zookeeper:
             registry = Registry(zookeeper, self.connection.root)
             until(lambda: len(registry.owners(self.queue.name)) == PARTITIONS, 60, "every partition is owned")
         until(lambda: not self.unready(), 60, "every tracker is ready")
@@ -253,12 +257,12 @@ class Stage:
         for slot in self.slots:
             slot.kill()
 
-    def _tracker(self, name: str, connection: Connection) -> TrackerSlot:
+    def _tracker(self, name: str, connection: KafkaConnection, zookeeper: str) -> TrackerSlot:
         log = self.out / f"{name}.log"
         # Some store snapshots often, and others take over from them.
         after = {"tracker-2": "1", "tracker-3": "50"}.get(name, "20000")
         return TrackerSlot(
-            name, connection, log, session_ms=self.level.session_ms, snapshot_after_markers=after
+            name, connection, zookeeper, log, session_ms=self.level.session_ms, snapshot_after_markers=after
         )
 
     def _child(self, kind: str, number: int) -> Slot:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 from . import controls
 from .judge import Seen, Stored, concerned, judge, silence
@@ -248,12 +248,12 @@ _CAUGHT_AS = {
 
 
 @pytest.mark.parametrize("name", controls.SCENARIOS)
-def test_the_checker_catches(cluster, tmp_path, name):
-    connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+def test_the_checker_catches(cluster, zookeeper, tmp_path, name):
+    connection = KafkaConnection(bootstrap=cluster.bootstrap)
     for attempt in range(3):  # a busy machine may let the moment pass
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        caught = controls.run(name, connection, folder, sabotaged=True).problems
+        caught = controls.run(name, connection, zookeeper, folder, sabotaged=True).problems
         if any(problem.startswith(_CAUGHT_AS[name]) for problem in caught):
             (evidence,) = folder.glob("*/evidence-*.json")
             ops = {record.get("op") for record in json.loads(evidence.read_text())["records"]}
@@ -263,10 +263,10 @@ def test_the_checker_catches(cluster, tmp_path, name):
     pytest.fail(f"not caught: {caught}")
 
 
-def test_with_its_safeguard_there_is_nothing_to_catch(cluster, tmp_path):
+def test_with_its_safeguard_there_is_nothing_to_catch(cluster, zookeeper, tmp_path):
     """One of the scenarios; tests/integration has the others in other words."""
-    connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
-    assert controls.run("two-sends", connection, tmp_path, sabotaged=False).problems == []
+    connection = KafkaConnection(bootstrap=cluster.bootstrap)
+    assert controls.run("two-sends", connection, zookeeper, tmp_path, sabotaged=False).problems == []
 
 
 @pytest.mark.slow

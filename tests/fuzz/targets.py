@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition
 from kmqpy import message
 from kmqpy.core import settings as settings_module
 from kmqpy.core.durations import duration_ms, parse_duration_ms
+from kmqpy.core.environment import from_environment
 from kmqpy.errors import ConfigError, DecodeError, KmqError, ReceiptError
 from kmqpy.kafka import queue as storage
 from kmqpy.kafka.admin import registry
@@ -24,9 +25,10 @@ from kmqpy.kafka.markers import codec, snapshot
 from kmqpy.kafka.markers.codec import MAX_SPAN
 from kmqpy.kafka.message_headers import int_header, redelivery_count
 from kmqpy.kafka.receipt import Receipt
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.queue import queue_for
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 
 TARGETS: dict[str, Callable[[bytes], None]] = {}
@@ -175,10 +177,11 @@ def settings_file(data: bytes) -> None:
     """A config file."""
     with contextlib.suppress(ConfigError):
         file = settings_module.parse_file(data, "kmq.toml")
-        for cls in (Connection, QueueSettings, TrackerSettings):
+        for cls in (KafkaConnection, ZooKeeperConnection, QueueSettings, TrackerSettings):
             with contextlib.suppress(ConfigError):
                 built = settings_module.build(cls, file)
-                assert settings_module.build(cls, dict(vars(built))) == built
+                again = {key: getattr(built, name) for key, name in settings_module.keys(cls).items()}
+                assert settings_module.build(cls, again) == built
 
 
 @target
@@ -186,9 +189,9 @@ def environment(data: bytes) -> None:
     """Lines NAME=VALUE, as environment and as settings."""
     pairs = (line.partition("=") for line in _any_text(data).split("\n"))
     environ = {f"KMQ_{name}": value for name, _, value in pairs}
-    for cls in (Connection, QueueSettings, TrackerSettings):
+    for cls in (KafkaConnection, ZooKeeperConnection, QueueSettings, TrackerSettings):
         with contextlib.suppress(ConfigError):
-            repr(settings_module.build(cls, settings_module.from_environment(cls, environ)))
+            repr(settings_module.build(cls, from_environment(cls, environ)))
 
 
 @target
@@ -249,12 +252,12 @@ SEEDS: dict[str, list[bytes]] = {
 }
 """Where to begin: one of each kind of good input."""
 
+_CONNECTION_KEYS = [*settings_module.keys(KafkaConnection), *settings_module.keys(ZooKeeperConnection)]
+
 WORDS: dict[str, list[str]] = {
     "registered_queue": [*QueueSettings.__dataclass_fields__, "deleting", "NaN", "1e999", "[[[[[[[["],
-    "settings_file": [*Connection.__dataclass_fields__, *TrackerSettings.__dataclass_fields__],
-    "environment": [
-        name.upper() for name in (*Connection.__dataclass_fields__, *QueueSettings.__dataclass_fields__)
-    ],
+    "settings_file": [*_CONNECTION_KEYS, *TrackerSettings.__dataclass_fields__],
+    "environment": [name.upper() for name in (*_CONNECTION_KEYS, *QueueSettings.__dataclass_fields__)],
     "url": [*QueueSettings.__dataclass_fields__, "zookeeper", "holder", "instance_id", "queue="],
     "stored_offset": [*StoredOffset.__dataclass_fields__],
     "stored_snapshot": ["lease", "true", "null", "9223372036854775807"],

@@ -5,18 +5,17 @@ import contextlib
 import pytest
 from support import LiveQueue
 
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 
 @pytest.fixture
-def make_queue(cluster, queue_name):
+def make_queue(cluster, zookeeper, queue_name):
     """Make a queue of its own on the shared servers: `make_queue(partitions, **settings)`."""
     with contextlib.ExitStack() as queues:
 
         def make(partitions: int = 1, name: str = queue_name, kafka=None, **settings) -> LiveQueue:
-            servers = {"bootstrap": cluster.bootstrap, "zookeeper": cluster.zookeeper}
-            connection = Connection(**servers, kafka=kafka or {})
-            return queues.enter_context(LiveQueue(connection, name, partitions, **settings))
+            connection = KafkaConnection(bootstrap=cluster.bootstrap, kafka=kafka or {})
+            return queues.enter_context(LiveQueue(connection, zookeeper, name, partitions, **settings))
 
         yield make
 

@@ -1,6 +1,6 @@
 """A process that forks while its clients are at work, and prints what became of both, as a line of JSON.
 
-    forker.py <scenario> <connection> <queue settings>
+    forker.py <scenario> <connections> <queue settings>
 
 The child tries every call, closes everything and ends like any Python program. The parent goes on.
 """
@@ -21,12 +21,13 @@ from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.queue import KafkaQueue
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, build_connections
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
 from kmqpy.worker.asyncio import AsyncQueue
 from kmqpy.worker.worker import Worker
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
@@ -72,7 +73,9 @@ def take(client: KmqClient | KafkaQueue, count: int) -> list[Message]:
     return found
 
 
-def client(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
+def client(
+    connection: KafkaConnection, _zookeeper: ZooKeeperConnection, settings: QueueSettings
+) -> dict[str, Any]:
     """Five children beside a client that takes and acknowledges; the last makes a client of its own."""
     children = []
     with KmqClient(settings, connection) as client:
@@ -106,7 +109,9 @@ def client(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
     return {"children": children, "parent": len(messages) + len(more)}
 
 
-def producer(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
+def producer(
+    connection: KafkaConnection, _zookeeper: ZooKeeperConnection, settings: QueueSettings
+) -> dict[str, Any]:
     """Also as multiprocessing forks."""
     with KmqProducer(settings, connection) as producer:
         producer.send("before")
@@ -123,10 +128,12 @@ def producer(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
     return {"children": children}
 
 
-def queue(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
+def queue(
+    connection: KafkaConnection, zookeeper: ZooKeeperConnection, settings: QueueSettings
+) -> dict[str, Any]:
     """The kafka: queue, the same over asyncio, and a worker that has been started."""
     handled: list[Message] = []
-    with KafkaQueue(settings, connection) as queue:
+    with KafkaQueue(settings, connection, zookeeper) as queue:
         worker = Worker(queue, handled.append, lease=60)
         worker.start()
         idle = Worker(queue, handled.append)
@@ -157,12 +164,14 @@ def queue(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
     return {"children": children, "handled": [one.body.decode() for one in handled]}
 
 
-def admin(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
+def admin(
+    connection: KafkaConnection, zookeeper: ZooKeeperConnection, settings: QueueSettings
+) -> dict[str, Any]:
     """Administration, which keeps connections to Kafka and ZooKeeper."""
     with (
-        Admin(connection) as admin,
+        Admin(connection, zookeeper) as admin,
         DeadLetters(settings, connection) as letters,
-        connect(connection.zookeeper) as zookeeper,
+        connect(zookeeper.hosts) as zk,
     ):
         topics = Topics(connection)
 
@@ -170,7 +179,7 @@ def admin(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
             return [
                 admin.describe_queue(settings.name).partitions,
                 letters.list(),
-                zookeeper.exists(connection.root).czxid,
+                zk.exists(connection.root).czxid,
                 topics.brokers(),
             ]
 
@@ -184,20 +193,22 @@ def admin(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
             "purge": letters.purge,
             "topics": topics.names,
             "brokers": topics.brokers,
-            "zookeeper": lambda: zookeeper.exists("/"),
+            "zookeeper": lambda: zk.exists("/"),
             "letters close": letters.close,
             "close": admin.close,
         }
         # What a program that leaves its `with` blocks in the child does.
-        children = [in_child(calls, finish=zookeeper.stop)]
+        children = [in_child(calls, finish=zk.stop)]
         return {"children": children, "same": before == work()}
 
 
-def tracker(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
+def tracker(
+    connection: KafkaConnection, zookeeper: ZooKeeperConnection, settings: QueueSettings
+) -> dict[str, Any]:
     """The parent's tracker redelivers what is nacked after the child has ended."""
-    idle = Tracker(connection, TrackerSettings(session_timeout_ms=2_000, http_port=-1))
+    idle = Tracker(connection, zookeeper, TrackerSettings(session_timeout_ms=2_000, http_port=-1))
     with (
-        Tracker(connection, TrackerSettings(session_timeout_ms=2_000, http_port=-1)) as tracker,
+        Tracker(connection, zookeeper, TrackerSettings(session_timeout_ms=2_000, http_port=-1)) as tracker,
         KmqClient(settings, connection) as client,
     ):
         while not tracker.owned():
@@ -220,8 +231,8 @@ def tracker(connection: Connection, settings: QueueSettings) -> dict[str, Any]:
 
 def main() -> None:
     scenario, where, settings = sys.argv[1:]
-    connection = Connection(**json.loads(where))
-    found = globals()[scenario](connection, QueueSettings.from_json(settings.encode()))
+    connections = build_connections(json.loads(where))
+    found = globals()[scenario](*connections, QueueSettings.from_json(settings.encode()))
     sys.stdout.write(json.dumps(found) + "\n")
 
 

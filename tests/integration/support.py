@@ -25,9 +25,10 @@ from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.message import Message
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
@@ -49,7 +50,7 @@ def until(
     return time.monotonic() - started
 
 
-def committed_records(connection: Connection, topic: str, *, at_once: bool = False) -> list[Any]:
+def committed_records(connection: KafkaConnection, topic: str, *, at_once: bool = False) -> list[Any]:
     """Every committed record of `topic`, partition by partition.
 
     Readers see what was committed a moment after the commit has returned, so this waits for what is in
@@ -99,7 +100,8 @@ class LiveQueue:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
         name: str,
         partitions: int = 1,
         *,
@@ -108,6 +110,7 @@ class LiveQueue:
         root: str = "",
         **settings: Any,
     ) -> None:
+        self.zookeeper = zookeeper
         self.connection = replace(connection, root=root or f"/kmq-{name}")
         self.settings = QueueSettings(name=name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
         self.name = name
@@ -134,7 +137,7 @@ class LiveQueue:
 
     @contextlib.contextmanager
     def registry(self):
-        with connect(self.connection.zookeeper, security=self.connection.zookeeper_security) as zk:
+        with connect(self.zookeeper.hosts, security=self.zookeeper.security) as zk:
             yield Registry(zk, self.connection.root)
 
     def client(self, **arguments: Any) -> KmqClient:
@@ -147,7 +150,7 @@ class LiveQueue:
     def tracker(self, *, wait: bool = True, **settings: Any) -> Tracker:
         """A tracker in this process, running; `wait`: until it redelivers for all partitions."""
         settings = {"session_timeout_ms": SESSION_MS, "offset_interval_ms": 200, "http_port": -1, **settings}
-        tracker = Tracker(self.connection, TrackerSettings(**settings)).start()
+        tracker = Tracker(self.connection, self.zookeeper, TrackerSettings(**settings)).start()
         self._ends.callback(tracker.stop)
         if wait:
             until(lambda: len(tracker.owned()) == self.partitions, what=tracker.problems)
@@ -406,7 +409,7 @@ class TrackerProcess(Process):
             "http-port": self.port,
             "log-level": "ERROR",
             "bootstrap": queue.connection.bootstrap,
-            "zookeeper": queue.connection.zookeeper,
+            "zookeeper": queue.zookeeper.hosts,
             "root": queue.connection.root,
             **settings,
         }

@@ -17,7 +17,7 @@ import os
 import sys
 
 from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--receipts", nargs="*")
     options = parser.parse_args()
     settings = QueueSettings.from_json(options.queue.encode())
-    connection = Connection(**json.loads(options.connection))
+    connection = KafkaConnection(**json.loads(options.connection))
     with KmqClient(settings, connection, instance_id=options.instance, markers=options.markers) as client:
         if options.receipts is not None:
             client.ack(*options.receipts, wait=True)

@@ -20,20 +20,21 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Marker, Op
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.receipt import Receipt
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics, topics_of
+from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 
 NOWHERE = "127.0.0.1:1"
 
 
 @pytest.fixture
 def connection(cluster, queue_name):
-    return Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper, root=f"/kmq-{queue_name}")
+    return KafkaConnection(bootstrap=cluster.bootstrap, root=f"/kmq-{queue_name}")
 
 
 @pytest.fixture
-def admin(connection):
-    with Admin(connection) as admin:
+def admin(connection, zookeeper):
+    with Admin(connection, zookeeper) as admin:
         yield admin
 
 
@@ -43,7 +44,7 @@ def admin_of():
     import contextlib
 
     with contextlib.ExitStack() as admins:
-        yield lambda queue: admins.enter_context(Admin(queue.connection))
+        yield lambda queue: admins.enter_context(Admin(queue.connection, queue.zookeeper))
 
 
 def errors(findings):
@@ -186,16 +187,16 @@ class TestCreateAlterDelete:
 
     def test_without_zookeeper_nothing_is_created(self, connection, queue_name):
         with (
-            Admin(replace(connection, zookeeper=NOWHERE), timeout=1) as admin,
+            Admin(connection, ZooKeeperConnection(hosts=NOWHERE), timeout=1) as admin,
             pytest.raises(Unavailable, match=f"ZooKeeper at {NOWHERE}"),
         ):
             admin.create_queue(queue_name)
-        with Admin(replace(connection, zookeeper="")) as admin, pytest.raises(QueueNotFound):
+        with Admin(connection, NO_ZOOKEEPER) as admin, pytest.raises(QueueNotFound):
             admin.stats(queue_name)
 
     def test_kafka_alone_is_enough_for_counts(self, connection, admin, queue_name):
         admin.create_queue(queue_name)
-        with Admin(replace(connection, zookeeper="")) as without:
+        with Admin(connection, NO_ZOOKEEPER) as without:
             assert without.stats(queue_name).depth == 0
             assert without.in_flight(queue_name) == []
             with pytest.raises(ConfigError, match="zookeeper: no address given"):
@@ -247,7 +248,7 @@ class TestStats:
                 return super().wall_ms() + self.ahead_ms
 
         clock = Later()
-        with Admin(queue.connection, clock=clock) as admin:
+        with Admin(queue.connection, queue.zookeeper, clock=clock) as admin:
             for clock.ahead_ms, overdue in ((0, 0), (120_000, 1), (7_200_000, 2), (-120_000, 0)):
                 found = admin.stats(queue.name)
                 assert (found.overdue, found.in_flight, found.depth) == (overdue, 2, 1)
@@ -433,7 +434,7 @@ class TestDoctor:
     def store(self, queue, offset):
         from kmqpy.zookeeper.session import connect
 
-        with connect(queue.connection.zookeeper) as zk:
+        with connect(queue.zookeeper.hosts) as zk:
             path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
             if zk.exists(path):
                 zk.set(path, offset.to_json())
@@ -492,10 +493,10 @@ class TestDoctor:
         queue.tracker()
         until(lambda: "one replica only" in caplog.text)
 
-    def test_r25_queues_whose_settings_cannot_be_read(self, admin, connection, queue_name):
+    def test_r25_queues_whose_settings_cannot_be_read(self, admin, connection, zookeeper, queue_name):
         from kmqpy.zookeeper.session import connect
 
-        with connect(connection.zookeeper) as zk:
+        with connect(zookeeper.hosts) as zk:
             for lost in (False, True):
                 admin.create_queue(queue_name, partitions=2)
                 zk.set(f"{connection.root}/queues/{queue_name}", b"\xff")
@@ -512,11 +513,11 @@ class TestDoctor:
             assert zk.get_children(f"{connection.root}/queues") == []
         assert admin._topics.describe([queue_name]) == {}
 
-    def test_r25_more_partitions_than_the_topic_has(self, admin, connection, queue_name):
+    def test_r25_more_partitions_than_the_topic_has(self, admin, connection, zookeeper, queue_name):
         from kmqpy.zookeeper.session import connect
 
         admin.create_queue(queue_name)
-        with connect(connection.zookeeper) as zk:
+        with connect(zookeeper.hosts) as zk:
             zk.create(f"{connection.root}/queues/{queue_name}/partitions/1")
         assert f"trackers know of 2 partitions, {queue_name} has 1" in warnings(admin.doctor(queue_name))
 

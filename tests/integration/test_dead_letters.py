@@ -32,19 +32,19 @@ from kmqpy.kafka.message_headers import (
     ORIGINAL_PARTITION,
     ORIGINAL_TIMESTAMP,
 )
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics, dead_letter_queue
 
 PARTITIONS = 3
 
 
 @pytest.fixture
-def connection(cluster: Any) -> Connection:
-    return Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+def connection(cluster: Any) -> KafkaConnection:
+    return KafkaConnection(bootstrap=cluster.bootstrap)
 
 
 @pytest.fixture
-def queue(connection: Connection, queue_name: str) -> QueueSettings:
+def queue(connection: KafkaConnection, queue_name: str) -> QueueSettings:
     settings = QueueSettings(name=queue_name)
     Topics(connection).create(settings, PARTITIONS)
     return settings
@@ -68,7 +68,7 @@ class SettledLetters(DeadLetters):
 
 
 @pytest.fixture
-def letters(connection: Connection, queue: QueueSettings) -> Iterator[DeadLetters]:
+def letters(connection: KafkaConnection, queue: QueueSettings) -> Iterator[DeadLetters]:
     with SettledLetters(queue, connection) as opened:
         yield opened
 
@@ -90,7 +90,9 @@ def tracker_headers(queue: QueueSettings, number: int) -> list[tuple[str, bytes 
     ]
 
 
-def bury(connection: Connection, queue: QueueSettings, count: int, *, first: int = 0, size: int = 0) -> None:
+def bury(
+    connection: KafkaConnection, queue: QueueSettings, count: int, *, first: int = 0, size: int = 0
+) -> None:
     """Write dead letters 0, 1, 2, … round robin, as a tracker does: in transactions."""
     producer = transactional(connection, queue)
     producer.begin_transaction()
@@ -106,7 +108,7 @@ def bury(connection: Connection, queue: QueueSettings, count: int, *, first: int
     committed_records(connection, queue.dead_letter_topic)
 
 
-def transactional(connection: Connection, queue: QueueSettings) -> Producer:
+def transactional(connection: KafkaConnection, queue: QueueSettings) -> Producer:
     producer = librdkafka.new_producer(
         connection, {"transactional.id": f"test-{queue.name}", "transaction.timeout.ms": 60_000}
     )
@@ -114,19 +116,19 @@ def transactional(connection: Connection, queue: QueueSettings) -> Producer:
     return producer
 
 
-def write(connection: Connection, topic: str, *records: dict[str, Any]) -> None:
+def write(connection: KafkaConnection, topic: str, *records: dict[str, Any]) -> None:
     producer = librdkafka.new_producer(connection, {})
     for record in records:
         producer.produce(topic, **record)
     assert producer.flush(20) == 0
 
 
-def delivered(connection: Connection, queue: QueueSettings) -> list[Any]:
+def delivered(connection: KafkaConnection, queue: QueueSettings) -> list[Any]:
     """The records of the queue topic that a read_committed reader sees; no transaction stays open."""
     return committed_records(connection, queue.name)
 
 
-def assert_each_once(connection: Connection, queue: QueueSettings, count: int) -> None:
+def assert_each_once(connection: KafkaConnection, queue: QueueSettings, count: int) -> None:
     seen = Counter(int(record.value().rstrip(b"x")) for record in delivered(connection, queue))
     assert seen == Counter(range(count))
 
@@ -415,7 +417,7 @@ REDRIVE = """
 import os, signal, sys
 from confluent_kafka import Producer
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.errors import Unfinished
 
@@ -444,7 +446,7 @@ def progress(done, total):
     if how == "between" and Dying.commits == int(when):
         die()
 
-with DeadLetters(QueueSettings(name=queue), Connection(bootstrap=bootstrap)) as letters:
+with DeadLetters(QueueSettings(name=queue), KafkaConnection(bootstrap=bootstrap)) as letters:
     try:
         letters.redrive(rate=float(rate) or None, progress=progress)
     except Unfinished as error:
@@ -453,7 +455,7 @@ with DeadLetters(QueueSettings(name=queue), Connection(bootstrap=bootstrap)) as 
 
 
 def redrive_process(
-    connection: Connection, queue: QueueSettings, how: str, when: int, rate: float = 0
+    connection: KafkaConnection, queue: QueueSettings, how: str, when: int, rate: float = 0
 ) -> "subprocess.Popen[str]":
     arguments = [connection.bootstrap, queue.name, str(rate), how, str(when)]
     return subprocess.Popen(

@@ -32,9 +32,10 @@ from kmqpy.kafka.admin.registry import StoredOffset, TrackerInfo
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics, topics_of
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 KMQ = str(Path(sys.executable).with_name("kmq"))
 DAYS_20 = str(20 * DAY_MS)
@@ -59,15 +60,16 @@ class Stage:
 
     def make(self, *, filled: bool = True, **arguments) -> LiveQueue:
         self.queue = self.make_queue(**{"partitions": 2, **SETTINGS, **arguments})
-        self.connection = self.queue.connection
+        self.connection, self.zookeeper = self.queue.connection, self.queue.zookeeper
         self.name, self.settings = self.queue.name, self.queue.settings
         if filled:
             self.fill(self.queue)
-        self.admin = self.stack.enter_context(Admin(self.connection))
-        self.zk = self.stack.enter_context(connect(self.connection.zookeeper))
+        self.admin = self.stack.enter_context(Admin(self.connection, self.zookeeper))
+        self.zk = self.stack.enter_context(connect(self.zookeeper.hosts))
         self.path = f"{self.connection.root}/queues/{self.name}"
-        for name in ("bootstrap", "zookeeper", "root"):
-            self.monkeypatch.setenv(f"KMQ_{name.upper()}", getattr(self.connection, name))
+        self.monkeypatch.setenv("KMQ_BOOTSTRAP", self.connection.bootstrap)
+        self.monkeypatch.setenv("KMQ_ZOOKEEPER", self.zookeeper.hosts)
+        self.monkeypatch.setenv("KMQ_ROOT", self.connection.root)
         self.monkeypatch.setenv("KMQ_TRACKER_HTTP_PORT", "-1")
         self.monkeypatch.setenv("KMQ_TRACKER_OFFSET_INTERVAL_MS", "200")
         return self.queue
@@ -246,9 +248,10 @@ def shared(*topics: str) -> Callable[[Stage], None]:
 def two_brokers(stage: Stage) -> None:
     """A queue that was made with one replica."""
     cluster = stage.second_cluster.result()
-    connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+    connection = KafkaConnection(bootstrap=cluster.bootstrap)
+    zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
     stage.make_queue = lambda **more: stage.stack.enter_context(
-        LiveQueue(connection, "jobs", replication=1, **more)
+        LiveQueue(connection, zookeeper, "jobs", replication=1, **more)
     )
     stage.make(filled=False)
 

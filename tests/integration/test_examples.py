@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kmqpy import Connection
+from kmqpy import KafkaConnection
 from kmqpy.kafka.admin.admin import Admin
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -15,14 +15,12 @@ EXAMPLES = sorted({*FOLDER.glob("*.py")} - {FOLDER / "spark_pipeline.py"})  # th
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(cluster, queue_name, example: Path) -> None:
-    connection = Connection(
-        bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper, root=f"/kmq-{queue_name}"
-    )
+def test_example(cluster, zookeeper, queue_name, example: Path) -> None:
+    connection = KafkaConnection(bootstrap=cluster.bootstrap, root=f"/kmq-{queue_name}")
     environment = {
         **os.environ,
         "KMQ_BOOTSTRAP": connection.bootstrap,
-        "KMQ_ZOOKEEPER": connection.zookeeper,
+        "KMQ_ZOOKEEPER": zookeeper.hosts,
         "KMQ_ROOT": connection.root,
     }
     done = subprocess.run(
@@ -36,5 +34,5 @@ def test_example(cluster, queue_name, example: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout, "it says nothing"
     assert "Traceback" not in done.stderr
-    with Admin(connection) as admin:
+    with Admin(connection, zookeeper) as admin:
         assert admin.list_queues() == [], "it left its queue behind"

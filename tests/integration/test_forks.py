@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ FORKER = Path(__file__).with_name("forker.py")
 
 
 def run(scenario: str, queue: LiveQueue) -> dict[str, Any]:
-    where = asdict(queue.connection)
-    where = {name: where[name] for name in ("bootstrap", "zookeeper", "root")}
+    where = {
+        "bootstrap": queue.connection.bootstrap,
+        "root": queue.connection.root,
+        "zookeeper": queue.zookeeper.hosts,
+    }
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", str(FORKER), scenario, json.dumps(where), queue.settings.to_json()],
         capture_output=True,

@@ -50,7 +50,7 @@ def test_markers_with_a_foreign_header_name_are_skipped_by_everybody(queue):
     queue.mark(take(1))
     redelivered(queue, again, 1)
     until(lambda: queue.copies() == {"a": 2, "b": 2})
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         assert admin.in_flight(queue.settings) == []
         assert admin.stats(queue.settings).depth == 2
     assert sorted(message.body for message in collect(queue.client(), 2)) == [b"a", b"b"]
@@ -96,7 +96,7 @@ def test_takes_of_messages_that_do_not_exist_hide_none_and_cost_nothing(queue):
     redelivered(queue, tracker, 1)
     assert value(tracker, queue.name, "undecodable_markers") == 101
     until(lambda: len(tracker._parts[queue.name, 0].state) == 0)  # the end marker is read
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         assert admin.in_flight(queue.settings) == []
         assert admin.stats(queue.settings).in_flight == 0
     # They stay lies when such messages come: for those who have read them, and for a client that joins.
@@ -132,7 +132,7 @@ def test_a_marker_that_names_another_partition_is_undecodable_to_everybody(make_
             queue.append(codec.encode_key(partition, 0), content, topic=topic)
     with DeadLetters(queue.settings, queue.connection) as letters:
         assert [letter.body for letter in letters.peek()] == [b"dead"]
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         found = admin.stats(queue.settings)
         assert (found.depth, found.in_flight, found.dead_letters) == (1, 0, 1)
     tracker = queue.tracker()
@@ -169,7 +169,7 @@ def test_a_marker_of_a_clock_far_ahead_holds_up_nothing(make_queue):
     assert any("ahead of the broker's clock" in problem for problem in tracker.problems())
     redelivered(queue, tracker, 3, timeout=15.0)
     until(lambda: queue.copies() == dict.fromkeys("abc", 2))
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         assert any("s ahead of this machine's clock" in finding.what for finding in admin.doctor(queue.name))
 
 
@@ -195,7 +195,7 @@ def test_a_stored_time_far_ahead_holds_up_nothing(queue, ahead_ms):
 
 def test_a_stored_time_far_ahead_is_told_by_the_doctor(queue):
     store(queue, StoredOffset(0, queue.found.markers.topic_id, 2**62).to_json())
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         assert any("the time stored in ZooKeeper is" in finding.what for finding in admin.doctor(queue.name))
 
 
@@ -221,7 +221,7 @@ def test_what_was_stored_with_a_time_ahead_keeps_what_remains_of_its_lease(queue
 
 
 def store(queue, data):
-    with connect(queue.connection.zookeeper) as zk:
+    with connect(queue.zookeeper.hosts) as zk:
         path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
         if zk.exists(path):
             zk.set(path, data)

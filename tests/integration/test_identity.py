@@ -334,7 +334,7 @@ def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     with other.client() as client:
         collect(client, 1)
     until(lambda: other.copies() == {"other": 2}, 20)
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         assert Kind.MARKERS_OF_EARLIER_TOPIC in {one.kind for one in admin.doctor(queue.name)}
     assert set(queue.copies().values()) == {1}
 
@@ -348,7 +348,7 @@ def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     live.flush()
     until(lambda: tracker.problems() == [], 30, tracker.problems)
     until(lambda: knows_topics(queue))
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         assert Kind.MARKERS_OF_EARLIER_TOPIC not in {one.kind for one in admin.doctor(queue.name)}
     until(lambda: stats.queue_stats(queue.connection, queue.settings).depth == 0)
 
@@ -358,7 +358,7 @@ def admin_of(request):
     """What administers a queue that trackers know of; kmq.queues knows it, too."""
 
     def made(queue):
-        admin = Admin(queue.connection)
+        admin = Admin(queue.connection, queue.zookeeper)
         request.addfinalizer(admin.close)
         admin.create_queue(queue.settings)
         return admin
@@ -453,7 +453,7 @@ def test_r24_a_queue_that_is_deleted_and_made_anew_is_refused_by_nobody(make_que
 
 def test_r24_markers_of_nobody_knows_whom_are_left_alone(make_queue, queue_name):
     queue = make_queue(1, register=False)
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         queue.mark(Marker(0, 0, Op.END))
         delete_topic(queue.topics, queue.name)
         with pytest.raises(TopicError, match="delete that topic first"):

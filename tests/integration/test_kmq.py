@@ -16,7 +16,7 @@ from confluent_kafka.admin import NewTopic
 from support import configure, until
 
 from kmqpy.cli.app import run
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics, topics_of
 from kmqpy.zookeeper.session import connect
 
@@ -172,7 +172,7 @@ class TestFlow:
         assert kmq.json("stats", name)["depth"] == 1
 
     def test_delete_takes_registered_queues_and_with_leftovers_what_is_of_none(self, kmq, name, environment):
-        topics = Topics(Connection(bootstrap=environment["KMQ_BOOTSTRAP"]))
+        topics = Topics(KafkaConnection(bootstrap=environment["KMQ_BOOTSTRAP"]))
         foreign, left = f"{name}-foreign", f"{name}-left"
         topics._admin.create_topics([NewTopic(foreign, 1, 1)])[foreign].result()
         topics.create(QueueSettings(name=left))
@@ -286,7 +286,7 @@ class TestBadInput:
         assert time.monotonic() - started < 40  # not for ever: four processes at once, on slow machines too
 
     def test_nothing_is_sent_twice_when_the_broker_refuses_one(self, kmq, name, cluster):
-        configure(Topics(Connection(bootstrap=cluster.bootstrap)), name, {"max.message.bytes": "2000"})
+        configure(Topics(KafkaConnection(bootstrap=cluster.bootstrap)), name, {"max.message.bytes": "2000"})
         lines = ["before", "x" * 50_000, "after"]
         # Each of them a batch of its own for the broker: else it refuses all, and they are sent one by one.
         options = ["-X", "batch.num.messages=1"]

@@ -148,7 +148,7 @@ def test_r7_what_even_dead_letters_refuse_stays_in_flight_and_is_named(make_smal
         urlopen(f"http://127.0.0.1:{tracker.http_port}/readyz", timeout=5)
     with red.value as answer:
         assert json.loads(answer.read())["problems"][0].startswith(tuple(texts))
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         assert [one.offset for one in admin.in_flight(queue.name)] == [at]
     if end == "acknowledged":
         client.ack(message.receipt, wait=True)

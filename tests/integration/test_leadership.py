@@ -20,7 +20,7 @@ from kazoo.security import make_digest_acl
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.admin.registry import Registry, StoredOffset, TrackerInfo, connect
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 from tracker.leadership.assignment import capacity
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.registry_view import RegistrySnapshot
@@ -678,10 +678,10 @@ def test_r25_an_offset_that_may_not_be_written_holds_up_no_other(registry, join,
     assert f"{path} is not stored" in caplog.text
 
 
-def test_r25_copies_of_a_leader_and_its_member_lead_nothing(cluster, registry, zk, root):
+def test_r25_copies_of_a_leader_and_its_member_lead_nothing(zookeeper, registry, zk, root):
     registry.register(QueueSettings(name="q"), 1)
     zk.create(f"{root}/trackers/a", b"{}", makepath=True)
     zk.create(f"{root}/queues/q/partitions/0/leader", b"a")
-    mandate = Mandate(Connection(zookeeper=cluster.zookeeper, root=root), "a")
+    mandate = Mandate(zookeeper, root, "a")
     with contextlib.closing(mandate):
         assert mandate.epoch("q", 0) is None

@@ -19,7 +19,8 @@ from kmqpy.kafka.admin.registry import StoredOffset, connect
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
 from kmqpy.kafka.markers.entry import Entry, EntryState
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
 
 pytestmark = pytest.mark.slow
@@ -33,12 +34,12 @@ def own_cluster():
 
 @pytest.fixture
 def own_queue(own_cluster, queue_name):
-    with LiveQueue(address(own_cluster), queue_name) as queue:
+    with LiveQueue(*addresses(own_cluster), queue_name) as queue:
         yield queue
 
 
-def address(cluster: Cluster) -> Connection:
-    return Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+def addresses(cluster: Cluster) -> tuple[KafkaConnection, ZooKeeperConnection]:
+    return KafkaConnection(bootstrap=cluster.bootstrap), ZooKeeperConnection(hosts=cluster.zookeeper)
 
 
 def test_f1_a_broker_that_does_not_answer_loses_no_messages(own_cluster, own_queue, caplog):
@@ -88,12 +89,14 @@ def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_ag
 ):
     """The answers don't come: the tracker redelivers before the client knows that it took something."""
     cluster, bootstrap, gate = cluster_behind_a_gate
-    with LiveQueue(address(cluster), queue_name) as queue:
+    with LiveQueue(*addresses(cluster), queue_name) as queue:
         tracker = queue.tracker()
         sent = [f"m{i}" for i in range(61)]
         queue.send(*sent)
         with (
-            KmqClient(queue.settings, replace(address(cluster), bootstrap=bootstrap), markers=fmt) as client,
+            KmqClient(
+                queue.settings, replace(addresses(cluster)[0], bootstrap=bootstrap), markers=fmt
+            ) as client,
             healed(gate),
         ):
             first = collect(client, 1, max_messages=1, ack=True, lease=60.0)
@@ -121,11 +124,13 @@ def test_r11_what_is_confirmed_when_its_lease_is_over_was_given_back_in_time(
 ):
     """The start marker is written at once, only the answer comes late: that costs no attempt."""
     cluster, bootstrap, gate = cluster_behind_a_gate
-    with LiveQueue(address(cluster), queue_name, max_redeliveries=0) as queue:
+    with LiveQueue(*addresses(cluster), queue_name, max_redeliveries=0) as queue:
         tracker = queue.tracker()
         queue.send("m0", "m1")
         with (
-            KmqClient(queue.settings, replace(address(cluster), bootstrap=bootstrap), markers=fmt) as client,
+            KmqClient(
+                queue.settings, replace(addresses(cluster)[0], bootstrap=bootstrap), markers=fmt
+            ) as client,
             healed(gate),
         ):
             collect(client, 1, max_messages=1, ack=True, lease=60.0)  # the rest was fetched with it
@@ -145,9 +150,9 @@ def test_r11_what_is_confirmed_when_its_lease_is_over_was_given_back_in_time(
 def test_a_client_is_closed_although_kafka_does_not_answer(cluster_behind_a_gate, queue_name):
     """librdkafka's own commit and close hang for ever then."""
     cluster, bootstrap, gate = cluster_behind_a_gate
-    with LiveQueue(address(cluster), queue_name) as queue:
+    with LiveQueue(*addresses(cluster), queue_name) as queue:
         queue.send("m")
-        client = KmqClient(queue.settings, replace(address(cluster), bootstrap=bootstrap))
+        client = KmqClient(queue.settings, replace(addresses(cluster)[0], bootstrap=bootstrap))
         collect(client, 1)
         with healed(gate):
             gate.cut(Cut.MUTE)
@@ -200,7 +205,7 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
 
 def test_r18_a_markers_partition_without_leader_stops_only_itself(queue_name):
     with Cluster(brokers=3) as cluster:
-        admin = librdkafka.new_admin(address(cluster))
+        admin = librdkafka.new_admin(addresses(cluster)[0])
         topics = [
             NewTopic(queue_name, 2, replica_assignment=[[1], [1]]),
             NewTopic(
@@ -212,7 +217,7 @@ def test_r18_a_markers_partition_without_leader_stops_only_itself(queue_name):
         ]
         for future in admin.create_topics(topics).values():
             future.result(10)
-        with LiveQueue(address(cluster), queue_name, 2, replication=1) as queue:
+        with LiveQueue(*addresses(cluster), queue_name, 2, replication=1) as queue:
             tracker = queue.tracker()
             client = queue.client()
             queue.send("first", partition=0)
@@ -241,7 +246,7 @@ def test_r18_a_markers_partition_without_leader_stops_only_itself(queue_name):
 
 def test_r18_a_broker_that_hangs_keeps_up_markers_only_until_another_leads_its_queues(queue_name):
     with Cluster(brokers=3) as cluster:
-        admin = librdkafka.new_admin(address(cluster))
+        admin = librdkafka.new_admin(addresses(cluster)[0])
         config = {"message.timestamp.type": "LogAppendTime"}
         topics = [
             NewTopic(queue_name, 2, replica_assignment=[[1, 2, 3], [3, 2, 1]]),
@@ -249,7 +254,7 @@ def test_r18_a_broker_that_hangs_keeps_up_markers_only_until_another_leads_its_q
         ]
         for future in admin.create_topics(topics).values():
             future.result(10)
-        with LiveQueue(address(cluster), queue_name, 2, replication=1) as queue:
+        with LiveQueue(*addresses(cluster), queue_name, 2, replication=1) as queue:
             tracker = queue.tracker()
             states = [tracker._parts[queue_name, partition].state for partition in (0, 1)]
             for partition in (0, 1):
@@ -276,7 +281,9 @@ def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
         shutil.copytree(data, backup)
         server.start()
         until(lambda: tracker.problems() == [], 20.0, tracker.problems)
-    with LiveQueue(queue.connection, f"{queue_name}-late", root=queue.connection.root) as late:
+    with LiveQueue(
+        queue.connection, queue.zookeeper, f"{queue_name}-late", root=queue.connection.root
+    ) as late:
         until(lambda: len(tracker.owned()) == 2, 20.0, tracker.problems)
         for n in range(200):  # changes that will be forgotten; more than there are afterwards
             leadership._zk.set(f"{queue.connection.root}/queues", b"%d" % n)
@@ -306,7 +313,7 @@ def test_r25_a_stored_offset_that_names_a_message_twice_makes_one_copy(own_queue
     queue.send("a", "b")
     row = Entry(0, 0, 1, 1, EntryState.HELD)
     stored = StoredOffset(1, queue.found.markers.topic_id, 1, in_flight=(row,) * 50)
-    with connect(queue.connection.zookeeper) as zk:
+    with connect(queue.zookeeper.hosts) as zk:
         zk.create(f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset", stored.to_json())
     queue.mark_all([Marker(0, 0, Op.TAKE, 100), Marker(0, 1, Op.TAKE, 100)])
     tracker = queue.tracker()

@@ -38,7 +38,7 @@ class Storage:
 def kafka_storage(make_queue) -> Storage:
     live: LiveQueue = make_queue(2, redeliver_after_ms=int(LEASE_S * 1000), max_redeliveries=2)
     live.tracker()
-    servers = f"zookeeper={live.connection.zookeeper}&root={live.connection.root}"
+    servers = f"zookeeper={live.zookeeper.hosts}&root={live.connection.root}"
     settings = f"redeliver_after_ms={int(LEASE_S * 1000)}&max_redeliveries=2&{servers}"
     bootstrap = live.connection.bootstrap
     return Storage(

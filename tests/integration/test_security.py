@@ -42,10 +42,10 @@ from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
-from kmqpy.kafka.settings import SETTINGS_TOPIC, Connection, QueueSettings
+from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper import session
-from kmqpy.zookeeper.settings import ZooKeeperSecurity
+from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
@@ -90,13 +90,15 @@ class Secured:
     def security(self, user: str = "kmq", password: str = CANARY, **more: Any) -> ZooKeeperSecurity:
         return ZooKeeperSecurity(**{"username": user, "password": password, "ca": self.files.ca, **more})
 
-    def connection(self, user: str, **more: Any) -> Connection:
-        return Connection(
+    @property
+    def zookeeper_connection(self) -> ZooKeeperConnection:
+        return ZooKeeperConnection(hosts=self.zookeeper_tls, security=self.security())
+
+    def connection(self, user: str, **more: Any) -> KafkaConnection:
+        return KafkaConnection(
             **{
                 "bootstrap": self.sasl,
-                "zookeeper": self.zookeeper_tls,
                 "kafka": self.kafka(user),
-                "zookeeper_security": self.security(),
                 **more,
             }
         )
@@ -191,7 +193,7 @@ def secured(tmp_path_factory):
 def live(secured, queue_name):
     """A queue made by an administrator: Kafka's super user, with the tracker's ZooKeeper user."""
     connection = secured.connection("admin", bootstrap=secured.open_kafka, kafka={})
-    with LiveQueue(connection, queue_name) as queue:
+    with LiveQueue(connection, secured.zookeeper_connection, queue_name) as queue:
         yield queue
 
 
@@ -325,13 +327,13 @@ def test_minimal_acls_are_enough(secured, live):
     grant(secured, "tracker", *tracker_acls(live.name))
     here = {"root": live.connection.root}
     settings = TrackerSettings(http_port=0, session_timeout_ms=2_000, offset_interval_ms=200)
-    with Tracker(secured.connection("tracker", **here), settings) as tracker:
+    with Tracker(secured.connection("tracker", **here), secured.zookeeper_connection, settings) as tracker:
         with KmqProducer(live.settings, secured.connection("sender", **here)) as producer:
             producer.send("good")
             producer.send("bad")
             producer.send("late", delay=0.2)
         attempts: dict[str, int] = {}
-        with KmqClient(live.settings, secured.connection("client", **here, zookeeper="")) as client:
+        with KmqClient(live.settings, secured.connection("client", **here)) as client:
 
             def all_came() -> bool:
                 for message in client.receive(10, wait=0.2, lease=0.5):
@@ -362,7 +364,7 @@ def test_an_acl_that_is_missing_is_named(secured, live, missing):
     connection = secured.connection(user, root=live.connection.root)
     if user == "tracker":
         settings = TrackerSettings(http_port=-1, session_timeout_ms=2_000)
-        with Tracker(connection, settings) as tracker:
+        with Tracker(connection, secured.zookeeper_connection, settings) as tracker:
             until(lambda: "not allow" in str(tracker.problems()), 10, tracker.problems)
         return
     with (
@@ -382,13 +384,14 @@ def test_certificates_instead_of_passwords(secured, queue_name):
             "ssl.certificate.location": secured.files.client,
             "ssl.key.location": secured.files.client,
         },
-        zookeeper_security=ZooKeeperSecurity(ca=secured.files.ca, certificate=secured.files.client),
     )
-    with LiveQueue(connection, queue_name) as queue:
+    security = ZooKeeperSecurity(ca=secured.files.ca, certificate=secured.files.client)
+    zookeeper = ZooKeeperConnection(hosts=secured.zookeeper_tls, security=security)
+    with LiveQueue(connection, zookeeper, queue_name) as queue:
         queue.tracker()
         with queue.registry() as registry:
             assert registry.get(queue_name).partitions == 1
-        with connect(queue.connection.zookeeper, security=connection.zookeeper_security) as zk:
+        with connect(zookeeper.hosts, security=security) as zk:
             acls = zk.get_acls(ZnodePaths(queue.connection.root).queue(queue_name))[0]
         assert [(acl.id.scheme, acl.acl_list) for acl in acls] == [("x509", ["ALL"])]
 
@@ -396,16 +399,16 @@ def test_certificates_instead_of_passwords(secured, queue_name):
 # --- what is refused ----------------------------------------------------------------------------------
 
 
-def _open_client(connection: Connection) -> None:
+def _open_client(connection: KafkaConnection, _zookeeper: ZooKeeperConnection) -> None:
     KmqClient("jobs", connection)
 
 
-def _open_producer(connection: Connection) -> None:
+def _open_producer(connection: KafkaConnection, _zookeeper: ZooKeeperConnection) -> None:
     KmqProducer("jobs", connection)
 
 
-def _open_tracker(connection: Connection) -> None:
-    Tracker(connection, TrackerSettings(http_port=0, session_timeout_ms=2_000)).start()
+def _open_tracker(connection: KafkaConnection, zookeeper: ZooKeeperConnection) -> None:
+    Tracker(connection, zookeeper, TrackerSettings(http_port=0, session_timeout_ms=2_000)).start()
 
 
 ANYBODY = pytest.mark.parametrize("opened", [_open_client, _open_producer, _open_tracker])
@@ -415,20 +418,20 @@ ANYBODY = pytest.mark.parametrize("opened", [_open_client, _open_producer, _open
 def test_a_wrong_kafka_password(secured, opened, caplog):
     wrong = secured.connection("client", kafka=secured.kafka("client", CANARY + "x"))
     with refused("do not accept each other.*Authentication failed.*sasl.password"):
-        opened(wrong)
+        opened(wrong, secured.zookeeper_connection)
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 3
 
 
 def test_a_kafka_that_is_not_the_right_one(secured):
     wrong = secured.connection("client", kafka=secured.kafka("client", ca=secured.files.other_ca))
     with refused("certificate verify failed.*ssl.ca.location"):
-        _open_client(wrong)
+        KmqClient("jobs", wrong)
 
 
 def test_kafka_wants_a_certificate(secured):
     tls = {"security.protocol": "SSL", "ssl.ca.location": secured.files.ca}
     with refused("ssl.certificate.location"):
-        _open_client(Connection(bootstrap=secured.tls, kafka=tls))
+        KmqClient("jobs", KafkaConnection(bootstrap=secured.tls, kafka=tls))
 
 
 def test_kafka_does_not_know_the_certificate(secured):
@@ -440,18 +443,20 @@ def test_kafka_does_not_know_the_certificate(secured):
         "ssl.key.location": stranger,
     }
     with refused("ssl.certificate.location"):
-        _open_client(Connection(bootstrap=secured.tls, kafka=tls))
+        KmqClient("jobs", KafkaConnection(bootstrap=secured.tls, kafka=tls))
 
 
 def test_without_encryption_where_kafka_wants_it(secured):
     with pytest.raises(Unavailable, match=r"security\.protocol"):  # librdkafka tells nothing
-        Topics(Connection(bootstrap=secured.sasl), timeout_s=1).brokers()
+        Topics(KafkaConnection(bootstrap=secured.sasl), timeout_s=1).brokers()
 
 
 def test_with_encryption_where_kafka_has_none(secured):
     started = time.monotonic()
     with pytest.raises(Unavailable, match=r"SSL.* closed by peer.*security\.protocol"):
-        Topics(Connection(bootstrap=secured.open_kafka, kafka={"security.protocol": "SSL"}), 90).brokers()
+        Topics(
+            KafkaConnection(bootstrap=secured.open_kafka, kafka={"security.protocol": "SSL"}), 90
+        ).brokers()
     assert time.monotonic() - started < 90  # said as soon as it is clear
 
 
@@ -479,10 +484,8 @@ def test_a_wrong_password_or_certificate_of_zookeeper(secured, who, address, mor
             with connect(hosts, security=security) as zk:
                 Registry(zk).queues()
         else:
-            here = Connection(
-                bootstrap=secured.open_kafka, zookeeper=hosts, zookeeper_security=security, root="/tried"
-            )
-            _open_tracker(here)
+            here = KafkaConnection(bootstrap=secured.open_kafka, root="/tried")
+            _open_tracker(here, ZooKeeperConnection(hosts=hosts, security=security))
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 3
 
 
@@ -540,8 +543,9 @@ def test_strangers_read_and_write_nothing_in_zookeeper(secured, live, stranger):
 
 def test_others_may_do_what_the_acl_says(secured, queue_name):
     security = secured.security(acl=("world:anyone:r", "sasl:other:cdrwa"))
-    connection = secured.connection("", bootstrap=secured.open_kafka, kafka={}, zookeeper_security=security)
-    with LiveQueue(connection, queue_name) as queue:
+    connection = secured.connection("", bootstrap=secured.open_kafka, kafka={})
+    zookeeper = ZooKeeperConnection(hosts=secured.zookeeper_tls, security=security)
+    with LiveQueue(connection, zookeeper, queue_name) as queue:
         root = queue.connection.root
         with connect(secured.zookeeper) as zk:
             assert Registry(zk, root).get(queue_name).partitions == 1
@@ -585,14 +589,13 @@ def test_no_log_of_any_library_tells_a_secret(secured, live, everything_logged):
     for scheme in ("sasl", "digest"):
         root = f"{live.connection.root}-{scheme}"
         security = secured.security(scheme=scheme, certificate=secured.files.client)
-        connection = secured.connection(
-            "client", root=root, kafka=kafka_settings, zookeeper_security=security
-        )
-        logging.getLogger("test").info("%s %r %s", connection, connection, connection.zookeeper_security)
-        with connect(connection.zookeeper, security=security) as zk:
+        connection = secured.connection("client", root=root, kafka=kafka_settings)
+        zookeeper = ZooKeeperConnection(hosts=secured.zookeeper_tls, security=security)
+        logging.getLogger("test").info("%s %r %s", connection, connection, zookeeper)
+        with connect(zookeeper.hosts, security=security) as zk:
             Registry(zk, root).register(live.settings, 1)
     live.send("one")
-    with Tracker(connection, TrackerSettings(http_port=-1, session_timeout_ms=2_000)) as tracker:
+    with Tracker(connection, zookeeper, TrackerSettings(http_port=-1, session_timeout_ms=2_000)) as tracker:
         until(tracker.owned, what=tracker.problems)
         with KmqClient(live.settings, connection) as client:
             until(lambda: [client.ack(message, wait=True) for message in client.receive()])

@@ -21,15 +21,15 @@ from kmqpy.kafka.admin.doctor import Kind
 from kmqpy.kafka.admin.registry import Registry, ZnodePaths
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
-from kmqpy.kafka.settings import SETTINGS_TOPIC, Connection, QueueSettings
+from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics, topics_of
 
 DEFAULTS = QueueSettings(name="any")
 
 
 @pytest.fixture
-def connection(cluster, queue_name) -> Connection:
-    return Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper, root=f"/kmq-{queue_name}")
+def connection(cluster, queue_name) -> KafkaConnection:
+    return KafkaConnection(bootstrap=cluster.bootstrap, root=f"/kmq-{queue_name}")
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def settings(queue_name) -> QueueSettings:
 
 
 @pytest.fixture
-def admin(connection):
-    with Admin(connection) as admin:
+def admin(connection, zookeeper):
+    with Admin(connection, zookeeper) as admin:
         yield admin
 
 
@@ -55,10 +55,6 @@ def own_topic(connection, queue_name, monkeypatch):
     """Another topic than the one that all tests share; nobody has made it yet."""
     monkeypatch.setattr(settings_mirror, "SETTINGS_TOPIC", f"mirror-{queue_name}")
     return f"mirror-{queue_name}"
-
-
-def without_zookeeper(connection: Connection) -> Connection:
-    return replace(connection, zookeeper="")
 
 
 def forgotten(registry: Registry, queue: LiveQueue) -> bool:
@@ -73,7 +69,7 @@ def forget() -> None:
     settings_mirror._cache.clear()
 
 
-def write(connection: Connection, topic: str, *records: tuple[bytes | None, bytes | None]) -> None:
+def write(connection: KafkaConnection, topic: str, *records: tuple[bytes | None, bytes | None]) -> None:
     producer = Producer({"bootstrap.servers": connection.bootstrap})
     for key, value in records:
         producer.produce(topic, value, key, 0)
@@ -82,8 +78,7 @@ def write(connection: Connection, topic: str, *records: tuple[bytes | None, byte
 
 def test_clients_know_what_a_queue_was_made_with(admin, connection, settings, capsys, monkeypatch):
     admin.create_queue(settings)
-    here = without_zookeeper(connection)
-    with KmqProducer(settings.name, here) as producer, KmqClient(settings.name, here) as client:
+    with KmqProducer(settings.name, connection) as producer, KmqClient(settings.name, connection) as client:
         assert client.queue == settings
         with pytest.raises(MessageError, match="max_delay, 1000 ms"):
             producer.send("x", delay=2)
@@ -91,19 +86,18 @@ def test_clients_know_what_a_queue_was_made_with(admin, connection, settings, ca
         (message,) = client.receive(wait=10)
         assert 5_000 <= message.lease_until_ms - SYSTEM_CLOCK.wall_ms() <= 10_000
         client.ack(message, wait=True)
-    url = f"kafka://{here.bootstrap}?queue={settings.name}&root={here.root}"
+    url = f"kafka://{connection.bootstrap}?queue={settings.name}&root={connection.root}"
     with queue_for(url) as queue:
         assert queue.size() == 0  # of the topics that are its own
         assert queue.in_flight() == 0
     monkeypatch.delenv("KMQ_ZOOKEEPER", raising=False)
-    given = ["--bootstrap", here.bootstrap, "--root", here.root]
+    given = ["--bootstrap", connection.bootstrap, "--root", connection.root]
     assert run(["send", settings.name, "x", "--delay", "2s", *given]) == 2
     assert "longer than the queue allows, 1s" in capsys.readouterr().err
 
 
 def test_what_contradicts_the_queue_is_refused_with_both_values(admin, connection, settings):
     admin.create_queue(settings)
-    here = without_zookeeper(connection)
     for other in (
         QueueSettings(name=settings.name, redeliver_after_ms=5_000),
         QueueSettings(name=settings.name, redeliver_after_ms=30_000),  # said, though it is the default
@@ -111,42 +105,43 @@ def test_what_contradicts_the_queue_is_refused_with_both_values(admin, connectio
         told = f"redeliver_after_ms: {other.redeliver_after_ms} is not what queue .* 10000"
         for make in (KmqClient, KmqProducer):
             with pytest.raises(ConfigError, match=told):
-                make(other, here)
+                make(other, connection)
     with pytest.raises(ConfigError, match=r"max_delay_ms: 5000 is not what queue .* 1000"):
-        queue_for(f"kafka://{here.bootstrap}?queue={settings.name}&root={here.root}&max_delay_ms=5s")
+        queue_for(
+            f"kafka://{connection.bootstrap}?queue={settings.name}&root={connection.root}&max_delay_ms=5s"
+        )
     for same in (
         QueueSettings(name=settings.name),
         QueueSettings(name=settings.name, redeliver_after_ms=10_000),
         settings,
         replace(settings),
     ):
-        assert settings_of(same, here) == settings
+        assert settings_of(same, connection) == settings
     # What was read from where the queue's own settings are is taken as it is.
     stored = QueueSettings.from_json(replace(settings, max_redeliveries=9).to_json())
-    assert settings_of(stored, here) is stored
+    assert settings_of(stored, connection) is stored
 
 
 def test_changes_are_known_at_once_and_after_its_deletion_nothing_is(admin, connection, settings):
     admin.create_queue(settings)
-    here = without_zookeeper(connection)
-    assert settings_of(settings.name, here) == settings
+    assert settings_of(settings.name, connection) == settings
     # By another process: what was read before is kept for a while, but not believed where it contradicts.
     cached = dict(settings_mirror._cache)
     changed = admin.alter_queue(settings.name, max_redeliveries=7)
     settings_mirror._cache.update(cached)
-    assert settings_of(QueueSettings(name=settings.name, max_redeliveries=7), here) == changed
+    assert settings_of(QueueSettings(name=settings.name, max_redeliveries=7), connection) == changed
     forget()
-    assert settings_of(settings.name, here) == changed
+    assert settings_of(settings.name, connection) == changed
     admin.delete_queue(settings.name)
     forget()
-    assert settings_of(settings.name, here) == QueueSettings(name=settings.name)
+    assert settings_of(settings.name, connection) == QueueSettings(name=settings.name)
     with pytest.raises(QueueNotFound):
-        KmqClient(settings.name, here)
+        KmqClient(settings.name, connection)
 
 
-def test_roots_do_not_mix(connection, settings):
+def test_roots_do_not_mix(connection, zookeeper, settings):
     one, other = (replace(connection, root=f"{connection.root}-{number}") for number in range(2))
-    with Admin(one) as admin:
+    with Admin(one, zookeeper) as admin:
         admin.create_queue(settings)
     assert settings_of(settings.name, one) == settings
     assert settings_of(settings.name, other) == QueueSettings(name=settings.name)
@@ -155,8 +150,8 @@ def test_roots_do_not_mix(connection, settings):
     assert settings_of(settings.name, one) == settings
 
 
-def test_the_topic_is_compacted_and_replicated_as_the_queue(connection, settings, own_topic):
-    with Admin(connection) as admin:
+def test_the_topic_is_compacted_and_replicated_as_the_queue(connection, zookeeper, settings, own_topic):
+    with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings, partitions=3)
     topic = Topics(connection).describe([own_topic], with_config=True)[own_topic]
     assert (topic.partitions, topic.replication, topic.config["cleanup.policy"]) == (1, 1, "compact")
@@ -171,7 +166,6 @@ def test_no_queue_is_called_like_it(admin):
 
 
 def test_records_of_others_stop_nobody(connection, settings, own_topic, caplog):
-    here = without_zookeeper(connection)
     mirror = SettingsMirror(connection)
     Topics(connection).create(settings)
     mirror.write([settings])
@@ -183,14 +177,14 @@ def test_records_of_others_stop_nobody(connection, settings, own_topic, caplog):
     write(connection, own_topic, *((key, value) for value in junk[7:]))
     forget()
     with caplog.at_level(logging.WARNING):
-        assert settings_of(settings.name, here) == settings
-        assert settings_of(settings.name, here) == settings
+        assert settings_of(settings.name, connection) == settings
+        assert settings_of(settings.name, connection) == settings
     assert len([one for one in caplog.records if "can't be read" in one.message]) == 1
     # A newer version's; what this one does not know is left out.
     newer = json.dumps({**dataclasses.asdict(settings), "max_redeliveries": 8, "colour": "red"}).encode()
     write(connection, own_topic, (key, newer))
     forget()
-    assert settings_of(settings.name, here) == replace(settings, max_redeliveries=8)
+    assert settings_of(settings.name, connection) == replace(settings, max_redeliveries=8)
 
 
 def test_a_topic_that_others_fill_faster_than_it_can_be_read_stops_nobody(
@@ -209,7 +203,7 @@ def test_a_tracker_does_not_tell_of_a_queue_that_is_deleted(make_queue, own_topi
     mirror = SettingsMirror(queue.connection)
     tracker = queue.tracker()
     until(lambda: mirror.find(queue.name) == queue.settings)
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         admin.delete_queue(queue.name)
     other: LiveQueue = make_queue(1, name=f"{queue.name}-b", root=queue.connection.root)
     until(lambda: mirror.find(other.name) == other.settings, what=tracker.problems)
@@ -234,13 +228,12 @@ def test_an_open_transaction_hides_nothing(connection, settings, own_topic):
 def test_without_the_topic_everything_is_as_given_and_one_warning_tells(
     connection, settings, own_topic, caplog
 ):
-    here = without_zookeeper(connection)
     Topics(connection).create(settings)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            with KmqClient(settings, here) as client, KmqProducer(settings, here):
+            with KmqClient(settings, connection) as client, KmqProducer(settings, connection):
                 assert client.queue == settings
-        assert settings_of(settings.name, here) == QueueSettings(name=settings.name)
+        assert settings_of(settings.name, connection) == QueueSettings(name=settings.name)
     assert [one.message for one in caplog.records if "kmq" in one.name and "does not exist" in one.message]
     assert len([one for one in caplog.records if "does not exist" in one.message]) == 1
     assert own_topic not in Topics(connection).names()  # nor did asking make it
@@ -248,7 +241,6 @@ def test_without_the_topic_everything_is_as_given_and_one_warning_tells(
 
 def test_trackers_tell_of_queues_and_changes_and_take_nothing_away(make_queue, own_topic):
     queue: LiveQueue = make_queue(1, max_redeliveries=6)
-    here = without_zookeeper(queue.connection)
     mirror = SettingsMirror(queue.connection)
     queue.tracker()
     until(lambda: mirror.find(queue.name) == queue.settings)
@@ -256,7 +248,7 @@ def test_trackers_tell_of_queues_and_changes_and_take_nothing_away(make_queue, o
         changed = replace(queue.settings, max_redeliveries=2)
         registry.register(changed, 1)  # as a version before would
         until(lambda: mirror.find(queue.name) == changed)
-        assert settings_of(queue.name, here) == changed
+        assert settings_of(queue.name, queue.connection) == changed
         until(lambda: forgotten(registry, queue))
         other: LiveQueue = make_queue(1, name=f"{queue.name}-b", root=queue.connection.root)
         until(lambda: mirror.find(other.name) == other.settings)  # the tracker has seen it all
@@ -278,13 +270,13 @@ def test_reading_costs_little(connection, own_topic, queue_name):
     assert min(taken) < 0.5
 
 
-def test_queues_of_other_roots_are_nobodys_leftovers(connection, settings):
+def test_queues_of_other_roots_are_nobodys_leftovers(connection, zookeeper, settings):
     theirs, ours = (replace(connection, root=f"{connection.root}-{number}") for number in range(2))
     usual = QueueSettings(name=f"{settings.name}-b")
-    with Admin(theirs) as admin:
+    with Admin(theirs, zookeeper) as admin:
         admin.create_queue(settings)
         admin.create_queue(usual)
-    with Admin(ours) as admin:
+    with Admin(ours, zookeeper) as admin:
         for name in (settings.name, usual.name, settings.markers_topic):
             with pytest.raises(QueueNotFound, match="nothing is left over"):
                 admin.delete_queue(name, leftovers=True)
@@ -295,25 +287,25 @@ def test_queues_of_other_roots_are_nobodys_leftovers(connection, settings):
 
 
 def test_a_queue_of_another_root_whose_record_can_not_be_read_is_not_left_over(
-    connection, settings, own_topic
+    connection, zookeeper, settings, own_topic
 ):
     theirs, ours = (replace(connection, root=f"{connection.root}-{number}") for number in range(2))
-    with Admin(theirs) as admin:
+    with Admin(theirs, zookeeper) as admin:
         admin.create_queue(settings.name)
     producer = librdkafka.new_producer(connection, {})
     for _ in range(settings_mirror._KEPT):
         producer.produce(settings_mirror.SETTINGS_TOPIC, b"garbage", f"{theirs.root}/queues/{settings.name}")
     producer.flush(10)
     with (
-        Admin(ours) as admin,
+        Admin(ours, zookeeper) as admin,
         pytest.raises(TopicError, match="of another ZooKeeper root that can't be read"),
     ):
         admin.delete_queue(settings.name, leftovers=True)
     assert settings.name in Topics(connection).names()
 
 
-def test_what_is_left_over_of_a_queue_is_deleted_together_with_its_record(connection, settings):
-    with Admin(connection) as admin:
+def test_what_is_left_over_of_a_queue_is_deleted_together_with_its_record(connection, zookeeper, settings):
+    with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings.name)
         admin._registry.remove(settings.name)
         assert Kind.RECORD_OF_NO_QUEUE in {one.kind for one in admin.doctor() if one.queue == settings.name}
@@ -337,4 +329,4 @@ def test_settings_that_are_stored_elsewhere_are_checked_for_their_topics_as_well
     write(connection, SETTINGS_TOPIC, (key, record))
     forget()
     with pytest.raises(TopicError, match=f"kmq queue create {settings.name}"):
-        KmqClient(stored, without_zookeeper(connection))
+        KmqClient(stored, connection)

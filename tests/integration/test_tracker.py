@@ -127,13 +127,13 @@ def test_r17_one_long_lease_does_not_make_a_restart_read_what_is_finished(queue)
         until(lambda: value(first, queue.name, "markers_read") >= 404)
         until(lambda: stored(registry, queue) >= 404)
         assert [row.offset for row in registry.offsets(queue.name)[0].in_flight] == [0, 1]
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         seen = {one.offset: (one.state, one.lease_until_ms) for one in admin.in_flight(queue.name)}
     second = queue.tracker()
     time.sleep(0.2)
     assert value(second, queue.name, "markers_read") <= 5  # the ticks
     assert {offset: hold for offset, (hold, _) in seen.items()} == {0: "held", 1: "released"}
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         again = {one.offset: (one.state, one.lease_until_ms) for one in admin.in_flight(queue.name)}
     assert again == seen, "restarts prolong no lease"
     client.nack(held, wait=True)
@@ -178,7 +178,7 @@ def test_r8_an_offset_beyond_the_end_is_not_used(queue):
     queue.mark(take(1))
     with queue.registry() as registry:
         stored = replace(registry.offsets(queue.name)[0], offset=10**6)
-    with connect(queue.connection.zookeeper) as zk:
+    with connect(queue.zookeeper.hosts) as zk:
         zk.set(ZnodePaths(queue.connection.root).offset(queue.name, 0), stored.to_json())
     redelivered(queue, queue.tracker(), 1)
 
@@ -280,7 +280,7 @@ def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(mak
     becomes(dead_letters=0)
     queue.send(*["x"] * 150, partition=1)
     until(lambda: 151 <= shown("depth") <= 160)  # above 100 an upper bound
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         admin.delete_queue(queue.name)
     until(lambda: queue.name not in generate_latest(tracker.metrics.registry).decode())
 

@@ -64,7 +64,7 @@ class Driver:
     def __init__(self, queue, ends):
         self.queue, self._ends = queue, ends
         self.leadership = Leadership(
-            queue.connection.zookeeper,
+            queue.zookeeper.hosts,
             "driver",
             root=queue.connection.root,
             queues=frozenset({queue.name}),

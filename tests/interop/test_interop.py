@@ -20,7 +20,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TIMESTAMP
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -34,18 +34,18 @@ JVM = Path(__file__).with_name("jvm.py")
 
 
 @pytest.fixture
-def connection(cluster: Any, queue_name: str) -> Connection:
-    return Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper, root=f"/kmq-{queue_name}")
+def connection(cluster: Any, queue_name: str) -> KafkaConnection:
+    return KafkaConnection(bootstrap=cluster.bootstrap, root=f"/kmq-{queue_name}")
 
 
 @pytest.fixture
-def queue(connection: Connection, queue_name: str) -> QueueSettings:
+def queue(connection: KafkaConnection, queue_name: str) -> QueueSettings:
     settings = QueueSettings(name=queue_name, redeliver_after_ms=LEASE_MS)
     Topics(connection).create(settings, PARTITIONS)
     return settings
 
 
-def jvm(mode: str, connection: Connection, queue: QueueSettings) -> "subprocess.Popen[str]":
+def jvm(mode: str, connection: KafkaConnection, queue: QueueSettings) -> "subprocess.Popen[str]":
     options = {"bootstrap": connection.bootstrap, "queue": queue.name, "lease_ms": LEASE_MS, "take": COUNT}
     return subprocess.Popen(
         [sys.executable, str(JVM), mode, json.dumps(options)],
@@ -55,7 +55,7 @@ def jvm(mode: str, connection: Connection, queue: QueueSettings) -> "subprocess.
     )
 
 
-def jvm_client(connection: Connection, queue: QueueSettings) -> list[dict[str, Any]]:
+def jvm_client(connection: KafkaConnection, queue: QueueSettings) -> list[dict[str, Any]]:
     """Let the JVM client take COUNT messages and acknowledge the even ones; returns what it says."""
     with jvm("client", connection, queue) as process:
         output, _ = process.communicate(timeout=60)
@@ -64,7 +64,7 @@ def jvm_client(connection: Connection, queue: QueueSettings) -> list[dict[str, A
 
 
 @contextlib.contextmanager
-def jvm_tracker(connection: Connection, queue: QueueSettings) -> Iterator[None]:
+def jvm_tracker(connection: KafkaConnection, queue: QueueSettings) -> Iterator[None]:
     with jvm("tracker", connection, queue) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()) == {"started": True}
@@ -73,7 +73,7 @@ def jvm_tracker(connection: Connection, queue: QueueSettings) -> Iterator[None]:
         assert process.returncode == 0
 
 
-def send(connection: Connection, queue: QueueSettings, first: int, count: int) -> None:
+def send(connection: KafkaConnection, queue: QueueSettings, first: int, count: int) -> None:
     with KmqProducer(queue, connection) as producer:
         for partition in range(PARTITIONS):
             producer.send_many(
@@ -84,13 +84,13 @@ def send(connection: Connection, queue: QueueSettings, first: int, count: int) -
             )
 
 
-def records_of(connection: Connection, topic: str) -> list[Any]:
+def records_of(connection: KafkaConnection, topic: str) -> list[Any]:
     records: list[Any] = []
     partition_reader.scan(connection, topic, dict.fromkeys(range(PARTITIONS), 0), records.append)
     return records
 
 
-def in_flight(connection: Connection, queue: QueueSettings) -> set[tuple[int, int]]:
+def in_flight(connection: KafkaConnection, queue: QueueSettings) -> set[tuple[int, int]]:
     """What our trackers and stats take for in flight, from all markers in the topic."""
     states = [InFlight() for _ in range(PARTITIONS)]
     for record in records_of(connection, queue.markers_topic):
@@ -163,13 +163,13 @@ def test_the_jvm_tracker_redelivers_what_our_client_does_not_acknowledge(connect
     assert all(places[int(message.body)] == (message.partition, message.key) for message in again)
 
 
-def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connection, queue):
-    with connect(connection.zookeeper) as zk:
+def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connection, zookeeper, queue):
+    with connect(zookeeper.hosts) as zk:
         Registry(zk, connection.root).register(queue, PARTITIONS)
     send(connection, queue, 0, COUNT)
     originals = {int(record.value()): record for record in records_of(connection, queue.name)}
 
-    with Tracker(connection, TrackerSettings(session_timeout_ms=2_000, http_port=-1)):
+    with Tracker(connection, zookeeper, TrackerSettings(session_timeout_ms=2_000, http_port=-1)):
         jvm_client(connection, queue)
         deadline = SYSTEM_CLOCK.monotonic() + 15
         while in_flight(connection, queue) and SYSTEM_CLOCK.monotonic() < deadline:

@@ -592,7 +592,7 @@ class Tracker(_tracker.Tracker):
     """tracker.tracker.Tracker, whose threads are actors."""
 
     def __init__(self, connection: Connection, settings: TrackerSettings) -> None:
-        super().__init__(connection, settings, connection.process)
+        super().__init__(connection, connection.zookeeper, settings, connection.process)
         self._process = connection.process
         self._world = connection.world
         self._broker = connection.broker

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -30,7 +31,6 @@ class Connection:
 
     bootstrap = "broker"
     root = "/kmq"
-    zookeeper_security = None
     queue_topic = "q"
     markers_topic = "q__markers"
 
@@ -39,7 +39,7 @@ class Connection:
         self.world = process.world
         self.broker = broker
         self.group = group
-        self.zookeeper = zookeeper
+        self.zookeeper = SimpleNamespace(hosts=zookeeper, security=None)
 
     def reach(self) -> Steps:
         """One way to a broker; raises when it can't be reached."""

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from support import LiveQueue
 
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from tests.spark.sessions import small
 
 
@@ -28,12 +28,12 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def make_queue(cluster, queue_name):
+def make_queue(cluster, zookeeper, queue_name):
     """Make a queue of its own on the shared servers: `make_queue(partitions, **settings)`."""
-    connection = Connection(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper)
+    connection = KafkaConnection(bootstrap=cluster.bootstrap)
     with contextlib.ExitStack() as queues:
 
         def make(partitions: int = 1, name: str = queue_name, **settings) -> LiveQueue:
-            return queues.enter_context(LiveQueue(connection, name, partitions, **settings))
+            return queues.enter_context(LiveQueue(connection, zookeeper, name, partitions, **settings))
 
         yield make

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 
 LEASE_S = 10
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     queue = QueueSettings.from_json(options.queue.encode())
-    connection = Connection(**json.loads(options.connection))
+    connection = KafkaConnection(**json.loads(options.connection))
     seen = str(options.folder / "seen")
 
     def function(frame):

@@ -23,7 +23,7 @@ def test_the_command(spark, make_queue, tmp_path, monkeypatch):
         body = "broken" if number % 20 == 7 else json.dumps({"id": number, "n": number % 3, "more": 1})
         producer.send(body, partition=number % 2)
     out, report = tmp_path / "rows", tmp_path / "report"
-    where = ["--bootstrap", queue.connection.bootstrap, "--zookeeper", queue.connection.zookeeper]
+    where = ["--bootstrap", queue.connection.bootstrap, "--zookeeper", queue.zookeeper.hosts]
     line = ["pipeline", queue.name, *where, "--root", queue.connection.root, "-o", "json", "--drain"]
     line += ["--schema", "id long, n int", "--out", str(out), "--report", str(report)]
     line += ["--aggregate", "select n, count(*) ids, sum(id) total from rows group by n"]
@@ -58,7 +58,7 @@ def test_an_aggregate_of_text_files_and_of_nothing(spark, make_queue, tmp_path, 
     queue = make_queue(1)
     queue.send(*bodies)
     out = tmp_path / "rows"
-    where = ["--bootstrap", queue.connection.bootstrap, "--zookeeper", queue.connection.zookeeper]
+    where = ["--bootstrap", queue.connection.bootstrap, "--zookeeper", queue.zookeeper.hosts]
     line = ["pipeline", queue.name, *where, "--root", queue.connection.root, "--out", str(out)]
     line += ["--schema", "id long, name string", "--format", "csv", "--option", "header=true"]
     line += ["--aggregate", "select max(name) name, sum(id) total, count(id) ids from rows"]

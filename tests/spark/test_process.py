@@ -18,7 +18,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op, encode, encode_key, encode_start, ranges
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.process import NEEDED
 from kmqpy.spark.records import kafka_options, stream_topic
@@ -407,7 +407,7 @@ def test_secrets_are_not_shown_in_plans(spark, make_run, capsys):
     register(spark)
     options = {"queue": run.queue.name, **{f"kafka.{name}": value for name, value in secret.items()}}
     own = spark.readStream.format("kmq").options(**options).load()
-    connection = Connection(bootstrap=run.queue.connection.bootstrap, kafka=secret)
+    connection = KafkaConnection(bootstrap=run.queue.connection.bootstrap, kafka=secret)
     kafka = stream_topic(spark, kafka_options(connection), run.queue.name)
     for df in (own, kafka):
         df.select("value").explain(extended=True)

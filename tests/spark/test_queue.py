@@ -1,7 +1,6 @@
 """The state of a real queue, whose truth is known, as frames."""
 
 import uuid
-from dataclasses import replace
 
 import foreign_headers
 import pytest
@@ -15,7 +14,7 @@ from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import INT64_MAX as FOREVER_MS
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.spark import KmqSpark
 from kmqpy.spark.records import _loaded, kafka_options
 
@@ -223,7 +222,7 @@ class TestSecurity:
     def test_what_librdkafka_is_told_java_is_told(self, tmp_path):
         for name in ("ca", "certificate", "key"):
             (tmp_path / name).write_text(f"PEM of {name}")
-        connection = Connection(
+        connection = KafkaConnection(
             bootstrap="host:9093",
             kafka={
                 "security.protocol": "SASL_SSL",
@@ -257,21 +256,21 @@ class TestSecurity:
 
     def test_a_file_that_cant_be_read(self):
         with pytest.raises(KmqError, match=r"kafka: ssl\.ca\.location: '/nothing' can't be read"):
-            kafka_options(Connection(kafka={"ssl.ca.location": "/nothing"}))
+            kafka_options(KafkaConnection(kafka={"ssl.ca.location": "/nothing"}))
 
     def test_a_setting_that_would_get_lost(self):
         with pytest.raises(ConfigError, match=r"kafka: ssl\.engine\.id: has no like in Spark's Kafka source"):
-            kafka_options(Connection(kafka={"ssl.engine.id": "any"}))
+            kafka_options(KafkaConnection(kafka={"ssl.engine.id": "any"}))
 
 
 def test_a_queue_given_by_name_has_its_own_settings(spark, make_queue):
     """As for clients, kmq.queues tells them; without that, this would look for topics of the usual names."""
     name = "q" + uuid.uuid4().hex[:8]
     queue = make_queue(1, name, markers_topic=f"{name}-m", dead_letter_topic=f"{name}-d", max_hold_ms=90_000)
-    with Admin(queue.connection) as admin:
+    with Admin(queue.connection, queue.zookeeper) as admin:
         admin.create_queue(queue.settings)
     queue.send("a", "b")
-    here = replace(queue.connection, zookeeper="")
+    here = queue.connection
     kmq = KmqSpark(spark, here, name)
     assert kmq.queue == queue.settings
     assert [row["state"] for row in kmq.messages().collect()] == ["pending", "pending"]

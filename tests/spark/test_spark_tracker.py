@@ -37,6 +37,7 @@ def start(spark, tmp_path):
             tracker = track(
                 spark,
                 queue.connection,
+                queue.zookeeper,
                 queue.name,
                 checkpoint=str(tmp_path / checkpoint),
                 trigger=TRIGGER_S,
@@ -134,7 +135,7 @@ def test_the_query_ends_with_the_leadership_and_begins_again_with_it(make_queue,
     tracker = start(queue)
     first = tracker._query
     leader = ZnodePaths(queue.connection.root).leader(queue.name, 0)
-    with connect(queue.connection.zookeeper) as zk:
+    with connect(queue.zookeeper.hosts) as zk:
         zk.delete(leader)
         until(lambda: not first.isActive, LONG_S)
     until(lambda: tracker.owned() == [0] and tracker._query is not first, LONG_S, tracker.problems)
@@ -167,18 +168,18 @@ def test_bad_input(make_queue, start, tmp_path, spark):
     with pytest.raises(ConfigError, match=r"checkpoint: .* deleted and created anew"):
         start(queue)
     with pytest.raises(QueueNotFound):
-        track(spark, queue.connection, "nobodys", checkpoint=str(tmp_path))
+        track(spark, queue.connection, queue.zookeeper, "nobodys", checkpoint=str(tmp_path))
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ConfigError, match=r"checkpoint: .*file can't be used"):
         start(other, "file")
-    connection = queue.connection
+    servers = (queue.connection, queue.zookeeper)
     for wrong in ({"trigger": -1.0}, {"tasks": 0}, {"checkpoint": ""}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            SparkTracker(spark, connection, queue.name, **{"checkpoint": "x", **wrong})
+            SparkTracker(spark, *servers, queue.name, **{"checkpoint": "x", **wrong})
     remote = object.__new__(ConnectSession)
     with pytest.raises(ConfigError, match="Spark Connect"):
-        track(remote, connection, queue.name, checkpoint="x")
+        track(remote, *servers, queue.name, checkpoint="x")
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ import pytest
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import RegisteredQueue
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, TopicInfo, topics_of
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 class FakeRegistry:
@@ -55,7 +56,7 @@ CUSTOM = QueueSettings(name="q", markers_topic="marks", dead_letter_topic="dead"
 
 
 def admin_of(registry, topics):
-    admin = Admin(Connection())
+    admin = Admin(KafkaConnection(), ZooKeeperConnection())
     admin._registry_, admin._topics_ = registry, topics
     return admin
 

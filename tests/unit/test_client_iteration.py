@@ -12,7 +12,7 @@ from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import by_partition
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 
 IDS = TopicIds("Q", "M")
@@ -108,7 +108,7 @@ def client(monkeypatch):
     monkeypatch.setattr(client_module, "MarkerWriter", FakeWriter)
     monkeypatch.setattr(client_module, "GroupMember", FakeSource)
     monkeypatch.setattr(FakeSource, "size", 5)
-    made = KmqClient(QueueSettings(name="q"), Connection())
+    made = KmqClient(QueueSettings(name="q"), KafkaConnection())
     yield made
     made.close()
 

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from kmqpy.core import settings as settings_module
 from kmqpy.core.durations import duration_ms, parse_duration_ms
+from kmqpy.core.environment import from_environment
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import decode_queue
@@ -21,8 +23,9 @@ from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.queue import KafkaQueue
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, is_secret, redacted
 from kmqpy.kafka.topics import Topics
+from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 from tracker.tracker import Tracker
 
 INT64_MAX = 2**63 - 1
@@ -52,7 +55,9 @@ def sample(**values: Any) -> Sample:
 @pytest.mark.parametrize("given", ["host:9092", None, {"bootstrap": "host:9092"}])
 @pytest.mark.parametrize("make", [KmqClient, KmqProducer, KafkaQueue, DeadLetters])
 def test_of_the_issue_a_connection_that_is_none_is_named(make, given):
-    with pytest.raises(ConfigError, match=r"connection: .* is not a Connection; write it as Connection"):
+    with pytest.raises(
+        ConfigError, match=r"connection: .* is not a KafkaConnection; write it as KafkaConnection"
+    ):
         make(QueueSettings(name="q"), given)
 
 
@@ -73,14 +78,15 @@ def test_of_the_issue_a_connection_that_is_none_is_named(make, given):
     ],
 )
 def test_of_the_issue_an_address_that_can_not_be_one_is_told(text):
-    for field_name in ("bootstrap", "zookeeper"):
-        with pytest.raises(ConfigError, match=f"{field_name}: .* is no address; write it as host:"):
-            Connection(**{field_name: text})
+    with pytest.raises(ConfigError, match=r"bootstrap: .* is no address; write it as host:"):
+        KafkaConnection(bootstrap=text)
+    with pytest.raises(ConfigError, match=r"zookeeper: .* is no address; write it as host:"):
+        ZooKeeperConnection(hosts=text)
 
 
 def test_an_address_that_may_hold_a_password_is_not_shown():
     with pytest.raises(ConfigError) as caught:
-        Connection(bootstrap="me:hunter2@host:9092")
+        KafkaConnection(bootstrap="me:hunter2@host:9092")
     assert "hunter2" not in str(caught.value)
 
 
@@ -98,12 +104,14 @@ def test_an_address_that_may_hold_a_password_is_not_shown():
     ],
 )
 def test_an_address_that_can_be_one_is_taken(text):
-    assert Connection(bootstrap=text).bootstrap == text
+    assert KafkaConnection(bootstrap=text).bootstrap == text
 
 
-@pytest.mark.parametrize("make", [Admin, Tracker, Topics])
+@pytest.mark.parametrize(
+    "make", [partial(Admin, zookeeper=NO_ZOOKEEPER), partial(Tracker, zookeeper=NO_ZOOKEEPER), Topics]
+)
 def test_of_the_issue_so_is_an_address_for_administration_and_trackers(make):
-    with pytest.raises(ConfigError, match="connection: 'host:9092' is not a Connection"):
+    with pytest.raises(ConfigError, match="connection: 'host:9092' is not a KafkaConnection"):
         make("host:9092")
 
 
@@ -319,21 +327,19 @@ class TestBuild:
 class TestEnvironment:
     def test_only_fields_of_the_class(self):
         environ = {"KMQ_NAME": "n", "KMQ_WAIT_MS": "2s", "KMQ_OTHER": "x", "NAME": "y", "kmq_count": "9"}
-        values = settings_module.from_environment(Sample, environ)
+        values = from_environment(Sample, environ)
         assert values == {"name": "n", "wait_ms": "2s"}
         assert settings_module.build(Sample, values) == Sample(name="n", wait_ms=2_000)
 
     def test_another_prefix(self):
-        assert settings_module.from_environment(Sample, {"X_NAME": "n", "KMQ_NAME": "m"}, "X_") == {
-            "name": "n"
-        }
+        assert from_environment(Sample, {"X_NAME": "n", "KMQ_NAME": "m"}, "X_") == {"name": "n"}
 
 
 class TestReadFile:
     def test_toml(self, tmp_path):
         path = tmp_path / "kmq.toml"
         path.write_text('bootstrap = "h:1"\n[kafka]\nsasl.password = "hunter2"\n"client.id" = "x"\n')
-        built = settings_module.build(Connection, settings_module.read_file(path))
+        built = settings_module.build(KafkaConnection, settings_module.read_file(path))
         assert built.bootstrap == "h:1"
         assert built.kafka == {"sasl.password": "hunter2", "client.id": "x"}
         assert "hunter2" not in repr(built)
@@ -372,21 +378,21 @@ class TestSecrets:
         ],
     )
     def test_secret_names(self, name):
-        assert settings_module.is_secret(name)
-        assert settings_module.redacted({name: "hunter2"}) == {name: "***"}
+        assert is_secret(name)
+        assert redacted({name: "hunter2"}) == {name: "***"}
 
     @pytest.mark.parametrize(
         "name", ["sasl.username", "bootstrap.servers", "ssl.ca.location", "acks", "ssl.certificate.pem"]
     )
     def test_other_names(self, name):
-        assert settings_module.redacted({name: "x"}) == {name: "x"}
+        assert redacted({name: "x"}) == {name: "x"}
 
     def test_nested_tables(self):
-        assert settings_module.redacted({"sasl": {"password": "hunter2"}}) == {"sasl.password": "***"}
+        assert redacted({"sasl": {"password": "hunter2"}}) == {"sasl.password": "***"}
 
     @pytest.mark.parametrize("kafka", [{"sasl.password": "hunter2"}, {"sasl": {"password": "hunter2"}}])
     def test_connection(self, kafka):
-        connection = Connection(bootstrap="h:1", kafka=kafka)
+        connection = KafkaConnection(bootstrap="h:1", kafka=kafka)
         for shown in (repr(connection), str(connection), f"{connection}"):
             assert "hunter2" not in shown
             assert "***" in shown
@@ -394,7 +400,7 @@ class TestSecrets:
 
     def test_settings_that_extend_connection(self):
         @dataclass(frozen=True, kw_only=True)
-        class Extended(Connection):
+        class Extended(KafkaConnection):
             more: int = 1
 
         assert "hunter2" not in repr(Extended(kafka={"sasl.password": "hunter2"}))
@@ -421,7 +427,7 @@ class TestSecrets:
 
 class TestConnection:
     def test_settings_for_a_librdkafka_client(self):
-        connection = Connection(bootstrap="h:1", kafka={"acks": "1", "bootstrap.servers": "other:9"})
+        connection = KafkaConnection(bootstrap="h:1", kafka={"acks": "1", "bootstrap.servers": "other:9"})
         assert connection.kafka_settings({"acks": "all", "enable.idempotence": True}) == {
             "acks": "1",
             "enable.idempotence": True,
@@ -430,12 +436,12 @@ class TestConnection:
 
     def test_an_empty_bootstrap(self):
         with pytest.raises(ConfigError, match="bootstrap: must not be empty"):
-            Connection(bootstrap="")
+            KafkaConnection(bootstrap="")
 
     @pytest.mark.parametrize("root", ["", "/", "kmq", "/kmq/"])
     def test_root(self, root):
         with pytest.raises(ConfigError, match="root"):
-            Connection(root=root)
+            KafkaConnection(root=root)
 
 
 class TestQueueSettings:
@@ -581,7 +587,7 @@ class TestQueueSettings:
         with pytest.raises(ConfigError, match=field_name):
             QueueSettings(**{"name": "q", field_name: None})
 
-    @pytest.mark.parametrize("made", [QueueSettings(name="q"), Connection()])
+    @pytest.mark.parametrize("made", [QueueSettings(name="q"), KafkaConnection()])
     def test_frozen(self, made):
         with pytest.raises(FrozenInstanceError):
             made.name = made.root = "x"

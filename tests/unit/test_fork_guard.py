@@ -6,11 +6,11 @@ import sys
 SCRIPT = """
 import os, sys
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.errors import Forked
 from kmqpy.core.forks import ForkGuard
 
-connection = Connection(bootstrap="127.0.0.1:1")
+connection = KafkaConnection(bootstrap="127.0.0.1:1")
 handles = [
     librdkafka.new_producer(connection, {}),
     librdkafka.new_consumer(connection, {}),

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import source
 
 
@@ -53,12 +53,14 @@ def consumer(monkeypatch):
 
 def test_the_end_of_a_replica_is_not_the_end_of_the_log(consumer):
     offsets = []
-    reached = partition_reader.scan(Connection(), "q", {0: 0}, lambda one: offsets.append(one.offset()))
+    reached = partition_reader.scan(KafkaConnection(), "q", {0: 0}, lambda one: offsets.append(one.offset()))
     assert offsets == [0, 1, 2]
     assert reached[0].position == reached[0].end == 4
 
 
 def test_nor_for_the_source_of_spark(consumer):
-    options = source._Options(queue=QueueSettings(name="q"), connection=Connection(), start="", max_rows=None)
+    options = source._Options(
+        queue=QueueSettings(name="q"), connection=KafkaConnection(), start="", max_rows=None
+    )
     batches = list(source._read(options, source._Part(0, 0, 4)))
     assert [one for batch in batches for one in batch.column("offset").to_pylist()] == [0, 1, 2]

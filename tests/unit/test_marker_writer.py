@@ -11,7 +11,7 @@ from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.start_barrier import StartBarrier
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.markers.codec import Marker, Op, decode, decode_key, encode_key
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 
 class Delivered:
@@ -111,7 +111,7 @@ def producer(monkeypatch):
 
 @pytest.mark.parametrize("coalesce_ms", [None, 1])
 def test_a_full_queue_is_no_dead_lock_once_kafka_answers_again(producer, coalesce_ms):
-    writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
+    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=coalesce_ms)
     poster = threading.Thread(target=lambda: [writer.end(p, [1, 2, 3]) for p in range(10)], daemon=True)
     poster.start()
     assert writer.flush(0.2) > 0  # nobody answers yet
@@ -123,7 +123,7 @@ def test_a_full_queue_is_no_dead_lock_once_kafka_answers_again(producer, coalesc
 
 
 def test_close_comes_back_while_nobody_answers_and_tells_what_is_left(producer):
-    writer = MarkerWriter(Connection(), "m", coalesce_ms=1)
+    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=1)
     for partition in range(10):
         writer.end(partition, [1])
     assert writer.close(0.2) > 0
@@ -133,7 +133,7 @@ def test_r26_who_waits_waits_for_no_other_partition(producer):
     producer.LIMIT = 100
     producer.leaderless, producer.refused = (1,), (2,)
     producer.answers.set()
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
     writer.end(1, [1])
     writer.end(2, [1])
     assert writer.write([(0, [1, 2])], 5.0) == 0
@@ -146,7 +146,7 @@ def test_r26_who_waits_waits_for_no_other_partition(producer):
 
 def test_r26_a_flush_waits_for_nothing_that_is_posted_later(producer):
     producer.leaderless = (1,)
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
     writer.end(0, [1])
     left = []
     flushing = threading.Thread(target=lambda: left.append(writer.flush(5.0)))
@@ -161,7 +161,7 @@ def test_r26_a_flush_waits_for_nothing_that_is_posted_later(producer):
 
 
 def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
     left = []
     waiting = threading.Thread(target=lambda: left.append(writer.write([(0, [1])], 60.0)))
     waiting.start()
@@ -174,7 +174,7 @@ def test_r26_who_waits_is_told_when_the_writer_is_closed_before(producer):
 
 def test_r26_whoever_is_interrupted_while_waiting_waits_no_more(producer, monkeypatch):
     """Else the writer's thread looks every ms, and nothing is collected, for as long as the client lives."""
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -190,7 +190,7 @@ def test_r26_whoever_is_interrupted_while_waiting_waits_no_more(producer, monkey
 
 def test_r26_a_marker_that_can_not_be_encoded_is_its_callers_fault(producer):
     producer.answers.set()
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
     with pytest.raises(AttributeError):
         writer.post(Marker(0, 1, Op.NACK, reason=7))
     assert writer.write([Marker(0, 1, Op.NACK, reason="7")], 5.0) == 0
@@ -199,7 +199,7 @@ def test_r26_a_marker_that_can_not_be_encoded_is_its_callers_fault(producer):
 
 def test_r26_what_an_unknown_error_prevents_is_not_taken_for_written(producer, monkeypatch):
     producer.answers.set()
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
     monkeypatch.setattr(producer, "produce", lambda *_, **__: 1 / 0)
     assert writer.write([(0, [1])], 0.2) == 1
     monkeypatch.undo()
@@ -208,7 +208,7 @@ def test_r26_what_an_unknown_error_prevents_is_not_taken_for_written(producer, m
 
 
 def test_r10_the_outcome_of_starts_is_known_when_a_tick_behind_them_is_written(producer):
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
     assert writer.starts.start({0: [1]}, {}, 1_000, None, 0.02).confirmed() == StartOutcome({}, {0: 1})
     assert writer.starts.outcome_known(1)
     assert not writer.starts.outcome_known(0)
@@ -237,7 +237,7 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
         return made
 
     monkeypatch.setattr(librdkafka, "new_producer", one_of_three)
-    writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
+    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: list(range(300)), 1: [5]}  # many of one partition, which have no report of each
     batch = writer.starts.start(takes, {(1, 9): 60_000}, 1_000, None, 5.0, hand_out_until=0.0)
     waiting = threading.Thread(target=lambda: found.append(batch.confirmed()))
@@ -265,7 +265,7 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
 
 def test_r11_what_is_confirmed_in_time_is_not_given_back(producer):
     producer.answers.set()
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
     batch = writer.starts.start({0: [1]}, {}, 1_000, None, 5.0, SYSTEM_CLOCK.monotonic() + 60)
     assert not batch.confirmed().given_back
     assert len(producer.log) == 1
@@ -273,7 +273,7 @@ def test_r11_what_is_confirmed_in_time_is_not_given_back(producer):
 
 
 def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
-    writer = MarkerWriter(Connection(), "m")
+    writer = MarkerWriter(KafkaConnection(), "m")
     assert writer.starts.start({0: [1], 1: [5]}, {}, 1_000, None, 0.02).confirmed().failed == {0: 1, 1: 5}
     ends = threading.Thread(target=writer.close, args=(5.0,))
     ends.start()
@@ -349,7 +349,7 @@ def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, coale
     choosy = Choosy()
     choosy.refused = {number * apart for number in refused}
     monkeypatch.setattr(librdkafka, "new_producer", lambda connection, settings: choosy)
-    writer = MarkerWriter(Connection(), "m", coalesce_ms=coalesce_ms)
+    writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: [number * apart for number in range(1, 5)], 1: [7, 8]}
     delays = {(0, number * apart): 500 for number in (5, 6)}
     started = writer.starts.start(takes, delays, 1_000, None, 5).confirmed()

@@ -6,7 +6,7 @@ from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.owned_partition import OwnedPartition, StartPosition, begin_at
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.settings import TrackerSettings
@@ -46,7 +46,7 @@ def test_r2_that_markers_were_missed_before_is_not_forgotten():
 
 def test_what_is_delayed_and_overdue_goes_by_the_time_carried_forward():
     queue = QueueSettings(name="q")
-    part = OwnedPartition(("q", 0), 1, queue, Redeliverer(Connection(), queue, 0, TrackerSettings()))
+    part = OwnedPartition(("q", 0), 1, queue, Redeliverer(KafkaConnection(), queue, 0, TrackerSettings()))
     part.start_reading(InFlight(), now=100.0)
     part.state.apply(Marker(0, 1, Op.TAKE, 2_000), at=5, timestamp_ms=10_000)
     part.state.apply(Marker(0, 2, Op.DELAY, 9_000), at=6, timestamp_ms=10_000)
@@ -56,7 +56,7 @@ def test_what_is_delayed_and_overdue_goes_by_the_time_carried_forward():
 
 def test_lateness_and_age_are_seconds_and_go_on_without_markers():
     queue = QueueSettings(name="q")
-    redeliverer = Redeliverer(Connection(), queue, 0, TrackerSettings())
+    redeliverer = Redeliverer(KafkaConnection(), queue, 0, TrackerSettings())
     part = OwnedPartition(("q", 0), 1, queue, redeliverer)
     part.start_reading(InFlight(), now=100.0)
     part.state.apply(Marker(0, 1, Op.TAKE, 2_000), at=5, timestamp_ms=10_000)

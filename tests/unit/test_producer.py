@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.telemetry.base import Telemetry
 
 SENT, TOO_LARGE, TIMED_OUT = 0, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._MSG_TIMED_OUT
@@ -55,7 +55,7 @@ def fake(monkeypatch):
     ],
 )
 def test_of_the_issue_what_is_of_a_wrong_type_is_named(fake, given, error, shown):
-    with KmqProducer("q", Connection()) as producer:
+    with KmqProducer("q", KafkaConnection()) as producer:
         fake.flush = lambda _: None
         with pytest.raises(error, match=shown):
             producer.send_many(**{"bodies": ["0"], **given})
@@ -78,7 +78,7 @@ def test_of_the_issue_what_is_of_a_wrong_type_is_named(fake, given, error, shown
 def test_a_message_error_says_that_none_was_sent(fake, answers, error):
     """`kmq send` sends them again, one by one."""
     with pytest.raises(error) as raised:
-        KmqProducer("q", Connection()).send_many([str(answer) for answer in answers])
+        KmqProducer("q", KafkaConnection()).send_many([str(answer) for answer in answers])
     assert type(raised.value) is error
     if error is Unfinished:
         assert raised.value.done == 1
@@ -90,7 +90,7 @@ def test_none_is_sent_when_one_becomes_too_large_by_what_telemetry_adds(fake):
         def sending(self, queue, headers):
             return super().sending(queue, (*headers, ("traceparent", b"x" * 50)))
 
-    producer = KmqProducer("q", Connection(), max_message_bytes=100, telemetry=Adds())
+    producer = KmqProducer("q", KafkaConnection(), max_message_bytes=100, telemetry=Adds())
     with pytest.raises(MessageError):
         producer.send_many(["0", "0" * 90])
     assert fake.bodies == []
@@ -98,7 +98,7 @@ def test_none_is_sent_when_one_becomes_too_large_by_what_telemetry_adds(fake):
 
 def test_headers_count_with_what_frames_them(fake):
     """Else a message could be sent that no copy of it fits the topic."""
-    producer = KmqProducer("q", Connection(), max_message_bytes=100)
+    producer = KmqProducer("q", KafkaConnection(), max_message_bytes=100)
     producer.send("00", headers={"é" * 44: b""})
     for headers in ({"é" * 44: b"v"}, {str(number): b"" for number in range(10)}):
         with pytest.raises(MessageError, match="limit is 100 bytes"):

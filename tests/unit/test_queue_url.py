@@ -6,8 +6,9 @@ import pytest
 from kmqpy import queue as queues
 from kmqpy.errors import ConfigError, NotSupported
 from kmqpy.kafka import queue
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.queue import parse_url, queue_for
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 @pytest.fixture
@@ -17,8 +18,8 @@ def opened(monkeypatch):
     for name in [name for name in os.environ if name.startswith("KMQ_")]:
         monkeypatch.delenv(name)
 
-    def note(settings, connection, **arguments):
-        calls.append((settings, connection, arguments))
+    def note(settings, *connections, **arguments):
+        calls.append((settings, connections, arguments))
         return "the queue"
 
     monkeypatch.setattr(queue, "KafkaQueue", note)
@@ -27,8 +28,8 @@ def opened(monkeypatch):
 
 def test_a_kafka_url_names_brokers_and_queue(opened):
     assert queue_for("kafka://h:9092,h2:9092?queue=q") == "the queue"
-    settings, connection, arguments = opened[0]
-    assert (settings.name, connection.bootstrap, connection.zookeeper) == ("q", "h:9092,h2:9092", "")
+    settings, (connection, zookeeper), arguments = opened[0]
+    assert (settings.name, connection.bootstrap, zookeeper.hosts) == ("q", "h:9092,h2:9092", "")
     assert arguments == {"telemetry": None}
 
 
@@ -37,11 +38,11 @@ def test_further_parameters_are_settings(opened):
         "kafka://h:9092?queue=q&redeliver_after_ms=1m&max_redeliveries=none&max_in_flight=5&holder=me"
         "&markers=range&zookeeper=z:2181&root=/other&security.protocol=SSL&sasl.password=a%26b%3D"
     )
-    settings, connection, arguments = opened[0]
+    settings, (connection, zookeeper), arguments = opened[0]
+    assert zookeeper == ZooKeeperConnection(hosts="z:2181")
     assert (settings.redeliver_after_ms, settings.max_redeliveries) == (60_000, None)
-    assert connection == Connection(
+    assert connection == KafkaConnection(
         bootstrap="h:9092",
-        zookeeper="z:2181",
         root="/other",
         kafka={"security.protocol": "SSL", "sasl.password": "a&b="},
     )
@@ -65,11 +66,11 @@ def test_what_the_url_leaves_open_is_as_the_environment_says(opened, monkeypatch
     queue_for("kafka://h:9092?queue=q&client.id=url")
     queue_for("kafka://h:9092?queue=q&zookeeper=&root=/url&security.protocol=PLAINTEXT")
     kafka_settings = {"sasl.username": "me", "client.id": "url", "security.protocol": "SSL"}
-    assert [connection for _, connection, _ in opened] == [
-        Connection(bootstrap="h:9092", zookeeper="z:2181", root="/file", kafka=kafka_settings),
-        Connection(
+    assert [zookeeper.hosts for _, (_, zookeeper), _ in opened] == ["z:2181", ""]
+    assert [connection for _, (connection, _), _ in opened] == [
+        KafkaConnection(bootstrap="h:9092", root="/file", kafka=kafka_settings),
+        KafkaConnection(
             bootstrap="h:9092",
-            zookeeper="",
             root="/url",
             kafka={"sasl.username": "me", "client.id": "file", "security.protocol": "PLAINTEXT"},
         ),

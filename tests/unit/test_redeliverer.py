@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kmqpy.kafka.markers.entry import Entry, EntryState
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery import redeliverer as redeliverer_module
 from tracker.redelivery.originals import FetchResult
 from tracker.redelivery.redeliverer import Redeliverer, TransactionAborted
@@ -30,7 +30,7 @@ class Refusing(Redeliverer):
 
     def __init__(self, **queue):
         settings = QueueSettings(name="q", **queue)
-        super().__init__(Connection(), settings, 0, TrackerSettings(max_batch_messages=100))
+        super().__init__(KafkaConnection(), settings, 0, TrackerSettings(max_batch_messages=100))
         self.refusing = ("q", "q__undelivered")
         self.sent = []
 
@@ -137,7 +137,7 @@ def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
             return FetchResult({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
 
     redeliverer = Redeliverer(
-        Connection(), QueueSettings(name="q", max_redeliveries=None), 0, TrackerSettings()
+        KafkaConnection(), QueueSettings(name="q", max_redeliveries=None), 0, TrackerSettings()
     )
     producer = redeliverer._producer = Producer({b"3"})
     entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in range(8)]
@@ -155,7 +155,7 @@ def test_r24_what_was_written_is_committed_only_if_its_topics_are_still_the_same
             return FetchResult({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
 
     settings = TrackerSettings(max_batch_messages=4)
-    redeliverer = Redeliverer(Connection(), QueueSettings(name="q", max_redeliveries=None), 0, settings)
+    redeliverer = Redeliverer(KafkaConnection(), QueueSettings(name="q", max_redeliveries=None), 0, settings)
     producer = redeliverer._producer = Producer(set())
     entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in range(8)]
     outcome = redeliverer.redeliver(entries, Bodies(), partial(answers.pop, 0), lambda: True)

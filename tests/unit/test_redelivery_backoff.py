@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.originals import FetchResult, OriginalsReader
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.settings import TrackerSettings
@@ -35,7 +35,7 @@ def entries(*offsets: int) -> list[Entry]:
 
 def test_a_message_that_fails_again_and_again_waits_longer_each_time():
     for answers in (False, True):
-        redeliverer = Redeliverer(Connection(), QueueSettings(name="q"), 0, TrackerSettings())
+        redeliverer = Redeliverer(KafkaConnection(), QueueSettings(name="q"), 0, TrackerSettings())
         waits = []
         for _ in range(12):
             reader = AwayReader(answers=answers)

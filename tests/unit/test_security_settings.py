@@ -9,11 +9,12 @@ from kazoo.security import Permissions
 
 from kmqpy.cli.app import run
 from kmqpy.core import settings as settings_module
+from kmqpy.core.environment import from_environment
 from kmqpy.errors import ConfigError, MissingExtra
 from kmqpy.kafka.librdkafka import new_consumer
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper import session
-from kmqpy.zookeeper.settings import ZooKeeperSecurity
+from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 
 CANARY = "canary-b2d1"
 
@@ -103,25 +104,28 @@ class TestWhereTheyStand:
             "KMQ_ZOOKEEPER_SECURITY_CHECK_HOSTNAME": "no",
             "KMQ_ZOOKEEPER_SECURITY_ACL": "world:anyone:r, sasl:you:cdrwa",
         }
-        connection = settings_module.build(Connection, settings_module.from_environment(Connection, environ))
+        connection, zookeeper = (
+            settings_module.build(cls, from_environment(cls, environ))
+            for cls in (KafkaConnection, ZooKeeperConnection)
+        )
         assert connection.kafka == {"sasl.password": CANARY, "ssl.ca.location": "ca.pem"}
-        assert connection.zookeeper_security == ZooKeeperSecurity(
+        assert zookeeper.security == ZooKeeperSecurity(
             username="me",
             password=CANARY,
             check_hostname=False,
             acl=("world:anyone:r", "sasl:you:cdrwa"),
         )
-        assert CANARY not in repr(connection)
+        assert CANARY not in repr((connection, zookeeper))
 
     def test_a_file_that_is_not_there_is_named(self):
         kafka = {"security.protocol": "SSL", "ssl.ca.location": "/nothing/ca.pem"}
         with pytest.raises(ConfigError, match=r"ssl\.ca\.location: there is no '/nothing/ca\.pem'"):
-            new_consumer(Connection(bootstrap="h:1", kafka=kafka), {})
+            new_consumer(KafkaConnection(bootstrap="h:1", kafka=kafka), {})
 
     def test_a_misspelt_variable_is_refused(self):
         environ = {"KMQ_ZOOKEEPER_SECURITY_PASWORD": CANARY}
         with pytest.raises(ConfigError) as caught:
-            settings_module.build(Connection, settings_module.from_environment(Connection, environ))
+            settings_module.build(ZooKeeperConnection, from_environment(ZooKeeperConnection, environ))
         assert str(caught.value) == "zookeeper_security.pasword: unknown setting; did you mean password?"
 
     def test_the_environment_goes_into_the_tables_of_the_file(self, tmp_path, monkeypatch):
@@ -133,21 +137,21 @@ class TestWhereTheyStand:
         monkeypatch.setenv("KMQ_CONFIG", str(file))
         monkeypatch.setenv("KMQ_KAFKA_SASL_PASSWORD", CANARY)
         monkeypatch.setenv("KMQ_ZOOKEEPER_SECURITY_PASSWORD", CANARY)
-        connection = Connection.from_environment()
+        connection = KafkaConnection.from_environment()
         assert connection.kafka == {"sasl.username": "me", "sasl.password": CANARY}
         expected = ZooKeeperSecurity(username="me", password=CANARY, scheme="digest")
-        assert connection.zookeeper_security == expected
+        assert ZooKeeperConnection.from_environment().security == expected
 
     @pytest.mark.parametrize("value", ["x", ["x"], 5, None])
     def test_only_a_table(self, value):
         with pytest.raises(ConfigError, match="zookeeper_security: expected a table"):
-            settings_module.build(Connection, {"zookeeper_security": value})
+            settings_module.build(ZooKeeperConnection, {"zookeeper_security": value})
 
     def test_an_object_goes_through_and_survives_pickling(self):
         security = ZooKeeperSecurity(username="me", password=CANARY)
-        built = settings_module.build(Connection, {"zookeeper_security": security})
+        built = settings_module.build(ZooKeeperConnection, {"zookeeper_security": security})
         assert pickle.loads(pickle.dumps(built)) == built
-        assert built.zookeeper_security is security
+        assert built.security is security
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import QueueEnd
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicInfo, Topics
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker import tracker as tracker_module
 from tracker.leadership.published_view import LeadershipView
 from tracker.owned_partition import OwnedPartition, Phase, StartPosition
@@ -89,7 +90,7 @@ class FakeConsumer:
 
 @pytest.fixture
 def tracker() -> Tracker:
-    tracker = Tracker(Connection(), TrackerSettings(http_port=-1))
+    tracker = Tracker(KafkaConnection(), ZooKeeperConnection(), TrackerSettings(http_port=-1))
     tracker._leadership = FakeLeadership()
     tracker._consumer = FakeConsumer()
     tracker._diagnose = lambda _: None
@@ -156,7 +157,7 @@ def grows(waits: list[float]) -> bool:
 
 def test_a_takeover_that_fails_is_tried_again_later_and_later() -> None:
     clock = Standing()
-    tracker = Tracker(Connection(), TrackerSettings(http_port=-1), clock)
+    tracker = Tracker(KafkaConnection(), ZooKeeperConnection(), TrackerSettings(http_port=-1), clock)
     part = part_of(tracker, QueueSettings(name="q"))
     waits = []
     for _ in range(12):
@@ -167,7 +168,7 @@ def test_a_takeover_that_fails_is_tried_again_later_and_later() -> None:
 
 def test_the_end_of_a_queue_that_is_not_told_is_asked_for_later_and_later() -> None:
     clock = Standing()
-    tracker = Tracker(Connection(), TrackerSettings(http_port=-1), clock)
+    tracker = Tracker(KafkaConnection(), ZooKeeperConnection(), TrackerSettings(http_port=-1), clock)
     part = part_of(tracker, QueueSettings(name="q"))
     waits = []
     for _ in range(12):
@@ -249,7 +250,7 @@ def test_a_taken_port_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = TrackerSettings(http_host="127.0.0.1", http_port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match="can't be had"):
-            Tracker(Connection(), settings).start()
+            Tracker(KafkaConnection(), ZooKeeperConnection(), settings).start()
     assert made == []
 
 
@@ -263,7 +264,9 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         return {of: len([*Path(f"/proc/self/{of}").iterdir()]) for of in ("task", "fd")}
 
     monkeypatch.setattr(Topics, "brokers", denied)
-    tracker = Tracker(Connection(bootstrap="127.0.0.1:1"), TrackerSettings(http_port=0))
+    tracker = Tracker(
+        KafkaConnection(bootstrap="127.0.0.1:1"), ZooKeeperConnection(), TrackerSettings(http_port=0)
+    )
     before = held()
     with pytest.raises(AccessDenied):
         tracker.start()

@@ -14,11 +14,11 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import by_partition
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.telemetry.base import Telemetry
 
-GIVEN = (Connection(), QueueSettings(name="q"), Telemetry())
+GIVEN = (KafkaConnection(), QueueSettings(name="q"), Telemetry())
 IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True}
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.spark import acknowledge
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
@@ -37,7 +37,7 @@ def servers(monkeypatch):
 @pytest.fixture
 def listener(servers):
     spark = SimpleNamespace(streams=SimpleNamespace(addListener=lambda _: None))
-    made = Acknowledger(spark, QueueSettings(name="q"), Connection(), "range", TopicIds("Q", "M"))
+    made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), "range", TopicIds("Q", "M"))
     made.watch("one")
     made.watch("another")
     return made

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DecimalType, LongType, StructType
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import task as task_module
 from kmqpy.spark.report import Report, merged
 from kmqpy.spark.taking import TakenBefore
@@ -78,7 +78,7 @@ def task(function, *, by_row=False, markers="range", queue=QUEUE, schema="value 
     struct = StructType().add(name, kind)
     return Task(
         queue=queue,
-        connection=Connection(),
+        connection=KafkaConnection(),
         markers=markers,
         lease_ms=1_000,
         backoff=Backoff(first=1, jitter=0),
@@ -384,5 +384,5 @@ def test_tasks_go_to_executors_without_secrets_in_their_names():
     work = task(only_value)
     assert pickle.loads(pickle.dumps(work)).queue == QUEUE
     assert "secret" not in repr(
-        Task(**{**work.__dict__, "connection": Connection(kafka={"sasl.password": "secret"})})
+        Task(**{**work.__dict__, "connection": KafkaConnection(kafka={"sasl.password": "secret"})})
     )

@@ -6,8 +6,9 @@ import pyspark
 import pytest
 
 from kmqpy.errors import Unavailable
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.kafka.topics import TopicInfo
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.published_view import LeadershipView
 from tracker.spark.tracker import SparkTracker
 
@@ -56,7 +57,9 @@ class Time:
 def test_kafka_is_probed_also_while_nothing_is_ours(connected: bool) -> None:
     """Otherwise a tracker that stands by counts as one without Kafka, or as one with it for ever."""
     time = Time()
-    tracker = SparkTracker(FakeSpark(), Connection(), "q", checkpoint="/c", clock=time)
+    tracker = SparkTracker(
+        FakeSpark(), KafkaConnection(), ZooKeeperConnection(), "q", checkpoint="/c", clock=time
+    )
     topics = tracker._topics = FakeTopics()
     member = tracker._member = FakeMember()
     leadership = tracker._leadership = FakeLeadership()
@@ -72,7 +75,9 @@ def test_kafka_is_probed_also_while_nothing_is_ours(connected: bool) -> None:
 
 
 def test_a_query_that_fails_again_and_again_is_started_later_and_later() -> None:
-    tracker = SparkTracker(FakeSpark(), Connection(), "q", checkpoint="/c", clock=Time())
+    tracker = SparkTracker(
+        FakeSpark(), KafkaConnection(), ZooKeeperConnection(), "q", checkpoint="/c", clock=Time()
+    )
     waits = []
     for _ in range(12):
         tracker._failed(None, now=0.0)

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.errors import AccessDenied
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, TopicIds, TopicInfo
 
 QUEUE = QueueSettings(name="q")
@@ -36,7 +36,7 @@ def test_who_only_peeks_reads_markers_from_where_the_commit_says(committed, star
         monkeypatch.setattr(
             partition_reader, name, lambda _, name, starts, *__, **___: read.update({name: starts})
         )
-    assert stats.waiting_records(Connection(), QUEUE, limit=1) == []
+    assert stats.waiting_records(KafkaConnection(), QUEUE, limit=1) == []
     assert read == {QUEUE.markers_topic: {0: start}, "q": {0: committed.get(0, (0,))[0]}}
 
 
@@ -63,7 +63,7 @@ class Committed:
 def test_commits_are_asked_for_until_the_coordinator_knows_them(monkeypatch):
     consumer = Committed("all", KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.UNSTABLE_OFFSET_COMMIT)
     monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: consumer)
-    assert stats.committed_offsets(Connection(), QUEUE, 2, TopicIds("Q", "M")) == {0: (5, 7), 1: (5, 7)}
+    assert stats.committed_offsets(KafkaConnection(), QUEUE, 2, TopicIds("Q", "M")) == {0: (5, 7), 1: (5, 7)}
     assert consumer.asked == 4
 
 
@@ -72,4 +72,4 @@ def test_a_partition_whose_commit_may_not_be_read_does_not_count_as_without(monk
         librdkafka, "new_consumer", lambda *_: Committed(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     )
     with pytest.raises(AccessDenied):
-        stats.committed_offsets(Connection(), QUEUE, 2, TopicIds("Q", "M"))
+        stats.committed_offsets(KafkaConnection(), QUEUE, 2, TopicIds("Q", "M"))

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from tracker.redelivery.ticker import Ticker
 
 
@@ -54,7 +54,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeProducer]:
 
 
 def test_a_takeover_works_again_after_a_fatal_error(made: list[FakeProducer]) -> None:
-    ticker = Ticker(Connection())
+    ticker = Ticker(KafkaConnection())
     with pytest.raises(Unavailable, match=r"q__markers, partition 3: a tick could not be written: _FATAL"):
         ticker.send_tick("q__markers", 3, 0.1)
     assert ticker.send_tick("q__markers", 3, 0.1)[:2] == (7, 1_000)
@@ -62,7 +62,7 @@ def test_a_takeover_works_again_after_a_fatal_error(made: list[FakeProducer]) ->
 
 
 def test_a_fatal_error_that_is_reported_later(made: list[FakeProducer]) -> None:
-    ticker = Ticker(Connection())
+    ticker = Ticker(KafkaConnection())
     made[0].later = True
     ticker.post_tick("q__markers", 3, [].append)
     ticker.poll()
@@ -71,7 +71,7 @@ def test_a_fatal_error_that_is_reported_later(made: list[FakeProducer]) -> None:
 
 
 def test_idle_queues_are_redelivered_again_after_a_fatal_error(made: list[FakeProducer]) -> None:
-    ticker = Ticker(Connection())
+    ticker = Ticker(KafkaConnection())
     with pytest.raises(Unavailable):
         ticker.post_tick("q__markers", 3, [].append)
     ticker.post_tick("q__markers", 3, [].append)

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPa
 
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import (
     DEFAULT_RETENTION_MS,
     TopicIds,
@@ -173,7 +173,7 @@ def admin() -> FakeAdmin:
 
 @pytest.fixture
 def topics(admin, clock) -> Topics:
-    made = Topics(Connection(bootstrap="127.0.0.1:1"), TIMEOUT_S, clock)
+    made = Topics(KafkaConnection(bootstrap="127.0.0.1:1"), TIMEOUT_S, clock)
     made._admin = admin
     return made
 
@@ -408,7 +408,7 @@ def test_r24_ids_that_were_left_behind_do_not_come_back(watched: Describer) -> N
     """A broker that was not told of the new topics yet tells the ids of the old ones."""
     clock = FakeClock()
     old, new = TopicIds("old", "old m"), TopicIds("new", "new m")
-    watch = TopicWatch(Connection(), QUEUE, old, clock)
+    watch = TopicWatch(KafkaConnection(), QUEUE, old, clock)
     for answer, expected in (
         (("old", "old m"), old),
         ((None, "old m"), old),  # being deleted
@@ -429,7 +429,7 @@ def test_r24_who_is_told_of_new_topics_first_and_then_of_the_old_ones_does_not_s
     """Made just behind new topics, it can't know which ids are the old ones."""
     clock = FakeClock()
     old, new = TopicIds("old", "old m"), TopicIds("new", "new m")
-    watch = TopicWatch(Connection(), QUEUE, new, clock)
+    watch = TopicWatch(KafkaConnection(), QUEUE, new, clock)
     told = []
     for answer in (old, new, old, *[new] * 20):
         clock.now += 1.0
@@ -441,7 +441,7 @@ def test_r24_who_is_told_of_new_topics_first_and_then_of_the_old_ones_does_not_s
 
 def test_r24_ids_are_asked_for_at_once_when_they_must_be_new(watched: Describer) -> None:
     clock = FakeClock()
-    watch = TopicWatch(Connection(), QUEUE, TopicIds("id", "m"), clock)
+    watch = TopicWatch(KafkaConnection(), QUEUE, TopicIds("id", "m"), clock)
     assert watch.knows_since(0.0)
     clock.now = 0.1
     assert not watch.knows_since(0.1)

@@ -26,7 +26,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import dead_letter_queue
 from tracker.leadership.assignment import Partition
 
@@ -129,7 +129,7 @@ class _Letters:
 class QueueCounts:
     """Counts for the partitions of one tracker; for one thread. Its clients are made at the first count."""
 
-    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._connection = connection
         self._clock = clock
         self._consumer: Any = None

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers.records import message_headers
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 from tracker.redelivery.redelivery_plan import Original
 
 _FETCH_TIMEOUT_S = 5.0
@@ -38,7 +38,7 @@ class FetchResult:
 class OriginalsReader:
     """Reads records of queue topics by offset; used by one thread at a time."""
 
-    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._consumer: Consumer = librdkafka.new_consumer(
             connection,

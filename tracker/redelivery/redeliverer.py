@@ -20,7 +20,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redelivery_plan import Copy, Refusal, batches, copy_of, halves
 from tracker.settings import TrackerSettings
@@ -106,7 +106,7 @@ class Redeliverer:
     """
 
     def __init__(
-        self, connection: Connection, queue: QueueSettings, partition: int, settings: TrackerSettings
+        self, connection: KafkaConnection, queue: QueueSettings, partition: int, settings: TrackerSettings
     ) -> None:
         self.queue = queue
         self.ranges = False

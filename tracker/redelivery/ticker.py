@@ -13,7 +13,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Ticker:
     producer for good: then another takes its place.
     """
 
-    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._connection = connection
         self._clock = clock
         self._lock = threading.Lock()

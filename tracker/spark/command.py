@@ -75,13 +75,14 @@ def spark_tracker(
 
     from tracker.spark.tracker import SparkTracker  # says what to install where PySpark is not
 
-    register(cli.connection, settings.queues)
+    register(cli, settings.queues)
     builder = SparkSession.builder.appName(f"kmq tracker of {queue}").config(map=options)
     session = start(builder)
     try:
         service = SparkTracker(
             session,
             cli.connection,
+            cli.zookeeper,
             queue,
             checkpoint=checkpoint,
             trigger=trigger.total_seconds(),

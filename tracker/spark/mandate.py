@@ -8,8 +8,8 @@ from typing import Any
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.admin.registry import StoredOffset, ZnodePaths, decode_offset
-from kmqpy.kafka.settings import Connection
 from kmqpy.zookeeper.session import address, check_access, gather, new_client, session_of, stop, unavailable
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _TIMEOUT_S = 5.0
 _QUIET_S = 2.0
@@ -23,11 +23,13 @@ class Mandate:
     Raises Unavailable. For one thread.
     """
 
-    def __init__(self, connection: Connection, tracker_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._paths = ZnodePaths(connection.root)
+    def __init__(
+        self, zookeeper: ZooKeeperConnection, root: str, tracker_id: str, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._paths = ZnodePaths(root)
         self._member = self._paths.tracker(tracker_id)
         self._clock = clock
-        self._zk = new_client(connection.zookeeper, security=connection.zookeeper_security)
+        self._zk = new_client(zookeeper.hosts, security=zookeeper.security)
         self._connected = self._zk.start_async()
         self._quiet_until = 0.0
 

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 _TIMEOUT_S = 5.0
 _READ_BATCH = 5_000
@@ -18,7 +18,7 @@ _READ_BATCH = 5_000
 class MarkersReader:
     """Reads one partition of a markers topic at a time; for one thread."""
 
-    def __init__(self, connection: Connection, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._consumer: Consumer = librdkafka.new_consumer(
             connection,

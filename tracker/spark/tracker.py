@@ -25,8 +25,9 @@ from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, TopicError
 from kmqpy.kafka.admin.registry import Registry, StoredOffset, connect
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicInfo, Topics, earlier_markers_error
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.health.metrics import TrackerMetrics
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.published_view import LeadershipView
@@ -68,7 +69,8 @@ _NUMBER = re.compile(r"-?\d+")
 
 def track(
     spark: SparkSession,
-    connection: Connection,
+    connection: KafkaConnection,
+    zookeeper: ZooKeeperConnection,
     queue: str,
     *,
     checkpoint: str,
@@ -92,7 +94,14 @@ def track(
     Spark; QueueNotFound, TopicError; Unavailable when Kafka or ZooKeeper is away.
     """
     tracker = SparkTracker(
-        spark, connection, queue, checkpoint=checkpoint, trigger=trigger, tasks=tasks, settings=settings
+        spark,
+        connection,
+        zookeeper,
+        queue,
+        checkpoint=checkpoint,
+        trigger=trigger,
+        tasks=tasks,
+        settings=settings,
     )
     return tracker.start()
 
@@ -107,7 +116,8 @@ class SparkTracker:
     def __init__(
         self,
         spark: SparkSession,
-        connection: Connection,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
         queue: str,
         *,
         checkpoint: str,
@@ -125,6 +135,7 @@ class SparkTracker:
         _check(spark)
         self._spark = spark
         self._connection = connection
+        self._zookeeper = zookeeper
         self._queue = queue
         self._checkpoint = checkpoint.rstrip("/")
         self._trigger = trigger
@@ -241,7 +252,7 @@ class SparkTracker:
 
     def _connect(self) -> None:
         connection = self._connection
-        with connect(connection.zookeeper, security=connection.zookeeper_security) as zookeeper:
+        with connect(self._zookeeper.hosts, security=self._zookeeper.security) as zookeeper:
             registry = Registry(zookeeper, connection.root)
             queue, stored = registry.get(self._queue).settings, registry.offsets(self._queue)
         topics = Topics(connection).check(queue)
@@ -256,6 +267,7 @@ class SparkTracker:
         member = self._member = Membership(
             self,
             connection,
+            self._zookeeper,
             self._settings,
             queues=frozenset({self._queue}),
             wake=self._wake,
@@ -329,7 +341,15 @@ class SparkTracker:
         tasks = self._tasks or min(partitions, self._spark.sparkContext.defaultParallelism)
         turn_s = min(_MAX_TURN_S, _MAX_BATCH_S * tasks / partitions)
         linger_s = min(_MAX_LINGER_S, self._trigger)
-        task = Task(self._connection, queue, self._settings.tracker_id, self._settings, turn_s, linger_s)
+        task = Task(
+            self._connection,
+            self._zookeeper,
+            queue,
+            self._settings.tracker_id,
+            self._settings,
+            turn_s,
+            linger_s,
+        )
         self._session.conf.set("spark.sql.shuffle.partitions", str(tasks))
         try:
             self._query = (

@@ -25,8 +25,9 @@ from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.markers.replay import Applied, QueueEnd, replay_markers
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.owned_partition import StartPosition, begin_at
 from tracker.queue_ends import QueueEnds
 from tracker.redelivery.originals import OriginalsReader
@@ -65,7 +66,8 @@ class Task:
     linger_s    how long turns go on, at the most, for what is due soon
     """
 
-    connection: Connection
+    connection: KafkaConnection
+    zookeeper: ZooKeeperConnection
     queue: QueueSettings
     tracker_id: str
     settings: TrackerSettings
@@ -111,7 +113,7 @@ class Executor:
         self.task = task
         self.clock = clock
         connection = task.connection
-        self.mandate = Mandate(connection, task.tracker_id, clock)
+        self.mandate = Mandate(task.zookeeper, connection.root, task.tracker_id, clock)
         self.markers = MarkersReader(connection, clock)
         self.originals = OriginalsReader(connection, clock)
         self.ticker = Ticker(connection)

@@ -24,7 +24,7 @@ from kmqpy.kafka.client.settings_mirror import Records, SettingsMirror, settings
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import (
     SETTINGS_TOPIC,
-    Connection,
+    KafkaConnection,
     QueueSettings,
     check_connection,
     check_new_queue_name,
@@ -41,6 +41,7 @@ from kmqpy.kafka.topics import (
     shared_topics,
     topics_of,
 )
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Deletion:
 class Admin:
     """Creates, describes, changes, checks and deletes queues.
 
-    ZooKeeper is asked only where the registry is needed; with `Connection(zookeeper="")` never: then a
+    ZooKeeper is asked only where the registry is needed; with NO_ZOOKEEPER never: then a
     queue's name stands for the settings that clients know of. A queue may be given by name or by its
     settings. `timeout` bounds each answer in seconds.
 
@@ -93,9 +94,15 @@ class Admin:
     """
 
     def __init__(
-        self, connection: Connection, *, timeout: Duration = 10.0, clock: Clock = SYSTEM_CLOCK
+        self,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
+        *,
+        timeout: Duration = 10.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._connection = check_connection(connection)
+        self._zookeeper = zookeeper
         self._timeout_s = duration_ms(timeout, "timeout") / 1000
         self._clock = clock
         self._stack = ExitStack()
@@ -552,7 +559,7 @@ class Admin:
 
     @property
     def _has_registry(self) -> bool:
-        return bool(self._connection.zookeeper)
+        return bool(self._zookeeper.hosts)
 
     @property
     def _topics(self) -> Topics:
@@ -569,9 +576,9 @@ class Admin:
         if self._registry_ is None:
             client = self._stack.enter_context(
                 connect(
-                    self._connection.zookeeper,
+                    self._zookeeper.hosts,
                     timeout=self._timeout_s,
-                    security=self._connection.zookeeper_security,
+                    security=self._zookeeper.security,
                 )
             )
             self._registry_ = Registry(client, self._connection.root, timeout=self._timeout_s)

@@ -27,7 +27,7 @@ from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
 from kmqpy.kafka.message_headers import is_dead_letter_of, redelivery_count
 from kmqpy.kafka.receipt import Receipt
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, TopicIds, Topics, dead_letter_queue
 
 COUNT_LIMIT = 10_000
@@ -135,7 +135,7 @@ class _Markers:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         queue: QueueSettings,
         topics: QueueTopics,
         stored: Mapping[int, StoredOffset],
@@ -190,7 +190,7 @@ class _Markers:
 
 
 def queue_stats(
-    connection: Connection,
+    connection: KafkaConnection,
     queue: QueueSettings,
     *,
     owners: Mapping[int, str] | None = None,
@@ -233,7 +233,7 @@ def queue_stats(
 
 
 def in_flight(
-    connection: Connection,
+    connection: KafkaConnection,
     queue: QueueSettings,
     *,
     stored: Mapping[int, StoredOffset] | None = None,
@@ -255,7 +255,7 @@ def in_flight(
     ]
 
 
-def waiting_records(connection: Connection, queue: QueueSettings, *, limit: int) -> list[Any]:
+def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit: int) -> list[Any]:
     """The `limit` oldest records that nobody has taken yet; raises QueueNotFound, TopicError, Unavailable.
 
     Reads markers from where the group's commits say; all of them where another kind of client committed.
@@ -277,7 +277,7 @@ def waiting_records(connection: Connection, queue: QueueSettings, *, limit: int)
 
 
 def open_entries(
-    connection: Connection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
+    connection: KafkaConnection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
 ) -> dict[int, InFlight]:
     """What is in flight in each partition; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
@@ -285,7 +285,7 @@ def open_entries(
 
 
 def committed_offsets(
-    connection: Connection,
+    connection: KafkaConnection,
     queue: QueueSettings,
     partitions: int,
     ids: TopicIds,
@@ -318,7 +318,7 @@ def committed_offsets(
 
 
 def _count(
-    connection: Connection,
+    connection: KafkaConnection,
     topic: str,
     starts: Mapping[int, int],
     excluded: Mapping[int, OffsetRuns],
@@ -345,7 +345,9 @@ def _count(
     return counted
 
 
-def _dead_letters(connection: Connection, queue: QueueSettings, topics: QueueTopics) -> dict[int, _Counted]:
+def _dead_letters(
+    connection: KafkaConnection, queue: QueueSettings, topics: QueueTopics
+) -> dict[int, _Counted]:
     if topics.dead_letters is None:
         return {}
     dead = dead_letter_queue(queue)

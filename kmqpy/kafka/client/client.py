@@ -35,7 +35,7 @@ from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op
 from kmqpy.kafka.markers.records import by_partition, have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.receipt import Receipt
-from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import Topics, TopicWatch, earlier_markers_error
 from kmqpy.message import Message, MessagesLike
 from kmqpy.telemetry.base import Telemetry
@@ -116,7 +116,7 @@ class KmqClient:
     def __init__(
         self,
         queue: str | QueueSettings,
-        connection: Connection,
+        connection: KafkaConnection,
         *,
         max_in_flight: int = 10_000,
         holder: str | None = None,

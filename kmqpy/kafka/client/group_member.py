@@ -26,7 +26,7 @@ from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import ascends, by_partition, read_marker
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.telemetry.base import Telemetry
 
@@ -122,7 +122,7 @@ class GroupMember:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         queue: QueueSettings,
         telemetry: Telemetry,
         *,

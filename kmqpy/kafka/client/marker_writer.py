@@ -24,7 +24,7 @@ from kmqpy.kafka.client.markers_producer import produce, produce_all
 from kmqpy.kafka.client.start_markers import POLL_S, StartMarkerWriter
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class MarkerWriter:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         markers_topic: str,
         *,
         delivery_timeout_ms: int = 10_000,

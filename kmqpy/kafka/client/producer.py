@@ -18,7 +18,7 @@ from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
-from kmqpy.kafka.settings import Connection, QueueSettings, check_connection
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES, Topics
 from kmqpy.telemetry.base import Telemetry
 
@@ -39,7 +39,7 @@ class KmqProducer:
     def __init__(
         self,
         queue: str | QueueSettings,
-        connection: Connection,
+        connection: KafkaConnection,
         *,
         delivery_timeout: Duration = 30.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -204,7 +204,7 @@ class _Reports:
 
         return report
 
-    def wait(self, producer: Any, timeout_s: float, connection: Connection, queue: str) -> list[str]:
+    def wait(self, producer: Any, timeout_s: float, connection: KafkaConnection, queue: str) -> list[str]:
         """The ids of all messages; raises what went wrong.
 
         That is a MessageError only where it is certain that none was sent, Unfinished where some were.

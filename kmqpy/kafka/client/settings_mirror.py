@@ -22,7 +22,13 @@ from confluent_kafka import KafkaError
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import AccessDenied, ConfigError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.settings import SETTINGS_TOPIC, Connection, QueueSettings, check_connection, is_topic_name
+from kmqpy.kafka.settings import (
+    SETTINGS_TOPIC,
+    KafkaConnection,
+    QueueSettings,
+    check_connection,
+    is_topic_name,
+)
 from kmqpy.kafka.topics import QueueTopics, Topics, earlier_markers, earlier_markers_error, markers_topics
 
 _log = logging.getLogger(__name__)
@@ -74,7 +80,7 @@ _cache: dict[tuple[str, int], tuple[float, _Found]] = {}
 _complained: set[str] = set()
 
 
-def settings_of(queue: str | QueueSettings, connection: Connection) -> QueueSettings:
+def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> QueueSettings:
     """The settings that a client of `queue` works with: the queue's own, where `queue` leaves them open.
 
     What is not known (no record of the queue, no topic kmq.queues, no right to read it) has its default; of
@@ -107,7 +113,7 @@ def _contradictions(given: QueueSettings, said: Iterable[str], known: QueueSetti
     ]
 
 
-def check_topics(queue: QueueSettings, there: QueueTopics, connection: Connection) -> None:
+def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConnection) -> None:
     """Raise TopicError where the topic of `queue` was made anew, but not its markers topic (rule R24).
 
     `queue` is what settings_of() returned, `there` are the topics there are. Reads kmq.queues only where this
@@ -129,7 +135,7 @@ class SettingsMirror:
     Every call may raise Unavailable; those that write AccessDenied.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._cluster = librdkafka.connection_key(connection)
 

@@ -19,7 +19,7 @@ class Driver(Process):
     """driver.py, and the JVM that it starts."""
 
     def __init__(self, queue, folder: Path) -> None:
-        connection = {"bootstrap": queue.connection.bootstrap, "zookeeper": queue.connection.zookeeper}
+        connection = {"bootstrap": queue.connection.bootstrap}
         told = [json.dumps(connection), queue.settings.to_json().decode(), json.dumps(SMALL), str(folder)]
         script = str(Path(__file__).parents[1] / "driver.py")
         self._process = subprocess.Popen([sys.executable, script, *told], start_new_session=True)

@@ -34,7 +34,7 @@ class SparkTrackerProcess:
         }
         options = {
             "bootstrap": queue.connection.bootstrap,
-            "zookeeper": queue.connection.zookeeper,
+            "zookeeper": queue.zookeeper.hosts,
             "root": queue.connection.root,
             "queue": queue.name,
             "checkpoint": str(folder / "checkpoint"),
