@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from kmqpy.core.durations import DAY_MS, MIN_LEASE_MS, check_lease
+from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.core.environment import config_file, from_environment
-from kmqpy.core.settings import build, check_addresses, check_count, convert, flat, keys, refuse_unknown
+from kmqpy.core.settings import build, check_addresses, convert, flat, keys, refuse_unknown
 from kmqpy.errors import ConfigError
+from kmqpy.queue_policy import LEASES, QueuePolicy
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 KafkaSettings = Mapping[str, Any]
@@ -25,7 +26,6 @@ CLOCK_LEAD_MS = 5_000
 MARKERS_SUFFIX = "__markers"
 DEAD_LETTERS_SUFFIX = "__undelivered"
 """What the names of a queue's other topics end in, unless they are set."""
-_LEASES = ("redeliver_after_ms", "max_hold_ms")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SECRET = re.compile(
     r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
@@ -37,31 +37,21 @@ SETTINGS_TOPIC = "kmq.queues"
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueSettings:
-    """A queue: its topics, and how trackers treat its messages.
+class QueueSettings(QueuePolicy):
+    """A queue on Kafka: its policy, and its names there.
 
     Stands in the registry as JSON. Names left empty follow the queue's name: `<queue>__markers`,
     `<queue>__undelivered`, group `kmq-<queue>`.
-
-    redeliver_after_ms   lease of a message when receive() names none; at least 100
-    max_redeliveries     redeliveries before a message is dead-lettered; None: no limit
-    max_delay_ms         longest delay of send()
-    max_hold_ms          longest lease or extension; at least 100
 
     Clients take what these settings leave open from the queue, which was made with settings of its own; what
     contradicts them is a ConfigError when the client is made. Settings read from where a queue's own are
     stored are taken as they are.
     """
 
-    name: str
     markers_topic: str = ""
     dead_letter_topic: str = ""
     consumer_group: str = ""
     redelivery_count_header: str = "kmq-redelivery-count"
-    max_redeliveries: int | None = 3
-    redeliver_after_ms: int = 30_000
-    max_delay_ms: int = 7 * DAY_MS
-    max_hold_ms: int = 7 * DAY_MS
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
@@ -92,12 +82,7 @@ class QueueSettings:
         for key in ("consumer_group", "redelivery_count_header"):
             if not getattr(self, key).isprintable():
                 raise ConfigError(f"{key}: {getattr(self, key)!r} can't be printed")
-        if self.max_redeliveries is not None:
-            check_count(self, "max_redeliveries")
-        for key in (*_LEASES, "max_delay_ms"):
-            check_count(self, key)
-        for key in _LEASES:
-            check_lease(getattr(self, key), key)
+        super().__post_init__()
 
     @property
     def said(self) -> frozenset[str] | None:
@@ -144,7 +129,7 @@ class QueueSettings:
         Leases below 100 ms, which earlier versions allowed, become 100 ms, since registered queues must be
         served.
         """
-        leases = {key: convert(key, values[key], int) for key in _LEASES if key in values}
+        leases = {key: convert(key, values[key], int) for key in LEASES if key in values}
         least = {key: MIN_LEASE_MS for key, value in leases.items() if 0 <= value < MIN_LEASE_MS}
         read = build(cls, values, least)
         object.__setattr__(read, "_said", None)

@@ -595,6 +595,13 @@ class TestQueueSettings:
     def test_the_largest_is_fine(self):
         assert QueueSettings(name="q", max_hold_ms=INT64_MAX).max_hold_ms == INT64_MAX
 
+    def test_the_stored_form_stays_as_it_is(self):
+        assert QueueSettings(name="q").to_json() == (
+            b'{"consumer_group": "kmq-q", "dead_letter_topic": "q__undelivered", "markers_topic": "q__markers", '
+            b'"max_delay_ms": 604800000, "max_hold_ms": 604800000, "max_redeliveries": 3, "name": "q", '
+            b'"redeliver_after_ms": 30000, "redelivery_count_header": "kmq-redelivery-count"}'
+        )
+
     def test_zero_is_fine(self):
         settings = QueueSettings(name="q", max_redeliveries=0, max_delay_ms=0)
         assert settings.max_redeliveries == settings.max_delay_ms == 0

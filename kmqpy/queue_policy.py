@@ -1,0 +1,37 @@
+"""How a queue treats its messages: what is set for every queue, whatever storage it is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmqpy.core.durations import DAY_MS, check_lease
+from kmqpy.core.settings import check_count
+
+LEASES = ("redeliver_after_ms", "max_hold_ms")
+"""The settings that are leases, so never shorter than the shortest one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePolicy:
+    """The leases, redeliveries and delays of the messages of a queue.
+
+    name                 of the queue; what a storage adds says which names it takes
+    max_redeliveries     redeliveries before a message is dead-lettered; None: no limit
+    redeliver_after_ms   lease of a message when receive() names none; at least 100
+    max_delay_ms         longest delay of send()
+    max_hold_ms          longest lease or extension; at least 100
+    """
+
+    name: str
+    max_redeliveries: int | None = 3
+    redeliver_after_ms: int = 30_000
+    max_delay_ms: int = 7 * DAY_MS
+    max_hold_ms: int = 7 * DAY_MS
+
+    def __post_init__(self) -> None:
+        if self.max_redeliveries is not None:
+            check_count(self, "max_redeliveries")
+        for key in (*LEASES, "max_delay_ms"):
+            check_count(self, key)
+        for key in LEASES:
+            check_lease(getattr(self, key), key)
