@@ -80,7 +80,15 @@ class Driver:
 
     def another_executor(self, turn_s=10.0, linger_s=0.0, **settings):
         settings = TrackerSettings(**{"snapshot_after_markers": 50, **settings})
-        task = Task(self.queue.connection, self.queue.settings, "driver", settings, turn_s, linger_s)
+        task = Task(
+            self.queue.connection,
+            self.queue.zookeeper,
+            self.queue.settings,
+            "driver",
+            settings,
+            turn_s,
+            linger_s,
+        )
         executor = Executor(task)
         self._ends.callback(executor.close)
         return executor
@@ -408,7 +416,9 @@ def test_an_executor_is_kept_for_its_task_only(queue, drive):
     task = drive(queue).executor.task
     first = executor_for(task)
     assert executor_for(task) is first
-    changed = Task(task.connection, QueueSettings(name=queue.name), task.tracker_id, task.settings)
+    changed = Task(
+        task.connection, task.zookeeper, QueueSettings(name=queue.name), task.tracker_id, task.settings
+    )
     second = executor_for(changed)
     assert second is not first
     second.close()

@@ -597,7 +597,8 @@ class TestQueueSettings:
 
     def test_the_stored_form_stays_as_it_is(self):
         assert QueueSettings(name="q").to_json() == (
-            b'{"consumer_group": "kmq-q", "dead_letter_topic": "q__undelivered", "markers_topic": "q__markers", '
+            b'{"consumer_group": "kmq-q", "dead_letter_topic": "q__undelivered", '
+            b'"markers_topic": "q__markers", '
             b'"max_delay_ms": 604800000, "max_hold_ms": 604800000, "max_redeliveries": 3, "name": "q", '
             b'"redeliver_after_ms": 30000, "redelivery_count_header": "kmq-redelivery-count"}'
         )
