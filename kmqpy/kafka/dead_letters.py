@@ -34,7 +34,6 @@ from kmqpy.errors import (
     UnsupportedMarker,
 )
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.client.producer import message_id
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.records import message_headers, read_marker
@@ -47,6 +46,7 @@ from kmqpy.kafka.message_headers import (
     ORIGINAL_TIMESTAMP,
     is_dead_letter_of,
 )
+from kmqpy.kafka.places import message_id
 from kmqpy.kafka.redrive import DeadLetterMove, RedriveTransaction, number, redriven
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import Topics, dead_letter_queue

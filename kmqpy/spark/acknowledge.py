@@ -13,8 +13,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.group_member import commit_metadata
-from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.spark.checkpoint import one_line

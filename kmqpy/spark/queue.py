@@ -12,8 +12,8 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import TopicError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.client.settings_mirror import settings_of
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics, dead_letter_queue
 from kmqpy.spark import state

@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kmqpy.errors import DecodeError
-from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op, Runs
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
-
-Offsets = Mapping[int, Sequence[int]]
-"""Ascending, distinct offsets by partition."""
+from kmqpy.kafka.places import Offsets, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.message_headers import (
@@ -26,6 +25,7 @@ from kmqpy.kafka.message_headers import (
     ORIGINAL_TIMESTAMP,
     is_dead_letter_of,
 )
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.spark.decode import (
     decode_markers,

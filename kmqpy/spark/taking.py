@@ -16,7 +16,6 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import DecodeError, Unavailable
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -24,6 +23,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 

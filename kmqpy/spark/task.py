@@ -26,11 +26,11 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.spark.report import Offsets, Report
+from kmqpy.spark.report import Report
 from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, TakenBefore, Taker, taker_of
 from kmqpy.spark.values import NotOfSchema, as_column, check
 from kmqpy.worker.worker import Reject, Retry, described, shortened

@@ -13,7 +13,7 @@ import math
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter, is_
@@ -26,7 +26,7 @@ from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed, ConfigError, DecodeError, ReceiptError, Unavailable
 from kmqpy.kafka.client.group_member import GroupMember
-from kmqpy.kafka.client.local_leases import LocalLeases, Place
+from kmqpy.kafka.client.local_leases import LocalLeases
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.settings_mirror import check_topics, settings_of
@@ -34,6 +34,7 @@ from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op
 from kmqpy.kafka.markers.records import by_partition, have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
+from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import Topics, TopicWatch, earlier_markers_error
@@ -64,9 +65,6 @@ _CLOSE_TIMEOUT_S = 10.0
 
 _record_of = attrgetter("_record")
 _batch_of = attrgetter("_batch")
-
-Offsets = Mapping[int, Sequence[int]]
-"""Ascending offsets by partition."""
 
 _NOTHING: tuple[tuple[Message, ...], Offsets] = ((), {})
 

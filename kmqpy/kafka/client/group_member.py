@@ -22,10 +22,10 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, DecodeError, Fenced, KmqError, TopicError
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import ascends, by_partition, read_marker
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.telemetry.base import Telemetry

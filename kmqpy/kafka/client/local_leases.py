@@ -1,18 +1,17 @@
-"""Which messages a client holds, and until when. Pure: no I/O, no clock."""
+"""The leases of the messages that a client has received. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
 
+from kmqpy.kafka.places import Place
+
 _SLACK = 1024
 """Leases of messages that are finished, beside twice as many as are held."""
 
 _WHOLE = 64
 """So many at least are kept together until some of them are finished."""
-
-Place = tuple[int, int]
-"""Partition and offset in the queue topic."""
 
 
 class LocalLeases:

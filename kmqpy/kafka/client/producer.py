@@ -18,6 +18,7 @@ from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
+from kmqpy.kafka.places import message_id
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES, Topics
 from kmqpy.telemetry.base import Telemetry
@@ -226,8 +227,3 @@ class _Reports:
                 raise Unfinished(text, len(sent)) from problem
             raise problem
         return sent
-
-
-def message_id(partition: int, offset: int) -> str:
-    """What names a message within its queue."""
-    return f"{partition}-{offset}"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from kmqpy.errors import DecodeError
-from kmqpy.kafka.client.producer import message_id
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import ORIGINAL_TIMESTAMP, int_header, redelivery_count
+from kmqpy.kafka.places import message_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.message import Headers, Message, MessagesLike

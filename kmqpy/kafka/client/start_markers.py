@@ -14,11 +14,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.local_leases import Place
 from kmqpy.kafka.client.markers_producer import Report, produce, produce_all
 from kmqpy.kafka.client.start_barrier import StartBarrier
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.places import Place
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What a client holds, against a naive model."""
+"""The leases of a client's messages, against a naive model."""
 
 from unittest.mock import patch
 
