@@ -12,8 +12,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.group_member import commit_metadata
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds

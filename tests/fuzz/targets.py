@@ -20,7 +20,7 @@ from kmqpy.errors import ConfigError, DecodeError, KmqError, ReceiptError
 from kmqpy.kafka import queue as storage
 from kmqpy.kafka.admin import registry
 from kmqpy.kafka.admin.registry import StoredOffset
-from kmqpy.kafka.client.group_member import commit_of
+from kmqpy.kafka.client.offset_commits import commit_of
 from kmqpy.kafka.markers import codec, snapshot
 from kmqpy.kafka.markers.codec import MAX_SPAN
 from kmqpy.kafka.message_headers import int_header, redelivery_count

@@ -399,13 +399,13 @@ def test_what_interrupts_receive_loses_no_message(queue, monkeypatch, moment):
     patched, name = {
         "before the starts": (StartMarkerWriter, "start"),
         "after the starts": (StartBatch, "confirmed"),
-        "in the middle of a poll": (GroupMember, "_is_ours"),
+        "in the middle of a poll": (GroupMember, "_receives"),
     }[moment]
     real, calls = getattr(patched, name), itertools.count()
-    monkeypatch.setattr(GroupMember, "_takes_all_of", lambda *_: False)
+    monkeypatch.setattr(GroupMember, "_expects", lambda *_: False)
 
     def interrupted(*arguments):
-        if next(calls) == 5 or name != "_is_ours":
+        if next(calls) == 5 or name != "_receives":
             monkeypatch.setattr(patched, name, real)
             raise KeyboardInterrupt
         return real(*arguments)

@@ -19,7 +19,7 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.doctor import Kind
 from kmqpy.kafka.client import settings_mirror
-from kmqpy.kafka.client.group_member import commit_metadata
+from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, check_topics, settings_of
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op

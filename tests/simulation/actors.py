@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
 from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.client.assigned_partition import Phase
 from kmqpy.kafka.message_headers import DELIVER_AT
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
@@ -442,6 +443,8 @@ _tracker = stepwise(
     replay_markers=_replay.replay_markers,
     SettingsMirror=NoMirror,
 )
+_crash_recovery = stepwise("kmqpy.kafka.client.crash_recovery", {"find_starts"}, partition_reader=LogReader)
+_leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call: call() is None)
 _group_member = stepwise(
     "kmqpy.kafka.client.group_member",
     {
@@ -449,15 +452,16 @@ _group_member = stepwise(
         "keep_alive",
         "_prepare",
         "_recover",
-        "_find_written_starts",
-        "_read_markers",
+        "_check",
+        "_find_starts",
         "_on_revoke",
         "_wait_for_outcomes",
     },
     librdkafka=Module,
-    partition_reader=LogReader,
     by_partition=_records.by_partition,
-    _ends=lambda call: call() is None,
+    find_starts=_crash_recovery.find_starts,
+    leave_group=_leave_group.leave_group,
+    returns_in_time=_leave_group.returns_in_time,
 )
 _start_barrier = stepwise("kmqpy.kafka.client.start_barrier", set(), librdkafka=Module)
 _start_markers = stepwise(
@@ -718,7 +722,7 @@ def client(
                     own._follow_topics()
                     own._source.maintain()
                     yield from own._source.keep_alive()
-                    own._release(own._source.abandoned())
+                    own._release(own._source.pop_orphaned_starts())
                     own._release_stale()
             while own._iterating:
                 own._release_stale()
@@ -730,7 +734,10 @@ def client(
                     ):  # KmqClient.__iter__ must look, too: we may have stood still
                         use(message, lease)
             source = own._source
-            waiting = source._uncommitted or any(not known.recovered for known in source._partitions.values())
+            partitions = source._partitions.values()
+            waiting = source._commit_schedule.uncommitted or any(
+                known.phase is not Phase.ACTIVE for known in partitions
+            )
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):
             if not (own._writer.idle and own._writer._starts.all_outcomes_known()):

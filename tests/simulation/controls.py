@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kmqpy.kafka.admin.registry import StoredOffset
-from kmqpy.kafka.client.group_member import commit_metadata
+from kmqpy.kafka.client.assigned_partition import Phase
+from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
 
@@ -138,20 +139,16 @@ class ForgetsPredecessors(GroupMember):
 
     def _recover(self, partition: int, known: Any) -> Steps:
         yield from super()._recover(partition, known)
-        known.started = OffsetRuns()
+        known._started = OffsetRuns()
 
 
 class TakesAgainUnread(GroupMember):
     """Takes messages again whose start markers failed, written or not."""
 
-    def hold_back(self, partition: int, offsets: Sequence[int]) -> None:
-        super().hold_back(partition, offsets)
-        self._partitions[partition].unknown.clear()
-
     def rewind(self, partition: int, offset: int) -> None:
         super().rewind(partition, offset)
         if partition in self._partitions:
-            self._partitions[partition].recovered = True
+            self._partitions[partition].phase = Phase.ACTIVE
 
 
 class ReadsTooEarly(GroupMember):
@@ -164,10 +161,10 @@ class ReadsTooEarly(GroupMember):
 class TakesWhatIsReadAgain(GroupMember):
     """Takes whatever librdkafka reads, also what it reads again."""
 
-    def _is_ours(self, record: Any, log_starts: dict[int, int]) -> bool:
+    def _receives(self, record: Any, log_bounds: Any) -> bool:
         if (known := self._partitions.get(record.partition())) is not None:
             known.position = 0
-        return super()._is_ours(record, log_starts)
+        return super()._receives(record, log_bounds)
 
 
 class BelievesCommits(GroupMember):

@@ -29,6 +29,7 @@ IO = {
     "get_watermark_offsets",
     "check",
     "fetch",
+    "find_starts",
     "flush",
     "log_start",
     "open",

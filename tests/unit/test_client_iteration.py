@@ -86,13 +86,13 @@ class FakeSource:
             threading.Event().wait(wait_s)
         return records, by_partition(records)
 
-    def abandoned(self):
+    def pop_orphaned_starts(self):
         return []
 
-    def goes_on(self, _last_at):
+    def continues_at(self, _last_at):
         return True
 
-    def taken(self, *_):
+    def settle(self, *_):
         pass
 
     def start_over(self):
@@ -119,11 +119,11 @@ def client(monkeypatch):
 def test_r24_nothing_is_handed_out_when_start_markers_lead_to_the_news_that_the_queue_is_another(
     client, monkeypatch, ids, handed_out
 ):
-    def goes_on(*_):
+    def continues_at(*_):
         monkeypatch.setattr(FakeWatch, "look", lambda _: ids)
         return False
 
-    monkeypatch.setattr(FakeSource, "goes_on", goes_on)
+    monkeypatch.setattr(FakeSource, "continues_at", continues_at)
     monkeypatch.setattr(FakeSource, "follow", lambda *_: None, raising=False)
     monkeypatch.setattr(FakeWriter, "abandon", FakeWriter.get_ready, raising=False)
     assert len(client.receive(wait=0)) == handed_out
@@ -219,7 +219,9 @@ def test_what_waits_its_turn_is_given_back_while_another_thread_receives(client)
 def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(client, monkeypatch):
     """They were written after all, and the leases run while the user's code is busy with other messages."""
     assert len(client.receive()) == 5
-    monkeypatch.setattr(client._source, "abandoned", lambda: [(0, 7)] if not client._writer.posted else [])
+    monkeypatch.setattr(
+        client._source, "pop_orphaned_starts", lambda: [(0, 7)] if not client._writer.posted else []
+    )
     moment = threading.Event()
     for _ in range(1_000):
         if client._writer.posted or moment.wait(0.01):

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from kmqpy.core import settings as settings_module
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin import registry
-from kmqpy.kafka.client.group_member import Commit, commit_of
+from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.topics import TopicIds
 from tests.fuzz.targets import SEEDS, TARGETS, WORDS
 

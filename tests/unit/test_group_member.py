@@ -1,4 +1,4 @@
-"""What a member of the group commits, with a consumer that only writes down what it is asked."""
+"""A member of the consumer group over a consumer that only writes down what it is asked."""
 
 import itertools
 from typing import NamedTuple
@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.client.group_member import Commit, GroupMember, _Partition, commit_of
+from kmqpy.kafka.client.assigned_partition import AssignedPartition
+from kmqpy.kafka.client.crash_recovery import StartsFound
+from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -98,33 +101,40 @@ def source(consumer):
         **IDENTITY,
         outcome_known=lambda _: True,
     )
-    made._partitions[0] = _Partition(recovered=True, markers_offset=5)
+    made._partitions[0] = active(markers_offset=5)
+    return made
+
+
+def active(markers_offset=None):
+    """A partition whose predecessor's commit says this markers offset."""
+    made = AssignedPartition(0.0)
+    made.recovered(Commit(0, markers_offset), StartsFound())
     return made
 
 
 def commit(source):
-    source._last_commit = -1_000.0
+    source._commit_schedule.committed(-1_000.0)
     source.maintain()
 
 
 def test_a_commit_tells_where_the_starts_end_that_it_covers(source, consumer):
-    source.taken(0, 7, markers_offset=11, count=3)
+    source.mark_started(0, 7, markers_offset=11, count=3)
     commit(source)
     assert consumer.commits == [(8, "kmq2:12:Q:M")]
 
 
 def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(source, consumer):
     # The starts of 3 to 8 stand at 5 to 9, but that of 4 failed.
-    source._partitions[0].pending = 6
-    source.hold_back(0, range(4, 9))
-    source.taken(0, 3, markers_offset=9, count=1)
+    source._partitions[0].commits.receive(6)
+    source.mark_uncertain(0, range(4, 9))
+    source.mark_started(0, 3, markers_offset=9, count=1)
     source.rewind(0, 4)
     commit(source)
     assert consumer.sought == 4
     # Taken again one by one, their new starts behind the old ones.
     for offset, at in [(4, 10), (5, 11), (6, 12), (7, 13), (8, 14), (9, 15)]:
-        source._partitions[0].pending = 1
-        source.taken(0, offset, markers_offset=at)
+        source._partitions[0].commits.receive(1)
+        source.mark_started(0, offset, markers_offset=at)
         commit(source)
     assert consumer.commits == [
         (4, "kmq2:5:Q:M"),
@@ -139,10 +149,10 @@ def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(s
 
 def test_r10_what_is_recovered_and_lies_ahead_keeps_the_older_offset(source, consumer):
     known = source._partitions[0]
-    known.recovered_from, known.started = 2, OffsetRuns([(9, 1)])
-    source.taken(0, 7, markers_offset=11)
+    known._add_found(2, StartsFound(OffsetRuns([(9, 1)])))
+    source.mark_started(0, 7, markers_offset=11)
     commit(source)
-    source.taken(0, 10, markers_offset=12)
+    source.mark_started(0, 10, markers_offset=12)
     commit(source)
     assert consumer.commits == [(8, "kmq2:2:Q:M"), (11, "kmq2:13:Q:M")]
 
@@ -168,7 +178,7 @@ def take_one(source, consumer, offset, markers_offset):
     """Poll and take a message, and commit."""
     consumer.offsets = [offset]
     assert source.poll(1, 0)[1] == {0: range(offset, offset + 1)}
-    source.taken(0, offset, markers_offset)
+    source.mark_started(0, offset, markers_offset)
     commit(source)
 
 
@@ -186,15 +196,15 @@ def test_r10_what_a_predecessor_started_stays_in_reach_of_successors_until_it_is
 
 def test_r10_what_was_started_after_all_stays_in_reach_too(source, consumer, takes):
     """Found when a failed start had this member read markers again; 9 was started by another one."""
-    source._partitions[0].pending = 1
-    source.hold_back(0, [4])
+    source._partitions[0].commits.receive(1)
+    source.mark_uncertain(0, [4])
     source.rewind(0, 4)
-    source._partitions[0].wait_until = 0.0
+    source._partitions[0]._retry_at = 0.0
     takes.update({5: 4, 6: 9})
     take_one(source, consumer, 5, 7)
     take_one(source, consumer, 10, 8)
     assert consumer.commits == [(6, "kmq2:5:Q:M"), (11, "kmq2:9:Q:M")]
-    assert source.abandoned() == [(0, 4)]
+    assert source.pop_orphaned_starts() == [(0, 4)]
 
 
 def test_r10_the_older_of_two_readings_is_where_successors_begin(source, consumer, takes):
@@ -202,10 +212,10 @@ def test_r10_the_older_of_two_readings_is_where_successors_begin(source, consume
     consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq2:1:Q:M")
     source._on_assign(consumer, [TopicPartition("q", 0)])
     take_one(source, consumer, 3, 11)
-    source._partitions[0].pending = 1
-    source.hold_back(0, [4])
+    source._partitions[0].commits.receive(1)
+    source.mark_uncertain(0, [4])
     source.rewind(0, 4)
-    source._partitions[0].wait_until = 0.0
+    source._partitions[0]._retry_at = 0.0
     takes.update({12: 4})
     take_one(source, consumer, 5, 13)
     take_one(source, consumer, 21, 14)
@@ -225,10 +235,10 @@ class SleepingClock:
 def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_time(consumer, takes):
     clock = SleepingClock()
     source = GroupMember(*GIVEN, **IDENTITY, outcome_known=lambda _: True, clock=clock)
-    source._partitions[0] = _Partition(recovered=True, markers_offset=5)
+    source._partitions[0] = active(markers_offset=5)
 
     def waits():
-        source.hold_back(0, [4])
+        source.mark_uncertain(0, [4])
         source.rewind(0, 4)
         began = clock.now
         while source.partitions != [0]:
@@ -241,8 +251,8 @@ def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_tim
     assert 0 < waited[0] < 0.5
     assert all(later > 1.5 * wait or later >= 9.9 for wait, later in itertools.pairwise(waited))
     assert waited[-1] == pytest.approx(10, abs=0.1)
-    source._partitions[0].pending = 1
-    source.taken(0, 4, markers_offset=20)
+    source._partitions[0].commits.receive(1)
+    source.mark_started(0, 4, markers_offset=20)
     assert waits() == pytest.approx(waited[0], abs=0.1)
 
 
@@ -257,7 +267,7 @@ def test_r10_a_partition_is_given_up_when_nothing_started_can_come_any_more(
         outcome_known=lambda partition: partition == 1 or clock.now >= settles_at,
         clock=clock,
     )
-    source._partitions = {0: _Partition(recovered=True), 1: _Partition(recovered=True)}
+    source._partitions = {0: active(), 1: active()}
     source._on_revoke(consumer, [TopicPartition("q", 1)])
     assert clock.now == 0.0
     source._on_revoke(consumer, [TopicPartition("q", 0)])
@@ -276,7 +286,7 @@ def test_a_partition_is_given_up_whatever_is_raised_on_the_way(consumer):
         **IDENTITY,
         outcome_known=interrupted,
     )
-    source._partitions = {0: _Partition(recovered=True), 1: _Partition(recovered=True)}
+    source._partitions = {0: active(), 1: active()}
     with pytest.raises(KeyboardInterrupt):
         source._on_revoke(consumer, [TopicPartition("q", 0)])
     source.start_over()  # what the client does after an error
@@ -297,7 +307,7 @@ def test_a_busy_member_keeps_polling_although_something_came(source, consumer):
 
 def test_a_busy_member_fetches_nothing_until_it_is_asked_again(source, consumer):
     """Else keep_alive() would pile up records for as long as the user's code is busy."""
-    source._partitions[1] = _Partition(recovered=True)
+    source._partitions[1] = active()
     for offset in (3, 4):
         consumer.offsets = [offset]
         assert source.poll(1, 0)[1] == {0: range(offset, offset + 1)}
@@ -312,15 +322,15 @@ def test_a_busy_member_fetches_nothing_until_it_is_asked_again(source, consumer)
 
 def test_r11_a_busy_member_learns_which_failed_starts_were_written_after_all(source, consumer, takes):
     """Their leases run, and their messages were handed to nobody."""
-    source._partitions[0].pending = 1
-    source.hold_back(0, [4])
+    source._partitions[0].commits.receive(1)
+    source.mark_uncertain(0, [4])
     source.rewind(0, 4)
-    source._partitions[0].wait_until = 0.0
+    source._partitions[0]._retry_at = 0.0
     takes.update({5: 4})
-    source._partitions[1] = _Partition()  # just assigned: that can wait until messages are wanted
+    source._partitions[1] = AssignedPartition(0.0)  # just assigned: that can wait until messages are wanted
     source._last_poll = -1_000.0
     source.keep_alive()
-    assert source.abandoned() == [(0, 4)]
+    assert source.pop_orphaned_starts() == [(0, 4)]
     assert source.partitions == [0]
 
 
@@ -328,7 +338,7 @@ def test_r11_a_busy_member_learns_which_failed_starts_were_written_after_all(sou
 def test_what_librdkafka_reads_again_is_not_taken_again(source, consumer, usual):
     known = source._partitions[0]
     if usual:  # nothing to look at in single records
-        known.next_offset = 0
+        known.commits.skip(-1)
     consumer.offsets = [0, 1, 2, 5, 6]
     _, found = source.poll(5, 0)
     assert found == {0: [0, 1, 2, 5, 6]}
@@ -350,24 +360,6 @@ def test_a_log_that_ends_before_our_position_is_read_from_its_beginning(source, 
     _, found = source.poll(3, 0)
     assert consumer.sought == 0
     assert list(found[0]) == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("metadata", "expected"),
-    [
-        ("kmq2:7:Q:M", Commit(5, 7)),
-        ("kmq2:-:Q:M", Commit(5, None)),
-        ("kmq2:7:Q:another", Commit(5, 0)),  # where starts stand is not known
-        ("kmq2:7:another:M", None),
-        ("kmq2:7:another:another", None),
-        ("kmq1:7", Commit(5, 7)),  # of an older kmqpy
-        ("", Commit(5, None)),  # of the JVM library
-        ("kmq2:9223372036854775808:Q:M", Commit(5, None)),
-        ("kmq3:7:Q:M", Commit(5, None)),
-    ],
-)
-def test_r24_a_commit_counts_for_the_topic_that_it_names(metadata, expected):
-    assert commit_of(TopicPartition("q", 0, 5, metadata), IDENTITY["ids"]) == expected
 
 
 def test_r24_a_partition_is_taken_when_the_ids_are_known_as_of_its_assignment(source, consumer, takes):
@@ -400,12 +392,12 @@ def test_what_came_with_a_record_that_shows_another_log_is_not_taken(source, con
 
 
 @pytest.mark.parametrize(
-    ("last_at", "goes_on"),
+    ("last_at", "continues"),
     [({0: 11}, True), ({0: 12, 1: 0}, True), ({0: 10}, False), ({0: 0, 1: 99}, False), ({0: -1}, True)],
 )
-def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(source, last_at, goes_on):
-    source.taken(0, 7, markers_offset=10)
-    assert source.goes_on(last_at) is goes_on
+def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(source, last_at, continues):
+    source.mark_started(0, 7, markers_offset=10)
+    assert source.continues_at(last_at) is continues
 
 
 @pytest.mark.parametrize("committed", [5, -1001])
@@ -426,10 +418,10 @@ def test_r24_what_came_from_behind_a_commit_of_another_topic_is_no_place_to_go_o
 
 
 def test_r24_another_markers_topic_alone_has_commits_lead_to_its_beginning(source, consumer):
-    source.taken(0, 7, markers_offset=11)
+    source.mark_started(0, 7, markers_offset=11)
     source.follow(TopicIds("Q", "new"))
     commit(source)
-    source.taken(0, 8, markers_offset=3)
+    source.mark_started(0, 8, markers_offset=3)
     commit(source)
     assert consumer.commits == [(8, "kmq2:0:Q:new"), (9, "kmq2:4:Q:new")]
 

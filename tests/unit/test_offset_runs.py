@@ -4,7 +4,7 @@ import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kmqpy.kafka.markers import codec, offset_runs
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -65,6 +65,11 @@ class Against(RuleBasedStateMachine):
     def replace_by_difference(self, runs):
         self.runs = self.runs - OffsetRuns(runs)
         self.plain -= offsets_of(runs)
+
+    @precondition(lambda self: self.plain)
+    @rule()
+    def highest(self):
+        assert self.runs.highest == max(self.plain)
 
     @rule(floor=OFFSETS)
     def count(self, floor):

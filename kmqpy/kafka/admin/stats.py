@@ -18,7 +18,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin.registry import StoredOffset
-from kmqpy.kafka.client.group_member import commit_of
+from kmqpy.kafka.client.offset_commits import commit_of
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight

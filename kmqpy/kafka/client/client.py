@@ -11,7 +11,6 @@ import gc
 import logging
 import math
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -380,7 +379,7 @@ class KmqClient:
         with _collecting_later(max_messages):
             self._give_back_interrupted()
             records, offsets = source.poll(max_messages, wait_s)
-            self._release(source.abandoned())
+            self._release(source.pop_orphaned_starts())
             # The lease is counted from before its start marker is written (rule R11).
             until = self._clock.monotonic() + lease_ms / 1000
             if not records:
@@ -398,7 +397,7 @@ class KmqClient:
         written = start_batch.confirmed()
         if not written.failed:
             self._confirmed_in_s = self._clock.monotonic() - until + lease_ms / 1000
-        if not source.goes_on(written.last_at):
+        if not source.continues_at(written.last_at):
             # The markers topic is another one. If the queue topic is, too, these messages are of the old one.
             ids, now = self._ids, self._clock.monotonic()
             self._look_for_topics()
@@ -410,7 +409,13 @@ class KmqClient:
                 start_batch.give_back()
                 source.start_over()
                 return [], {}, until
-        self._account(source, offsets, written)
+        source.settle(offsets, written)
+        if written.failed:
+            self._telemetry.failed(self._queue.name, "start markers", len(written.failed))
+            _log.warning(
+                "start markers are not confirmed; their messages will come again",
+                extra={"queue": self._queue.name, "partitions": sorted(written.failed)},
+            )
         if delays or written.failed:
             messages = [message for message in messages if _is_taken(message, delays, written)]
             offsets = by_partition(list(map(_record_of, messages)))
@@ -475,24 +480,6 @@ class KmqClient:
             self._telemetry.failed(self._queue.name, "undecodable kmq-deliver-at")
             return 0
         return 0 if deliver_at is None else deliver_at - now_ms
-
-    def _account(self, source: GroupMember, offsets: Offsets, written: StartOutcome) -> None:
-        """Let what has confirmed starts be committed, and the rest be read again (rule R18)."""
-        for partition, ascending in offsets.items():
-            count = len(ascending)
-            if partition in written.failed:
-                count = bisect_left(ascending, written.failed[partition])
-                source.hold_back(partition, ascending[count:])
-            if count:
-                source.taken(partition, ascending[count - 1], written.last_at[partition], count)
-        for partition, offset in written.failed.items():
-            source.rewind(partition, offset)
-        if written.failed:
-            self._telemetry.failed(self._queue.name, "start markers", len(written.failed))
-            _log.warning(
-                "start markers are not confirmed; their messages will come again",
-                extra={"queue": self._queue.name, "partitions": sorted(written.failed)},
-            )
 
     def message_of(self, record: Any, lease_until_ms: int) -> Message:
         """A record of the queue topic as a message, whoever read it."""
@@ -652,7 +639,7 @@ class KmqClient:
         self._give_back_interrupted()
         self._source.maintain()
         self._source.keep_alive()
-        self._release(self._source.abandoned())
+        self._release(self._source.pop_orphaned_starts())
 
     def _outcome_known(self, partition: int) -> bool:
         return self._writer.starts.outcome_known(partition)

@@ -120,6 +120,12 @@ class OffsetRuns:
         if count:
             yield first, count
 
+    @property
+    def highest(self) -> int:
+        """The highest offset; there must be one."""
+        block = max(self._blocks)
+        return block * _BLOCK + self._blocks[block].bit_length() - 1
+
     def count_from(self, floor: int) -> int:
         """How many offsets are `floor` or above."""
         lowest, bit = divmod(floor, _BLOCK)

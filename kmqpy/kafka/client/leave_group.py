@@ -1,0 +1,68 @@
+"""Leaves a consumer group without hanging: librdkafka has calls that may never return."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaException
+
+from kmqpy.core.clock import Clock
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import Connection
+
+_TIMEOUT_S = 5.0
+
+
+def leave_group(
+    consumer: Consumer,
+    connection: Connection,
+    group: str,
+    *,
+    static: bool,
+    in_rebalance: Callable[[], bool],
+    clock: Clock,
+) -> bool:
+    """Close `consumer`; returns False when that takes too long.
+
+    static        a member that keeps its partitions for a while; others give them up
+    in_rebalance  whether partitions were revoked and others are not assigned yet
+    """
+    # librdkafka hangs for ever, and Python with it, when it is closed in the middle of a rebalance
+    # (its issue 4884): first wait for the end of that, or leave the group before.
+    deadline = clock.monotonic() + _TIMEOUT_S
+    if not static or not _wait_until_stable(consumer, connection, group, in_rebalance, deadline, clock):
+        consumer.unsubscribe()
+        while consumer.assignment() and clock.monotonic() < deadline:
+            consumer.consume(1, 0.02)
+    return returns_in_time(consumer.close)
+
+
+def returns_in_time(call: Callable[[], object]) -> bool:
+    """Make a call of librdkafka that has no time-out; returns False when it takes too long."""
+    thread = threading.Thread(target=call, name="kmq-close", daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT_S)
+    return not thread.is_alive()
+
+
+def _wait_until_stable(
+    consumer: Consumer,
+    connection: Connection,
+    group: str,
+    in_rebalance: Callable[[], bool],
+    deadline: float,
+    clock: Clock,
+) -> bool:
+    """Wait until no rebalance is going on; False when it lasts, or nobody can say."""
+    admin = librdkafka.new_admin(connection)
+    while (left := deadline - clock.monotonic()) > 0:
+        try:
+            asked = admin.describe_consumer_groups([group], request_timeout=left)[group]
+            stable = asked.result(left + 1).state is ConsumerGroupState.STABLE
+        except (KafkaException, TimeoutError):
+            return False
+        consumer.consume(1, 0.05)  # runs the callbacks that are due
+        if stable and not in_rebalance():
+            return True
+    return False

@@ -1,0 +1,207 @@
+"""Offset commits of a queue's consumer group: what they say, and when one is due. Pure: no I/O, no clock.
+
+A commit says two things. Its offset is the next queue offset, as in any consumer group. Its metadata says
+from which markers offset a successor must read to find every start marker at or behind that queue offset
+(rule R10), and the ids of the topics that both offsets are of (rule R24).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from confluent_kafka import TopicPartition
+
+from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.kafka.topics import TopicIds
+
+COMMIT_EVERY_S = 0.2
+COMMIT_EVERY_MESSAGES = 10_000
+_METADATA = re.compile(
+    r"kmq1:(?P<v1>[0-9]{1,19})|kmq2:(?P<v2>[0-9]{1,19}|-):(?P<queue>[^:]+):(?P<markers>[^:]+)"
+)
+"""The markers offset, or `-` where that is not known, and the ids of the queue topic and the markers topic.
+Older versions of kmqpy wrote no ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit of the queue's group: the next queue offset, and the markers offset from which to read.
+
+    `markers_offset` is None where it is not known: another kind of client made the commit.
+    """
+
+    offset: int
+    markers_offset: int | None
+
+
+def commit_metadata(markers_offset: int | None, ids: TopicIds) -> str:
+    """The metadata of a commit; see `Commit`."""
+    written = "-" if markers_offset is None else markers_offset
+    return f"kmq2:{written}:{ids.queue}:{ids.markers}"
+
+
+def commit_of(place: TopicPartition, ids: TopicIds) -> Commit | None:
+    """A commit as Kafka gives it; None where there is none, or none of the queue topic of these ids.
+
+    One without ids, which is of an older kmqpy or of another kind of client, is believed: Kafka deletes
+    commits together with their topic.
+    """
+    if place.offset < 0:
+        return None
+    found = _METADATA.fullmatch(place.metadata or "")
+    if found is None:
+        return Commit(place.offset, None)
+    if found["queue"] not in (None, ids.queue):
+        return None
+    if found["markers"] not in (None, ids.markers):
+        return Commit(place.offset, 0)
+    digits = found["v1"] or found["v2"]
+    is_known = digits != "-" and int(digits) <= INT64_MAX
+    return Commit(place.offset, int(digits) if is_known else None)
+
+
+class CommitSchedule:
+    """Says when the next commit is due: after 200 ms, or after 10,000 messages if that is earlier."""
+
+    def __init__(self, now: float) -> None:
+        self._last_at = now
+        self.uncommitted = 0
+        """Messages since the last commit."""
+
+    def add(self, count: int) -> None:
+        """`count` more messages may be committed."""
+        self.uncommitted += count
+
+    def is_due(self, now: float) -> bool:
+        """Whether to commit now."""
+        return self.uncommitted >= COMMIT_EVERY_MESSAGES or now - self._last_at >= COMMIT_EVERY_S
+
+    def committed(self, now: float) -> None:
+        """Start again: a commit was made."""
+        self._last_at = now
+        self.uncommitted = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _StartsAhead:
+    """Start markers from `markers_offset` on may name messages up to `last_offset`.
+
+    Until commits have passed that queue offset, they must lead successors to these markers (rule R10).
+    """
+
+    markers_offset: int
+    last_offset: int
+
+
+class PartitionCommits:
+    """The next commit of one assigned partition.
+
+    Each message that comes from Kafka is noted as received or as skipped, in the order of their offsets.
+    """
+
+    def __init__(self) -> None:
+        self._next_offset: int | None = None
+        self._markers_offset: int | None = None
+        self._pending = 0
+        """Messages received whose start markers are not confirmed yet."""
+        self._skipped_to = 0
+        """Behind the last message skipped; committed only when no message is pending."""
+        self._found: _StartsAhead | None = None
+        """Starts that were found when the markers were read."""
+        self._uncertain: _StartsAhead | None = None
+        """This member's own starts that failed and may have been written all the same."""
+        self._last_made: int | None = None
+
+    @property
+    def next_offset(self) -> int | None:
+        """The queue offset of the next commit; None while there is nothing to commit."""
+        return self._next_offset
+
+    @property
+    def markers_offset(self) -> int | None:
+        """The markers offset behind the last confirmed start; at first, that of the predecessor's commit."""
+        return self._markers_offset
+
+    @property
+    def uncertain_from(self) -> int:
+        """The markers offset from which to look for starts that failed, after mark_uncertain()."""
+        assert self._uncertain is not None
+        return self._uncertain.markers_offset
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next commit says another offset than the last one."""
+        return self._next_offset is not None and self._next_offset != self._last_made
+
+    def begin(self, markers_offset: int | None) -> None:
+        """Go on from a commit with this markers offset: without newer starts, the next one says the same."""
+        self._markers_offset = markers_offset
+
+    def receive(self, count: int) -> None:
+        """Note messages whose start markers will be written."""
+        self._pending += count
+
+    def skip(self, offset: int) -> None:
+        """Note a message that is not received: it was started before, or is deleted."""
+        self._skipped_to = offset + 1
+        if not self._pending:
+            self._next_offset = offset + 1
+
+    def mark_started(self, offset: int, markers_offset: int, count: int) -> None:
+        """Note `count` messages up to `offset` whose starts are confirmed and end at `markers_offset`."""
+        self._pending -= count
+        self._next_offset = offset + 1 if self._pending else max(offset + 1, self._skipped_to)
+        self._markers_offset = max(markers_offset + 1, self._markers_offset or 0)
+
+    def mark_uncertain(self, last_offset: int, markers_end: int) -> None:
+        """Note that starts of messages up to `last_offset` failed, and may be written all the same.
+
+        `markers_end` is where the markers ended when they were read last.
+        """
+        before = markers_end if self._markers_offset is None else self._markers_offset
+        self._uncertain = _joined(self._uncertain, _StartsAhead(before, last_offset))
+
+    def mark_found(self, markers_offset: int, last_offset: int) -> None:
+        """Note starts of messages up to `last_offset` that were read from `markers_offset` on."""
+        self._found = _joined(self._found, _StartsAhead(markers_offset, last_offset))
+
+    def rewind(self) -> None:
+        """Forget what is pending, and what was skipped behind it: Kafka sends it again."""
+        self._pending = 0
+        self._skipped_to = 0
+
+    def begin_markers_anew(self) -> None:
+        """Lead successors to the beginning of the markers topic, which was recreated."""
+        self._markers_offset = 0
+        if self._found is not None:
+            self._found = replace(self._found, markers_offset=0)
+        if self._uncertain is not None:
+            self._uncertain = replace(self._uncertain, markers_offset=0)
+
+    def make(self) -> Commit:
+        """The next commit, which counts as made."""
+        offset = self._next_offset
+        assert offset is not None
+        self._last_made = offset
+        self._found = _ahead_of(offset, self._found)
+        self._uncertain = _ahead_of(offset, self._uncertain)
+        floors = [starts.markers_offset for starts in (self._found, self._uncertain) if starts is not None]
+        if self._markers_offset is not None:
+            floors.append(self._markers_offset)
+        return Commit(offset, min(floors, default=None))
+
+    def repeat(self) -> None:
+        """Let the last commit be made again: it failed."""
+        self._last_made = None
+
+
+def _joined(earlier: _StartsAhead | None, later: _StartsAhead) -> _StartsAhead:
+    """Both; the markers of `earlier` begin first."""
+    if earlier is None:
+        return later
+    return replace(earlier, last_offset=max(earlier.last_offset, later.last_offset))
+
+
+def _ahead_of(next_offset: int, starts: _StartsAhead | None) -> _StartsAhead | None:
+    return None if starts is None or next_offset > starts.last_offset else starts

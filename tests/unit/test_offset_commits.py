@@ -1,0 +1,49 @@
+"""What a commit says, and when it is made."""
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from kmqpy.kafka.client.offset_commits import Commit, CommitSchedule, commit_metadata, commit_of
+from kmqpy.kafka.topics import TopicIds
+
+IDS = TopicIds("Q", "M")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ("kmq2:7:Q:M", Commit(5, 7)),
+        ("kmq2:-:Q:M", Commit(5, None)),
+        ("kmq2:7:Q:another", Commit(5, 0)),  # where starts stand is not known
+        ("kmq2:7:another:M", None),
+        ("kmq2:7:another:another", None),
+        ("kmq1:7", Commit(5, 7)),  # of an older kmqpy
+        ("", Commit(5, None)),  # of the JVM library
+        ("kmq2:9223372036854775808:Q:M", Commit(5, None)),
+        ("kmq3:7:Q:M", Commit(5, None)),
+    ],
+)
+def test_r24_a_commit_counts_for_the_topic_that_it_names(metadata, expected):
+    assert commit_of(TopicPartition("q", 0, 5, metadata), IDS) == expected
+
+
+@pytest.mark.parametrize("markers_offset", [None, 0, 7, 2**63 - 1])
+def test_a_commit_is_read_as_it_was_written(markers_offset):
+    place = TopicPartition("q", 0, 5, commit_metadata(markers_offset, IDS))
+    assert commit_of(place, IDS) == Commit(5, markers_offset)
+
+
+def test_without_a_commit_there_is_none():
+    assert commit_of(TopicPartition("q", 0, -1001), IDS) is None
+
+
+def test_a_commit_is_due_after_a_while_or_many_messages():
+    schedule = CommitSchedule(now=100.0)
+    assert not schedule.is_due(100.1)
+    assert schedule.is_due(100.2)
+    schedule.add(9_999)
+    assert not schedule.is_due(100.1)
+    schedule.add(1)
+    assert schedule.is_due(100.1)
+    schedule.committed(100.1)
+    assert not schedule.is_due(100.2)
