@@ -145,10 +145,9 @@ class ForgetsPredecessors(GroupMember):
 class TakesAgainUnread(GroupMember):
     """Takes messages again whose start markers failed, written or not."""
 
-    def rewind(self, partition: int, offset: int) -> None:
-        super().rewind(partition, offset)
-        if partition in self._partitions:
-            self._partitions[partition].phase = Phase.ACTIVE
+    def _rewind(self, partition: int, known: Any, offset: int) -> None:
+        super()._rewind(partition, known, offset)
+        known.phase = Phase.ACTIVE
 
 
 class ReadsTooEarly(GroupMember):

@@ -13,6 +13,7 @@ from kmqpy.kafka.client.assigned_partition import AssignedPartition
 from kmqpy.kafka.client.crash_recovery import StartsFound
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.offset_commits import Commit
+from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -112,13 +113,19 @@ def active(markers_offset=None):
     return made
 
 
+def settle(source, *offsets, at=None, failed=None):
+    """The start markers of messages below `failed` are confirmed, the last at this markers offset."""
+    outcome = StartOutcome({} if at is None else {0: at}, {} if failed is None else {0: failed})
+    source.settle({0: offsets}, outcome)
+
+
 def commit(source):
     source._commit_schedule.committed(-1_000.0)
     source.maintain()
 
 
 def test_a_commit_tells_where_the_starts_end_that_it_covers(source, consumer):
-    source.mark_started(0, 7, markers_offset=11, count=3)
+    settle(source, 5, 6, 7, at=11)
     commit(source)
     assert consumer.commits == [(8, "kmq2:12:Q:M")]
 
@@ -126,15 +133,13 @@ def test_a_commit_tells_where_the_starts_end_that_it_covers(source, consumer):
 def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(source, consumer):
     # The starts of 3 to 8 stand at 5 to 9, but that of 4 failed.
     source._partitions[0].commits.receive(6)
-    source.mark_uncertain(0, range(4, 9))
-    source.mark_started(0, 3, markers_offset=9, count=1)
-    source.rewind(0, 4)
+    settle(source, *range(3, 9), at=9, failed=4)
     commit(source)
     assert consumer.sought == 4
     # Taken again one by one, their new starts behind the old ones.
     for offset, at in [(4, 10), (5, 11), (6, 12), (7, 13), (8, 14), (9, 15)]:
         source._partitions[0].commits.receive(1)
-        source.mark_started(0, offset, markers_offset=at)
+        settle(source, offset, at=at)
         commit(source)
     assert consumer.commits == [
         (4, "kmq2:5:Q:M"),
@@ -150,9 +155,9 @@ def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(s
 def test_r10_what_is_recovered_and_lies_ahead_keeps_the_older_offset(source, consumer):
     known = source._partitions[0]
     known._add_found(2, StartsFound(OffsetRuns([(9, 1)])))
-    source.mark_started(0, 7, markers_offset=11)
+    settle(source, 7, at=11)
     commit(source)
-    source.mark_started(0, 10, markers_offset=12)
+    settle(source, 10, at=12)
     commit(source)
     assert consumer.commits == [(8, "kmq2:2:Q:M"), (11, "kmq2:13:Q:M")]
 
@@ -178,7 +183,7 @@ def take_one(source, consumer, offset, markers_offset):
     """Poll and take a message, and commit."""
     consumer.offsets = [offset]
     assert source.poll(1, 0)[1] == {0: range(offset, offset + 1)}
-    source.mark_started(0, offset, markers_offset)
+    settle(source, offset, at=markers_offset)
     commit(source)
 
 
@@ -197,8 +202,7 @@ def test_r10_what_a_predecessor_started_stays_in_reach_of_successors_until_it_is
 def test_r10_what_was_started_after_all_stays_in_reach_too(source, consumer, takes):
     """Found when a failed start had this member read markers again; 9 was started by another one."""
     source._partitions[0].commits.receive(1)
-    source.mark_uncertain(0, [4])
-    source.rewind(0, 4)
+    settle(source, 4, failed=4)
     source._partitions[0]._retry_at = 0.0
     takes.update({5: 4, 6: 9})
     take_one(source, consumer, 5, 7)
@@ -213,8 +217,7 @@ def test_r10_the_older_of_two_readings_is_where_successors_begin(source, consume
     source._on_assign(consumer, [TopicPartition("q", 0)])
     take_one(source, consumer, 3, 11)
     source._partitions[0].commits.receive(1)
-    source.mark_uncertain(0, [4])
-    source.rewind(0, 4)
+    settle(source, 4, failed=4)
     source._partitions[0]._retry_at = 0.0
     takes.update({12: 4})
     take_one(source, consumer, 5, 13)
@@ -238,8 +241,7 @@ def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_tim
     source._partitions[0] = active(markers_offset=5)
 
     def waits():
-        source.mark_uncertain(0, [4])
-        source.rewind(0, 4)
+        settle(source, 4, failed=4)
         began = clock.now
         while source.partitions != [0]:
             clock.sleep(0.05)
@@ -252,7 +254,7 @@ def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_tim
     assert all(later > 1.5 * wait or later >= 9.9 for wait, later in itertools.pairwise(waited))
     assert waited[-1] == pytest.approx(10, abs=0.1)
     source._partitions[0].commits.receive(1)
-    source.mark_started(0, 4, markers_offset=20)
+    settle(source, 4, at=20)
     assert waits() == pytest.approx(waited[0], abs=0.1)
 
 
@@ -323,8 +325,7 @@ def test_a_busy_member_fetches_nothing_until_it_is_asked_again(source, consumer)
 def test_r11_a_busy_member_learns_which_failed_starts_were_written_after_all(source, consumer, takes):
     """Their leases run, and their messages were handed to nobody."""
     source._partitions[0].commits.receive(1)
-    source.mark_uncertain(0, [4])
-    source.rewind(0, 4)
+    settle(source, 4, failed=4)
     source._partitions[0]._retry_at = 0.0
     takes.update({5: 4})
     source._partitions[1] = AssignedPartition(0.0)  # just assigned: that can wait until messages are wanted
@@ -396,7 +397,7 @@ def test_what_came_with_a_record_that_shows_another_log_is_not_taken(source, con
     [({0: 11}, True), ({0: 12, 1: 0}, True), ({0: 10}, False), ({0: 0, 1: 99}, False), ({0: -1}, True)],
 )
 def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(source, last_at, continues):
-    source.mark_started(0, 7, markers_offset=10)
+    settle(source, 7, at=10)
     assert source.continues_at(last_at) is continues
 
 
@@ -418,10 +419,10 @@ def test_r24_what_came_from_behind_a_commit_of_another_topic_is_no_place_to_go_o
 
 
 def test_r24_another_markers_topic_alone_has_commits_lead_to_its_beginning(source, consumer):
-    source.mark_started(0, 7, markers_offset=11)
+    settle(source, 7, at=11)
     source.follow(TopicIds("Q", "new"))
     commit(source)
-    source.mark_started(0, 8, markers_offset=3)
+    settle(source, 8, at=3)
     commit(source)
     assert consumer.commits == [(8, "kmq2:0:Q:new"), (9, "kmq2:4:Q:new")]
 

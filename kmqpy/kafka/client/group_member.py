@@ -152,43 +152,29 @@ class GroupMember:
         )
 
     def settle(self, offsets: Offsets, outcome: StartOutcome) -> None:
-        """Let messages with confirmed start markers be committed, and read the others again (rule R18)."""
+        """Let messages with confirmed start markers be committed, and read the others again (rule R18).
+
+        A partition whose start markers failed backs off. Messages of it that were started after all are not
+        received again: the tracker looks after them, and may have redelivered them long since.
+        """
         for partition, ascending in offsets.items():
-            confirmed = len(ascending)
-            if partition in outcome.failed:
-                confirmed = bisect_left(ascending, outcome.failed[partition])
-                self.mark_uncertain(partition, ascending[confirmed:])
+            known = self._partitions.get(partition)
+            if known is None:
+                continue
+            failed = outcome.failed.get(partition)
+            confirmed = len(ascending) if failed is None else bisect_left(ascending, failed)
+            if failed is not None:
+                known.mark_uncertain(ascending[confirmed:])
             if confirmed:
-                last = ascending[confirmed - 1]
-                self.mark_started(partition, last, outcome.last_at[partition], confirmed)
-        for partition, offset in outcome.failed.items():
-            self.rewind(partition, offset)
+                known.mark_started(ascending[confirmed - 1], outcome.last_at[partition], confirmed)
+                self._commit_schedule.add(confirmed)
+            if failed is not None:
+                self._rewind(partition, known, failed)
 
-    def mark_started(self, partition: int, offset: int, markers_offset: int, count: int = 1) -> None:
-        """Let `count` records up to `offset` be committed, whose starts end at `markers_offset`."""
-        if partition in self._partitions:
-            self._partitions[partition].mark_started(offset, markers_offset, count)
-            self._commit_schedule.add(count)
-
-    def mark_uncertain(self, partition: int, offsets: Sequence[int]) -> None:
-        """Note that starts of some of these ascending offsets failed; which ones were written is unknown.
-
-        Until they have been started or skipped, commits keep saying where to find those starts (rule R10). To
-        be called before `mark_started` for others of the same batch, and followed by `rewind`.
-        """
-        if partition in self._partitions:
-            self._partitions[partition].mark_uncertain(offsets)
-
-    def rewind(self, partition: int, offset: int) -> None:
-        """Read `partition` again from `offset`, after a back-off that grows with each failure.
-
-        Messages that were started after all are left out, as the markers say when the outcome is known: the
-        tracker looks after them, and may have redelivered them long since.
-        """
-        if partition in self._partitions:
-            self._partitions[partition].rewind(offset, self._clock.monotonic())
-            self._seek(partition, offset)
-            self._apply_pauses()
+    def _rewind(self, partition: int, known: AssignedPartition, offset: int) -> None:
+        known.rewind(offset, self._clock.monotonic())
+        self._seek(partition, offset)
+        self._apply_pauses()
 
     def pop_orphaned_starts(self) -> list[Place]:
         """Messages that were started after all when their start markers had failed, and are in flight.
