@@ -204,15 +204,15 @@ def test_static_members_restart_without_moving_partitions(make_queue):
         queue.send("p0", partition=0)
         queue.send("p1", partition=1)
         until(lambda: (one.receive(wait=0.1), two.receive(wait=0.1)) and _share(one, two))
-        before = two._source.partitions
+        before = two.partitions
     again = queue.client(instance_id="a")
     still = queue.client(instance_id="b")
     until(lambda: (again.receive(wait=0.1), still.receive(wait=0.1)) and _share(again, still))
-    assert still._source.partitions == before
+    assert still.partitions == before
 
 
 def _share(one, two) -> bool:
-    return len(one._source.partitions) == len(two._source.partitions) == 1
+    return len(one.partitions) == len(two.partitions) == 1
 
 
 @pytest.mark.slow
@@ -382,7 +382,7 @@ def test_what_librdkafka_reads_again_is_not_handed_out_again(queue):
     queue.send(*sent)
     client = queue.client()
     first = collect(client, 10, max_messages=10, ack=True)
-    client._source._consumer.seek(TopicPartition(queue.name, 0, 0))
+    client._receiver._member._consumer.seek(TopicPartition(queue.name, 0, 0))
     rest = collect(client, 50, ack=True)
     assert sorted(bodies(first + rest)) == sorted(sent)
     nothing_comes(client, 0.5)

@@ -478,25 +478,37 @@ _writer = stepwise(
     StartMarkerWriter=_start_markers.StartMarkerWriter,
     threading=_Threading,
 )
-_client = stepwise(
-    "kmqpy.kafka.client.client",
-    {"_take", "_take_from", "_look_for_topics"},
+_topics_in_use = stepwise(
+    "kmqpy.kafka.client.topics_in_use",
+    set(),
     MarkerWriter=lambda connection, *rest, **more: connection.world.controls.marker_writer(
         connection, *rest, **more
     ),
     Topics=Topics,
     TopicWatch=watch,
-    settings_of=lambda queue, _connection: queue,
-    check_connection=lambda connection: connection,
+    check_topics=lambda *_: None,
+)
+_receiver = stepwise(
+    "kmqpy.kafka.client.receiver",
+    {"receive", "keep_alive", "_start"},
+    GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     by_partition=_records.by_partition,
     have_headers=_records.have_headers,
 )
-_client._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
+_client = stepwise(
+    "kmqpy.kafka.client.client",
+    {"_receive_once", "_look_for_topics"},
+    TopicsInUse=_topics_in_use.TopicsInUse,
+    Receiver=_receiver.Receiver,
+    settings_of=lambda queue, _connection: queue,
+    check_connection=lambda connection: connection,
+)
+_receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
 STEPWISE = [
     module.__name__
     for module in (
         *(_originals, _ticker, _redeliverer, _tracker),
-        *(_group_member, _start_markers, _writer, _client),
+        *(_group_member, _start_markers, _writer, _topics_in_use, _receiver, _client),
     )
 ]
 """The modules that run in here, which log by these names."""
@@ -680,15 +692,7 @@ def client(
         except TopicError:
             yield 200.0
     own._housekeeper = _Thread()  # what it does is done below
-    own._source = world.controls.source(
-        connection,
-        queue,
-        _TELEMETRY,
-        ids=own._ids,
-        outcome_known=own._outcome_known,
-        ids_known=own._watch.knows_since,
-        clock=process,
-    )
+    member = own._receiver.join()
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
     readers = [log.readers for log in logs]
@@ -706,13 +710,13 @@ def client(
             lease = max(MIN_LEASE_MS, lease)
             asked = process.monotonic()
             try:
-                messages = yield from own._take(1 + int(batch * world.random()), 0.0, lease)
+                messages = yield from own._receive_once(1 + int(batch * world.random()), 0.0, lease)
             except TopicError:
                 yield 200 * world.random()
                 continue
             if lease == lease_ms and world.random() < 0.2:  # `for message in client`: one after the other
                 until = asked + lease_ms / 1000
-                own._iterating.extend((until, message) for message in messages[1:])
+                own._read_ahead.extend(messages[1:], until)
                 messages = messages[:1]
             for message in messages:
                 use(message, lease)
@@ -720,29 +724,23 @@ def client(
                 for _ in range(3):  # the user's code is busy, the housekeeper goes on
                     yield 600.0
                     own._follow_topics()
-                    own._source.maintain()
-                    yield from own._source.keep_alive()
-                    own._release(own._source.pop_orphaned_starts())
+                    yield from own._receiver.keep_alive()
                     own._release_stale()
-            while own._iterating:
+            while own._read_ahead:
                 own._release_stale()
                 yield 40 * world.random()
-                if own._iterating:
-                    until, message = own._iterating.popleft()
-                    if (
-                        until > process.monotonic()
-                    ):  # KmqClient.__iter__ must look, too: we may have stood still
-                        use(message, lease)
-            source = own._source
-            partitions = source._partitions.values()
-            waiting = source._commit_schedule.uncommitted or any(
+                # KmqClient.__iter__ must look, too: we may have stood still.
+                if (message := own._read_ahead.pop()) is not None and until > process.monotonic():
+                    use(message, lease)
+            partitions = member._partitions.values()
+            waiting = member._commit_schedule.uncommitted or any(
                 known.phase is not Phase.ACTIVE for known in partitions
             )
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):
-            if not (own._writer.idle and own._writer._starts.all_outcomes_known()):
+            if not (own._topics.writer.idle and own._topics.writer._starts.all_outcomes_known()):
                 yield 100.0
-        own._writer._starts._barriers.clear()  # a close() that waits in vain comes to its end
+        own._topics.writer._starts._barriers.clear()  # a close() that waits in vain comes to its end
         own.close()
         world.trace(process.name, "closed")
     finally:
@@ -775,7 +773,7 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
     luck = world.random() if world.faults else 0.0
     if luck < 0.15:  # as ack(wait=True)
         own._check_open()
-        writer, places = own._writer, own._places([message])
+        writer, places = own._topics.writer, own._places.offsets_of([message])
         history.acks(process, message)
         yield from writer.write_in_steps(places.items())
         history.written(process, message)
@@ -819,7 +817,7 @@ def _look_for_topics(process: Process, message: Any) -> Steps:
     """KmqClient._look_for_topics, which waits: its thread that receives is who looks."""
     topic_id = Receipt.parse(message.receipt).topic_id
     until = process.monotonic() + 3.0
-    while process.client._ids.queue != topic_id and process.monotonic() < until:
+    while process.client._topics.ids.queue != topic_id and process.monotonic() < until:
         process.world.wake(process.main)
         yield 100.0
 

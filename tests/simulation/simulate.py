@@ -57,7 +57,7 @@ class Controls:
     transactions: Any = Transactions
     marker_writer: Any = MarkerWriter
     redeliverer: Any = Redeliverer
-    source: Any = GroupMember
+    member: Any = GroupMember
     reader: Any = OriginalsReader
     watch: Any = TopicWatch
     topics_change: bool = False

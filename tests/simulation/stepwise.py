@@ -19,6 +19,7 @@ import confluent_kafka
 from .model import Record
 
 IO = {
+    "_look_for_topics",
     "begin_transaction",
     "commit_transaction",
     "confirmed",
@@ -35,6 +36,7 @@ IO = {
     "open",
     "poll",
     "read_offset",
+    "receive",
     "redeliver",
     "scan",
     "send_tick",

@@ -1,4 +1,4 @@
-"""What a client does over a writer and a source that need no Kafka; above all what it iterates over."""
+"""A client over a writer and a group member that need no Kafka; above all iteration over it."""
 
 import threading
 from types import SimpleNamespace
@@ -8,6 +8,7 @@ from confluent_kafka import Message as Record
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.client import client as client_module
+from kmqpy.kafka.client import receiver, topics_in_use
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -60,6 +61,10 @@ class FakeWriter:
             raise Unavailable("the writer is closed")
         self.posted.append(marker)
 
+    def give_back(self, places):
+        for place in places:
+            self.post(Marker(*place, Op.NACK, counts=False))
+
     def put(self, items):
         for item in items:
             self.post(item)
@@ -72,7 +77,7 @@ class FakeWriter:
         return [marker.offset for marker in self.posted]
 
 
-class FakeSource:
+class FakeMember:
     """Gives a batch of so many messages, once."""
 
     size = 0
@@ -103,11 +108,11 @@ class FakeSource:
 
 @pytest.fixture
 def client(monkeypatch):
-    monkeypatch.setattr(client_module, "Topics", FakeTopics)
-    monkeypatch.setattr(client_module, "TopicWatch", FakeWatch)
-    monkeypatch.setattr(client_module, "MarkerWriter", FakeWriter)
-    monkeypatch.setattr(client_module, "GroupMember", FakeSource)
-    monkeypatch.setattr(FakeSource, "size", 5)
+    monkeypatch.setattr(topics_in_use, "Topics", FakeTopics)
+    monkeypatch.setattr(topics_in_use, "TopicWatch", FakeWatch)
+    monkeypatch.setattr(topics_in_use, "MarkerWriter", FakeWriter)
+    monkeypatch.setattr(receiver, "GroupMember", FakeMember)
+    monkeypatch.setattr(FakeMember, "size", 5)
     made = KmqClient(QueueSettings(name="q"), KafkaConnection())
     yield made
     made.close()
@@ -123,8 +128,8 @@ def test_r24_nothing_is_handed_out_when_start_markers_lead_to_the_news_that_the_
         monkeypatch.setattr(FakeWatch, "look", lambda _: ids)
         return False
 
-    monkeypatch.setattr(FakeSource, "continues_at", continues_at)
-    monkeypatch.setattr(FakeSource, "follow", lambda *_: None, raising=False)
+    monkeypatch.setattr(FakeMember, "continues_at", continues_at)
+    monkeypatch.setattr(FakeMember, "follow", lambda *_: None, raising=False)
     monkeypatch.setattr(FakeWriter, "abandon", FakeWriter.get_ready, raising=False)
     assert len(client.receive(wait=0)) == handed_out
 
@@ -149,46 +154,45 @@ def test_a_batch_that_comes_while_another_thread_closes_the_client_is_given_back
     monkeypatch.setattr(client, "receive", receive_and_close)
     assert list(client) == []
     closing.join(5)
-    assert client._writer.given_back() == [0, 1, 2, 3, 4]
+    assert client._topics.writer.given_back() == [0, 1, 2, 3, 4]
 
 
 def test_an_iteration_that_goes_on_does_not_disturb_close(client, monkeypatch):
-    post = client._writer.post
+    post = client._topics.writer.post
 
     def post_and_take(marker):  # as another thread's iteration may at this moment
         post(marker)
-        if client._iterating:
-            client._iterating.popleft()
+        client._read_ahead.pop()
 
     assert next(iter(client)).offset == 0
-    monkeypatch.setattr(client._writer, "post", post_and_take)
+    monkeypatch.setattr(client._topics.writer, "post", post_and_take)
     client.close()
-    assert client._writer.given_back() == [1, 2, 3, 4]
+    assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
 
 def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, monkeypatch):
     messages = iter(client)
     next(messages)
-    release = client._release
+    give_back = client._topics.writer.give_back
     closing = threading.Thread(target=client.close)
 
-    def close_and_release(places):
+    def close_and_give_back(places):
         if not closing.ident:
             closing.start()
             closing.join(0.5)
-        release(places)
+        give_back(places)
 
-    monkeypatch.setattr(client, "_release", close_and_release)
-    monkeypatch.setattr(client_module, "_MIN_LEASE_LEFT", 2)
+    monkeypatch.setattr(client._topics.writer, "give_back", close_and_give_back)
+    monkeypatch.setattr(client_module, "MIN_LEASE_LEFT", 2)
     assert list(messages) == []
     closing.join(5)
-    assert client._writer.given_back() == [1, 2, 3, 4]
+    assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
 
 def test_to_extend_a_lease_by_nothing_is_to_give_back(client):
     first, second = client.receive()[:2]
     client.extend(first, second, lease=0)
-    assert client._writer.posted == [Marker(0, offset, Op.NACK, counts=False) for offset in (0, 1)]
+    assert client._topics.writer.posted == [Marker(0, offset, Op.NACK, counts=False) for offset in (0, 1)]
     assert client.held == 3
 
 
@@ -209,30 +213,32 @@ def test_what_waits_its_turn_is_given_back_while_another_thread_receives(client)
     later = client._clock.monotonic() + 16  # of 30
     client._clock = SimpleNamespace(monotonic=lambda: later)
     moment = threading.Event()
-    with client._taking:
+    with client._receiving:
         for _ in range(1_000):
-            if client._writer.posted or moment.wait(0.01):
+            if client._topics.writer.posted or moment.wait(0.01):
                 break
-    assert client._writer.given_back() == [1, 2, 3, 4]
+    assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
 
 def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(client, monkeypatch):
     """They were written after all, and the leases run while the user's code is busy with other messages."""
     assert len(client.receive()) == 5
     monkeypatch.setattr(
-        client._source, "pop_orphaned_starts", lambda: [(0, 7)] if not client._writer.posted else []
+        client._receiver._member,
+        "pop_orphaned_starts",
+        lambda: [(0, 7)] if not client._topics.writer.posted else [],
     )
     moment = threading.Event()
     for _ in range(1_000):
-        if client._writer.posted or moment.wait(0.01):
+        if client._topics.writer.posted or moment.wait(0.01):
             break
-    assert client._writer.given_back() == [7]
+    assert client._topics.writer.given_back() == [7]
 
 
 def test_what_an_interrupted_receive_took_is_given_back(client, monkeypatch):
     calls = []
     starting = SimpleNamespace(confirmed=lambda: 1 / 0, give_back=lambda: calls.append("given back"))
-    monkeypatch.setattr(client._writer, "start", lambda *_: starting)
+    monkeypatch.setattr(client._topics.writer, "start", lambda *_: starting)
     with pytest.raises(ZeroDivisionError):
         client.receive()
     assert client.receive(wait=0) == []
@@ -267,16 +273,16 @@ class SlowLink:
 
 def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_handed_out(client, monkeypatch):
     link = SlowLink()
-    client._clock = link
-    monkeypatch.setattr(client._writer, "start", link.start)
-    source = client._open_source()
+    client._receiver._clock = client._in_flight._clock = link
+    monkeypatch.setattr(client._topics.writer, "start", link.start)
+    member = client._receiver.join()
     found = []
     for _ in range(3):
-        source._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
-        found.append(len(client._take(10, 0, 100)))
+        member._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
+        found.append(len(client._receive_once(10, 0, 100)))
     assert found == [0, 1, 1]  # the first time it is not known yet
     assert link.leases_ms[0] == 100
     assert all(260 <= lease_ms <= 264 for lease_ms in link.leases_ms[1:])
-    source._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
-    assert len(client._take(10, 0, 1_000)) == 1
+    member._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
+    assert len(client._receive_once(10, 0, 1_000)) == 1
     assert link.leases_ms[-1] == 1_000

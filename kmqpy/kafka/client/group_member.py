@@ -170,6 +170,12 @@ class GroupMember:
                 self._commit_schedule.add(confirmed)
             if failed is not None:
                 self._rewind(partition, known, failed)
+        if outcome.failed:
+            self._telemetry.failed(self._queue.name, "start markers", len(outcome.failed))
+            _log.warning(
+                "start markers are not confirmed; their messages will come again",
+                extra={"queue": self._queue.name, "partitions": sorted(outcome.failed)},
+            )
 
     def _rewind(self, partition: int, known: AssignedPartition, offset: int) -> None:
         known.rewind(offset, self._clock.monotonic())

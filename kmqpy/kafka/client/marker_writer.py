@@ -24,6 +24,7 @@ from kmqpy.kafka.client.markers_producer import produce, produce_all
 from kmqpy.kafka.client.start_markers import POLL_S, StartMarkerWriter
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
@@ -186,6 +187,11 @@ class MarkerWriter:
     def post(self, marker: Marker) -> None:
         """As put(), for one marker."""
         self.put([marker])
+
+    def give_back(self, places: Iterable[Place]) -> None:
+        """Give back messages that were started and handed to nobody: it was no attempt."""
+        for place in places:
+            self.post(Marker(*place, Op.NACK, counts=False))
 
     def end(self, partition: int, offsets: Sequence[int]) -> None:
         """As put(), for the end markers of these messages."""

@@ -1,0 +1,96 @@
+"""Finds the places of messages that a caller names, and refuses messages of other topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter, is_
+
+from kmqpy.errors import ReceiptError
+from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.kafka.client.topics_in_use import TopicsInUse
+from kmqpy.kafka.places import Offsets, Place
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import earlier_markers_error
+from kmqpy.message import Message
+
+_record_of = attrgetter("_record")
+_context_of = attrgetter("_batch")
+
+_NOTHING: tuple[tuple[Message, ...], Offsets] = ((), {})
+
+
+class MessagePlaces:
+    """The places of messages of one queue, given as messages or as receipts; safe to use from any thread.
+
+    watch_topics     called before topic ids are compared: sees to it that they are watched
+    look_for_topics  waits until it is known which topics there are now
+
+    Its methods raise ReceiptError for messages of another queue, and of a deleted topic (rule R24).
+    """
+
+    def __init__(
+        self,
+        queue: QueueSettings,
+        topics: TopicsInUse,
+        *,
+        watch_topics: Callable[[], None],
+        look_for_topics: Callable[[], None],
+    ) -> None:
+        self._queue = queue
+        self._topics = topics
+        self._watch_topics = watch_topics
+        self._look_for_topics = look_for_topics
+        self._handed_out = _NOTHING
+
+    def remember(self, messages: Sequence[Message], offsets: Offsets) -> None:
+        """Note where the messages are that were handed out last: they are often named all together."""
+        self._handed_out = tuple(messages), offsets
+
+    def forget(self) -> None:
+        """Forget these: they are of a former topic."""
+        self._handed_out = _NOTHING
+
+    def offsets_of(self, messages: Sequence[Message | str]) -> Offsets:
+        """The offsets of messages, by partition."""
+        handed_out, offsets = self._handed_out
+        if len(messages) == len(handed_out) and all(map(is_, messages, handed_out)):  # the usual case
+            self._handed_out = _NOTHING
+            return offsets
+        if set(map(type, messages)) == {KafkaMessage}:
+            for context in set(map(_context_of, messages)):
+                self._check("message", context.queue.name, context.topic_id)
+            return by_partition((record.partition(), record.offset()) for record in map(_record_of, messages))
+        return by_partition(map(self.place_of, messages))
+
+    def place_of(self, message: Message | str) -> Place:
+        """The place of one message."""
+        if type(message) is KafkaMessage:
+            context = _context_of(message)
+            self._check("message", context.queue.name, context.topic_id)
+            return message.partition, message.offset
+        # A message that was copied or pickled is known by its receipt, and so is one of another storage.
+        receipt = Receipt.parse(message.receipt if isinstance(message, Message) else message)
+        self._check("receipt", receipt.queue, receipt.topic_id)
+        if not self._topics.has(receipt.partition):
+            raise ReceiptError(f"receipt: queue {receipt.queue!r} has no partition {receipt.partition}")
+        return receipt.partition, receipt.offset
+
+    def _check(self, what: str, queue: str, topic_id: str) -> None:
+        if queue != self._queue.name:
+            raise ReceiptError(f"{what}: it is of queue {queue!r}, not of {self._queue.name!r}")
+        self._watch_topics()
+        if topic_id != self._topics.ids.queue:
+            self._look_for_topics()
+        if topic_id != self._topics.ids.queue:
+            if self._topics.beside_earlier_markers:
+                raise earlier_markers_error(self._queue)
+            raise ReceiptError(f"{what}: it is of another topic named {queue!r}, which was deleted since")
+
+
+def by_partition(places: Iterable[Place]) -> dict[int, list[int]]:
+    """The offsets of places, by partition, in their order."""
+    offsets: dict[int, list[int]] = {}
+    for partition, offset in places:
+        offsets.setdefault(partition, []).append(offset)
+    return offsets

@@ -1,0 +1,286 @@
+"""How a client receives: it polls records, has their start markers written, and makes messages of them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
+
+from kmqpy import message as m
+from kmqpy.core.clock import Clock
+from kmqpy.errors import DecodeError
+from kmqpy.kafka.client.group_member import GroupMember
+from kmqpy.kafka.client.in_flight_limit import InFlightLimit
+from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, ReceiveContext
+from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
+from kmqpy.kafka.client.topics_in_use import TopicsInUse
+from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.kafka.markers.records import by_partition, have_headers, read_headers
+from kmqpy.kafka.message_headers import DELIVER_AT, int_header
+from kmqpy.kafka.places import Offsets, Place
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import TopicIds
+from kmqpy.message import Message
+from kmqpy.telemetry.base import Telemetry
+
+_log = logging.getLogger(__name__)
+
+MIN_LEASE_LEFT = 0.5
+"""A message is handed out only while this part of its lease is left (rule R11)."""
+
+_START_TIMEOUT_S = 3.0
+"""How long start markers may take before their partitions have to wait (rule R18)."""
+
+_SLOW_CONFIRMATION = 1 / 8
+"""Start markers may take this part of a lease before it is lengthened."""
+
+_MANY = 500
+
+_record_of = attrgetter("_record")
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """Messages whose start markers are confirmed, and the monotonic time at which their leases end."""
+
+    messages: list[Message]
+    offsets: Offsets
+    until: float
+
+
+_NONE_STARTED = _Started([], {}, 0.0)
+
+
+class Receiver:
+    """Receives the messages of a client. Used by one thread at a time: the client has a lock for it.
+
+    client           acknowledges the messages
+    holder           stands in start markers; for people
+    look_for_topics  waits until it is known which topics there are now, and changes `topics` to these
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: QueueSettings,
+        topics: TopicsInUse,
+        in_flight: InFlightLimit,
+        *,
+        client: Acknowledges,
+        holder: str | None,
+        instance_id: str | None,
+        look_for_topics: Callable[[], None],
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._topics = topics
+        self._in_flight = in_flight
+        self._client = client
+        self._holder = holder
+        self._instance_id = instance_id
+        self._look_for_topics = look_for_topics
+        self._telemetry = telemetry
+        self._clock = clock
+        self._member: GroupMember | None = None
+        self._start_batch: StartBatch | None = None  # of messages that are not handed out yet
+        self._confirmed_in_s = 0.0  # how long it took to write the last start markers
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions whose messages it receives at the moment; none before join()."""
+        return [] if self._member is None else self._member.partitions
+
+    def join(self) -> GroupMember:
+        """Join the consumer group, unless that is done; returns the member."""
+        if self._member is None:
+            self._topics.writer.starts.get_ready()
+            self._member = GroupMember(
+                self._connection,
+                self._queue,
+                self._telemetry,
+                ids=self._topics.ids,
+                outcome_known=self._outcome_known,
+                ids_known=self._topics.knows_since,
+                instance_id=self._instance_id,
+                clock=self._clock,
+            )
+        return self._member
+
+    def receive(self, max_messages: int, wait_s: float, lease_ms: int) -> tuple[list[Message], Offsets]:
+        """Messages for the caller, and their places; waits at most `wait_s` for records.
+
+        Also reads the markers of partitions that are new to this client; see GroupMember.poll().
+        """
+        member = self.join()
+        lease_ms = self._lengthened(lease_ms)
+        try:
+            started = self._start(member, max_messages, wait_s, lease_ms)
+        except BaseException:  # of a signal handler too; the member has moved on, and nobody got anything
+            member.start_over()
+            raise
+        # This may commit messages that are given back below: their start markers tell the tracker of them.
+        member.maintain()
+        are_held = started.messages and self._hold(started, lease_ms)
+        self._start_batch = None
+        return (started.messages, started.offsets) if are_held else ([], {})
+
+    def keep_alive(self) -> None:
+        """Stay in the group and commit while nobody receives; call it often."""
+        if self._member is not None:
+            self.give_back_interrupted()
+            self._member.maintain()
+            self._member.keep_alive()
+            self._topics.writer.give_back(self._member.pop_orphaned_starts())
+
+    def give_back_interrupted(self) -> None:
+        """Give back what a receive() started that an exception, say of a signal handler, interrupted."""
+        if self._start_batch is not None:
+            self._start_batch.give_back()
+            self._start_batch = None
+
+    def change_topics(self, ids: TopicIds) -> None:
+        """Go on with the topics of these ids."""
+        recreated = ids.queue != self._topics.ids.queue
+        if recreated:
+            self._start_batch = None
+        self._topics.change_to(ids)
+        if self._member is not None:
+            self._member.follow(ids)
+            if recreated:
+                self._topics.writer.starts.get_ready()
+
+    def close(self) -> None:
+        """Commit and leave the group."""
+        if self._member is not None:
+            self._member.close()
+
+    def _start(self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int) -> _Started:
+        """Poll, and write start markers for what came."""
+        with _collecting_later(max_messages):
+            self.give_back_interrupted()
+            records, offsets = member.poll(max_messages, wait_s)
+            self._topics.writer.give_back(member.pop_orphaned_starts())
+            if not records:
+                return _NONE_STARTED
+            # The lease is counted from before its start marker is written (rule R11).
+            started_at = self._clock.monotonic()
+            until = started_at + lease_ms / 1000
+            now_ms = self._clock.wall_ms()
+            delays = self._delays(records, now_ms) if have_headers(records) else {}
+            due = offsets if not delays else _without(offsets, delays)
+            start_batch = self._topics.writer.starts.start(
+                due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
+            )
+            self._start_batch = start_batch
+            # While the broker works:
+            context = ReceiveContext(
+                self._queue, self._topics.ids.queue, now_ms + lease_ms, self._telemetry, self._client
+            )
+            messages: list[Message] = list(map(KafkaMessage, records, repeat(context)))
+        outcome = start_batch.confirmed()
+        if not outcome.failed:
+            self._confirmed_in_s = self._clock.monotonic() - started_at
+        if not member.continues_at(outcome.last_at):
+            # The markers topic is another one. If the queue topic is, too, these messages are of the old one.
+            ids, now = self._topics.ids, self._clock.monotonic()
+            self._look_for_topics()
+            if self._topics.ids.queue != ids.queue:
+                # If these were messages of the new one, they come again at once, not after the lease.
+                self._topics.writer.give_back((p, offset) for p, ones in due.items() for offset in ones)
+                return _NONE_STARTED
+            if not self._topics.knows_since(now):
+                start_batch.give_back()
+                member.start_over()
+                return _NONE_STARTED
+        member.settle(offsets, outcome)
+        if delays or outcome.failed:
+            messages = [message for message in messages if _is_started(message, delays, outcome)]
+            offsets = by_partition(list(map(_record_of, messages)))
+        if outcome.given_back:
+            until = -math.inf  # nothing is left of their leases
+        return _Started(messages, offsets, until)
+
+    def _lengthened(self, lease_ms: int) -> int:
+        """The lease to write in start markers: longer where these took a good part of it last time.
+
+        Over a slow link the receiver would otherwise get little or nothing of a short lease.
+        """
+        confirmed_in_ms = self._confirmed_in_s * 1000
+        if confirmed_in_ms <= lease_ms * _SLOW_CONFIRMATION:
+            return lease_ms
+        return min(lease_ms + 2 * math.ceil(confirmed_in_ms), max(lease_ms, self._queue.max_hold_ms))
+
+    def _hold(self, started: _Started, lease_ms: int) -> bool:
+        """Count messages as in flight; False, and they are given back, if their leases have run down."""
+        if self._clock.monotonic() <= _hand_out_until(started.until, lease_ms):
+            self._in_flight.add(started.offsets, started.until)
+            return True
+        count = len(started.messages)
+        _log.warning(
+            "leases too short for how long their start markers took; given back",
+            extra={"queue": self._queue.name, "count": count, "lease_ms": lease_ms},
+        )
+        self._telemetry.failed(self._queue.name, "stale leases", count)
+        self._topics.writer.give_back((p, offset) for p, ones in started.offsets.items() for offset in ones)
+        return False
+
+    def _delays(self, records: list[Any], now_ms: int) -> dict[Place, int]:
+        """The places of records not yet due, with the ms until they are."""
+        delays: dict[Place, int] = {}
+        for record in records:
+            headers, unreadable = read_headers(record)
+            if unreadable:
+                self._telemetry.failed(self._queue.name, "undecodable header", unreadable)
+            if headers and (wait_ms := self._wait_ms(headers, now_ms)) > 0:
+                delays[record.partition(), record.offset()] = min(wait_ms, 2**62)
+        return delays
+
+    def _wait_ms(self, raw: Any, now_ms: int) -> int:
+        try:
+            deliver_at = int_header(m.headers_of(raw), DELIVER_AT)
+        except DecodeError:
+            self._telemetry.failed(self._queue.name, "undecodable kmq-deliver-at")
+            return 0
+        return 0 if deliver_at is None else deliver_at - now_ms
+
+    def _outcome_known(self, partition: int) -> bool:
+        return self._topics.writer.starts.outcome_known(partition)
+
+
+@contextmanager
+def _collecting_later(count: int) -> Iterator[None]:
+    """Lets Python's garbage collector sleep while `count` objects are made, if they are many.
+
+    None of them is garbage, but it would look at all objects there are again and again: with batches of
+    5,000 that takes a third of the time of receive().
+    """
+    if count < _MANY or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _is_started(message: Message, delays: Collection[Place], outcome: StartOutcome) -> bool:
+    partition, offset = message.partition, message.offset
+    return (partition, offset) not in delays and offset < outcome.failed.get(partition, INT64_MAX)
+
+
+def _without(offsets: Offsets, places: Collection[Place]) -> Offsets:
+    return {p: [o for o in ascending if (p, o) not in places] for p, ascending in offsets.items()}
+
+
+def _hand_out_until(lease_until: float, lease_ms: int) -> float:
+    """Until when a message with a lease until `lease_until` may be handed out (rule R11)."""
+    return lease_until - lease_ms / 1000 * MIN_LEASE_LEFT

@@ -1,0 +1,73 @@
+"""The topics that a client works with, and the writer of their markers."""
+
+from __future__ import annotations
+
+import logging
+
+from kmqpy.core.clock import Clock
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.settings_mirror import check_topics
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.topics import TopicIds, Topics, TopicWatch, earlier_markers_error
+
+_log = logging.getLogger(__name__)
+
+
+class TopicsInUse:
+    """The ids of the queue's topics, as the client knows them, and the writer of their markers (rule R24).
+
+    coalesce_ms  as of MarkerWriter
+
+    ids, writer             whoever needs both gets `writer` first, and then looks at `ids`
+    beside_earlier_markers  the queue topic was recreated, its markers topic was not: nothing is received
+
+    Raises QueueNotFound, TopicError, Unavailable when it is made.
+    """
+
+    def __init__(
+        self, connection: Connection, queue: QueueSettings, clock: Clock, *, coalesce_ms: float | None
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._clock = clock
+        self._coalesce_ms = coalesce_ms
+        topics = Topics(connection).check(queue)
+        check_topics(queue, topics, connection)
+        self.ids = topics.ids
+        self.writer = self._new_writer()
+        self.beside_earlier_markers = False
+        self._watch = TopicWatch(connection, queue, topics.ids, clock)
+        self._partitions = topics.markers.partitions
+
+    def has(self, partition: int) -> bool:
+        """Whether the queue has this partition; asks Kafka when it had not."""
+        if partition >= self._partitions:  # a queue can grow
+            self._partitions = Topics(self._connection).check(self._queue).partitions
+        return partition < self._partitions
+
+    def knows_since(self, moment: float) -> bool:
+        """Whether look() knows the ids as of this monotonic time; asking triggers a look-up."""
+        return self._watch.knows_since(moment)
+
+    def look(self) -> TopicIds | None:
+        """The ids of the topics that there are now if the client has to change to these; else None."""
+        ids = self._watch.look()
+        mixed = ids.beside_earlier_markers(self.ids)
+        if mixed and not self.beside_earlier_markers:
+            _log.error("%s", earlier_markers_error(self._queue))
+        self.beside_earlier_markers = mixed
+        return None if mixed or ids == self.ids else ids
+
+    def change_to(self, ids: TopicIds) -> None:
+        """Use the topics of these ids. The writer of another queue topic's markers is abandoned."""
+        _log.warning("the queue was made anew; beginning anew", extra={"queue": self._queue.name})
+        before, self.ids = self.ids, ids
+        if ids.queue != before.queue:
+            self._partitions = 0  # to be asked for
+            former, self.writer = self.writer, self._new_writer()
+            former.abandon()
+
+    def _new_writer(self) -> MarkerWriter:
+        return MarkerWriter(
+            self._connection, self._queue.markers_topic, coalesce_ms=self._coalesce_ms, clock=self._clock
+        )
