@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.kafka.client.assigned_partition import AssignedPartition, Phase
-from kmqpy.kafka.client.crash_recovery import StartsFound
+from kmqpy.kafka.client.assigned_partition import AssignedPartition, Phase, StartsFound
 from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.client.assigned_partition import AssignedPartition
-from kmqpy.kafka.client.crash_recovery import StartsFound
+from kmqpy.kafka.client.assigned_partition import AssignedPartition, StartsFound
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.client.start_markers import StartOutcome
@@ -96,7 +95,7 @@ def consumer(monkeypatch):
 
 
 @pytest.fixture
-def source(consumer):
+def member(consumer):
     made = GroupMember(
         *GIVEN,
         **IDENTITY,
@@ -113,34 +112,34 @@ def active(markers_offset=None):
     return made
 
 
-def settle(source, *offsets, at=None, failed=None):
+def settle(member, *offsets, at=None, failed=None):
     """The start markers of messages below `failed` are confirmed, the last at this markers offset."""
     outcome = StartOutcome({} if at is None else {0: at}, {} if failed is None else {0: failed})
-    source.settle({0: offsets}, outcome)
+    member.settle({0: offsets}, outcome)
 
 
-def commit(source):
-    source._commit_schedule.committed(-1_000.0)
-    source.maintain()
+def commit(member):
+    member._commit_schedule.committed(-1_000.0)
+    member.maintain()
 
 
-def test_a_commit_tells_where_the_starts_end_that_it_covers(source, consumer):
-    settle(source, 5, 6, 7, at=11)
-    commit(source)
+def test_a_commit_tells_where_the_starts_end_that_it_covers(member, consumer):
+    settle(member, 5, 6, 7, at=11)
+    commit(member)
     assert consumer.commits == [(8, "kmq2:12:Q:M")]
 
 
-def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(source, consumer):
+def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(member, consumer):
     # The starts of 3 to 8 stand at 5 to 9, but that of 4 failed.
-    source._partitions[0].commits.receive(6)
-    settle(source, *range(3, 9), at=9, failed=4)
-    commit(source)
+    member._partitions[0].commits.receive(6)
+    settle(member, *range(3, 9), at=9, failed=4)
+    commit(member)
     assert consumer.sought == 4
     # Taken again one by one, their new starts behind the old ones.
     for offset, at in [(4, 10), (5, 11), (6, 12), (7, 13), (8, 14), (9, 15)]:
-        source._partitions[0].commits.receive(1)
-        settle(source, offset, at=at)
-        commit(source)
+        member._partitions[0].commits.receive(1)
+        settle(member, offset, at=at)
+        commit(member)
     assert consumer.commits == [
         (4, "kmq2:5:Q:M"),
         (5, "kmq2:5:Q:M"),
@@ -152,13 +151,13 @@ def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(s
     ]
 
 
-def test_r10_what_is_recovered_and_lies_ahead_keeps_the_older_offset(source, consumer):
-    known = source._partitions[0]
+def test_r10_what_is_recovered_and_lies_ahead_keeps_the_older_offset(member, consumer):
+    known = member._partitions[0]
     known._add_found(2, StartsFound(OffsetRuns([(9, 1)])))
-    settle(source, 7, at=11)
-    commit(source)
-    settle(source, 10, at=12)
-    commit(source)
+    settle(member, 7, at=11)
+    commit(member)
+    settle(member, 10, at=12)
+    commit(member)
     assert consumer.commits == [(8, "kmq2:2:Q:M"), (11, "kmq2:13:Q:M")]
 
 
@@ -179,49 +178,49 @@ def takes(monkeypatch):
     return log
 
 
-def take_one(source, consumer, offset, markers_offset):
+def take_one(member, consumer, offset, markers_offset):
     """Poll and take a message, and commit."""
     consumer.offsets = [offset]
-    assert source.poll(1, 0)[1] == {0: range(offset, offset + 1)}
-    settle(source, offset, at=markers_offset)
-    commit(source)
+    assert member.poll(1, 0)[1] == {0: range(offset, offset + 1)}
+    settle(member, offset, at=markers_offset)
+    commit(member)
 
 
 def test_r10_what_a_predecessor_started_stays_in_reach_of_successors_until_it_is_passed(
-    source, consumer, takes
+    member, consumer, takes
 ):
     """It died before it could commit; if this member dies, too, the next one must find those starts."""
     takes.update({1: 2, 2: 3, 3: 6, 4: 8})
     consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq2:2:Q:M")
-    source._on_assign(consumer, [TopicPartition("q", 0)])
+    member._on_assign(consumer, [TopicPartition("q", 0)])
     for offset, at in [(4, 11), (5, 12), (7, 13), (9, 14)]:
-        take_one(source, consumer, offset, at)
+        take_one(member, consumer, offset, at)
     assert consumer.commits == [(5, "kmq2:2:Q:M"), (6, "kmq2:2:Q:M"), (8, "kmq2:2:Q:M"), (10, "kmq2:15:Q:M")]
 
 
-def test_r10_what_was_started_after_all_stays_in_reach_too(source, consumer, takes):
+def test_r10_what_was_started_after_all_stays_in_reach_too(member, consumer, takes):
     """Found when a failed start had this member read markers again; 9 was started by another one."""
-    source._partitions[0].commits.receive(1)
-    settle(source, 4, failed=4)
-    source._partitions[0]._retry_at = 0.0
+    member._partitions[0].commits.receive(1)
+    settle(member, 4, failed=4)
+    member._partitions[0]._retry_at = 0.0
     takes.update({5: 4, 6: 9})
-    take_one(source, consumer, 5, 7)
-    take_one(source, consumer, 10, 8)
+    take_one(member, consumer, 5, 7)
+    take_one(member, consumer, 10, 8)
     assert consumer.commits == [(6, "kmq2:5:Q:M"), (11, "kmq2:9:Q:M")]
-    assert source.pop_orphaned_starts() == [(0, 4)]
+    assert member.pop_orphaned_starts() == [(0, 4)]
 
 
-def test_r10_the_older_of_two_readings_is_where_successors_begin(source, consumer, takes):
+def test_r10_the_older_of_two_readings_is_where_successors_begin(member, consumer, takes):
     takes.update({1: 2, 2: 20})
     consumer.of_predecessor = TopicPartition("q", 0, 3, "kmq2:1:Q:M")
-    source._on_assign(consumer, [TopicPartition("q", 0)])
-    take_one(source, consumer, 3, 11)
-    source._partitions[0].commits.receive(1)
-    settle(source, 4, failed=4)
-    source._partitions[0]._retry_at = 0.0
+    member._on_assign(consumer, [TopicPartition("q", 0)])
+    take_one(member, consumer, 3, 11)
+    member._partitions[0].commits.receive(1)
+    settle(member, 4, failed=4)
+    member._partitions[0]._retry_at = 0.0
     takes.update({12: 4})
-    take_one(source, consumer, 5, 13)
-    take_one(source, consumer, 21, 14)
+    take_one(member, consumer, 5, 13)
+    take_one(member, consumer, 21, 14)
     assert consumer.commits == [(4, "kmq2:1:Q:M"), (6, "kmq2:1:Q:M"), (22, "kmq2:15:Q:M")]
 
 
@@ -237,24 +236,24 @@ class SleepingClock:
 
 def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_time(consumer, takes):
     clock = SleepingClock()
-    source = GroupMember(*GIVEN, **IDENTITY, outcome_known=lambda _: True, clock=clock)
-    source._partitions[0] = active(markers_offset=5)
+    member = GroupMember(*GIVEN, **IDENTITY, outcome_known=lambda _: True, clock=clock)
+    member._partitions[0] = active(markers_offset=5)
 
     def waits():
-        settle(source, 4, failed=4)
+        settle(member, 4, failed=4)
         began = clock.now
-        while source.partitions != [0]:
+        while member.partitions != [0]:
             clock.sleep(0.05)
             consumer.offsets = [4]
-            source.poll(1, 0)
+            member.poll(1, 0)
         return clock.now - began
 
     waited = [waits() for _ in range(9)]
     assert 0 < waited[0] < 0.5
     assert all(later > 1.5 * wait or later >= 9.9 for wait, later in itertools.pairwise(waited))
     assert waited[-1] == pytest.approx(10, abs=0.1)
-    source._partitions[0].commits.receive(1)
-    settle(source, 4, at=20)
+    member._partitions[0].commits.receive(1)
+    settle(member, 4, at=20)
     assert waits() == pytest.approx(waited[0], abs=0.1)
 
 
@@ -263,18 +262,18 @@ def test_r10_a_partition_is_given_up_when_nothing_started_can_come_any_more(
     consumer, settles_at, given_up_at
 ):
     clock = SleepingClock()
-    source = GroupMember(
+    member = GroupMember(
         *GIVEN,
         **IDENTITY,
         outcome_known=lambda partition: partition == 1 or clock.now >= settles_at,
         clock=clock,
     )
-    source._partitions = {0: active(), 1: active()}
-    source._on_revoke(consumer, [TopicPartition("q", 1)])
+    member._partitions = {0: active(), 1: active()}
+    member._on_revoke(consumer, [TopicPartition("q", 1)])
     assert clock.now == 0.0
-    source._on_revoke(consumer, [TopicPartition("q", 0)])
+    member._on_revoke(consumer, [TopicPartition("q", 0)])
     assert clock.now == pytest.approx(given_up_at, abs=0.05)  # a rebalance does not wait for ever
-    assert source.partitions == []
+    assert member.partitions == []
 
 
 def test_a_partition_is_given_up_whatever_is_raised_on_the_way(consumer):
@@ -283,147 +282,147 @@ def test_a_partition_is_given_up_whatever_is_raised_on_the_way(consumer):
 
     given_up = []
     consumer.incremental_unassign = given_up.extend
-    source = GroupMember(
+    member = GroupMember(
         *GIVEN,
         **IDENTITY,
         outcome_known=interrupted,
     )
-    source._partitions = {0: active(), 1: active()}
+    member._partitions = {0: active(), 1: active()}
     with pytest.raises(KeyboardInterrupt):
-        source._on_revoke(consumer, [TopicPartition("q", 0)])
-    source.start_over()  # what the client does after an error
-    assert list(source._partitions) == [1]
+        member._on_revoke(consumer, [TopicPartition("q", 0)])
+    member.start_over()  # what the client does after an error
+    assert list(member._partitions) == [1]
     assert given_up == [TopicPartition("q", 0)]
 
 
-def test_a_busy_member_keeps_polling_although_something_came(source, consumer):
+def test_a_busy_member_keeps_polling_although_something_came(member, consumer):
     # Else it would be no member any more after max.poll.interval.ms.
     for _ in range(3):
-        source._last_poll = -1_000.0
-        source.keep_alive()
+        member._last_poll = -1_000.0
+        member.keep_alive()
     assert consumer.polls == 3
-    assert [record.at for record in source._stash] == [101, 102, 103]
-    source._seek(0, 102)
-    assert source._stash == []  # it will be read again
+    assert [record.at for record in member._stash] == [101, 102, 103]
+    member._seek(0, 102)
+    assert member._stash == []  # it will be read again
 
 
-def test_a_busy_member_fetches_nothing_until_it_is_asked_again(source, consumer):
+def test_a_busy_member_fetches_nothing_until_it_is_asked_again(member, consumer):
     """Else keep_alive() would pile up records for as long as the user's code is busy."""
-    source._partitions[1] = active()
+    member._partitions[1] = active()
     for offset in (3, 4):
         consumer.offsets = [offset]
-        assert source.poll(1, 0)[1] == {0: range(offset, offset + 1)}
+        assert member.poll(1, 0)[1] == {0: range(offset, offset + 1)}
         assert consumer.paused == set()
-        source.keep_alive()
+        member.keep_alive()
         assert consumer.paused == set(), "it is not busy yet"
-        source._last_poll = -1_000.0
-        source.keep_alive()
+        member._last_poll = -1_000.0
+        member.keep_alive()
         assert consumer.paused == {0, 1}
-        source._stash = []
+        member._stash = []
 
 
-def test_r11_a_busy_member_learns_which_failed_starts_were_written_after_all(source, consumer, takes):
+def test_r11_a_busy_member_learns_which_failed_starts_were_written_after_all(member, consumer, takes):
     """Their leases run, and their messages were handed to nobody."""
-    source._partitions[0].commits.receive(1)
-    settle(source, 4, failed=4)
-    source._partitions[0]._retry_at = 0.0
+    member._partitions[0].commits.receive(1)
+    settle(member, 4, failed=4)
+    member._partitions[0]._retry_at = 0.0
     takes.update({5: 4})
-    source._partitions[1] = AssignedPartition(0.0)  # just assigned: that can wait until messages are wanted
-    source._last_poll = -1_000.0
-    source.keep_alive()
-    assert source.pop_orphaned_starts() == [(0, 4)]
-    assert source.partitions == [0]
+    member._partitions[1] = AssignedPartition(0.0)  # just assigned: that can wait until messages are wanted
+    member._last_poll = -1_000.0
+    member.keep_alive()
+    assert member.pop_orphaned_starts() == [(0, 4)]
+    assert member.partitions == [0]
 
 
 @pytest.mark.parametrize("usual", [True, False])
-def test_what_librdkafka_reads_again_is_not_taken_again(source, consumer, usual):
-    known = source._partitions[0]
+def test_what_librdkafka_reads_again_is_not_taken_again(member, consumer, usual):
+    known = member._partitions[0]
     if usual:  # nothing to look at in single records
         known.commits.skip(-1)
     consumer.offsets = [0, 1, 2, 5, 6]
-    _, found = source.poll(5, 0)
+    _, found = member.poll(5, 0)
     assert found == {0: [0, 1, 2, 5, 6]}
     consumer.offsets = [7, 0, 1, 2, 5, 6, 7, 8]  # from the beginning, in the middle of a batch
-    _, found = source.poll(3, 0)
+    _, found = member.poll(3, 0)
     assert found == {0: range(7, 8)}
-    _, found = source.poll(5, 0)
+    _, found = member.poll(5, 0)
     assert found == {0: range(8, 9)}
 
 
-def test_a_log_that_ends_before_our_position_is_read_from_its_beginning(source, consumer, takes):
+def test_a_log_that_ends_before_our_position_is_read_from_its_beginning(member, consumer, takes):
     consumer.of_predecessor = TopicPartition("q", 0, 72, "kmq2:72:Q:M")
     consumer.offsets, consumer.end = [70, 71], 72
-    source.poll(2, 0)
+    member.poll(2, 0)
     takes[0] = 1
     consumer.offsets, consumer.end = [0, 1, 2], 3
-    assert source.poll(3, 0) == ([], {})
+    assert member.poll(3, 0) == ([], {})
     consumer.offsets = [0, 1, 2]
-    _, found = source.poll(3, 0)
+    _, found = member.poll(3, 0)
     assert consumer.sought == 0
     assert list(found[0]) == [0, 2]
 
 
-def test_r24_a_partition_is_taken_when_the_ids_are_known_as_of_its_assignment(source, consumer, takes):
+def test_r24_a_partition_is_taken_when_the_ids_are_known_as_of_its_assignment(member, consumer, takes):
     known = []
-    source._ids_known = lambda moment: moment < 0 or known
-    source._on_assign(consumer, [TopicPartition("q", 0)])
+    member._ids_known = lambda moment: moment < 0 or known
+    member._on_assign(consumer, [TopicPartition("q", 0)])
     consumer.offsets = [0]
-    assert source.poll(1, 0) == ([], {})
+    assert member.poll(1, 0) == ([], {})
     known.append(True)
     consumer.offsets = [0]
-    assert source.poll(1, 0)[1] == {0: range(1)}
+    assert member.poll(1, 0)[1] == {0: range(1)}
 
 
 def test_r24_where_librdkafka_begins_at_a_commit_of_another_topic_the_beginning_is_sought(
-    source, consumer, takes
+    member, consumer, takes
 ):
     consumer.of_predecessor = TopicPartition("q", 0, 5, "kmq2:7:another:another")
-    source._on_assign(consumer, [TopicPartition("q", 0)])
+    member._on_assign(consumer, [TopicPartition("q", 0)])
     consumer.offsets = [0]
-    source.poll(1, 0)
+    member.poll(1, 0)
     assert consumer.sought == 0
 
 
-def test_what_came_with_a_record_that_shows_another_log_is_not_taken(source, consumer, takes):
-    source._partitions[0].position = 2
+def test_what_came_with_a_record_that_shows_another_log_is_not_taken(member, consumer, takes):
+    member._partitions[0].position = 2
     consumer.offsets, consumer.end = [2, 3, 0, 1], 2
-    assert source.poll(4, 0) == ([], {})
+    assert member.poll(4, 0) == ([], {})
     consumer.offsets = [0, 1]
-    assert source.poll(4, 0)[1] == {0: range(2)}
+    assert member.poll(4, 0)[1] == {0: range(2)}
 
 
 @pytest.mark.parametrize(
     ("last_at", "continues"),
     [({0: 11}, True), ({0: 12, 1: 0}, True), ({0: 10}, False), ({0: 0, 1: 99}, False), ({0: -1}, True)],
 )
-def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(source, last_at, continues):
-    settle(source, 7, at=10)
-    assert source.continues_at(last_at) is continues
+def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(member, last_at, continues):
+    settle(member, 7, at=10)
+    assert member.continues_at(last_at) is continues
 
 
 @pytest.mark.parametrize("committed", [5, -1001])
 def test_r24_what_came_from_behind_a_commit_of_another_topic_is_no_place_to_go_on(
-    source, consumer, takes, committed
+    member, consumer, takes, committed
 ):
     """Kafka may have deleted that commit since."""
     consumer.of_predecessor = TopicPartition("q", 0, committed, "kmq2:7:another:another")
     known = []
-    source._ids_known = lambda _: known
-    source._on_assign(consumer, [TopicPartition("q", 0)])
+    member._ids_known = lambda _: known
+    member._on_assign(consumer, [TopicPartition("q", 0)])
     consumer.offsets = [5]
-    assert source.poll(1, 0) == ([], {})
+    assert member.poll(1, 0) == ([], {})
     known.append(True)
     consumer.offsets = [0]
-    assert source.poll(1, 0)[1] == {0: range(1)}
+    assert member.poll(1, 0)[1] == {0: range(1)}
     assert consumer.sought == 0
 
 
-def test_r24_another_markers_topic_alone_has_commits_lead_to_its_beginning(source, consumer):
-    settle(source, 7, at=11)
-    source.follow(TopicIds("Q", "new"))
-    commit(source)
-    settle(source, 8, at=3)
-    commit(source)
+def test_r24_another_markers_topic_alone_has_commits_lead_to_its_beginning(member, consumer):
+    settle(member, 7, at=11)
+    member.follow(TopicIds("Q", "new"))
+    commit(member)
+    settle(member, 8, at=3)
+    commit(member)
     assert consumer.commits == [(8, "kmq2:0:Q:new"), (9, "kmq2:4:Q:new")]
 
 

@@ -7,10 +7,10 @@ a new object.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.kafka.client.crash_recovery import StartsFound
 from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
 from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -28,6 +28,20 @@ class Phase(Enum):
     """Start markers failed: read which of them were written all the same (rule R18)."""
     ACTIVE = auto()
     """Nothing: messages are received."""
+
+
+@dataclass(slots=True)
+class StartsFound:
+    """The start markers of one partition, for messages from some queue offset on.
+
+    started    the messages that have a start marker
+    in_flight  those of them whose last start marker is a take with no end marker behind it
+    end        where the markers ended
+    """
+
+    started: OffsetRuns = field(default_factory=OffsetRuns)
+    in_flight: OffsetRuns = field(default_factory=OffsetRuns)
+    end: int = 0
 
 
 class AssignedPartition:

@@ -6,34 +6,19 @@ A commit leads here to the start markers it does not cover (rule R10); see `offs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import partition_reader
+from kmqpy.kafka.client.assigned_partition import StartsFound
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
-from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.settings import Connection, QueueSettings
 
 _TIMEOUT_S = 2.0
 """How long one markers partition that gives nothing may keep the others waiting (rule R18)."""
-
-
-@dataclass(slots=True)
-class StartsFound:
-    """The start markers of one partition, for messages from some queue offset on.
-
-    started    the messages that have a start marker
-    in_flight  those of them whose last start marker is a take with no end marker behind it
-    end        where the markers ended
-    """
-
-    started: OffsetRuns = field(default_factory=OffsetRuns)
-    in_flight: OffsetRuns = field(default_factory=OffsetRuns)
-    end: int = 0
 
 
 def find_starts(

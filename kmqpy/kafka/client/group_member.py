@@ -19,8 +19,8 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.assigned_partition import AssignedPartition, Phase
-from kmqpy.kafka.client.crash_recovery import StartsFound, find_starts
+from kmqpy.kafka.client.assigned_partition import AssignedPartition, Phase, StartsFound
+from kmqpy.kafka.client.crash_recovery import find_starts
 from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
 from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata, commit_of
 from kmqpy.kafka.client.start_markers import StartOutcome
@@ -177,11 +177,6 @@ class GroupMember:
                 extra={"queue": self._queue.name, "partitions": sorted(outcome.failed)},
             )
 
-    def _rewind(self, partition: int, known: AssignedPartition, offset: int) -> None:
-        known.rewind(offset, self._clock.monotonic())
-        self._seek(partition, offset)
-        self._apply_pauses()
-
     def pop_orphaned_starts(self) -> list[Place]:
         """Messages that were started after all when their start markers had failed, and are in flight.
 
@@ -208,12 +203,6 @@ class GroupMember:
             # Nobody was told yet of a new start, so that commits lead to the first of them.
             for known in self._partitions.values():
                 known.begin_markers_anew()
-
-    def _restart(self, partitions: Iterable[int], log_end: int = INT64_MAX) -> None:
-        """Recover these partitions as if they had just been assigned."""
-        now = self._clock.monotonic()
-        for partition in list(partitions):
-            self._partitions[partition] = AssignedPartition(now, log_end=log_end, seek_to=0)
 
     def maintain(self) -> None:
         """Commit what is due; call it often."""
@@ -244,16 +233,7 @@ class GroupMember:
         if not (returns_in_time(commit) and self._leave()):
             _log.warning("closed without an answer of Kafka", extra={"queue": self._queue.name})
 
-    def _leave(self) -> bool:
-        self._closing = True
-        return leave_group(
-            self._consumer,
-            self._connection,
-            self._queue.consumer_group,
-            static=self._static,
-            in_rebalance=lambda: self._revoked,
-            clock=self._clock,
-        )
+    # --- polling -----------------------------------------------------------------------------------
 
     def _log_bounds(self, partition: int) -> tuple[int, int]:
         """Where the log began and ended when some of it was fetched last; it begins later after a purge."""
@@ -306,6 +286,17 @@ class GroupMember:
         )
         raise self._fatal
 
+    def _rewind(self, partition: int, known: AssignedPartition, offset: int) -> None:
+        known.rewind(offset, self._clock.monotonic())
+        self._seek(partition, offset)
+        self._apply_pauses()
+
+    def _restart(self, partitions: Iterable[int], log_end: int = INT64_MAX) -> None:
+        """Recover these partitions as if they had just been assigned."""
+        now = self._clock.monotonic()
+        for partition in list(partitions):
+            self._partitions[partition] = AssignedPartition(now, log_end=log_end, seek_to=0)
+
     def _seek(self, partition: int, offset: int) -> None:
         self._stash = [record for record in self._stash if record.partition() != partition]
         place = TopicPartition(self._queue.name, partition, offset)
@@ -315,6 +306,8 @@ class GroupMember:
             self._consumer.incremental_unassign([place])
             self._consumer.incremental_assign([place])
             self._paused.discard(partition)
+
+    # --- reading the markers -----------------------------------------------------------------------
 
     def _prepare(self) -> None:
         """Read the markers of partitions that wait for that, and pause those that still wait."""
@@ -389,6 +382,8 @@ class GroupMember:
             extra={"queue": self._queue.name, "partition": partition, "error": str(exception)},
         )
 
+    # --- committing --------------------------------------------------------------------------------
+
     def _commit(self, *, asynchronous: bool) -> None:
         self._commit_schedule.committed(self._clock.monotonic())
         due = {partition: known for partition, known in self._partitions.items() if known.commits.is_due}
@@ -424,6 +419,8 @@ class GroupMember:
                 "commit failed; trying again",
                 extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},
             )
+
+    # --- being assigned and leaving ----------------------------------------------------------------
 
     @staticmethod
     def _numbers(places: list[TopicPartition]) -> set[int]:
@@ -471,4 +468,15 @@ class GroupMember:
         _log.info(
             "partitions given up",
             extra={"queue": self._queue.name, "partitions": [p.partition for p in places]},
+        )
+
+    def _leave(self) -> bool:
+        self._closing = True
+        return leave_group(
+            self._consumer,
+            self._connection,
+            self._queue.consumer_group,
+            static=self._static,
+            in_rebalance=lambda: self._revoked,
+            clock=self._clock,
         )
