@@ -15,14 +15,14 @@ from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.assigned_partition import StartsFound
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
 from kmqpy.kafka.markers.records import read_marker
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _TIMEOUT_S = 2.0
 """How long one markers partition that gives nothing may keep the others waiting (rule R18)."""
 
 
 def find_starts(
-    connection: Connection,
+    connection: KafkaConnection,
     queue: QueueSettings,
     partition: int,
     *,
@@ -58,7 +58,7 @@ def find_starts(
     return found
 
 
-def _queue_end(connection: Connection, queue: QueueSettings, partition: int) -> int:
+def _queue_end(connection: KafkaConnection, queue: QueueSettings, partition: int) -> int:
     ends = partition_reader.bounds(connection, queue.name, [partition], _TIMEOUT_S, uncommitted=True)
     return ends[partition][1]
 

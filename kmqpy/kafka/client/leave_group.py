@@ -9,14 +9,14 @@ from confluent_kafka import Consumer, ConsumerGroupState, KafkaException
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
 
 _TIMEOUT_S = 5.0
 
 
 def leave_group(
     consumer: Consumer,
-    connection: Connection,
+    connection: KafkaConnection,
     group: str,
     *,
     static: bool,
@@ -48,7 +48,7 @@ def returns_in_time(call: Callable[[], object]) -> bool:
 
 def _wait_until_stable(
     consumer: Consumer,
-    connection: Connection,
+    connection: KafkaConnection,
     group: str,
     in_rebalance: Callable[[], bool],
     deadline: float,

@@ -24,7 +24,7 @@ from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.records import by_partition, have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import Offsets, Place
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds
 from kmqpy.message import Message
 from kmqpy.telemetry.base import Telemetry
@@ -67,7 +67,7 @@ class Receiver:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         queue: QueueSettings,
         topics: TopicsInUse,
         in_flight: InFlightLimit,

@@ -7,7 +7,7 @@ import logging
 from kmqpy.core.clock import Clock
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.settings_mirror import check_topics
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import TopicIds, Topics, TopicWatch, earlier_markers_error
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class TopicsInUse:
     """
 
     def __init__(
-        self, connection: Connection, queue: QueueSettings, clock: Clock, *, coalesce_ms: float | None
+        self, connection: KafkaConnection, queue: QueueSettings, clock: Clock, *, coalesce_ms: float | None
     ) -> None:
         self._connection = connection
         self._queue = queue
