@@ -136,7 +136,7 @@ class World:
         assert stored == partitions.keys()
 
     def _serve(self, tracker: str) -> bool:
-        """What tracker.tracker asks for at a takeover and a release; whether there was something."""
+        """Ask leadership what a tracker asks at a takeover and a release; True if there was something."""
         leadership, served = self.members[tracker], self._served.setdefault(tracker, {})
         view = leadership.snapshot()
         for partition in served.keys() - view.owned.keys():

@@ -1,16 +1,14 @@
-"""One owned partition: from takeover to release. No I/O of its own; the service does what it asks."""
+"""The state of one owned partition, from takeover to release. No I/O of its own: the main loop does that."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.markers.codec import INT64_MAX
-from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
+from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
 from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
@@ -25,91 +23,8 @@ _TOLD_FOR_S = 60.0
 """How long a wrong clock is reported as a problem."""
 _MAX_SHOWN = 10
 """Failed markers that are reported."""
-_REOPEN_PAUSE = Backoff(0.4, 2, 10, jitter=0)
+_TAKEOVER_PAUSE = Backoff(0.4, 2, 10, jitter=0)
 """Before a takeover that follows one that failed."""
-
-
-class StartPosition(NamedTuple):
-    """Where to begin to read markers, what is wrong with the stored offset, and whether markers are lost."""
-
-    at: StoredOffset
-    problem: str | None = None
-    markers_lost: bool = False
-    ahead_s: float = 0.0
-    """By how much the stored time was ahead of the broker's clock; 0 if that was not more than allowed."""
-
-    def believable(self, now_ms: int, queue: QueueSettings, queue_end: int, lead_ms: int) -> StartPosition:
-        """The same, corrected by the broker's time `now_ms` and the end of the queue, `queue_end`.
-
-        If the stored time is more than `lead_ms` ahead, it becomes `now_ms`, and deadlines move by as much,
-        so that each lease keeps what remained of it (rule R23). Messages that don't exist are left out
-        (rule R22).
-        """
-        at, problem = self.at, self.problem
-        ahead_ms = at.now_ms - now_ms
-        latest_ms = now_ms + max(queue.max_hold_ms, queue.max_delay_ms)
-        rows: list[SnapshotRow] = []
-        cut = False
-        for row in at.in_flight:
-            if ahead_ms > lead_ms:
-                # What was taken by the wrong clock is due by it; so is all that it did not find overdue.
-                by_that = row.due_ms >= at.now_ms or row.since_ms > now_ms
-                due_ms = row.due_ms - ahead_ms if by_that else row.due_ms
-                row = row._replace(since_ms=min(row.since_ms, now_ms), due_ms=due_ms)
-            row = row._replace(due_ms=min(row.due_ms, latest_ms))
-            if isinstance(row, TakenRun):
-                if row.first + row.bits.bit_length() > queue_end:
-                    cut = True
-                    row = row._replace(bits=row.bits & ((1 << max(0, queue_end - row.first)) - 1))
-                exists = row.bits != 0
-            else:
-                exists = row.offset < queue_end
-            if exists:
-                rows.append(row)
-        if cut or len(rows) < len(at.in_flight):
-            problem = "the stored snapshot names messages that don't exist; they are left out"
-        if ahead_ms > lead_ms:
-            problem = f"the stored time was {ahead_ms / 1000:g} s ahead of the broker's; set back"
-            at = replace(at, now_ms=now_ms)
-        ahead_s = ahead_ms / 1000 if ahead_ms > lead_ms else 0.0
-        return self._replace(at=replace(at, in_flight=tuple(rows)), problem=problem, ahead_s=ahead_s)
-
-    @property
-    def highest(self) -> int:
-        """The highest message that is named by what was stored; -1 if none is."""
-        rows = self.at.in_flight
-        return max(
-            (r.first + r.bits.bit_length() - 1 if isinstance(r, TakenRun) else r.offset for r in rows),
-            default=-1,
-        )
-
-    def state(self) -> InFlight:
-        """The in-flight state to build on."""
-        at = self.at
-        state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers)
-        state.restore(at.in_flight)
-        return state
-
-
-def begin_at(stored: StoredOffset | None, topic_id: str, log_start: int, end: int) -> StartPosition:
-    """What to make of the offset in ZooKeeper.
-
-    `topic_id`, `log_start` and `end` are those of the markers topic, asked after the fencing.
-    """
-    fresh = StoredOffset(log_start, topic_id, now_ms=0)
-    if stored is None:
-        return StartPosition(fresh)
-    if stored.topic_id != topic_id:
-        return StartPosition(fresh, "markers topic was created anew; reading all of it")
-    if stored.offset > end:
-        return StartPosition(fresh, "stored offset is beyond the end; reading all markers")
-    if stored.offset < log_start:
-        return StartPosition(
-            replace(stored, offset=log_start, missed_markers=True),
-            "markers were deleted before they were read; raise the markers topic's retention",
-            markers_lost=True,
-        )
-    return StartPosition(stored)
 
 
 class Doubt(NamedTuple):
@@ -164,7 +79,7 @@ class OwnedPartition:
         self.reading = False
         self.busy = False
         self.retry_at = 0.0
-        self.opens = 0
+        self.failures = 0
         self.caught_up_at: int | None = None
         self.stored_offset: int | None = None
         self.stored_position: int | None = None
@@ -243,7 +158,7 @@ class OwnedPartition:
         if self._read_to < self.caught_up_at:
             return False
         self.phase = Phase.ACTIVE
-        self.opens = 0
+        self.failures = 0
         # Whatever was in redelivery before the fencing either shows as ended now, or never will.
         self.state.retry_all()
         return True
@@ -335,12 +250,15 @@ class OwnedPartition:
         """Note that the marker at this markers offset could not be applied, by a bug of kmqpy."""
         self._failed_markers[at] = f"can't be applied: {type(error).__name__}: {error}"
 
-    def back_off(self, now: float) -> float:
-        """Note a failure; returns the seconds until the next try, more with each failure in a row."""
-        self.opens += 1
-        delay_s = _REOPEN_PAUSE.delay(self.opens)
-        self.retry_at = now + delay_s
-        return delay_s
+    def take_over_again(self, at: float) -> None:
+        """At the monotonic time `at`, before anything else: nothing is retried from memory (rule R1)."""
+        self.phase = Phase.FENCING
+        self.retry_at = at
+
+    def back_off(self, now: float) -> None:
+        """Take over again after a failure, later with each failure in a row."""
+        self.failures += 1
+        self.take_over_again(now + _TAKEOVER_PAUSE.delay(self.failures))
 
     def forget_ended(self, now: float) -> None:
         """Drop problems that are over: old ones of clocks, and those of messages no longer in flight."""

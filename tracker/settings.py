@@ -85,3 +85,8 @@ class TrackerSettings:
     def effective_transaction_timeout_ms(self) -> int:
         """Near the session, since an open transaction holds back the partition's readers."""
         return self.transaction_timeout_ms or max(1_000, self.session_timeout_ms)
+
+    @property
+    def silence_s(self) -> float:
+        """Silence after which the broker is asked for its time, in seconds."""
+        return self.use_now_for_redeliver_despite_no_marker_seen_for_ms / 1000

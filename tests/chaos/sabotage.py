@@ -14,8 +14,8 @@ from typing import Any
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
+from tracker.offset_keeper import OffsetKeeper
 from tracker.redelivery.redeliverer import Redeliverer
-from tracker.tracker import Tracker
 
 LATE_S = 60.0
 
@@ -68,16 +68,16 @@ def no_fencing() -> None:
 
 def safe_offset() -> None:
     """The stored offset is how far was read, beyond the starts of what is in flight."""
-    real = Tracker._offset_of
+    real = OffsetKeeper.offset_of
 
-    def unsafe(self: Tracker, part: Any) -> Callable[[], StoredOffset] | None:
+    def unsafe(self: OffsetKeeper, part: Any) -> Callable[[], StoredOffset] | None:
         real(self, part)
         if part.caught_up_at is None or part.state.position == part.stored_offset:
             return None
         stored = StoredOffset(part.state.position, part.topic_ids[1], part.state.now_ms)
         return lambda: stored
 
-    Tracker._offset_of = unsafe  # type: ignore[method-assign]
+    OffsetKeeper.offset_of = unsafe  # type: ignore[method-assign]
 
 
 def no_start_wait() -> None:

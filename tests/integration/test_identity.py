@@ -26,8 +26,7 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.topics import TopicIds, Topics, topics_of
 from kmqpy.message import Message
-from tracker import owned_partition
-from tracker import tracker as tracker_module
+from tracker import owned_partition, topic_probe
 
 OLD, NEW = 60, 300
 LEASE_S = 60.0
@@ -186,7 +185,7 @@ def test_r24_a_tracker_redelivers_no_message_of_a_new_topic_for_one_of_the_old(
     queue, monkeypatch, probe_every_s
 ):
     """Also when it is due before the next probe."""
-    monkeypatch.setattr(tracker_module, "_PROBE_EVERY_S", probe_every_s)
+    monkeypatch.setattr(topic_probe, "_PROBE_EVERY_S", probe_every_s)
     tracker = queue.tracker()
     queue.send(*(f"old {i}" for i in range(20)))
     with queue.client() as client:
@@ -303,7 +302,7 @@ def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     make_queue, queue_name, monkeypatch, tracked
 ):
     """The markers say of the new messages that they are done, or held by somebody."""
-    monkeypatch.setattr(owned_partition, "_REOPEN_PAUSE", Backoff(0.2, 2, 1, jitter=0))
+    monkeypatch.setattr(owned_partition, "_TAKEOVER_PAUSE", Backoff(0.2, 2, 1, jitter=0))
     queue = make_queue(2, kafka={"topic.metadata.refresh.interval.ms": 300})
     other = make_queue(name=f"{queue_name}-b", root=queue.connection.root)
     tracker = queue.tracker(wait=False)

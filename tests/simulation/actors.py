@@ -5,7 +5,7 @@ threads, ZooKeeper's client, users.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,7 @@ from kmqpy.kafka.topics import QueueTopics, TopicIds, TopicInfo
 from kmqpy.telemetry.base import Telemetry
 from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
+from tracker.owned_partition import Phase
 from tracker.settings import TrackerSettings
 
 from .checker import History
@@ -104,27 +105,6 @@ class NoMetrics:
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         return self
-
-
-class Pool:
-    """Threads of a tracker: each job is one step, a while later."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.process: Process | None = None
-
-    def submit(self, job: Callable[..., Any], *args: Any) -> None:
-        process = self.process
-        assert process is not None
-
-        def run() -> Steps:
-            yield process.world.latency()
-            job(*args)
-            process.world.wake(process.main)
-
-        process.spawn(run())
-
-    def shutdown(self, *, wait: bool) -> None:
-        pass
 
 
 class Leadership:
@@ -379,6 +359,7 @@ class _Thread:
 class _Threading:
     Condition = _Condition
     Event = _Event
+    Lock = contextlib.nullcontext
     Thread = _Thread
 
 
@@ -426,22 +407,117 @@ _redeliverer = stepwise(
     librdkafka=Module,
 )
 _membership = stepwise("tracker.membership", set(), Leadership=Leadership)
-_tracker = stepwise(
-    "tracker.tracker",
-    {"_take_over", "_redeliver"},
-    librdkafka=TrackerModule,
-    Topics=TrackerTopics,
-    Membership=_membership.Membership,
-    ThreadPoolExecutor=Pool,
-    check_connection=lambda connection: connection,
-    TrackerMetrics=NoMetrics,
-    OriginalsReader=lambda connection, clock: connection.world.controls.reader(connection, clock),
-    RedeliveryResult=_redeliverer.RedeliveryResult,
-    Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
+_problems = stepwise("tracker.health.problems", set())
+_background = stepwise("tracker.background", set(), ThreadPoolExecutor=lambda *_, **__: None)
+_markers_consumer = stepwise("tracker.reading.markers_consumer", set(), librdkafka=TrackerModule)
+_kafka_clients = stepwise(
+    "tracker.kafka_clients",
+    set(),
+    MarkersConsumer=_markers_consumer.MarkersConsumer,
     Ticker=_ticker.Ticker,
     QueueEnds=QueueEnds,
-    replay_markers=_replay.replay_markers,
-    SettingsMirror=NoMirror,
+    Topics=TrackerTopics,
+)
+_originals_readers = stepwise(
+    "tracker.redelivery.originals_readers",
+    set(),
+    OriginalsReader=lambda connection, clock: connection.world.controls.reader(connection, clock),
+)
+_offset_keeper = stepwise("tracker.offset_keeper", {"read_offset"}, threading=_Threading)
+_marker_reader = stepwise("tracker.reading.marker_reader", set(), replay_markers=_replay.replay_markers)
+_topic_probe = stepwise("tracker.topic_probe", set())
+_takeover = stepwise("tracker.takeover", {"prepare"})
+_partition_redelivery = stepwise("tracker.partition_redelivery", {"redeliver"})
+_partition_lifecycle = stepwise(
+    "tracker.partition_lifecycle",
+    set(),
+    Redeliverer=lambda connection, *rest: connection.world.controls.redeliverer(connection, *rest),
+)
+
+
+class BackgroundJobs(_background.BackgroundJobs):
+    """tracker.background.BackgroundJobs, whose threads are actors; `process` is set before the first job."""
+
+    process: Process
+
+    def run(self, _pool: str, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
+        self.process.spawn(self._run(job, finished))
+
+    def submit(self, pool: str, job: Callable[[], Any]) -> None:
+        self.run(pool, job, lambda _: None)
+
+    def _run(self, job: Callable[[], Any], finished: Callable[[Any], None]) -> Steps:
+        world = self.process.world
+        yield world.latency()
+        try:
+            result = job()
+            if isinstance(result, Generator):
+                result = yield from result
+        except Exception as error:  # as in the real one: handed to the loop
+            result = error
+        self.hand_over(lambda: finished(result))
+        world.wake(self.process.main)
+
+
+class TopicProbe(_topic_probe.TopicProbe):
+    """tracker.topic_probe.TopicProbe, which does nothing where topics keep their ids."""
+
+    def __init__(self, context: Any, *rest: Any) -> None:
+        super().__init__(context, *rest)
+        self._topics_change = context.connection.world.topics_change
+        if not self._topics_change:
+            self._next_probe = float("inf")
+
+    def has_its_topics(self, part: Any) -> bool:
+        return not self._topics_change or super().has_its_topics(part)
+
+
+class Takeover(_takeover.Takeover):
+    """tracker.takeover.Takeover, which diagnoses no topics."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._diagnosed.add(QUEUE)
+
+
+class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
+    """tracker.partition_redelivery.PartitionRedelivery, which knows if there is a dead-letter topic."""
+
+    def __init__(self, context: Any, *rest: Any) -> None:
+        super().__init__(context, *rest)
+        self._broker = context.connection.broker
+
+    def _has_dead_letters(self, queue: QueueSettings) -> bool:
+        return queue.dead_letter_topic not in self._broker.missing
+
+
+def _controlled(name: str) -> Callable[..., Any]:
+    """A part of the tracker, as the controls of its world have it."""
+    return lambda context, *rest: getattr(context.connection.world.controls, name)(context, *rest)
+
+
+_main_loop = stepwise(
+    "tracker.main_loop",
+    set(),
+    MarkerReader=_controlled("marker_reader"),
+    MirrorKeeper=stepwise("tracker.mirror_keeper", set(), SettingsMirror=NoMirror).MirrorKeeper,
+    OffsetKeeper=_controlled("offset_keeper"),
+    OriginalsReaders=_originals_readers.OriginalsReaders,
+    PartitionLifecycle=_controlled("lifecycle"),
+    PartitionRedelivery=PartitionRedelivery,
+    Takeover=_controlled("takeover"),
+    TopicProbe=_controlled("topic_probe"),
+)
+_tracker = stepwise(
+    "tracker.tracker",
+    set(),
+    BackgroundJobs=BackgroundJobs,
+    KafkaClients=_kafka_clients.KafkaClients,
+    MainLoop=_main_loop.MainLoop,
+    Membership=_membership.Membership,
+    Problems=_problems.Problems,
+    TrackerMetrics=NoMetrics,
+    check_connection=lambda connection: connection,
 )
 _crash_recovery = stepwise("kmqpy.kafka.client.crash_recovery", {"find_starts"}, partition_reader=LogReader)
 _leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call: call() is None)
@@ -507,7 +583,9 @@ _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker c
 STEPWISE = [
     module.__name__
     for module in (
-        *(_originals, _ticker, _redeliverer, _tracker),
+        *(_originals, _ticker, _redeliverer, _problems, _markers_consumer, _marker_reader),
+        *(_offset_keeper, _topic_probe, _takeover, _partition_redelivery, _partition_lifecycle),
+        *(_membership, _main_loop, _tracker),
         *(_group_member, _start_markers, _writer, _topics_in_use, _receiver, _client),
     )
 ]
@@ -516,6 +594,9 @@ STEPWISE = [
 Redeliverer = _redeliverer.Redeliverer
 GroupMember = _group_member.GroupMember
 OriginalsReader = _originals.OriginalsReader
+OffsetKeeper = _offset_keeper.OffsetKeeper
+MarkerReader = _marker_reader.MarkerReader
+PartitionLifecycle = _partition_lifecycle.PartitionLifecycle
 broken = _redeliverer.ProducerUnusable
 original_of = _originals.original_of
 
@@ -612,40 +693,11 @@ class Tracker(_tracker.Tracker):
         self._process = connection.process
         self._world = connection.world
         self._broker = connection.broker
-        self._background.process = self._pool.process = self._asking.process = connection.process
-        self._offsets_turn = contextlib.nullcontext()
-        if not self._world.topics_change:
-            self._next_probe = float("inf")
-        self._diagnosed.add(QUEUE)
         self.leaving = False
 
-    def _submit(self, part: Any, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
-        part.busy = True
-
-        def run() -> Steps:
-            yield self._world.latency()
-            try:
-                result: Any = yield from job()
-            except Exception as error:  # as in the real one: handed to the loop
-                result = error
-
-            def in_loop() -> None:
-                part.busy = False
-                finished(result)
-
-            self._results.put(in_loop)
-            self._world.wake(self._process.main)
-
-        self._process.spawn(run())
-
-    def _has_its_topics(self, part: Any) -> bool:
-        return not self._world.topics_change or super()._has_its_topics(part)
-
-    def _has_dead_letters(self, queue: QueueSettings) -> bool:
-        return queue.dead_letter_topic not in self._broker.missing
-
     def steps(self) -> Steps:
-        self._connect()
+        loop = self._connect()
+        loop._jobs.process = self._process
         wake = lambda: self._world.wake(self._process.main, self._world.latency())  # noqa: E731
         logs = [log for (topic, _), log in self._broker.logs.items() if topic == f"{QUEUE}__markers"]
         readers = [log.readers for log in logs]  # those of the logs that come after these
@@ -653,29 +705,28 @@ class Tracker(_tracker.Tracker):
             some.append(wake)
         try:
             while not self.leaving:
-                self._turn()
-                yield self._idle_ms()
-            while any(part.busy for part in self._parts.values()):
-                self._read(0)
-                while not self._results.empty():
-                    self._results.get()()
+                loop.turn(self._clock.monotonic())
+                yield self._idle_ms(loop)
+            while loop._is_busy():
+                loop._reader.read(0)
+                loop._jobs.take_results()
                 yield 50.0
             with contextlib.suppress(Unavailable):
-                self._drain()
+                loop.drain()
         finally:
             for some in readers:
                 some.remove(wake)
-            self._leadership.forget()
+            loop._leadership.forget()
 
-    def _idle_ms(self) -> float:
+    def _idle_ms(self, loop: Any) -> float:
         """How long until something is to be done that nobody wakes us for."""
         now = self._clock.monotonic()
-        wait_s = min(0.5, max(0.0, self._next_offsets - now))
-        if not self._probing:
-            wait_s = min(wait_s, max(0.0, self._next_probe - now))
+        wait_s = min(0.5, max(0.0, loop._offsets._next_look - now))
+        if not loop._probe._probing:
+            wait_s = min(wait_s, max(0.0, loop._probe._next_probe - now))
         for part in self._parts.values():
-            wait_s = min(wait_s, part.seconds_to_tick(now, self._silence_s))
-            if part.phase is _tracker.Phase.FENCING and not part.busy:
+            wait_s = min(wait_s, part.seconds_to_tick(now, self._settings.silence_s))
+            if part.phase is Phase.FENCING and not part.busy:
                 wait_s = min(wait_s, part.retry_at - now)
         return max(1.0, wait_s * 1000)
 

@@ -12,11 +12,15 @@ from kmqpy.kafka.markers.replay import ALL_EXIST
 from .actors import (
     Claim,
     GroupMember,
+    MarkerReader,
     MarkerWriter,
     NoWatch,
+    OffsetKeeper,
     OriginalsReader,
+    PartitionLifecycle,
     Redeliverer,
-    Tracker,
+    Takeover,
+    TopicProbe,
     aborted,
     broken,
     original_of,
@@ -46,38 +50,38 @@ class PlainSends(Transactions):
         return record
 
 
-class UnsafeOffsets(Tracker):
+class UnsafeOffsets(OffsetKeeper):
     """Stores how far it has read, past the takes of what is in flight."""
 
-    def _offset_of(self, part: Any) -> Any:
-        made = super()._offset_of(part)
+    def offset_of(self, part: Any) -> Any:
+        made = super().offset_of(part)
         if made is None:
             return None
         stored = StoredOffset(part.state._position, made().topic_id, part.state.now_ms)
         return lambda: stored
 
 
-class BelievesLies(Tracker):
+class BelievesLies(MarkerReader):
     """Takes every marker for true that can be decoded (rule R22)."""
 
-    def _take_in(self, part: Any, records: Any, now: float) -> None:
+    def apply(self, part: Any, records: Any, now: float) -> None:
         part.queue_end = ALL_EXIST
-        super()._take_in(part, records, now)
+        super().apply(part, records, now)
 
 
-class BelievesClocks(Tracker):
+class BelievesClocks(MarkerReader):
     """Takes every timestamp for the broker's time (rule R23)."""
 
-    def _take_in(self, part: Any, records: Any, now: float) -> None:
+    def apply(self, part: Any, records: Any, now: float) -> None:
         part._last_tick = None
-        super()._take_in(part, records, now)
+        super().apply(part, records, now)
 
 
-class LateOperationsOpen(Tracker):
+class LateOperationsOpen(Takeover):
     """Any operation opens an entry, not only a take (rule R2)."""
 
-    def _start_reading(self, part: Any, found: Any) -> None:
-        super()._start_reading(part, found)
+    def _start_reading(self, part: Any, result: Any) -> None:
+        super()._start_reading(part, result)
         part.state.missed_markers = True
 
 
@@ -192,52 +196,52 @@ class AnyOriginal(OriginalsReader):
         return fetched
 
 
-class KeepsState(Tracker):
+class KeepsState(TopicProbe):
     """Looks not whether the topics are still those that it has read (rules R8, R24)."""
 
-    def _has_its_topics(self, _part: Any) -> bool:
+    def has_its_topics(self, _part: Any) -> bool:
         return True
 
-    def _probe(self, _now: float) -> None:
+    def probe(self, _now: float) -> None:
         self._next_probe = float("inf")
 
 
-class Hasty(Tracker):
+class Hasty(MarkerReader):
     """Adds the time since the last marker by its own guess (rule R5)."""
 
-    def _take_in(self, part: Any, record: Any, now: float) -> None:
-        super()._take_in(part, record, now)
+    def apply(self, part: Any, records: Any, now: float) -> None:
+        super().apply(part, records, now)
         part.state.now_ms += 300
 
 
-class NoTicks(Tracker):
+class NoTicks(PartitionLifecycle):
     """Waits for markers of others to learn the time (rule R4)."""
 
-    def _advance(self, part: Any, now: float) -> None:
+    def advance(self, part: Any, now: float) -> None:
         part.tick_sent(now)
-        super()._advance(part, now)
+        super().advance(part, now)
 
 
 CONTROLS = {
     "fencing off": Controls(transactions=UnfencedTransactions, redeliverer=CommitsUnled),
     "two sends instead of a transaction": Controls(transactions=PlainSends),
-    "safe offset past the oldest start": Controls(tracker=UnsafeOffsets),
+    "safe offset past the oldest start": Controls(offset_keeper=UnsafeOffsets),
     "start markers not waited for": Controls(marker_writer=UnconfirmedStarts),
     "failed start markers ignored": Controls(marker_writer=IgnoredFailures),
     "failed markers count as written": Controls(marker_writer=ForgetsFailures),
     "any record for one that is gone": Controls(reader=AnyOriginal),
-    "a clock that runs ahead": Controls(tracker=Hasty),
-    "no ticks": Controls(tracker=NoTicks),
-    "timestamps believed": Controls(tracker=BelievesClocks),
-    "lies believed": Controls(tracker=BelievesLies),
+    "a clock that runs ahead": Controls(marker_reader=Hasty),
+    "no ticks": Controls(lifecycle=NoTicks),
+    "timestamps believed": Controls(marker_reader=BelievesClocks),
+    "lies believed": Controls(marker_reader=BelievesLies),
     "retry from memory": Controls(redeliverer=RetriesFromMemory),
-    "late operations open": Controls(tracker=LateOperationsOpen),
+    "late operations open": Controls(takeover=LateOperationsOpen),
     "predecessors forgotten": Controls(member=ForgetsPredecessors),
     "failed starts taken again unread": Controls(member=TakesAgainUnread),
     "own starts read too early": Controls(member=ReadsTooEarly),
     "what is read again taken again": Controls(member=TakesWhatIsReadAgain),
     "commits of other topics believed": Controls(member=BelievesCommits, topics_change=True),
     "topics not watched": Controls(watch=NoWatch, topics_change=True),
-    "state kept for other topics": Controls(tracker=KeepsState, topics_change=True),
+    "state kept for other topics": Controls(topic_probe=KeepsState, topics_change=True),
     "committed without a look": Controls(redeliverer=CommitsUnseen, topics_change=True),
 }

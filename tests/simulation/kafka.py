@@ -519,7 +519,7 @@ class LogReader:
 
 
 class QueueEnds:
-    """Stands where tracker.queue_ends is imported."""
+    """Stands where tracker.reading.queue_ends is imported."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

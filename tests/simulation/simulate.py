@@ -18,9 +18,14 @@ from .actors import (
     QUEUE,
     STEPWISE,
     GroupMember,
+    MarkerReader,
     MarkerWriter,
+    OffsetKeeper,
     OriginalsReader,
+    PartitionLifecycle,
     Redeliverer,
+    Takeover,
+    TopicProbe,
     TopicWatch,
     Tracker,
 )
@@ -53,7 +58,11 @@ Trace = Callable[[str], None]
 class Controls:
     """What is switched off in a negative control: the checker must then find something."""
 
-    tracker: Any = Tracker
+    lifecycle: Any = PartitionLifecycle
+    marker_reader: Any = MarkerReader
+    offset_keeper: Any = OffsetKeeper
+    takeover: Any = Takeover
+    topic_probe: Any = TopicProbe
     transactions: Any = Transactions
     marker_writer: Any = MarkerWriter
     redeliverer: Any = Redeliverer
@@ -236,7 +245,7 @@ class Simulation:
                 max_clock_lead_ms=1 if self._timestamps_lie else 5_000,
                 http_port=-1,
             )
-            tracker = self.controls.tracker(connection, settings)
+            tracker = Tracker(connection, settings)
             process.tracker = tracker
             steps = tracker.steps()
         process.main = process.spawn(steps)

@@ -7,9 +7,10 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from tracker.owned_partition import OwnedPartition, StartPosition, begin_at
+from tracker.owned_partition import OwnedPartition
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.settings import TrackerSettings
+from tracker.start_position import StartPosition, start_position
 
 STORED = StoredOffset(50, "id", now_ms=7_000)
 
@@ -25,14 +26,14 @@ STORED = StoredOffset(50, "id", now_ms=7_000)
     ],
 )
 def test_where_reading_begins(stored, topic_id, log_start, end, begins_at, markers_lost):
-    begin = begin_at(stored, topic_id, log_start, end)
+    begin = start_position(stored, topic_id, log_start, end)
     assert (begin.at.offset, begin.at.topic_id, begin.markers_lost) == (begins_at, topic_id, markers_lost)
     assert (begin.problem is None) == (stored is None or begins_at == stored.offset)
 
 
 @pytest.mark.parametrize("log_start", [50, 51])
 def test_r2_an_operation_counts_as_a_take_only_where_markers_were_deleted_unread(log_start):
-    begin = begin_at(STORED, "id", log_start, end=90)
+    begin = start_position(STORED, "id", log_start, end=90)
     assert begin.at.missed_markers == (log_start > STORED.offset)
     state = begin.state()
     state.apply(Marker(0, 8, Op.EXTEND, 1_000), at=log_start, timestamp_ms=8_000)
@@ -41,7 +42,7 @@ def test_r2_an_operation_counts_as_a_take_only_where_markers_were_deleted_unread
 
 def test_r2_that_markers_were_missed_before_is_not_forgotten():
     stored = StoredOffset(50, "id", now_ms=7_000, missed_markers=True)
-    assert begin_at(stored, "id", log_start=3, end=90).at.missed_markers
+    assert start_position(stored, "id", log_start=3, end=90).at.missed_markers
 
 
 def test_what_is_delayed_and_overdue_goes_by_the_time_carried_forward():

@@ -28,8 +28,7 @@ from kmqpy.kafka.markers.replay import Applied, QueueEnd, replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
-from tracker.owned_partition import StartPosition, begin_at
-from tracker.queue_ends import QueueEnds
+from tracker.reading.queue_ends import QueueEnds
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redeliverer import SOON_S, Redeliverer, RedeliveryResult
 from tracker.redelivery.ticker import Ticker
@@ -38,6 +37,7 @@ from tracker.spark.buckets import BucketedState, Damaged, Head
 from tracker.spark.mandate import Mandate
 from tracker.spark.markers_reader import MarkersReader
 from tracker.spark.report import Report
+from tracker.start_position import StartPosition, start_position
 
 _TICK_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 10.0
@@ -298,7 +298,7 @@ class _Turn:
                 self.report.markers_lost += 1
                 head = replace(head, position=low, missed_markers=True, missed_until_ms=INT64_MAX)
             return head, None
-        begin = begin_at(stored, topic_id, low, end)
+        begin = start_position(stored, topic_id, low, end)
         at = begin.at
         if begin.problem is not None:
             self.report.problem = begin.problem

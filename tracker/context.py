@@ -1,0 +1,37 @@
+"""The settings, services and state that the parts of a tracker share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmqpy.core.clock import Clock
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tracker.background import BackgroundJobs
+from tracker.health.metrics import TrackerMetrics
+from tracker.health.problems import Problems
+from tracker.leadership.assignment import Partition
+from tracker.leadership.leadership import Leadership
+from tracker.owned_partition import OwnedPartition
+from tracker.settings import TrackerSettings
+from tracker.supervisor import Supervisor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerContext:
+    """Given to each part of a tracker, which keeps what it needs.
+
+    `parts` are the partitions that are owned; only the main loop reads them, and only PartitionLifecycle
+    adds and removes some.
+    """
+
+    connection: KafkaConnection
+    zookeeper: ZooKeeperConnection
+    settings: TrackerSettings
+    clock: Clock
+    metrics: TrackerMetrics
+    problems: Problems
+    jobs: BackgroundJobs
+    leadership: Leadership
+    supervisor: Supervisor
+    parts: dict[Partition, OwnedPartition]

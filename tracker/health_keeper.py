@@ -1,0 +1,109 @@
+"""Keeps up what /metrics and /readyz say of the partitions of a tracker."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from tracker.background import Pool
+from tracker.context import TrackerContext
+from tracker.health.queue_counts import Counted, QueueCounts
+from tracker.leadership.assignment import Partition
+from tracker.owned_partition import OwnedPartition, Phase
+
+_log = logging.getLogger(__name__)
+
+_COUNTED_AT_ONCE = 500
+"""Partitions whose waiting messages are counted in one go."""
+
+
+class HealthKeeper:
+    """Shows what is in flight as the main loop knows it, and counts in the background what waits.
+
+    stopping  True once the tracker is to stop; then counting ends soon
+    """
+
+    def __init__(self, context: TrackerContext, stopping: Callable[[], bool]) -> None:
+        self._stopping = stopping
+        self._settings = context.settings
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._leadership = context.leadership
+        self._parts = context.parts
+        self._jobs = context.jobs
+        self._problems = context.problems
+        self._supervisor = context.supervisor
+        self._counts = QueueCounts(context.connection, context.clock)
+        self._counted_at: dict[Partition, float] = {}
+        self._counting = False
+        self._next_refresh = 0.0
+        self._next_count = 0.0
+
+    def refresh(self, now: float) -> None:
+        """Show what is owned and in flight, and forget problems that are over."""
+        if now < self._next_refresh:
+            return
+        self._next_refresh = now + self._settings.offset_interval_ms / 1000
+        view = self._leadership.snapshot()
+        owned = Counter(queue for queue, _ in self._parts)
+        for name in view.queues:
+            self._metrics.owned.labels(name).set(owned[name])
+        if view.connected:
+            self._metrics.keep_only(view.queues)
+        for part in self._parts.values():
+            with self._supervisor.surviving(part):
+                self._show_in_flight(part, now)
+                part.forget_ended(now)
+
+    def count(self, now: float) -> None:
+        """Count waiting messages and dead letters for /metrics, in the background."""
+        if now < self._next_count or self._counting or self._settings.http_port < 0:
+            return
+        active = [key for key, part in self._parts.items() if part.phase is Phase.ACTIVE]
+        self._counted_at = {key: self._counted_at.get(key, 0.0) for key in active}
+        # First those that were counted longest ago.
+        chosen = sorted(active, key=self._counted_at.__getitem__)[:_COUNTED_AT_ONCE]
+        if not chosen:
+            return
+        self._counted_at.update(dict.fromkeys(chosen, now))
+        self._counting = True
+        self._next_count = now + self._settings.count_interval_ms / 1000
+        delayed: dict[Partition, int] = {}
+        for key in chosen:  # known also while Kafka is away
+            delayed[key], overdue = self._parts[key].delayed_and_overdue(now)
+            self._metrics.show(*key, overdue=overdue)
+        queues = {key: self._parts[key].queue for key in chosen}
+        job = partial(self._counts.count, queues, active, self._stopping)
+        self._jobs.run(Pool.COUNTING, job, partial(self._counted, delayed))
+
+    def close(self) -> None:
+        """Release the connections."""
+        self._counts.close()
+
+    def _show_in_flight(self, part: OwnedPartition, now: float) -> None:
+        labels = (part.key[0], str(part.number))
+        oldest = part.state.oldest()
+        self._metrics.in_flight.labels(*labels).set(len(part.state))
+        self._metrics.oldest.labels(*labels).set(0.0 if oldest is None else part.age_s(oldest, now))
+
+    def _counted(self, delayed: Mapping[Partition, int], found: dict[Partition, Counted] | Exception) -> None:
+        self._counting = False
+        if isinstance(found, Exception):
+            if self._problems.is_news("count"):
+                _log.warning("waiting messages are not counted", extra={"error": str(found)})
+            return
+        now = self._clock.monotonic()
+        for key, counts in found.items():
+            part = self._parts.get(key)
+            if part is not None and part.phase is Phase.ACTIVE:
+                self._show_counts(part, counts, delayed[key], now)
+
+    def _show_counts(self, part: OwnedPartition, counts: Counted, delayed: int, now: float) -> None:
+        self._metrics.show(*part.key, dead_letters=counts.dead_letters)
+        if counts.more is not None:
+            waiting = [enqueued_ms for offset, enqueued_ms in counts.waiting if offset not in part.state]
+            age_s = (part.now_ms(now) - min(waiting)) / 1000 if waiting else 0.0
+            depth = len(waiting) + counts.more + delayed
+            self._metrics.show(*part.key, depth=depth, oldest_waiting_seconds=max(0.0, age_s))

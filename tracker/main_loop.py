@@ -1,0 +1,128 @@
+"""The main loop of a tracker: reads markers, decides what is due, and takes in what background jobs found.
+
+All state is the main loop's. What may block (fencing, transactions, ZooKeeper) runs in background jobs,
+which hand their results back to the loop, so one stuck partition never stops another.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from kmqpy.telemetry.base import Telemetry
+from tracker.context import TrackerContext
+from tracker.health_keeper import HealthKeeper
+from tracker.kafka_clients import KafkaClients
+from tracker.membership import Membership
+from tracker.mirror_keeper import MirrorKeeper
+from tracker.offset_keeper import OffsetKeeper
+from tracker.partition_lifecycle import PartitionLifecycle
+from tracker.partition_redelivery import PartitionRedelivery
+from tracker.reading.existence_check import ExistenceCheck
+from tracker.reading.marker_reader import MarkerReader
+from tracker.redelivery.originals_readers import OriginalsReaders
+from tracker.takeover import Takeover
+from tracker.topic_probe import TopicProbe
+
+_log = logging.getLogger(__name__)
+
+_MAX_WAIT_S = 0.05
+_BUSY_WAIT_S = 0.005
+_DRAIN_TIMEOUT_S = 15.0
+
+
+class MainLoop:
+    """Wires the parts of a tracker and gives each its turn; used by one thread.
+
+    `context.leadership` must be that of `member`. `stopping` is set when the tracker is to stop.
+    """
+
+    def __init__(
+        self,
+        context: TrackerContext,
+        member: Membership,
+        kafka: KafkaClients,
+        telemetry: Telemetry,
+        stopping: threading.Event,
+    ) -> None:
+        self._member = member
+        self._kafka = kafka
+        self._stopping = stopping
+        self._settings = context.settings
+        self._clock = context.clock
+        self._leadership = context.leadership
+        self._parts = context.parts
+        self._jobs = context.jobs
+        self._supervisor = context.supervisor
+        self._originals = OriginalsReaders(context.connection, context.clock)
+        self._offsets = OffsetKeeper(context)
+        self._reader = MarkerReader(context, kafka.markers)
+        self._existence = ExistenceCheck(context, kafka.ends, self._reader)
+        self._probe = TopicProbe(context, kafka.probed_topics, member, kafka.markers)
+        self._mirror = MirrorKeeper(context)
+        self._health = HealthKeeper(context, stopping.is_set)
+        takeover = Takeover(context, kafka, self._offsets, self._originals)
+        redelivery = PartitionRedelivery(context, kafka.topics, self._probe, self._originals, telemetry)
+        self._lifecycle = PartitionLifecycle(context, kafka, takeover, redelivery, self._offsets)
+
+    def turn(self, now: float) -> None:
+        """Go round once, at the monotonic time `now`; waits a moment for markers if nothing else is due."""
+        step = self._supervisor.step
+        step("follow", now, lambda: self._lifecycle.follow(self._leadership.snapshot()))
+        for part in list(self._parts.values()):
+            with self._supervisor.surviving(part):
+                self._lifecycle.advance(part, now)
+        step("ticks", now, self._kafka.ticker.poll)
+        step("health", now, lambda: self._health.refresh(now))
+        step("offsets", now, lambda: self._offsets.store_due(now))
+        step("probe", now, lambda: self._probe.probe(now))
+        step("ends", now, lambda: self._existence.ask(now))
+        step("mirror", now, lambda: self._mirror.mirror(now))
+        step("counts", now, lambda: self._health.count(now))
+        if not step("read", now, lambda: self._reader.read(self._wait_s(now))):
+            self._stopping.wait(_MAX_WAIT_S)
+        self._jobs.take_results()
+
+    def drain(self) -> None:
+        """Wait until what is being redelivered is done, store all offsets, give all partitions up."""
+        self._leadership.set_kafka_ok(False)  # so that it takes no more partitions
+        deadline = self._clock.monotonic() + _DRAIN_TIMEOUT_S
+        while self._is_busy() and self._clock.monotonic() < deadline:
+            now = self._clock.monotonic()
+            if not self._supervisor.step("read", now, lambda: self._reader.read(_BUSY_WAIT_S)):
+                self._clock.sleep(_BUSY_WAIT_S)
+            self._supervisor.step("ticks", now, self._kafka.ticker.poll)
+            self._jobs.take_results()
+        offsets = self._offsets.all_offsets()
+        for part in list(self._parts.values()):
+            with self._supervisor.surviving(part):
+                self._lifecycle.drop(part, "stopping")
+        try:
+            self._offsets.write(offsets)
+        except Exception as error:
+            _log.warning("offsets not stored at the stop", extra={"error": str(error)})
+        # All leader znodes vanish at once; released one by one they would come straight back.
+        self._leadership.close()
+
+    def close(self) -> None:
+        """Leave at once, wait for background jobs, release all connections."""
+        self._leadership.close()
+        self._jobs.close()
+        self._member.leave()
+        self._originals.close()
+        self._kafka.close()
+        self._health.close()
+        _log.info("tracker stopped", extra={"tracker": self._settings.tracker_id})
+
+    def _is_busy(self) -> bool:
+        return any(part.busy for part in self._parts.values())
+
+    def _wait_s(self, now: float) -> float:
+        """How long to wait for markers, before something else may be due."""
+        if self._existence.expects_answer or self._is_busy():
+            return _BUSY_WAIT_S
+        if not self._leadership.may_redeliver():
+            return _MAX_WAIT_S  # what is due stays so
+        silence_s = self._settings.silence_s
+        wait_s = min((part.seconds_to_tick(now, silence_s) for part in self._parts.values()), default=1.0)
+        return max(0.001, min(_MAX_WAIT_S, wait_s))

@@ -1,0 +1,90 @@
+"""Tells clients the settings of queues through the topic kmq.queues, which mirrors the registry."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from kmqpy.errors import KmqError, TopicError
+from kmqpy.kafka.client.settings_mirror import SettingsMirror
+from kmqpy.kafka.settings import QueueSettings
+from tracker.background import Pool
+from tracker.context import TrackerContext
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+"""How often the settings are compared with those that were written last."""
+_WRITE_EVERY_S = 300.0
+"""How often they are written again, in case somebody has removed them."""
+_RETRY_S = 5.0
+
+_Mirrored = dict[str, tuple[QueueSettings, tuple[str, str] | None]]
+"""Settings by queue, with the ids of queue topic and markers topic where these are known."""
+
+
+class MirrorKeeper:
+    """Mirrors the queues whose first partition this tracker owns.
+
+    Records are added and updated, none is removed (rule R25). They name the topics of a queue as soon as
+    these are known here.
+    """
+
+    def __init__(self, context: TrackerContext) -> None:
+        self._mirror = SettingsMirror(context.connection)
+        self._clock = context.clock
+        self._leadership = context.leadership
+        self._parts = context.parts
+        self._jobs = context.jobs
+        self._problems = context.problems
+        self._written: _Mirrored = {}
+        self._writing = False
+        self._next_look = 0.0
+        self._write_again = 0.0
+        self._last_error = ""
+
+    def mirror(self, now: float) -> None:
+        """Write the settings in the background, if they have changed or were written long ago."""
+        if now < self._next_look or self._writing:
+            return
+        self._next_look = now + _LOOK_EVERY_S
+        wanted = self._wanted()
+        if not wanted or (now < self._write_again and wanted.items() <= self._written.items()):
+            return
+        self._writing = True
+        records = [
+            settings if ids is None else settings.with_topic_ids(_by_name(settings, ids))
+            for settings, ids in wanted.values()
+        ]
+        job = partial(self._mirror.write, records)
+        self._jobs.run(Pool.REDELIVERY, job, partial(self._finished, wanted, now))
+
+    def _wanted(self) -> _Mirrored:
+        queues = self._leadership.snapshot().queues
+        return {
+            name: (queues[name].settings, part.topic_ids if part.reading else None)
+            for (name, number), part in self._parts.items()
+            if number == 0 and name in queues and not queues[name].deleting
+            if part.reading or part.problem is not None
+        }
+
+    def _finished(self, wanted: _Mirrored, asked_at: float, error: Exception | None) -> None:
+        self._writing = False
+        if isinstance(error, TopicError):
+            self._problems.show("topics", str(error))
+        else:
+            self._problems.clear("topics")
+        if error is None:
+            self._written, self._last_error = wanted, ""
+            self._write_again = asked_at + _WRITE_EVERY_S
+            return
+        self._next_look = self._clock.monotonic() + _RETRY_S
+        if not isinstance(error, KmqError):
+            raise error
+        if self._last_error != str(error):
+            self._last_error = str(error)
+            _log.warning("clients can't be told of queues", extra={"error": self._last_error})
+
+
+def _by_name(queue: QueueSettings, topic_ids: tuple[str, str]) -> dict[str, str]:
+    return dict(zip((queue.name, queue.markers_topic), topic_ids, strict=True))

@@ -1,0 +1,137 @@
+"""Stores in ZooKeeper, for each partition, the markers offset from which its next owner must read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from kmqpy.errors import KmqError
+from kmqpy.kafka.admin.registry import StoredOffset
+from tracker.background import Pool
+from tracker.context import TrackerContext
+from tracker.leadership.assignment import Partition
+from tracker.leadership.offset_znodes import OffsetWriteSchedule
+from tracker.owned_partition import OwnedPartition, Phase
+
+_log = logging.getLogger(__name__)
+
+_SNAPSHOT_ROWS = 4_000
+_SNAPSHOT_MAX_BYTES = 500_000
+"""Of ZooKeeper's 1 MB in a packet."""
+
+
+class _DueOffset(NamedTuple):
+    """An offset to be stored: the position of the state that it is of, and a function that makes it."""
+
+    position: int
+    make: Callable[[], StoredOffset]
+
+
+class OffsetKeeper:
+    """Stores the safe offsets of active partitions now and then, and of partitions that are given up.
+
+    `read_offset` and `write` are for any thread, the other methods for the main loop.
+    """
+
+    def __init__(self, context: TrackerContext) -> None:
+        self._leadership = context.leadership
+        self._settings = context.settings
+        self._parts = context.parts
+        self._jobs = context.jobs
+        self._supervisor = context.supervisor
+        self._interval_s = self._settings.offset_interval_ms / 1000
+        self._schedule = OffsetWriteSchedule(self._interval_s, self._settings.offset_writes_per_s)
+        self._next_look = 0.0
+        self._storing = False
+        self._lock = threading.Lock()  # Leadership's offset calls are for one thread at a time
+
+    def read_offset(self, part: OwnedPartition) -> StoredOffset | None:
+        """The offset in ZooKeeper; None when there is none or it can't be read. Raises Unavailable."""
+        with self._lock:
+            return self._leadership.read_offset(*part.key)
+
+    def write(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
+        """Store these offsets; returns the partitions whose offset was stored. Raises Unavailable."""
+        with self._lock:
+            return self._leadership.write_offsets(offsets)
+
+    def offset_of(self, part: OwnedPartition) -> Callable[[], StoredOffset] | None:
+        """A function, for any thread, that makes the offset to store; None if there is nothing new."""
+        if part.phase not in (Phase.ACTIVE, Phase.FENCING) or not part.reading or part.caught_up_at is None:
+            return None
+        state, oldest = part.state, part.state.oldest()
+        if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:
+            state.missed_markers = False
+        if state.position == part.stored_position:
+            return None  # nothing was read since, so the state is the same
+        (queue_id, topic_id), missed = part.topic_ids, state.missed_markers
+        safe = StoredOffset(state.safe_offset(), topic_id, state.safe_now_ms(), missed, queue_id=queue_id)
+        if state.position - safe.offset <= self._settings.snapshot_after_markers:
+            return None if safe.offset == part.stored_offset else lambda: safe
+        offset, now_ms, rows = state.snapshot(_SNAPSHOT_ROWS)
+
+        def with_snapshot() -> StoredOffset:
+            made = StoredOffset(offset, topic_id, now_ms, missed, tuple(rows), queue_id)
+            return made if len(made.to_json()) <= _SNAPSHOT_MAX_BYTES else safe
+
+        return with_snapshot
+
+    def store_due(self, now: float) -> None:
+        """Store the offsets that are due, in the background."""
+        if now < self._next_look or self._storing:
+            return
+        self._next_look = now + self._interval_s
+        due = self._due(now)
+        if due:
+            self._storing = True
+            self._jobs.run(
+                Pool.HOUSEKEEPING, partial(self._make_and_write, due), partial(self._stored, due, now)
+            )
+
+    def all_offsets(self) -> dict[Partition, StoredOffset]:
+        """The offsets of all partitions that have something new to store, due or not."""
+        offsets: dict[Partition, StoredOffset] = {}
+        for part in list(self._parts.values()):
+            with self._supervisor.surviving(part):
+                make = self.offset_of(part)
+                if make is not None:
+                    offsets[part.key] = make()
+        return offsets
+
+    def _due(self, now: float) -> dict[Partition, _DueOffset]:
+        partitions = sum(queue.partitions for queue in self._leadership.snapshot().queues.values())
+        self._schedule.forget(self._parts)
+        due: dict[Partition, _DueOffset] = {}
+        for part in self._parts.values():
+            with self._supervisor.surviving(part):
+                unread = part.state.position - (part.stored_offset or 0)
+                if part.phase is Phase.ACTIVE and self._schedule.is_due(part.key, unread, partitions, now):
+                    make = self.offset_of(part)
+                    if make is not None:
+                        due[part.key] = _DueOffset(part.state.position, make)
+        return due
+
+    def _make_and_write(self, due: Mapping[Partition, _DueOffset]) -> dict[Partition, StoredOffset]:
+        offsets = {key: one.make() for key, one in due.items()}
+        written = self.write(offsets)
+        return {key: offsets[key] for key in written}
+
+    def _stored(
+        self,
+        due: Mapping[Partition, _DueOffset],
+        now: float,
+        written: dict[Partition, StoredOffset] | Exception,
+    ) -> None:
+        self._storing = False
+        if isinstance(written, KmqError):
+            _log.warning("offsets not stored; trying again", extra={"error": str(written)})
+        elif isinstance(written, Exception):
+            raise written
+        else:
+            self._schedule.written(written, now)
+            for key in written.keys() & self._parts.keys():
+                part = self._parts[key]
+                part.stored_offset, part.stored_position = written[key].offset, due[key].position

@@ -1,0 +1,171 @@
+"""The partitions a tracker owns: taken over when granted, served while they are ours, then given up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kmqpy.errors import Unavailable
+from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.settings import QueueSettings
+from tracker.background import Pool
+from tracker.context import TrackerContext
+from tracker.kafka_clients import KafkaClients
+from tracker.leadership.assignment import Partition
+from tracker.leadership.published_view import LeadershipView
+from tracker.offset_keeper import OffsetKeeper
+from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition_redelivery import PartitionRedelivery
+from tracker.redelivery.redeliverer import Redeliverer, RedeliveryResult
+from tracker.redelivery.ticker import Tick
+from tracker.takeover import Takeover, TakeoverResult
+
+_log = logging.getLogger(__name__)
+
+
+class PartitionLifecycle:
+    """Begins takeovers, redeliveries and ticks, one job a partition at a time; used by the main loop only."""
+
+    def __init__(
+        self,
+        context: TrackerContext,
+        kafka: KafkaClients,
+        takeover: Takeover,
+        redelivery: PartitionRedelivery,
+        offsets: OffsetKeeper,
+    ) -> None:
+        self._markers = kafka.markers
+        self._ticker = kafka.ticker
+        self._takeover = takeover
+        self._redelivery = redelivery
+        self._offsets = offsets
+        self._connection = context.connection
+        self._settings = context.settings
+        self._clock = context.clock
+        self._leadership = context.leadership
+        self._parts = context.parts
+        self._metrics = context.metrics
+        self._jobs = context.jobs
+        self._problems = context.problems
+        self._supervisor = context.supervisor
+        self._giving_up: set[Partition] = set()
+
+    def follow(self, view: LeadershipView) -> None:
+        """Begin with what was granted, let go of what was lost or is to be released."""
+        for key, part in list(self._parts.items()):
+            if view.owned.get(key) != part.epoch:
+                self.drop(part, "leadership lost")
+            elif key in view.releasing and not part.busy:
+                self._release(part)
+        for key, epoch in view.owned.items():
+            registered = view.queues.get(key[0])
+            if key in self._parts or key in self._giving_up:
+                continue
+            if key in view.releasing:  # asked for again before we had begun
+                self._leadership.release(*key)
+            elif registered is not None:
+                self._add(key, epoch, registered.settings)
+        for part in self._parts.values():
+            if part.key[0] in view.queues:
+                part.follow(view.queues[part.key[0]].settings)
+
+    def advance(self, part: OwnedPartition, now: float) -> None:
+        """Begin what is next for the partition: a takeover, a redelivery, or a tick."""
+        # Asked before a takeover, too, or whoever has the partition by now would be fenced for nothing.
+        if part.busy or not self._leadership.may_redeliver():
+            return
+        if part.phase is Phase.FENCING and now >= part.retry_at:
+            self._submit(part, partial(self._takeover.prepare, part), partial(self._taken_over, part))
+            return
+        if part.phase is not Phase.ACTIVE:
+            return
+        entries = part.due(self._settings.max_batch_messages * 5)
+        if entries:
+            job = partial(self._redelivery.redeliver, part, entries)
+            self._submit(part, job, partial(self._redelivered, part, entries))
+        elif part.wants_tick(now, self._settings.silence_s):
+            self._post_tick(part, now)
+
+    def drop(self, part: OwnedPartition, why: str) -> None:
+        """Do nothing more for the partition; another tracker may have it."""
+        _log.info("partition given up", extra={**self._problems.about(part.key), "why": why})
+        self._markers.stop(part)
+        part.phase = Phase.DROPPED
+        if not part.busy:
+            self._jobs.submit(Pool.HOUSEKEEPING, part.redeliverer.close)
+        self._parts.pop(part.key, None)
+        for gauge in (self._metrics.in_flight, self._metrics.oldest):
+            gauge.labels(part.key[0], str(part.number)).set(0)
+        self._metrics.hide(*part.key)
+
+    def _add(self, key: Partition, epoch: int, queue: QueueSettings) -> None:
+        redeliverer = Redeliverer(self._connection, queue, key[1], self._settings)
+        lead_ms = self._settings.max_clock_lead_ms
+        self._parts[key] = OwnedPartition(key, epoch, queue, redeliverer, lead_ms)
+        self._metrics.begin(key[0])
+
+    def _submit(self, part: OwnedPartition, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
+        """Run `job` in a thread, then `finished` with its result, or its exception, in the main loop."""
+        part.busy = True
+        self._jobs.run(Pool.REDELIVERY, job, partial(self._job_ended, part, finished))
+
+    def _job_ended(self, part: OwnedPartition, finished: Callable[[Any], None], result: Any) -> None:
+        part.busy = False
+        with self._supervisor.surviving(part):
+            if part.phase is Phase.DROPPED:
+                self._jobs.submit(Pool.HOUSEKEEPING, part.redeliverer.close)
+            else:
+                finished(result)
+
+    def _taken_over(self, part: OwnedPartition, result: TakeoverResult | Exception | None) -> None:
+        if result is None:
+            self.drop(part, "not the leader")
+        else:
+            self._takeover.begin(part, result)
+
+    def _redelivered(
+        self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult | Exception
+    ) -> None:
+        if isinstance(result, Exception):
+            raise result  # with unknown outcome: the partition is taken over again (rule R1)
+        self._redelivery.redelivered(part, entries, result)
+
+    def _post_tick(self, part: OwnedPartition, now: float) -> None:
+        def written(tick: Tick) -> None:  # called by whatever thread polls the ticker
+            self._jobs.hand_over(lambda: self._tick_written(part, tick))
+
+        try:
+            self._ticker.post_tick(part.queue.markers_topic, part.number, written)
+        except Unavailable as error:
+            part.tick_problem = str(error)
+            self._problems.warn("tick", part.key, "a tick could not be written", error=str(error))
+        part.tick_sent(now)
+        self._metrics.ticks.labels(part.key[0]).inc()
+
+    def _tick_written(self, part: OwnedPartition, tick: Tick) -> None:
+        ahead_s = part.tick_written(tick, self._clock.monotonic())
+        if ahead_s:
+            self._problems.clock_ahead(part.key, ahead_s)
+
+    def _release(self, part: OwnedPartition) -> None:
+        """Store the offset, then let the next owner in; it continues within a second."""
+        make_offset = self._offsets.offset_of(part)
+        self.drop(part, "released")
+        self._giving_up.add(part.key)
+        job = partial(self._give_up, part.key, make_offset)
+        self._jobs.run(Pool.HOUSEKEEPING, job, partial(self._given_up, part.key))
+
+    def _give_up(self, key: Partition, make_offset: Callable[[], StoredOffset] | None) -> None:
+        try:
+            if make_offset is not None:
+                self._offsets.write({key: make_offset()})
+        finally:
+            self._leadership.release(*key)
+
+    def _given_up(self, key: Partition, error: Exception | None) -> None:
+        self._giving_up.discard(key)
+        if error is not None:
+            self._problems.warn("offsets", key, "offset not stored at release", error=str(error))

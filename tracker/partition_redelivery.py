@@ -1,0 +1,100 @@
+"""Redelivery of a partition's due messages, and what follows from its result."""
+
+from __future__ import annotations
+
+import logging
+
+from kmqpy.errors import KmqError
+from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import Topics
+from kmqpy.telemetry.base import Telemetry
+from tracker.context import TrackerContext
+from tracker.owned_partition import OwnedPartition
+from tracker.redelivery.originals_readers import OriginalsReaders
+from tracker.redelivery.redeliverer import RedeliveryResult
+from tracker.topic_probe import TopicProbe
+
+_log = logging.getLogger(__name__)
+
+_DEAD_LETTERS_KNOWN_S = 10.0
+"""How long a dead-letter topic that was seen is not asked for again."""
+
+
+class PartitionRedelivery:
+    """Redelivers: first `redeliver`, in a thread of its own, then `redelivered`, in the main loop."""
+
+    def __init__(
+        self,
+        context: TrackerContext,
+        topics: Topics,
+        probe: TopicProbe,
+        originals: OriginalsReaders,
+        telemetry: Telemetry,
+    ) -> None:
+        self._topics = topics
+        self._probe = probe
+        self._originals = originals
+        self._telemetry = telemetry
+        self._clock = context.clock
+        self._leadership = context.leadership
+        self._metrics = context.metrics
+        self._problems = context.problems
+        self._dead_letters_seen: dict[str, float] = {}
+
+    def redeliver(self, part: OwnedPartition, entries: list[Entry]) -> RedeliveryResult:
+        """Redeliver these messages, or dead-letter them; never raises."""
+        with self._originals.lend() as reader:
+            return part.redeliverer.redeliver(
+                entries,
+                reader,
+                lambda: self._leadership.may_redeliver() and self._probe.has_its_topics(part),
+                lambda: self._has_dead_letters(part.queue),
+            )
+
+    def redelivered(self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult) -> None:
+        """Count and report what became of these messages; those that failed are due again later."""
+        self._count(part, result)
+        problems = [text for text in (result.problem, result.dead_letter_problem) if text]
+        part.redelivered(entries, result.failed, "; ".join(problems))
+        problems += result.refused[:1]  # the redeliverer itself names them all
+        for problem in problems:
+            self._metrics.failures.labels(part.key[0]).inc()
+            self._problems.warn("redelivery", part.key, "redelivery failed; trying again", error=problem)
+        if result.broken:
+            part.take_over_again(self._clock.monotonic())
+            return
+        for offset, delay_s in result.failed.items():
+            part.state.retry(offset, int(delay_s * 1000))
+
+    def _count(self, part: OwnedPartition, result: RedeliveryResult) -> None:
+        name, now = part.key[0], self._clock.monotonic()
+        self._metrics.redelivered.labels(name).inc(len(result.redelivered))
+        self._metrics.dead_lettered.labels(name).inc(len(result.dead_lettered))
+        self._metrics.undecodable_counts.labels(name).inc(result.undecodable_counts)
+        lateness = self._metrics.lateness.labels(name)
+        for copy in result.copies:
+            lateness.observe(part.lateness_s(copy.entry, now))
+            self._telemetry.moved(name, copy.headers, dead_letter=copy.dead_letter)
+        if result.gone:
+            self._metrics.lost_to_retention.labels(name).inc(len(result.gone))
+            about = self._problems.about(part.key)
+            _log.error(
+                "messages in flight are gone from the queue topic; raise its retention",
+                extra={**about, "count": len(result.gone), "offsets": result.gone[:10]},
+            )
+
+    def _has_dead_letters(self, queue: QueueSettings) -> bool:
+        """True if the dead-letter topic exists; asked so that no broker creates it by itself."""
+        topic = queue.dead_letter_topic
+        if self._clock.monotonic() - self._dead_letters_seen.get(topic, -100.0) < _DEAD_LETTERS_KNOWN_S:
+            return True
+        try:
+            exists = topic in self._topics.describe([topic])
+        except KmqError:
+            return topic in self._dead_letters_seen  # nobody could say; if it is gone, sending fails
+        if exists:
+            self._dead_letters_seen[topic] = self._clock.monotonic()
+        else:
+            self._dead_letters_seen.pop(topic, None)
+        return exists

@@ -1,0 +1,116 @@
+"""Reads markers and applies them to the in-flight state of their partitions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from kmqpy.kafka.markers.replay import Applied, replay_markers
+from tracker.context import TrackerContext
+from tracker.owned_partition import OwnedPartition, Phase
+from tracker.reading.markers_consumer import MarkersConsumer
+
+_log = logging.getLogger(__name__)
+
+_MOST_AT_ONCE = 50_000
+"""Of how many messages range markers may speak before others get their turn: about half a second."""
+_READ_AGAIN_AFTER_S = 1.0
+"""Before a takeover, after Kafka has reported an error of a markers partition."""
+
+
+class MarkerReader:
+    """Applies markers in the order of their log; used by the main loop only."""
+
+    def __init__(self, context: TrackerContext, markers: MarkersConsumer) -> None:
+        self._markers = markers
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._parts = context.parts
+        self._problems = context.problems
+        self._supervisor = context.supervisor
+
+    def read(self, wait_s: float) -> None:
+        """Fetch and apply the markers that have arrived; waits up to `wait_s` for the first."""
+        try:
+            fetched = self._markers.fetch(wait_s)
+        except Exception:
+            self._read_all_again()
+            raise
+        now = self._clock.monotonic()
+        for part, error in fetched.errors.items():
+            with self._supervisor.surviving(part):
+                self._failed(part, error)
+        for part, records in fetched.records.items():
+            if part.reading:
+                with self._supervisor.surviving(part):
+                    self.apply(part, records, now)
+
+    def apply(self, part: OwnedPartition, records: Sequence[Any], now: float) -> None:
+        """Apply the partition's unread markers and then these, up to the first that must wait.
+
+        A marker waits, and so do all behind it, while nobody knows if its message exists (rule R22).
+        """
+        waited = bool(part.unread)
+        if not waited:
+            part.ask_at = now
+        part.unread += records
+        if waited and records:
+            self._markers.limit_unread(part)
+            return
+        state, now_before_ms = part.state, part.state.now_ms
+        part.believe(now)
+        applied = replay_markers(state, part.number, part.unread, part.queue_end, most=_MOST_AT_ONCE)
+        done, part.unread = part.unread[: applied.records], part.unread[applied.records :]
+        self._markers.limit_unread(part)
+        part.redeliverer.ranges = part.redeliverer.ranges or applied.in_ranges > 0
+        self._report(part, applied)
+        if done and part.read(done[-1].offset(), now_before_ms, now):
+            # By then every message whose take was missed has been acknowledged or has had its time.
+            part.missed_until_ms = state.now_ms + max(part.queue.max_hold_ms, part.queue.max_delay_ms)
+            about = self._problems.about(part.key)
+            _log.info("partition active", extra={**about, "in_flight": len(state)})
+
+    def _report(self, part: OwnedPartition, applied: Applied) -> None:
+        """Count the markers that were applied, and warn of those that could not be."""
+        name = part.key[0]
+        self._metrics.markers.labels(name).inc(applied.records)
+        if part.phase is Phase.ACTIVE:
+            self._metrics.late_acks.labels(name).inc(applied.late_acks)
+        if applied.newer:
+            self._metrics.unsupported_markers.labels(name).inc(len(applied.newer))
+            self._problems.warn("newer", part.key, "marker of a newer kmqpy", **_first(applied.newer))
+        if applied.undecodable:
+            self._metrics.undecodable_markers.labels(name).inc(len(applied.undecodable))
+            self._problems.warn(
+                "undecodable", part.key, "undecodable marker skipped", **_first(applied.undecodable)
+            )
+        for at, error in applied.failed:
+            part.marker_failed(at, error)
+            self._metrics.failed_markers.labels(name).inc()
+            self._problems.survived("applying a marker", error, part.key)
+
+    def _read_all_again(self) -> None:
+        """Take over again all partitions that are read, since markers that were fetched may be lost."""
+        for part in self._parts.values():
+            if part.reading:
+                part.problem = "markers can't be read"
+                with suppress(Exception):
+                    self._markers.stop(part)
+                part.back_off(self._clock.monotonic())
+
+    def _failed(self, part: OwnedPartition, error: KafkaError) -> None:
+        part.problem = f"markers can't be read: {error.name()}"
+        self._problems.warn("read", part.key, "markers can't be read", error=error.name())
+        # From the log start or a new topic, whichever it is: a takeover finds out.
+        self._markers.stop(part)
+        part.take_over_again(self._clock.monotonic() + _READ_AGAIN_AFTER_S)
+
+
+def _first(found: Sequence[tuple[int, Exception]]) -> dict[str, Any]:
+    """The fields of a log record about the first of these markers."""
+    at, error = found[0]
+    return {"error": str(error), "at": at}

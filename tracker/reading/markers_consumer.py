@@ -1,0 +1,85 @@
+"""The Kafka consumer that reads the markers of all partitions a tracker owns."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import KafkaConnection
+from tracker.owned_partition import OwnedPartition
+
+_READ_BATCH = 5_000
+_MAX_UNREAD = 50_000
+"""Fetched markers of a partition that may wait to be applied, before fetching more of it is paused."""
+
+
+class Fetched(NamedTuple):
+    """Marker records by partition, and the first error of each partition that has one."""
+
+    records: dict[OwnedPartition, list[Any]]
+    errors: dict[OwnedPartition, KafkaError]
+
+
+class MarkersConsumer:
+    """Fetches the markers of the partitions that are read; used by the main loop only."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._consumer: Consumer = librdkafka.new_consumer(connection, {"fetch.wait.max.ms": 100})
+        self._readers: dict[tuple[str, int], OwnedPartition] = {}
+        """The partitions that are read, by markers topic and number."""
+
+    def other_reader(self, part: OwnedPartition) -> OwnedPartition | None:
+        """A partition of another queue that reads the same markers, if there is one."""
+        reader = self._readers.get((part.queue.markers_topic, part.number), part)
+        return None if reader is part else reader
+
+    def start(self, part: OwnedPartition) -> None:
+        """Fetch markers from the position of the partition's state on."""
+        topic = part.queue.markers_topic
+        self._readers[topic, part.number] = part
+        self._consumer.incremental_assign([TopicPartition(topic, part.number, part.state.position)])
+
+    def stop(self, part: OwnedPartition) -> None:
+        """Fetch no more markers of the partition, and take it for one that is not read."""
+        topic = part.queue.markers_topic
+        if part.reading and self._readers.get((topic, part.number)) is part:
+            del self._readers[topic, part.number]
+            self._resume(part)
+            self._consumer.incremental_unassign([TopicPartition(topic, part.number)])
+        part.reading = False
+
+    def fetch(self, wait_s: float) -> Fetched:
+        """Markers that have arrived; waits up to `wait_s` for the first. Raises KafkaException."""
+        records = self._consumer.consume(1, wait_s)
+        if records:
+            records += self._consumer.consume(_READ_BATCH - 1, 0)
+        fetched = Fetched({}, {})
+        for record in records:
+            part = self._readers.get((record.topic(), record.partition()))  # type: ignore[arg-type]
+            if part is None:
+                continue
+            error = record.error()
+            if error is None:
+                fetched.records.setdefault(part, []).append(record)
+            else:
+                fetched.errors.setdefault(part, error)
+        return fetched
+
+    def limit_unread(self, part: OwnedPartition) -> None:
+        """Pause the partition while many of its markers wait; resume it when none does."""
+        if len(part.unread) > _MAX_UNREAD and not part.paused:
+            part.paused = True
+            self._consumer.pause([TopicPartition(part.queue.markers_topic, part.number)])
+        elif not part.unread:
+            self._resume(part)
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._consumer.close()
+
+    def _resume(self, part: OwnedPartition) -> None:
+        if part.paused:
+            part.paused = False
+            self._consumer.resume([TopicPartition(part.queue.markers_topic, part.number)])

@@ -1,0 +1,37 @@
+"""Lends OriginalsReaders to the threads that redeliver."""
+
+from __future__ import annotations
+
+import queue as queues
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kmqpy.core.clock import Clock
+from kmqpy.kafka.settings import KafkaConnection
+from tracker.redelivery.originals import OriginalsReader
+
+
+class OriginalsReaders:
+    """As many readers as were ever needed at the same time; the one used last is lent first."""
+
+    def __init__(self, connection: KafkaConnection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._idle: queues.LifoQueue[OriginalsReader] = queues.LifoQueue()
+
+    @contextmanager
+    def lend(self) -> Iterator[OriginalsReader]:
+        """A reader for one thread, until the block ends."""
+        try:
+            reader = self._idle.get_nowait()
+        except queues.Empty:
+            reader = OriginalsReader(self._connection, self._clock)
+        try:
+            yield reader
+        finally:
+            self._idle.put(reader)
+
+    def close(self) -> None:
+        """Release the connections of all readers that were given back."""
+        while not self._idle.empty():
+            self._idle.get().close()

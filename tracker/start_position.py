@@ -1,0 +1,94 @@
+"""The markers offset and the in-flight state from which a takeover begins to read. Pure, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
+from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.settings import QueueSettings
+
+
+class StartPosition(NamedTuple):
+    """Where to begin to read markers, what is wrong with the stored offset, and whether markers are lost."""
+
+    at: StoredOffset
+    problem: str | None = None
+    markers_lost: bool = False
+    ahead_s: float = 0.0
+    """By how much the stored time was ahead of the broker's clock; 0 if that was not more than allowed."""
+
+    def believable(self, now_ms: int, queue: QueueSettings, queue_end: int, lead_ms: int) -> StartPosition:
+        """The same, corrected by the broker's time `now_ms` and the end of the queue, `queue_end`.
+
+        If the stored time is more than `lead_ms` ahead, it becomes `now_ms`, and deadlines move by as much,
+        so that each lease keeps what remained of it (rule R23). Messages that don't exist are left out
+        (rule R22).
+        """
+        at, problem = self.at, self.problem
+        ahead_ms = at.now_ms - now_ms
+        latest_ms = now_ms + max(queue.max_hold_ms, queue.max_delay_ms)
+        rows: list[SnapshotRow] = []
+        cut = False
+        for row in at.in_flight:
+            if ahead_ms > lead_ms:
+                # What was taken by the wrong clock is due by it; so is all that it did not find overdue.
+                by_that = row.due_ms >= at.now_ms or row.since_ms > now_ms
+                due_ms = row.due_ms - ahead_ms if by_that else row.due_ms
+                row = row._replace(since_ms=min(row.since_ms, now_ms), due_ms=due_ms)
+            row = row._replace(due_ms=min(row.due_ms, latest_ms))
+            if isinstance(row, TakenRun):
+                if row.first + row.bits.bit_length() > queue_end:
+                    cut = True
+                    row = row._replace(bits=row.bits & ((1 << max(0, queue_end - row.first)) - 1))
+                exists = row.bits != 0
+            else:
+                exists = row.offset < queue_end
+            if exists:
+                rows.append(row)
+        if cut or len(rows) < len(at.in_flight):
+            problem = "the stored snapshot names messages that don't exist; they are left out"
+        if ahead_ms > lead_ms:
+            problem = f"the stored time was {ahead_ms / 1000:g} s ahead of the broker's; set back"
+            at = replace(at, now_ms=now_ms)
+        ahead_s = ahead_ms / 1000 if ahead_ms > lead_ms else 0.0
+        return self._replace(at=replace(at, in_flight=tuple(rows)), problem=problem, ahead_s=ahead_s)
+
+    @property
+    def highest(self) -> int:
+        """The highest message that is named by what was stored; -1 if none is."""
+        rows = self.at.in_flight
+        return max(
+            (r.first + r.bits.bit_length() - 1 if isinstance(r, TakenRun) else r.offset for r in rows),
+            default=-1,
+        )
+
+    def state(self) -> InFlight:
+        """The in-flight state to build on."""
+        at = self.at
+        state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers)
+        state.restore(at.in_flight)
+        return state
+
+
+def start_position(stored: StoredOffset | None, topic_id: str, log_start: int, end: int) -> StartPosition:
+    """The start position that follows from the offset stored in ZooKeeper.
+
+    `topic_id`, `log_start` and `end` are those of the markers topic, asked after the fencing.
+    """
+    fresh = StoredOffset(log_start, topic_id, now_ms=0)
+    if stored is None:
+        return StartPosition(fresh)
+    if stored.topic_id != topic_id:
+        return StartPosition(fresh, "markers topic was created anew; reading all of it")
+    if stored.offset > end:
+        return StartPosition(fresh, "stored offset is beyond the end; reading all markers")
+    if stored.offset < log_start:
+        return StartPosition(
+            replace(stored, offset=log_start, missed_markers=True),
+            "markers were deleted before they were read; raise the markers topic's retention",
+            markers_lost=True,
+        )
+    return StartPosition(stored)

@@ -1,0 +1,61 @@
+"""Keeps an unexpected exception in one place from stopping the rest of a tracker (rule R21)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import Clock
+from tracker.health.problems import Problems
+from tracker.owned_partition import OwnedPartition, Phase
+
+_STEP_PAUSE = Backoff(0.1, 2, 10, jitter=0)
+"""Before a step of the main loop that failed is tried again."""
+
+
+class Supervisor:
+    """Logs, counts and shows an exception; then only the step or the partition that failed pauses.
+
+    stop_reading  has no more markers of a partition read
+    """
+
+    def __init__(
+        self, stop_reading: Callable[[OwnedPartition], None], problems: Problems, clock: Clock
+    ) -> None:
+        self._stop_reading = stop_reading
+        self._problems = problems
+        self._clock = clock
+        self._failed_steps: dict[str, tuple[int, float]] = {}
+        """How often in a row each failing step has failed, and the time of its next try."""
+
+    def step(self, name: str, now: float, do: Callable[[], None]) -> bool:
+        """Run one step of the main loop; False if it failed, or is put off after a failure."""
+        failures, rests_until = self._failed_steps.get(name, (0, 0.0))
+        if now < rests_until:
+            return False
+        try:
+            do()
+        except Exception as error:
+            failures += 1
+            self._failed_steps[name] = failures, now + _STEP_PAUSE.delay(failures)
+            self._problems.show(name, f"{name}: {type(error).__name__}: {error}")
+            self._problems.survived(name, error)
+            return False
+        if failures:
+            del self._failed_steps[name]
+            self._problems.clear(name)
+        return True
+
+    @contextmanager
+    def surviving(self, part: OwnedPartition) -> Iterator[None]:
+        """After any exception in the block, take the partition over again, after a pause."""
+        try:
+            yield
+        except Exception as error:
+            part.problem = f"{type(error).__name__}: {error}; taking over again"
+            self._problems.survived("partition", error, part.key)
+            with suppress(Exception):
+                self._stop_reading(part)
+            if part.phase is not Phase.DROPPED:
+                part.back_off(self._clock.monotonic())

@@ -1,0 +1,131 @@
+"""Takeover of a partition: fence predecessors, verify leadership, find out where to begin to read markers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.doctor import Severity
+from kmqpy.kafka.topics import TopicIds, earlier_markers_error
+from tracker.background import Pool
+from tracker.context import TrackerContext
+from tracker.kafka_clients import KafkaClients
+from tracker.offset_keeper import OffsetKeeper
+from tracker.owned_partition import OwnedPartition
+from tracker.redelivery.originals_readers import OriginalsReaders
+from tracker.redelivery.ticker import Tick
+from tracker.start_position import StartPosition, start_position
+
+_log = logging.getLogger(__name__)
+
+_FENCING_TIMEOUT_S = 10.0
+_SHARED_WAIT_S = 10.0
+"""Before a takeover is tried again of a partition whose markers topic is also that of another queue."""
+
+
+@dataclass(frozen=True)
+class TakeoverResult:
+    """Where to begin to read, the tick to read up to, and the queue's end after it."""
+
+    topic_ids: tuple[str, str]
+    tick: Tick
+    queue_end: int
+    begin: StartPosition
+
+
+class Takeover:
+    """Takes partitions over: first `prepare`, in a thread of its own, then `begin`, in the main loop."""
+
+    def __init__(
+        self,
+        context: TrackerContext,
+        kafka: KafkaClients,
+        offsets: OffsetKeeper,
+        originals: OriginalsReaders,
+    ) -> None:
+        self._kafka = kafka
+        self._offsets = offsets
+        self._originals = originals
+        self._connection = context.connection
+        self._zookeeper = context.zookeeper
+        self._max_clock_lead_ms = context.settings.max_clock_lead_ms
+        self._clock = context.clock
+        self._leadership = context.leadership
+        self._metrics = context.metrics
+        self._jobs = context.jobs
+        self._problems = context.problems
+        self._diagnosed: set[str] = set()
+
+    def prepare(self, part: OwnedPartition) -> TakeoverResult | None:
+        """Fence, verify, and find out where to begin to read; None when the partition is not ours."""
+        queue, number = part.queue, part.number
+        topics = self._kafka.topics.check(queue, number)
+        topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
+        if part.has_topics and TopicIds(*topic_ids).beside_earlier_markers(TopicIds(*part.topic_ids)):
+            raise earlier_markers_error(queue)
+        part.redeliverer.open(_FENCING_TIMEOUT_S)
+        if not self._leadership.verify(queue.name, number):
+            return None
+        stored = self._offsets.read_offset(part)
+        if stored is not None and stored.is_of_earlier_queue(*topic_ids):
+            raise earlier_markers_error(queue)
+        # Written after the fencing: when it has been read, so has everything before it.
+        tick = self._kafka.ticker.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S)
+        with self._originals.lend() as reader:
+            log_start = reader.log_start(queue.markers_topic, number)
+        begin = start_position(stored, topics.markers.topic_id, log_start, tick.at)
+        queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
+        begin = begin.believable(tick.now_ms, queue, queue_end, self._max_clock_lead_ms)
+        if begin.problem is not None:
+            _log.error(begin.problem, extra=self._problems.about(part.key))
+        if begin.markers_lost:
+            self._metrics.markers_lost.labels(queue.name).inc()
+        return TakeoverResult(topic_ids, tick, queue_end, begin)
+
+    def begin(self, part: OwnedPartition, result: TakeoverResult | Exception) -> None:
+        """Begin to read markers, or go on where they are read already; after a failure, try again later."""
+        now = self._clock.monotonic()
+        if isinstance(result, Exception):
+            part.back_off(now)
+            part.problem = f"takeover failed: {result}"
+            self._metrics.failures.labels(part.key[0]).inc()
+            self._problems.warn("takeover", part.key, "takeover failed; trying again", error=str(result))
+        elif (other := self._kafka.markers.other_reader(part)) is not None:
+            part.problem = f"its markers topic is also that of queue {other.key[0]}; give each its own"
+            self._problems.warn("topics", part.key, part.problem)
+            part.take_over_again(now + _SHARED_WAIT_S)
+        else:
+            part.problem = None
+            if part.reading and result.topic_ids != part.topic_ids:
+                self._kafka.markers.stop(part)
+            if not part.reading:
+                self._start_reading(part, result)
+            part.catch_up_to(result.tick, result.queue_end)
+            self._metrics.takeovers.labels(part.key[0]).inc()
+
+    def _start_reading(self, part: OwnedPartition, result: TakeoverResult) -> None:
+        if part.key[0] not in self._diagnosed:
+            self._diagnosed.add(part.key[0])
+            self._jobs.submit(Pool.REDELIVERY, partial(self._diagnose, part.key[0]))
+        part.topic_ids = result.topic_ids
+        part.stored_offset = part.stored_position = None
+        now = self._clock.monotonic()
+        part.start_reading(result.begin.state(), now)
+        if result.begin.ahead_s:
+            part.tell_of_clock(str(result.begin.problem), now)
+            self._problems.clock_ahead(part.key, result.begin.ahead_s)
+        self._kafka.markers.start(part)
+
+    def _diagnose(self, queue: str) -> None:
+        """Warn if the queue's topics are not as they should be; once a queue, in a thread of its own."""
+        try:
+            with Admin(self._connection, self._zookeeper) as admin:
+                findings = admin.diagnose(queue)
+        except Exception as error:
+            _log.warning("queue can't be checked", extra={"queue": queue, "error": str(error)})
+            return
+        for finding in findings:
+            if finding.severity is not Severity.OK:
+                _log.warning(finding.what, extra={"queue": queue, "to_do": finding.to_do})
