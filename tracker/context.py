@@ -12,7 +12,7 @@ from tracker.health.metrics import TrackerMetrics
 from tracker.health.problems import Problems
 from tracker.leadership.assignment import Partition
 from tracker.leadership.leadership import Leadership
-from tracker.owned_partition import OwnedPartition
+from tracker.partition.owned_partition import OwnedPartition
 from tracker.settings import TrackerSettings
 from tracker.supervisor import Supervisor
 

@@ -11,7 +11,7 @@ from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.health.queue_counts import Counted, QueueCounts
 from tracker.leadership.assignment import Partition
-from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, Phase
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,8 @@ class HealthKeeper:
         labels = (part.key[0], str(part.number))
         oldest = part.state.oldest()
         self._metrics.in_flight.labels(*labels).set(len(part.state))
-        self._metrics.oldest.labels(*labels).set(0.0 if oldest is None else part.age_s(oldest, now))
+        age_s = 0.0 if oldest is None else part.clock.seconds_since(oldest.since_ms, now)
+        self._metrics.oldest.labels(*labels).set(age_s)
 
     def _counted(self, delayed: Mapping[Partition, int], found: dict[Partition, Counted] | Exception) -> None:
         self._counting = False
@@ -104,6 +105,6 @@ class HealthKeeper:
         self._metrics.show(*part.key, dead_letters=counts.dead_letters)
         if counts.more is not None:
             waiting = [enqueued_ms for offset, enqueued_ms in counts.waiting if offset not in part.state]
-            age_s = (part.now_ms(now) - min(waiting)) / 1000 if waiting else 0.0
+            age_s = (part.clock.now_ms(now) - min(waiting)) / 1000 if waiting else 0.0
             depth = len(waiting) + counts.more + delayed
             self._metrics.show(*part.key, depth=depth, oldest_waiting_seconds=max(0.0, age_s))

@@ -65,7 +65,7 @@ class MirrorKeeper:
             name: (queues[name].settings, part.topic_ids if part.reading else None)
             for (name, number), part in self._parts.items()
             if number == 0 and name in queues and not queues[name].deleting
-            if part.reading or part.problem is not None
+            if part.reading or part.problems.takeover is not None
         }
 
     def _finished(self, wanted: _Mirrored, asked_at: float, error: Exception | None) -> None:

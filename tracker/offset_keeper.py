@@ -14,7 +14,7 @@ from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.leadership.assignment import Partition
 from tracker.leadership.offset_znodes import OffsetWriteSchedule
-from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, Phase
 
 _log = logging.getLogger(__name__)
 

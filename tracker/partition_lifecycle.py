@@ -17,7 +17,7 @@ from tracker.kafka_clients import KafkaClients
 from tracker.leadership.assignment import Partition
 from tracker.leadership.published_view import LeadershipView
 from tracker.offset_keeper import OffsetKeeper
-from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, Phase
 from tracker.partition_redelivery import PartitionRedelivery
 from tracker.redelivery.redeliverer import Redeliverer, RedeliveryResult
 from tracker.redelivery.ticker import Tick
@@ -140,9 +140,9 @@ class PartitionLifecycle:
         try:
             self._ticker.post_tick(part.queue.markers_topic, part.number, written)
         except Unavailable as error:
-            part.tick_problem = str(error)
+            part.problems.tick = str(error)
             self._problems.warn("tick", part.key, "a tick could not be written", error=str(error))
-        part.tick_sent(now)
+        part.clock.tick_sent(now)
         self._metrics.ticks.labels(part.key[0]).inc()
 
     def _tick_written(self, part: OwnedPartition, tick: Tick) -> None:

@@ -10,7 +10,7 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.telemetry.base import Telemetry
 from tracker.context import TrackerContext
-from tracker.owned_partition import OwnedPartition
+from tracker.partition.owned_partition import OwnedPartition
 from tracker.redelivery.originals_readers import OriginalsReaders
 from tracker.redelivery.redeliverer import RedeliveryResult
 from tracker.topic_probe import TopicProbe
@@ -56,7 +56,7 @@ class PartitionRedelivery:
         """Count and report what became of these messages; those that failed are due again later."""
         self._count(part, result)
         problems = [text for text in (result.problem, result.dead_letter_problem) if text]
-        part.redelivered(entries, result.failed, "; ".join(problems))
+        part.problems.redelivered([entry.offset for entry in entries], result.failed, "; ".join(problems))
         problems += result.refused[:1]  # the redeliverer itself names them all
         for problem in problems:
             self._metrics.failures.labels(part.key[0]).inc()
@@ -74,7 +74,7 @@ class PartitionRedelivery:
         self._metrics.undecodable_counts.labels(name).inc(result.undecodable_counts)
         lateness = self._metrics.lateness.labels(name)
         for copy in result.copies:
-            lateness.observe(part.lateness_s(copy.entry, now))
+            lateness.observe(part.clock.seconds_since(copy.entry.due_ms, now))
             self._telemetry.moved(name, copy.headers, dead_letter=copy.dead_letter)
         if result.gone:
             self._metrics.lost_to_retention.labels(name).inc(len(result.gone))

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import Clock
 from tracker.health.problems import Problems
-from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, Phase
 
 _STEP_PAUSE = Backoff(0.1, 2, 10, jitter=0)
 """Before a step of the main loop that failed is tried again."""
@@ -53,7 +53,7 @@ class Supervisor:
         try:
             yield
         except Exception as error:
-            part.problem = f"{type(error).__name__}: {error}; taking over again"
+            part.problems.takeover = f"{type(error).__name__}: {error}; taking over again"
             self._problems.survived("partition", error, part.key)
             with suppress(Exception):
                 self._stop_reading(part)

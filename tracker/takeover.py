@@ -13,10 +13,10 @@ from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.kafka_clients import KafkaClients
 from tracker.offset_keeper import OffsetKeeper
-from tracker.owned_partition import OwnedPartition
+from tracker.partition.owned_partition import OwnedPartition
+from tracker.partition.start_position import StartPosition, start_position
 from tracker.redelivery.originals_readers import OriginalsReaders
 from tracker.redelivery.ticker import Tick
-from tracker.start_position import StartPosition, start_position
 
 _log = logging.getLogger(__name__)
 
@@ -89,15 +89,16 @@ class Takeover:
         now = self._clock.monotonic()
         if isinstance(result, Exception):
             part.back_off(now)
-            part.problem = f"takeover failed: {result}"
+            part.problems.takeover = f"takeover failed: {result}"
             self._metrics.failures.labels(part.key[0]).inc()
             self._problems.warn("takeover", part.key, "takeover failed; trying again", error=str(result))
         elif (other := self._kafka.markers.other_reader(part)) is not None:
-            part.problem = f"its markers topic is also that of queue {other.key[0]}; give each its own"
-            self._problems.warn("topics", part.key, part.problem)
+            problem = f"its markers topic is also that of queue {other.key[0]}; give each its own"
+            part.problems.takeover = problem
+            self._problems.warn("topics", part.key, problem)
             part.take_over_again(now + _SHARED_WAIT_S)
         else:
-            part.problem = None
+            part.problems.takeover = None
             if part.reading and result.topic_ids != part.topic_ids:
                 self._kafka.markers.stop(part)
             if not part.reading:
@@ -114,7 +115,7 @@ class Takeover:
         now = self._clock.monotonic()
         part.start_reading(result.begin.state(), now)
         if result.begin.ahead_s:
-            part.tell_of_clock(str(result.begin.problem), now)
+            part.problems.clock_was_wrong(str(result.begin.problem), now)
             self._problems.clock_ahead(part.key, result.begin.ahead_s)
         self._kafka.markers.start(part)
 

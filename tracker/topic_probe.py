@@ -13,7 +13,7 @@ from kmqpy.kafka.topics import TopicInfo, Topics
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.membership import Membership
-from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, Phase
 from tracker.reading.markers_consumer import MarkersConsumer
 
 _log = logging.getLogger(__name__)
@@ -89,8 +89,8 @@ class TopicProbe:
             if not found or not known or part.queue.name not in queues:
                 continue
             if _ids(found, part.queue) != part.topic_ids:
-                part.problem = "a topic was deleted or created anew"
-                self._problems.warn("topics", part.key, part.problem)
+                part.problems.takeover = "a topic was deleted or created anew"
+                self._problems.warn("topics", part.key, part.problems.takeover)
                 self._markers.stop(part)
                 part.take_over_again(self._clock.monotonic())
             elif part.number == 0 and part.phase is Phase.ACTIVE:  # one tracker of each queue

@@ -26,7 +26,7 @@ from tracker.kafka_clients import KafkaClients
 from tracker.leadership.assignment import Partition
 from tracker.main_loop import MainLoop
 from tracker.membership import Membership
-from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, Phase
 from tracker.settings import TrackerSettings
 from tracker.supervisor import Supervisor
 
@@ -119,11 +119,7 @@ class Tracker:
         found = self._problems.shown()
         found += ["not started"] if self._member is None else self._member.problems()
         for (queue, partition), part in self._parts.copy().items():
-            name = f"queue {queue}, partition {partition}"
-            problems = part.problems()
-            if part.state.pinned and not part.has_failed_markers:
-                problems.append("markers of a newer kmqpy; update this tracker")
-            found += [f"{name}: {text}" for text in problems]
+            found += [f"queue {queue}, partition {partition}: {text}" for text in part.problem_texts()]
         return found
 
     def _connect(self) -> MainLoop:

@@ -26,7 +26,8 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.topics import TopicIds, Topics, topics_of
 from kmqpy.message import Message
-from tracker import owned_partition, topic_probe
+from tracker import topic_probe
+from tracker.partition import owned_partition
 
 OLD, NEW = 60, 300
 LEASE_S = 60.0

@@ -22,7 +22,7 @@ from kmqpy.kafka.topics import QueueTopics, TopicIds, TopicInfo
 from kmqpy.telemetry.base import Telemetry
 from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
-from tracker.owned_partition import Phase
+from tracker.partition.owned_partition import Phase
 from tracker.settings import TrackerSettings
 
 from .checker import History

@@ -73,7 +73,7 @@ class BelievesClocks(MarkerReader):
     """Takes every timestamp for the broker's time (rule R23)."""
 
     def apply(self, part: Any, records: Any, now: float) -> None:
-        part._last_tick = None
+        part.clock._last_tick = None
         super().apply(part, records, now)
 
 
@@ -218,7 +218,7 @@ class NoTicks(PartitionLifecycle):
     """Waits for markers of others to learn the time (rule R4)."""
 
     def advance(self, part: Any, now: float) -> None:
-        part.tick_sent(now)
+        part.clock.tick_sent(now)
         super().advance(part, now)
 
 

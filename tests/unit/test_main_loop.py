@@ -25,14 +25,14 @@ from kmqpy.kafka.topics import TopicInfo, Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.background import Pool
 from tracker.leadership.published_view import LeadershipView
-from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.start_position import StartPosition
 from tracker.reading import existence_check
 from tracker.reading.markers_consumer import MarkersConsumer
 from tracker.redelivery.redeliverer import RedeliveryResult
 from tracker.redelivery.redelivery_plan import Copy
 from tracker.redelivery.ticker import Tick
 from tracker.settings import TrackerSettings
-from tracker.start_position import StartPosition
 from tracker.takeover import TakeoverResult
 from tracker.topic_probe import TopicProbe
 from tracker.tracker import Tracker
@@ -261,12 +261,12 @@ def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracked: Tracked) 
     tracked.lifecycle._taken_over(first, takeover)
     tracked.lifecycle._taken_over(second, takeover)
     assert (first.phase, second.phase) == (Phase.CATCHING_UP, Phase.FENCING)
-    assert first.problem is None
-    assert "also that of queue a" in (second.problem or "")
+    assert first.problems.takeover is None
+    assert "also that of queue a" in (second.problems.takeover or "")
     tracked.lifecycle.drop(first, "leadership lost")
     tracked.lifecycle._taken_over(second, takeover)
     assert second.phase is Phase.CATCHING_UP
-    assert second.problem is None
+    assert second.problems.takeover is None
 
 
 def test_a_tick_that_can_not_be_written_is_shown_until_markers_are_read(
@@ -311,7 +311,7 @@ def test_what_is_due_while_nothing_can_be_done_does_not_keep_the_loop_busy(track
     tracked.leadership.verified = False
     assert tracked.loop._wait_s(1.0) == 0.05
     tracked.leadership.verified = True
-    part.tick_sent(1.0)  # which does not come back while Kafka is away
+    part.clock.tick_sent(1.0)  # which does not come back while Kafka is away
     assert tracked.loop._wait_s(1.1) == 0.05
     assert not part.wants_tick(2.9, 0.05)
     assert part.wants_tick(3.0, 0.05)
@@ -648,14 +648,15 @@ def test_a_job_for_which_there_is_no_thread_has_failed(
 def test_a_timestamp_far_ahead_is_not_believed(turning: Tracked) -> None:
     part = turning.parts["a", 0]
     part.tick_written(Tick(0, 1_000_000, asked_at=50.0), now=50.1)
-    part.believe(now=60.0)  # 10 s later: the broker's time is about 1,010,000, and 5 s are tolerated
+    # 10 s later: the broker's time is about 1,010,000, and 5 s are tolerated.
+    part.clock.limit_timestamps(now=60.0)
     part.state.observe(1, 9_000_000)
     assert part.state.now_ms == 1_015_000
     assert part.wants_tick(60.0, 0.05)  # whose clock is wrong?
     assert part.tick_written(Tick(2, 1_010_000, asked_at=60.0), now=60.0) == pytest.approx(7_990)
-    assert "7990 s ahead of the broker's clock" in part.problems()[0]
+    assert "7990 s ahead of the broker's clock" in part.problem_texts()[0]
     part.forget_ended(now=200.0)
-    assert part.problems() == []
+    assert part.problem_texts() == []
 
 
 def test_when_the_clock_of_the_broker_goes_back_what_remains_of_leases_is_kept(turning: Tracked) -> None:

@@ -7,10 +7,10 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from tracker.owned_partition import OwnedPartition
+from tracker.partition.owned_partition import OwnedPartition
+from tracker.partition.start_position import StartPosition, start_position
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.settings import TrackerSettings
-from tracker.start_position import StartPosition, start_position
 
 STORED = StoredOffset(50, "id", now_ms=7_000)
 
@@ -63,12 +63,13 @@ def test_lateness_and_age_are_seconds_and_go_on_without_markers():
     part.state.apply(Marker(0, 1, Op.TAKE, 2_000), at=5, timestamp_ms=10_000)
     part.read(5, 0, now=100.0)
     entry = part.state.get(1)
-    assert (part.age_s(entry, 100.0), part.lateness_s(entry, 100.0)) == (0, 0)
-    assert (part.age_s(entry, 103.5), part.lateness_s(entry, 103.5)) == (3.5, 1.5)
+    times = entry.since_ms, entry.due_ms
+    assert [part.clock.seconds_since(ms, 100.0) for ms in times] == [0, 0]
+    assert [part.clock.seconds_since(ms, 103.5) for ms in times] == [3.5, 1.5]
     now_before_ms = part.state.now_ms
     part.state.apply(Marker(0, 2, Op.TAKE, 2_000), at=6, timestamp_ms=16_000)
     part.read(6, now_before_ms, now=104.0)
-    assert (part.age_s(entry, 104.0), part.lateness_s(entry, 104.0)) == (6, 4)
+    assert [part.clock.seconds_since(ms, 104.0) for ms in times] == [6, 4]
 
 
 @pytest.mark.parametrize(

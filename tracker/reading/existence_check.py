@@ -14,7 +14,7 @@ from kmqpy.kafka.markers.replay import QueueEnd
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.leadership.assignment import Partition
-from tracker.owned_partition import Doubt, OwnedPartition
+from tracker.partition.owned_partition import Doubt, OwnedPartition
 from tracker.reading.marker_reader import MarkerReader
 from tracker.reading.queue_ends import DOUBT_AGAIN_S, DOUBT_S, QueueEnds
 
@@ -94,12 +94,12 @@ class ExistenceCheck:
     def _not_found(self, part: OwnedPartition, error: Exception) -> None:
         part.ask_failures += 1
         part.ask_at = self._clock.monotonic() + _PAUSE.delay(part.ask_failures)
-        part.ask_problem = f"markers wait until it is known where the queue ends: {error}"
+        part.problems.ends = f"markers wait until it is known where the queue ends: {error}"
         self._problems.warn("ends", part.key, "markers wait for the end of the queue", error=str(error))
 
     def _found(self, part: OwnedPartition, below: int, end: int) -> None:
         now = self._clock.monotonic()
-        part.ask_failures, part.ask_at, part.ask_problem = 0, now, None
+        part.ask_failures, part.ask_at, part.problems.ends = 0, now, None
         if part.doubt is not None and part.unread and part.unread[0].offset() >= part.doubt.below:
             part.doubt = None
         doubt = part.doubt or Doubt(now, below, end)

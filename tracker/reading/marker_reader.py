@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 
 from kmqpy.kafka.markers.replay import Applied, replay_markers
 from tracker.context import TrackerContext
-from tracker.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, Phase
 from tracker.reading.markers_consumer import MarkersConsumer
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class MarkerReader:
             self._markers.limit_unread(part)
             return
         state, now_before_ms = part.state, part.state.now_ms
-        part.believe(now)
+        part.clock.limit_timestamps(now)
         applied = replay_markers(state, part.number, part.unread, part.queue_end, most=_MOST_AT_ONCE)
         done, part.unread = part.unread[: applied.records], part.unread[applied.records :]
         self._markers.limit_unread(part)
@@ -89,7 +89,7 @@ class MarkerReader:
                 "undecodable", part.key, "undecodable marker skipped", **_first(applied.undecodable)
             )
         for at, error in applied.failed:
-            part.marker_failed(at, error)
+            part.problems.marker_failed(at, error)
             self._metrics.failed_markers.labels(name).inc()
             self._problems.survived("applying a marker", error, part.key)
 
@@ -97,13 +97,13 @@ class MarkerReader:
         """Take over again all partitions that are read, since markers that were fetched may be lost."""
         for part in self._parts.values():
             if part.reading:
-                part.problem = "markers can't be read"
+                part.problems.takeover = "markers can't be read"
                 with suppress(Exception):
                     self._markers.stop(part)
                 part.back_off(self._clock.monotonic())
 
     def _failed(self, part: OwnedPartition, error: KafkaError) -> None:
-        part.problem = f"markers can't be read: {error.name()}"
+        part.problems.takeover = f"markers can't be read: {error.name()}"
         self._problems.warn("read", part.key, "markers can't be read", error=error.name())
         # From the log start or a new topic, whichever it is: a takeover finds out.
         self._markers.stop(part)

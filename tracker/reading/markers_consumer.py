@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
-from tracker.owned_partition import OwnedPartition
+from tracker.partition.owned_partition import OwnedPartition
 
 _READ_BATCH = 5_000
 _MAX_UNREAD = 50_000

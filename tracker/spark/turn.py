@@ -28,6 +28,7 @@ from kmqpy.kafka.markers.replay import Applied, QueueEnd, replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tracker.partition.start_position import StartPosition, start_position
 from tracker.reading.queue_ends import QueueEnds
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redeliverer import SOON_S, Redeliverer, RedeliveryResult
@@ -37,7 +38,6 @@ from tracker.spark.buckets import BucketedState, Damaged, Head
 from tracker.spark.mandate import Mandate
 from tracker.spark.markers_reader import MarkersReader
 from tracker.spark.report import Report
-from tracker.start_position import StartPosition, start_position
 
 _TICK_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 10.0
