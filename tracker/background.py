@@ -17,13 +17,13 @@ class Pool(StrEnum):
     """Pools of threads; jobs of one never wait for jobs of another. In the order in which they are closed."""
 
     REDELIVERY = "redelivery"
-    """Takeovers and redeliveries: what all others need not wait for."""
+    """Takeovers and redeliveries, which can be stuck while a broker does not answer."""
     ENDS = "ends"
-    """Looks up the ends of queues; markers wait for the answers."""
+    """Look-ups of the ends of queues; markers wait for the answers."""
     COUNTING = "counting"
-    """Counts messages for /metrics; nothing waits for that."""
+    """Counts of messages for /metrics; nothing waits for them."""
     HOUSEKEEPING = "housekeeping"
-    """Stores offsets, gives partitions up and probes Kafka, also when all redeliveries are stuck."""
+    """Offsets, releases and probes: they must get their turn also when all redeliveries are stuck."""
 
 
 class BackgroundJobs:

@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 _PROBE_EVERY_S = 2.0
 _GROW_EVERY_S = 10.0
-"""How often it is tried to register partitions of a queue that are not tracked yet."""
+"""Between two attempts to register partitions of a queue that are not tracked yet."""
 
 
 class TopicProbe:
-    """Withdraws the tracker while Kafka does not answer, and takes over again what has other topics now.
+    """Withdraws the tracker while Kafka does not answer; takes partitions over again whose topics changed.
 
     `topics` must answer soon: offsets and releases wait behind a probe. `has_its_topics` is for the threads
     that redeliver, `probe` for the main loop.

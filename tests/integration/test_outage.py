@@ -275,7 +275,7 @@ def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
     queue, server = own_queue, own_cluster.zookeeper_server()
     data, backup = own_cluster.folder / server.name / "data" / "version-2", tmp_path / "backup"
     tracker, client = queue.tracker(), queue.client()
-    leadership = tracker._leadership
+    leadership = tracker._member.leadership
     if comes_back == "older":
         server.stop()
         shutil.copytree(data, backup)
