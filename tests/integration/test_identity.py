@@ -283,8 +283,9 @@ def knows_topics(queue):
 
 def mend(queue, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    for name in ("bootstrap", "zookeeper", "root"):
-        monkeypatch.setenv(f"KMQ_{name.upper()}", getattr(queue.connection, name))
+    monkeypatch.setenv("KMQ_BOOTSTRAP", queue.connection.bootstrap)
+    monkeypatch.setenv("KMQ_ROOT", queue.connection.root)
+    monkeypatch.setenv("KMQ_ZOOKEEPER", queue.zookeeper.hosts)
     assert run(["queue", "create", queue.name]) == 0
     queue.found = queue.topics.check(queue.settings)
 
