@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
 from kmqpy.kafka.admin.registry import RegisteredQueue
-from kmqpy.kafka.client.assigned_partition import Phase
+from kmqpy.kafka.client import assigned_partition
 from kmqpy.kafka.message_headers import DELIVER_AT
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
@@ -785,7 +785,7 @@ def client(
                     use(message, lease)
             partitions = member._partitions.values()
             waiting = member._commit_schedule.uncommitted or any(
-                known.phase is not Phase.ACTIVE for known in partitions
+                known.phase is not assigned_partition.Phase.ACTIVE for known in partitions
             )
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):
