@@ -47,7 +47,7 @@ from kmqpy.kafka.message_headers import (
     is_dead_letter_of,
 )
 from kmqpy.kafka.places import message_id
-from kmqpy.kafka.redrive import DeadLetterMove, RedriveTransaction, number, redriven
+from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, number, redriven
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import Topics, dead_letter_queue
 
@@ -179,7 +179,7 @@ class DeadLetters:
         wanted = None if ids is None else {_place(one) for one in ids}
         found: set[tuple[int, int]] = set()
         partitions = self._partitions(self._queue.name)
-        with RedriveTransaction("redrive", self._queue, self._connection, self._clock) as run:
+        with RedriveRun("redrive", self._queue, self._connection, self._clock) as run:
             waiting = self._waiting(partitions[self._dead.name], fenced=True)
             if wanted is not None:
                 for one in waiting:
@@ -212,7 +212,7 @@ class DeadLetters:
         Raises Unfinished when it was stopped halfway: running it again goes on with the rest.
         """
         partitions = self._partitions()[self._dead.name]
-        with RedriveTransaction("purge", self._queue, self._connection, self._clock) as run:
+        with RedriveRun("purge", self._queue, self._connection, self._clock) as run:
             waiting = self._waiting(partitions, fenced=True)
             ends = {one.partition: one.end for one in waiting if one.end > one.first}
 

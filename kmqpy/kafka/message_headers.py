@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from kmqpy import message
 from kmqpy.errors import DecodeError
@@ -24,7 +25,7 @@ _HEADER_BYTES = 10
 _DECIMAL = re.compile(rb"-?[0-9]{1,19}")
 
 
-def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+def size_of(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Bytes of a Kafka record, about and rather too many: key, value, headers and the framing of each."""
     size = len(key or b"") + len(value or b"")
     for name, data in headers:

@@ -18,15 +18,20 @@ from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError, KmqError, Unavailable, Unfinished
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.copies.copy_headers import redriven_headers
+from kmqpy.kafka.copies.copy_transaction import (
+    CopyTransaction,
+    NewRecord,
+    ProducerUnusable,
+    TransactionAborted,
+    open_producer,
+)
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_PARTITION,
     DEAD_LETTER_TOPIC,
-    ORIGINAL_OFFSET,
-    ORIGINAL_PARTITION,
-    ORIGINAL_TIMESTAMP,
     int_header,
     size_of,
 )
@@ -41,26 +46,8 @@ _TRANSACTION_TIMEOUT_MS = 10_000
 _TIMEOUT_S = 30.0
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
-_BY_MESSAGE = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-    KafkaError.INVALID_MSG,
-    KafkaError.INVALID_RECORD,
-}
-_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _TRIES = 4
 """After a refused message the sequence numbers of the next transaction can be out of order once."""
-
-_KEPT = {ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP}
-
-
-class RecordCopy(NamedTuple):
-    """The record to append to the queue; partition -1: the partitioner's choice."""
-
-    partition: int
-    key: bytes | None
-    value: bytes | None
-    headers: m.Headers
 
 
 class DeadLetterMove(NamedTuple):
@@ -68,7 +55,7 @@ class DeadLetterMove(NamedTuple):
 
     partition: int
     offset: int
-    copy: RecordCopy | None = None
+    copy: NewRecord | None = None
 
     @property
     def size(self) -> int:
@@ -81,19 +68,15 @@ class DeadLetterMove(NamedTuple):
 def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMove:
     """A record of the dead-letter topic as a message of `queue` that was never delivered.
 
-    It goes where it came from, or to the partition it is in now. Headers named `kmq-…` are dropped,
-    but for those that say where and when the message was first sent.
+    It goes where it came from, or to the partition it is in now.
     """
     headers = message_headers(record)
     partition = origin_partition(headers, queue.name)
     if partition is None:
         partition = record.partition()
-    kept = tuple(
-        (name, value)
-        for name, value in headers
-        if name != queue.redelivery_count_header and (not name.startswith("kmq-") or name in _KEPT)
-    )
-    copy = RecordCopy(partition if 0 <= partition < partitions else -1, record.key(), record.value(), kept)
+    if not 0 <= partition < partitions:
+        partition = -1
+    copy = NewRecord(partition, record.key(), record.value(), redriven_headers(headers, queue))
     return DeadLetterMove(record.partition(), record.offset(), copy)
 
 
@@ -112,16 +95,7 @@ def number(headers: m.Headers, name: str) -> int | None:
         return None
 
 
-class _Aborted(Exception):
-    """A transaction was aborted; `by_message`: because Kafka does not take one of its messages."""
-
-    def __init__(self, cause: KafkaError | None, *, by_message: bool) -> None:
-        super().__init__(cause.str() if cause is not None else "unknown error")
-        self.cause = cause
-        self.by_message = by_message
-
-
-class RedriveTransaction:
+class RedriveRun:
     """One redrive or purge.
 
     done     how many dead letters are finished for certain
@@ -140,17 +114,9 @@ class RedriveTransaction:
         self._markers_topic = dead_letter_queue(queue).markers_topic
         self._connection = connection
         self._clock = clock
-        self._producer = librdkafka.new_producer(
-            connection,
-            {
-                "transactional.id": f"kmq-redrive-{queue.name}",
-                "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-                "message.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-                **librdkafka.COPY_SETTINGS,
-            },
+        self._producer = open_producer(
+            connection, f"kmq-redrive-{queue.name}", _TRANSACTION_TIMEOUT_MS, self._doing, _TIMEOUT_S
         )
-        with librdkafka.kafka_errors(self._doing, connection):
-            self._producer.init_transactions(_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -192,67 +158,46 @@ class RedriveTransaction:
         for left in reversed(range(_TRIES)):
             try:
                 self._commit(batch)
-            except _Aborted as error:
+            except TransactionAborted as error:
                 if error.by_message:
                     self._take_apart(batch, error)
                     return
                 if not left:
                     raise self._stopped(error.cause) from error
-                _log.warning("%s: transaction aborted, trying again: %s", self._doing, error)
+                _log.warning("%s: transaction aborted, trying again: %s", self._doing, error.cause.str())
             else:
                 self.done += len(batch)
                 return
 
-    def _take_apart(self, batch: list[DeadLetterMove], error: _Aborted) -> None:
+    def _take_apart(self, batch: list[DeadLetterMove], error: TransactionAborted) -> None:
         if len(batch) > 1:
             middle = len(batch) // 2
             self._take(batch[:middle])
             self._take(batch[middle:])
         else:
             self.refused.append((batch[0].partition, batch[0].offset))
-            _log.error("%s: dead letter %d-%d is refused: %s", self._doing, *self.refused[-1], error)
+            _log.error(
+                "%s: dead letter %d-%d is refused: %s", self._doing, *self.refused[-1], error.cause.str()
+            )
 
     def _commit(self, batch: list[DeadLetterMove]) -> None:
-        """One transaction. _Aborted: it did not happen. KmqError: nothing more may be written (R1, R6)."""
-        failures: list[KafkaError] = []
+        """One transaction.
 
-        def report(error: KafkaError | None, _record: Any) -> None:
-            if error is not None:
-                failures.append(error)
-
+        Raises TransactionAborted: it did not happen. KmqError: nothing more may be written (rules R1, R6).
+        """
         timeout_s = _TRANSACTION_TIMEOUT_MS / 1000
+        transaction = CopyTransaction(self._producer, self._queue.name, self._markers_topic, timeout_s)
+        copies = [step.copy for step in batch if step.copy is not None]
         try:
-            self._producer.begin_transaction()
-            for step in batch:
-                self._produce(step, report)
-            self._producer.commit_transaction(timeout_s)
-        except KafkaException as exception:
-            first = librdkafka.error_of(exception)
-            try:
-                # Answered by the coordinator under our epoch, so nobody has taken over (rule R1).
-                self._producer.abort_transaction(timeout_s)
-            except KafkaException as failed:
-                raise self._stopped(first, librdkafka.error_of(failed)) from exception
-            # A message that fails takes others with it; they are told as purged.
-            causes = [error for error in (*failures, first) if error and error.code() not in _PURGED]
-            by_message = [error for error in causes if error.code() in _BY_MESSAGE]
-            raise _Aborted([*by_message, *causes, first][0], by_message=bool(by_message)) from exception
+            transaction.execute(copies, (_end_of(step) for step in batch))
+        except ProducerUnusable as unusable:
+            raise self._stopped(*unusable.errors) from unusable
+        except TransactionAborted:
+            raise
         except BaseException:  # Ctrl-C: readers of the queue should not have to wait for the time-out
             with suppress(KafkaException):
                 self._producer.abort_transaction(timeout_s)
             raise
-
-    def _produce(self, step: DeadLetterMove, report: Any) -> None:
-        key, value, headers = codec.encode(Marker(step.partition, step.offset, Op.END, by_tracker=True))
-        self._send(RecordCopy(step.partition, key, value, tuple(headers)), self._markers_topic, report)
-        if step.copy is not None:
-            self._send(step.copy, self._queue.name, report)
-
-    def _send(self, record: RecordCopy, topic: str, report: Any) -> None:
-        headers: Any = list(record.headers)
-        self._producer.produce(
-            topic, record.value, record.key, record.partition, on_delivery=report, headers=headers
-        )
 
     def _stopped(self, *errors: KafkaError | None) -> KmqError:
         if any(error is not None and error.code() in _FENCED for error in errors):
@@ -260,6 +205,12 @@ class RedriveTransaction:
                 "another redrive or purge of this queue has taken over, or a transaction took too long"
             )
         return librdkafka.translated(errors[0], "write", self._connection)
+
+
+def _end_of(step: DeadLetterMove) -> NewRecord:
+    """The end marker of a dead letter."""
+    marker = Marker(step.partition, step.offset, Op.END, by_tracker=True)
+    return NewRecord(step.partition, *codec.encode(marker))
 
 
 def _batches(steps: Iterable[DeadLetterMove], at_once: int) -> Iterator[list[DeadLetterMove]]:

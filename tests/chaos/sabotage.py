@@ -14,6 +14,7 @@ from typing import Any
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry import StoredOffset
 from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
+from kmqpy.kafka.copies.copy_transaction import CopyTransaction
 from tracker.offset_keeper import OffsetKeeper
 from tracker.redelivery.redeliverer import Redeliverer
 
@@ -119,15 +120,15 @@ def stop_before_transaction() -> None:
 
 def die_within_transaction() -> None:
     """kill -9 when the copies of a redelivery are at the broker, and no end marker is."""
-    real = Redeliverer._produce
+    real = CopyTransaction._produce_one
 
-    def produce(self: Redeliverer, producer: Any, topic: str, *arguments: Any) -> None:
-        if topic == self.queue.markers_topic:
-            producer.flush(10)
+    def produce_one(self: CopyTransaction, topic: str, *arguments: Any) -> None:
+        if topic == self.markers_topic:
+            self._producer.flush(10)
             os.kill(os.getpid(), signal.SIGKILL)
-        real(self, producer, topic, *arguments)
+        real(self, topic, *arguments)
 
-    Redeliverer._produce = produce  # type: ignore[method-assign]
+    CopyTransaction._produce_one = produce_one  # type: ignore[method-assign]
 
 
 ALL: dict[str, Callable[[], None]] = {

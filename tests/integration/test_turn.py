@@ -20,11 +20,12 @@ from support import SESSION_MS, collect, stopped_after, until
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
+from kmqpy.kafka.copies.copy_transaction import ProducerUnusable
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
 from kmqpy.kafka.settings import QueueSettings
 from tracker.leadership.leadership import Leadership
-from tracker.redelivery.redeliverer import ProducerUnusable, Redeliverer
+from tracker.redelivery.redeliverer import Redeliverer
 from tracker.settings import TrackerSettings
 from tracker.spark.buckets import Head
 from tracker.spark.report import Report

@@ -401,10 +401,18 @@ _originals = stepwise(
     "tracker.redelivery.originals", {"fetch", "log_start", "_read"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
 )
 _ticker = stepwise("tracker.redelivery.ticker", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK)
+_transaction = stepwise(
+    "kmqpy.kafka.copies.copy_transaction", {"open_producer", "execute", "_abort"}, librdkafka=Module
+)
 _redeliverer = stepwise(
     "tracker.redelivery.redeliverer",
     {"open", "redeliver", "_redeliver_some", "_send_all", "_transact"},
     librdkafka=Module,
+    CopyTransaction=_transaction.CopyTransaction,
+    ProducerUnusable=_transaction.ProducerUnusable,
+    TransactionAborted=_transaction.TransactionAborted,
+    Withdrawn=_transaction.Withdrawn,
+    open_producer=_transaction.open_producer,
 )
 _membership = stepwise("tracker.membership", set(), Leadership=Leadership)
 _problems = stepwise("tracker.health.problems", set())
@@ -583,7 +591,7 @@ _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker c
 STEPWISE = [
     module.__name__
     for module in (
-        *(_originals, _ticker, _redeliverer, _problems, _markers_consumer, _marker_reader),
+        *(_originals, _ticker, _redeliverer, _transaction, _problems, _markers_consumer, _marker_reader),
         *(_offset_keeper, _topic_probe, _takeover, _partition_redelivery, _partition_lifecycle),
         *(_membership, _main_loop, _tracker),
         *(_group_member, _start_markers, _writer, _topics_in_use, _receiver, _client),
@@ -623,7 +631,7 @@ class Claim:
 
 def aborted() -> Exception:
     """A transaction was aborted, for a reason that is over: the same can be sent again at once."""
-    error: Exception = _redeliverer.TransactionAborted(
+    error: Exception = _transaction.TransactionAborted(
         KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER), QUEUE
     )
     return error

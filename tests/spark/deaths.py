@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.copies.copy_transaction import CopyTransaction
 from tracker.redelivery.redeliverer import Redeliverer
 from tracker.spark.turn import _Turn
 
@@ -60,7 +61,7 @@ def patch_executor() -> None:
     make, transact, produce, keep = (
         librdkafka.new_producer,
         Redeliverer._transact,
-        Redeliverer._produce,
+        CopyTransaction._produce_one,
         _Turn._keep,
     )
 
@@ -73,12 +74,12 @@ def patch_executor() -> None:
         transact(self, *arguments)
         die("committed")
 
-    def dying_produce(self: Redeliverer, producer: Any, topic: str, *arguments: Any) -> None:
-        if topic == self.queue.markers_topic:
-            producer.flush(10)
+    def dying_produce(self: CopyTransaction, topic: str, *arguments: Any) -> None:
+        if topic == self.markers_topic:
+            self._producer.flush(10)
             die("sent")
-        produce(self, producer, topic, *arguments)
-        if topic != self.queue.markers_topic:
+        produce(self, topic, *arguments)
+        if topic != self.markers_topic:
             die("begun")
 
     def dying_keep(self: _Turn, *arguments: Any) -> None:
@@ -86,7 +87,8 @@ def patch_executor() -> None:
         die("kept")
 
     librdkafka.new_producer = make_dying
-    Redeliverer._transact, Redeliverer._produce = dying_transact, dying_produce  # type: ignore[method-assign]
+    Redeliverer._transact = dying_transact  # type: ignore[method-assign]
+    CopyTransaction._produce_one = dying_produce  # type: ignore[method-assign]
     _Turn._keep = dying_keep  # type: ignore[method-assign]
 
 

@@ -5,11 +5,12 @@ from functools import partial
 import pytest
 from confluent_kafka import KafkaError
 
+from kmqpy.kafka.copies.copy_transaction import TransactionAborted
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery import redeliverer as redeliverer_module
 from tracker.redelivery.originals import FetchResult
-from tracker.redelivery.redeliverer import Redeliverer, TransactionAborted
+from tracker.redelivery.redeliverer import Redeliverer
 from tracker.redelivery.redelivery_plan import Original, copy_of
 from tracker.settings import TrackerSettings
 

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.copies.copy_transaction import (
+    CopyTransaction,
+    NewRecord,
+    ProducerUnusable,
+    TransactionAborted,
+    Withdrawn,
+    open_producer,
+)
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry
@@ -38,37 +44,6 @@ _PAUSE = Backoff(0.4, 2, 30, jitter=0)
 _PUT_OFF_S = 0.2
 """Until the next try of a message that was refused before and had no turn in this call."""
 _MOST_SHOWN = 10
-
-_BY_MESSAGE = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-    KafkaError.INVALID_MSG,
-    KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_TIMESTAMP,
-}
-_NO_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
-
-
-class TransactionAborted(Exception):
-    """The transaction was aborted; nothing of it happened.
-
-    `by_message`: Kafka refused a message of the batch, not the batch as such; `topic`: for this topic.
-    `by_predecessor`: what an aborted one before it left behind; the same batch can work now.
-    """
-
-    def __init__(self, cause: KafkaError, topic: str) -> None:
-        super().__init__(cause.name())
-        self.topic = topic
-        self.by_message = cause.code() in _BY_MESSAGE
-        self.by_predecessor = cause.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
-
-
-class Withdrawn(Exception):
-    """The transaction was aborted, since it must not be committed; nothing of it happened."""
-
-
-class ProducerUnusable(Exception):
-    """The producer can't go on, or the outcome is unknown: take over again (rules R1, R6)."""
 
 
 @dataclass
@@ -120,21 +95,13 @@ class Redeliverer:
     def open(self, timeout_s: float) -> None:
         """Fence predecessors and abort what they left open; raises Unavailable and the like."""
         self.close()
-        timeout_ms = self._settings.effective_transaction_timeout_ms
-        producer = librdkafka.new_producer(
+        self._producer = open_producer(
             self._connection,
-            {
-                "transactional.id": f"kmq-tracker-{self.queue.name}-{self._partition}",
-                "transaction.timeout.ms": timeout_ms,
-                "message.timeout.ms": timeout_ms,
-                "linger.ms": 5,
-                "delivery.report.only.error": True,
-                **librdkafka.COPY_SETTINGS,
-            },
+            f"kmq-tracker-{self.queue.name}-{self._partition}",
+            self._settings.effective_transaction_timeout_ms,
+            f"take over {self.queue.name}-{self._partition}",
+            timeout_s,
         )
-        with librdkafka.kafka_errors(f"take over {self.queue.name}-{self._partition}", self._connection):
-            producer.init_transactions(timeout_s)
-        self._producer = producer
 
     def close(self) -> None:
         """Let go of the producer without waiting."""
@@ -289,89 +256,32 @@ class Redeliverer:
         return _refused_text(offset, refusal)
 
     def _transact(self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]) -> None:
-        producer = self._producer
-        if producer is None:
+        if self._producer is None:
             raise ProducerUnusable("no producer")
-        errors: list[tuple[KafkaError, str]] = []
-
-        def note(topic: str, error: KafkaError | None, _record: Any) -> None:
-            if error is not None:
-                errors.append((error, topic))
-
-        timeout_s = self._settings.effective_transaction_timeout_ms / 1000
-        copied = sorted(copy.entry.offset for copy in batch)
         dead = any(copy.dead_letter for copy in batch)  # then all of them are
-        topic = self.queue.dead_letter_topic if dead else self.queue.name
-        written = False
+        transaction = CopyTransaction(
+            self._producer,
+            self.queue.dead_letter_topic if dead else self.queue.name,
+            self.queue.markers_topic,
+            self._settings.effective_transaction_timeout_ms / 1000,
+        )
+        copies = (NewRecord(self._partition, copy.key, copy.value, copy.headers) for copy in batch)
+        copied = sorted(copy.entry.offset for copy in batch)
         try:
-            producer.begin_transaction()
-            report = partial(note, topic)
-            for copy in batch:
-                self._produce(producer, topic, copy.key, copy.value, list(copy.headers), report)
-            topic = self.queue.markers_topic
-            report = partial(note, topic)
-            for key, value, headers in itertools.chain(self._ends(copied), self._ends(gone)):
-                self._produce(producer, topic, key, value, headers, report)
-            # What is written later could go to other topics than those that are asked about.
-            unsent = producer.flush(timeout_s)
-            written = True
-            withdrawn = not unsent and not may_go_on()
-            if withdrawn:
-                producer.abort_transaction(timeout_s)
-            elif not unsent:
-                producer.commit_transaction(timeout_s)
-        except KafkaException as exception:
-            error = librdkafka.error_of(exception)
-            known_to_fail = bool(errors) or _refused(error)
-            librdkafka.refresh_partition(producer, self.queue.dead_letter_topic, self._partition, exception)
-            if error is None or error.fatal() or not (error.txn_requires_abort() or known_to_fail):
-                raise ProducerUnusable(librdkafka.error_name(exception)) from exception
-            try:
-                producer.abort_transaction(timeout_s)
-            except KafkaException as failed:
-                raise ProducerUnusable(librdkafka.error_name(failed)) from failed
-            # The messages after a refused one fail, too, with errors that tell less.
-            causes = [cause for cause in (*errors, (error, topic)) if cause[0].code() in _BY_MESSAGE]
-            raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
-        except Exception as exception:
-            if written:
-                raise
-            # librdkafka can't be given one of the records (rule R21).
-            try:
-                producer.abort_transaction(timeout_s)
-            except KafkaException as failed:
-                raise ProducerUnusable(librdkafka.error_name(failed)) from failed
-            raise TransactionAborted(
-                KafkaError(KafkaError.INVALID_RECORD, repr(exception)), topic
-            ) from exception
-        if unsent:
-            raise ProducerUnusable(KafkaError(KafkaError._TIMED_OUT).name())
-        if withdrawn:
-            raise Withdrawn
+            transaction.execute(copies, itertools.chain(self._ends(copied), self._ends(gone)), may_go_on)
+        except TransactionAborted as error:
+            cause = KafkaException(error.cause)
+            librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
+            raise
 
-    def _ends(self, offsets: Sequence[int]) -> Iterable[tuple[bytes, bytes, codec.Headers]]:
+    def _ends(self, offsets: Sequence[int]) -> Iterator[NewRecord]:
         if self.ranges and len(offsets) > 1:
-            found = codec.ranges(self._partition, Op.END, offsets, by_tracker=True)
-            return [codec.encode(marker) for marker in found]
-        _, value, headers = codec.encode(codec.tick(self._partition))  # only the key differs
-        return ((codec.encode_key(self._partition, offset), value, headers) for offset in offsets)
-
-    def _produce(
-        self,
-        producer: Producer,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Any,
-        report: Any,
-    ) -> None:
-        while True:
-            try:
-                producer.produce(topic, value, key, self._partition, on_delivery=report, headers=headers)
-            except BufferError:
-                producer.poll(0.05)
-            else:
-                return
+            for marker in codec.ranges(self._partition, Op.END, offsets, by_tracker=True):
+                yield NewRecord(self._partition, *codec.encode(marker))
+        else:
+            _, value, headers = codec.encode(codec.tick(self._partition))  # only the key differs
+            for offset in offsets:
+                yield NewRecord(self._partition, codec.encode_key(self._partition, offset), value, headers)
 
     def _backoff(self, offset: int) -> float:
         tries = self._tries[offset] = self._tries.get(offset, 0) + 1
@@ -380,8 +290,3 @@ class Redeliverer:
 
 def _refused_text(offset: int, refusal: Refusal) -> str:
     return f"offset {offset}: {refusal.why}"
-
-
-def _refused(error: KafkaError | None) -> bool:
-    """Refused by produce() itself, before anything was sent."""
-    return error is not None and (error.code() in _BY_MESSAGE or error.code() in _NO_TOPIC)

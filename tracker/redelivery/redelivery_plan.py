@@ -6,21 +6,10 @@ from typing import NamedTuple
 
 from kmqpy import message as m
 from kmqpy.errors import DecodeError
-from kmqpy.kafka.markers.codec import encode_count
+from kmqpy.kafka.copies.copy_headers import Origin, dead_letter_headers, redelivery_headers
+from kmqpy.kafka.markers.codec import MAX_COUNT
 from kmqpy.kafka.markers.entry import Entry, EntryState
-from kmqpy.kafka.message_headers import (
-    DEAD_LETTER_ATTEMPTS,
-    DEAD_LETTER_OFFSET,
-    DEAD_LETTER_PARTITION,
-    DEAD_LETTER_REASON,
-    DEAD_LETTER_TOPIC,
-    DELIVER_AT,
-    ORIGINAL_OFFSET,
-    ORIGINAL_PARTITION,
-    ORIGINAL_TIMESTAMP,
-    redelivery_count,
-    size_of,
-)
+from kmqpy.kafka.message_headers import redelivery_count, size_of
 from kmqpy.kafka.settings import QueueSettings
 
 _MAX_REASON = 1_000
@@ -75,14 +64,12 @@ def copy_of(
     It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are
     kept, but for those that say what this very copy is; `kmq-deliver-at` has been honoured by now.
     """
-    count, headers, undecodable_count = 0, original.headers, False
-    if headers:
-        try:
-            count = redelivery_count(headers, queue.redelivery_count_header)
-        except DecodeError:
-            undecodable_count = True
-        headers = m.without(headers, queue.redelivery_count_header, DELIVER_AT)
-    headers += _origin(original, partition)
+    count, undecodable_count = 0, False
+    try:
+        count = redelivery_count(original.headers, queue.redelivery_count_header)
+    except DecodeError:
+        undecodable_count = True
+    origin = Origin(partition, original.offset, original.timestamp_ms)
     limit = queue.max_redeliveries
     dead_letter = entry.state is EntryState.DEAD or (entry.counts and limit is not None and count >= limit)
     reason = reason_of(entry)
@@ -90,19 +77,10 @@ def copy_of(
         dead_letter = refusal.times >= max(1, limit - count)
         reason = f"refused: {refusal.why}; {reason}"
     if dead_letter:
-        new_count = count
-        headers = (
-            *m.without(headers, *_DEAD_LETTER_HEADERS),
-            (DEAD_LETTER_TOPIC, queue.name.encode()),
-            (DEAD_LETTER_PARTITION, _decimal(partition)),
-            (DEAD_LETTER_OFFSET, _decimal(original.offset)),
-            (DEAD_LETTER_ATTEMPTS, _decimal(count + 1)),
-            (DEAD_LETTER_REASON, reason.encode("utf-8", "replace")),
-        )
+        headers = dead_letter_headers(original.headers, origin, queue, count, reason)
     else:
-        new_count = min(count + 1, 2**31 - 1) if entry.counts else count
-    if new_count:
-        headers += ((queue.redelivery_count_header, encode_count(new_count)),)
+        new_count = min(count + 1, MAX_COUNT) if entry.counts else count
+        headers = redelivery_headers(original.headers, origin, queue, new_count)
     return Copy(entry, dead_letter, original.key, original.value, headers, undecodable_count)
 
 
@@ -113,15 +91,6 @@ def reason_of(entry: Entry) -> str:
         return "expired"
     word = words[entry.state]
     return f"{word}: {entry.reason[:_MAX_REASON]}" if entry.reason else word
-
-
-_DEAD_LETTER_HEADERS = (
-    DEAD_LETTER_TOPIC,
-    DEAD_LETTER_PARTITION,
-    DEAD_LETTER_OFFSET,
-    DEAD_LETTER_ATTEMPTS,
-    DEAD_LETTER_REASON,
-)
 
 
 def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[Copy]]:
@@ -146,18 +115,3 @@ def halves(batch: list[Copy]) -> tuple[list[Copy], list[Copy]]:
         [copy for index, copy in enumerate(batch) if index in smaller],
         [copy for index, copy in enumerate(batch) if index not in smaller],
     )
-
-
-def _origin(original: Original, partition: int) -> m.Headers:
-    """The headers of the first copy, kept by all later ones."""
-    if original.headers and m.last_header(original.headers, ORIGINAL_OFFSET) is not None:
-        return ()
-    return (
-        (ORIGINAL_PARTITION, _decimal(partition)),
-        (ORIGINAL_OFFSET, _decimal(original.offset)),
-        (ORIGINAL_TIMESTAMP, _decimal(original.timestamp_ms)),
-    )
-
-
-def _decimal(number: int) -> bytes:
-    return b"%d" % number

@@ -46,6 +46,9 @@ TICK_OFFSET = -1
 
 INT64_MAX = 2**63 - 1
 
+MAX_COUNT = 2**31 - 1
+"""The highest redelivery count that its header can tell."""
+
 _KEY = struct.Struct(">iq")
 _START = struct.Struct(">bq")
 _COUNT_BYTE = struct.Struct(">b")

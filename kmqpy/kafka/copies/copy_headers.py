@@ -1,0 +1,91 @@
+"""The headers of a copy: those of the original, and what the copy itself has to say. Pure: no I/O.
+
+A copy keeps all headers of its original, but for those that tell of the original's own state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kmqpy.kafka.markers.codec import encode_count
+from kmqpy.kafka.message_headers import (
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_TOPIC,
+    DELIVER_AT,
+    ORIGINAL_OFFSET,
+    ORIGINAL_PARTITION,
+    ORIGINAL_TIMESTAMP,
+)
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.message import Headers, last_header, without
+
+_ORIGIN = (ORIGINAL_PARTITION, ORIGINAL_OFFSET, ORIGINAL_TIMESTAMP)
+_DEAD_LETTER = (
+    DEAD_LETTER_TOPIC,
+    DEAD_LETTER_PARTITION,
+    DEAD_LETTER_OFFSET,
+    DEAD_LETTER_ATTEMPTS,
+    DEAD_LETTER_REASON,
+)
+
+
+class Origin(NamedTuple):
+    """Where in the queue topic the original stands, and since when."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+def redelivery_headers(original: Headers, origin: Origin, queue: QueueSettings, count: int) -> Headers:
+    """The headers of a copy that is redelivered for the `count`-th time.
+
+    `kmq-deliver-at` is dropped: the delay that it asked for is over.
+    """
+    return _kept(original, origin, queue) + _count(queue, count)
+
+
+def dead_letter_headers(
+    original: Headers, origin: Origin, queue: QueueSettings, count: int, reason: str
+) -> Headers:
+    """The headers of a dead letter, whose original was redelivered `count` times."""
+    return (
+        *without(_kept(original, origin, queue), *_DEAD_LETTER),
+        (DEAD_LETTER_TOPIC, queue.name.encode()),
+        (DEAD_LETTER_PARTITION, _decimal(origin.partition)),
+        (DEAD_LETTER_OFFSET, _decimal(origin.offset)),
+        (DEAD_LETTER_ATTEMPTS, _decimal(count + 1)),
+        (DEAD_LETTER_REASON, reason.encode("utf-8", "replace")),
+        *_count(queue, count),
+    )
+
+
+def redriven_headers(dead_letter: Headers, queue: QueueSettings) -> Headers:
+    """The headers of a dead letter that is put back into `queue`, as a message that was never delivered.
+
+    Of the headers named `kmq-…` only those stay that say where and when the message was first sent.
+    """
+    return tuple(
+        (name, value)
+        for name, value in dead_letter
+        if name != queue.redelivery_count_header and (not name.startswith("kmq-") or name in _ORIGIN)
+    )
+
+
+def _kept(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
+    """The original's headers without its count and delay, and where the first original stands."""
+    kept = without(original, queue.redelivery_count_header, DELIVER_AT)
+    if last_header(original, ORIGINAL_OFFSET) is not None:
+        return kept
+    return kept + tuple((name, _decimal(number)) for name, number in zip(_ORIGIN, origin, strict=True))
+
+
+def _count(queue: QueueSettings, count: int) -> Headers:
+    return ((queue.redelivery_count_header, encode_count(count)),) if count else ()
+
+
+def _decimal(number: int) -> bytes:
+    return b"%d" % number

@@ -1,0 +1,183 @@
+"""One Kafka transaction of copies and of the end markers of their originals.
+
+Readers see either both or neither, so that a process killed at any point loses and duplicates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import KafkaConnection
+
+_BY_MESSAGE = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+}
+_NO_TOPIC = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+
+
+class NewRecord(NamedTuple):
+    """A record to append; partition -1: the partitioner's choice."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+class TransactionAborted(Exception):
+    """The transaction was aborted; nothing of it happened.
+
+    `by_message`: Kafka refused a message of the batch, not the batch as such; `topic`: for this topic.
+    `by_predecessor`: what an aborted one before it left behind; the same batch can work now.
+    """
+
+    def __init__(self, cause: KafkaError, topic: str) -> None:
+        super().__init__(cause.name())
+        self.cause = cause
+        self.topic = topic
+        self.by_message = cause.code() in _BY_MESSAGE
+        self.by_predecessor = cause.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class Withdrawn(Exception):
+    """The transaction was aborted, since it must not be committed; nothing of it happened."""
+
+
+class ProducerUnusable(Exception):
+    """The producer can't go on, or the outcome is unknown: open a new one (rules R1, R6).
+
+    `errors`: Kafka's, the first of them being what went wrong first.
+    """
+
+    def __init__(self, text: str, *errors: KafkaError | None) -> None:
+        super().__init__(text)
+        self.errors = errors
+
+
+def open_producer(
+    connection: KafkaConnection, transactional_id: str, timeout_ms: int, doing: str, within_s: float
+) -> Producer:
+    """A producer that fences every other one of `transactional_id` and aborts what these left open.
+
+    timeout_ms  after which Kafka aborts a transaction by itself
+    doing       begins error messages
+
+    Raises Unavailable and the like when it can't be opened within `within_s` seconds.
+    """
+    producer = librdkafka.new_producer(
+        connection,
+        {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            "message.timeout.ms": timeout_ms,
+            "linger.ms": 5,
+            "delivery.report.only.error": True,
+            **librdkafka.COPY_SETTINGS,
+        },
+    )
+    with librdkafka.kafka_errors(doing, connection):
+        producer.init_transactions(within_s)
+    return producer
+
+
+class CopyTransaction:
+    """Appends copies to `topic` and the end markers of their originals to `markers_topic`, or nothing."""
+
+    def __init__(self, producer: Producer, topic: str, markers_topic: str, timeout_s: float) -> None:
+        self.topic = topic
+        self.markers_topic = markers_topic
+        self._producer = producer
+        self._timeout_s = timeout_s
+        self._failures: list[tuple[KafkaError, str]] = []
+
+    def execute(
+        self,
+        copies: Iterable[NewRecord],
+        ends: Iterable[NewRecord],
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Write everything, ask `may_go_on`, commit.
+
+        Raises TransactionAborted, Withdrawn (`may_go_on` said no) or ProducerUnusable.
+        """
+        producer, timeout_s = self._producer, self._timeout_s
+        topic = self.topic
+        written = False
+        try:
+            producer.begin_transaction()
+            self._produce(topic, copies)
+            topic = self.markers_topic
+            self._produce(topic, ends)
+            # What is written later could go to other topics than those that are asked about.
+            unsent = producer.flush(timeout_s)
+            written = True
+            withdrawn = not unsent and not may_go_on()
+            if withdrawn:
+                producer.abort_transaction(timeout_s)
+            elif not unsent:
+                producer.commit_transaction(timeout_s)
+        except KafkaException as exception:
+            error = librdkafka.error_of(exception)
+            known_to_fail = bool(self._failures) or _refused(error)
+            if error is None or error.fatal() or not (error.txn_requires_abort() or known_to_fail):
+                raise ProducerUnusable(librdkafka.error_name(exception), error) from exception
+            self._abort(error)
+            # The messages after a refused one fail, too, with errors that tell less.
+            causes = [cause for cause in (*self._failures, (error, topic)) if cause[0].code() in _BY_MESSAGE]
+            raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
+        except Exception as exception:
+            if written:
+                raise
+            # librdkafka can't be given one of the records (rule R21).
+            error = KafkaError(KafkaError.INVALID_RECORD, repr(exception))
+            self._abort(error)
+            raise TransactionAborted(error, topic) from exception
+        if unsent:
+            error = KafkaError(KafkaError._TIMED_OUT)
+            raise ProducerUnusable(error.name(), error)
+        if withdrawn:
+            raise Withdrawn
+
+    def _abort(self, error: KafkaError) -> None:
+        """Abort because of `error`. Kafka answers only if nobody has taken over (rule R1)."""
+        try:
+            self._producer.abort_transaction(self._timeout_s)
+        except KafkaException as failed:
+            raise ProducerUnusable(
+                librdkafka.error_name(failed), error, librdkafka.error_of(failed)
+            ) from failed
+
+    def _produce(self, topic: str, records: Iterable[NewRecord]) -> None:
+        report = partial(self._note, topic)
+        for record in records:
+            self._produce_one(topic, record, report)
+
+    def _produce_one(self, topic: str, record: NewRecord, report: Any) -> None:
+        headers: Any = list(record.headers)
+        while True:
+            try:
+                self._producer.produce(
+                    topic, record.value, record.key, record.partition, on_delivery=report, headers=headers
+                )
+            except BufferError:
+                self._producer.poll(0.05)
+            else:
+                return
+
+    def _note(self, topic: str, error: KafkaError | None, _record: Any) -> None:
+        if error is not None:
+            self._failures.append((error, topic))
+
+
+def _refused(error: KafkaError | None) -> bool:
+    """Refused by produce() itself, before anything was sent."""
+    return error is not None and (error.code() in _BY_MESSAGE or error.code() in _NO_TOPIC)
