@@ -35,3 +35,8 @@ class QueuePolicy:
             check_count(self, key)
         for key in LEASES:
             check_lease(getattr(self, key), key)
+
+    @property
+    def longest_ms(self) -> int:
+        """For how long a message can be leased or delayed at most."""
+        return max(self.max_delay_ms, self.max_hold_ms)

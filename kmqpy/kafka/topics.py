@@ -36,7 +36,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connectio
 MAX_MESSAGE_BYTES = 1024 * 1024
 """The largest message that send() takes, in bytes as message_headers.size_of() counts them."""
 
-_HEADROOM_BYTES = 64 * 1024
+HEADROOM_BYTES = 64 * 1024
 """Room in the topics' limits for the headers of copies (rule R7)."""
 
 _LARGEST_LIMIT = 100_000_000
@@ -178,7 +178,21 @@ def dead_letter_limit(limit: int) -> int:
 
     Ten times as much: messages that can't be copied to the queue topic become dead letters (rule R7).
     """
-    return max(limit + _HEADROOM_BYTES, min(10 * limit, _LARGEST_LIMIT))
+    return max(limit + HEADROOM_BYTES, min(10 * limit, _LARGEST_LIMIT))
+
+
+def check_retention(queue: QueueSettings, retention_ms: int) -> None:
+    """Raise ConfigError unless messages and markers outlive the longest lease or delay (rule R9)."""
+    if retention_ms <= queue.longest_ms:
+        raise ConfigError(
+            f"retention: {retention_ms} ms must be longer than max_delay and max_hold "
+            f"({queue.longest_ms} ms), or a held message could disappear"
+        )
+
+
+def ample_retention_ms(queue: QueueSettings) -> int:
+    """The retention to create or advise: the longest lease or delay, and a week for a standstill."""
+    return queue.longest_ms + 7 * DAY_MS
 
 
 class Topics:
@@ -219,12 +233,7 @@ class Topics:
         """
         if partitions < 1:
             raise ConfigError(f"partitions: {partitions} must be at least 1")
-        longest_ms = max(queue.max_delay_ms, queue.max_hold_ms)
-        if retention_ms <= longest_ms:
-            raise ConfigError(
-                f"retention: {retention_ms} ms must be longer than max_delay and max_hold "
-                f"({longest_ms} ms), or a held message could disappear"
-            )
+        check_retention(queue, retention_ms)
         brokers = self.brokers()
         replication = min(3, brokers) if replication is None else replication
         if not 1 <= replication <= brokers:
@@ -237,7 +246,7 @@ class Topics:
             "min.insync.replicas": "2" if replication >= 3 else "1",
         }
         dead = dead_letter_queue(queue)
-        limit = MAX_MESSAGE_BYTES + _HEADROOM_BYTES
+        limit = MAX_MESSAGE_BYTES + HEADROOM_BYTES
         wanted = {
             queue.name: {**common, "max.message.bytes": str(limit)},
             queue.markers_topic: {**common, "message.timestamp.type": "LogAppendTime"},

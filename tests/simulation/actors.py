@@ -605,7 +605,7 @@ OriginalsReader = _originals.OriginalsReader
 OffsetKeeper = _offset_keeper.OffsetKeeper
 MarkerReader = _marker_reader.MarkerReader
 PartitionLifecycle = _partition_lifecycle.PartitionLifecycle
-broken = _redeliverer.ProducerUnusable
+broken = _transaction.ProducerUnusable
 original_of = _originals.original_of
 
 

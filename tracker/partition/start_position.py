@@ -29,7 +29,7 @@ class StartPosition(NamedTuple):
         """
         at, problem = self.at, self.problem
         ahead_ms = at.now_ms - now_ms
-        latest_ms = now_ms + max(queue.max_hold_ms, queue.max_delay_ms)
+        latest_ms = now_ms + queue.longest_ms
         rows: list[SnapshotRow] = []
         cut = False
         for row in at.in_flight:

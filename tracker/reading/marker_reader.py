@@ -70,7 +70,7 @@ class MarkerReader:
         self._report(part, applied)
         if done and part.read(done[-1].offset(), now_before_ms, now):
             # By then every message whose take was missed has been acknowledged or has had its time.
-            part.missed_until_ms = state.now_ms + max(part.queue.max_hold_ms, part.queue.max_delay_ms)
+            part.missed_until_ms = state.now_ms + part.queue.longest_ms
             about = self._problems.about(part.key)
             _log.info("partition active", extra={**about, "in_flight": len(state)})
 

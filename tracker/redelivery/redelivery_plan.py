@@ -7,13 +7,10 @@ from typing import NamedTuple
 from kmqpy import message as m
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.copies.copy_headers import Origin, dead_letter_headers, redelivery_headers
-from kmqpy.kafka.markers.codec import MAX_COUNT
+from kmqpy.kafka.markers.codec import MAX_COUNT, MAX_REASON
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.message_headers import redelivery_count, size_of
 from kmqpy.kafka.settings import QueueSettings
-
-_MAX_REASON = 1_000
-"""Of a dead letter: clients write no more, and a record that is too large would never be moved."""
 
 _RECORD_OVERHEAD = 64
 """Bytes of a record beside key, value and headers; generous."""
@@ -90,7 +87,7 @@ def reason_of(entry: Entry) -> str:
     if entry.state not in words:
         return "expired"
     word = words[entry.state]
-    return f"{word}: {entry.reason[:_MAX_REASON]}" if entry.reason else word
+    return f"{word}: {entry.reason[:MAX_REASON]}" if entry.reason else word
 
 
 def batches(copies: list[Copy], max_messages: int, max_bytes: int) -> list[list[Copy]]:

@@ -337,8 +337,7 @@ class _Turn:
         self._head = head = replace(head, epoch=self._epoch or 0)
         if state.missed_markers and head.missed_until_ms == INT64_MAX:
             # By then every message whose take was missed has been acknowledged or has had its time.
-            longest_ms = max(self._queue.max_hold_ms, self._queue.max_delay_ms)
-            self._head = replace(head, missed_until_ms=state.now_ms + longest_ms)
+            self._head = replace(head, missed_until_ms=state.now_ms + self._queue.longest_ms)
         self.report.active = True
         limit = self._executor.task.settings.max_batch_messages * 5
         # Once in any case: taking over may have needed all the time of a short turn.

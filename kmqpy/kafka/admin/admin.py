@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.durations import DAY_MS, Duration, duration_ms
+from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import build, nearest
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka.admin import doctor, stats
@@ -36,6 +36,8 @@ from kmqpy.kafka.topics import (
     TopicIds,
     TopicInfo,
     Topics,
+    ample_retention_ms,
+    check_retention,
     earlier_markers,
     markers_topics,
     shared_topics,
@@ -152,9 +154,8 @@ class Admin:
             )
         if there is None or topics_of(there) != topics_of(settings):
             _check_topics(settings, registered)
-        longest = max(settings.max_delay_ms, settings.max_hold_ms)
         retention_ms = (
-            max(DEFAULT_RETENTION_MS, longest + 7 * DAY_MS)
+            max(DEFAULT_RETENTION_MS, ample_retention_ms(settings))
             if retention is None
             else duration_ms(retention, "retention")
         )
@@ -627,19 +628,15 @@ class Admin:
         check_new_queue_name(name)
 
     def _check_retention(self, settings: QueueSettings, retention: Duration | None) -> None:
-        longest = max(settings.max_delay_ms, settings.max_hold_ms)
         if retention is not None:
-            shortest = duration_ms(retention, "retention")
+            check_retention(settings, duration_ms(retention, "retention"))
         else:
             names = [settings.name, settings.markers_topic]
             topics = self._topics.describe(names, with_config=True).values()
             kept = [int(topic.config.get("retention.ms", "-1")) for topic in topics]
-            shortest = min((ms for ms in kept if ms != -1), default=longest + 1)
-        if shortest <= longest:
-            raise ConfigError(
-                f"retention: {shortest} ms must be longer than max_delay and max_hold ({longest} ms), "
-                "or a held message could disappear"
-            )
+            limits = [ms for ms in kept if ms != -1]
+            if limits:
+                check_retention(settings, min(limits))
 
     def _end_all(
         self,

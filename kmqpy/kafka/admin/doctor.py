@@ -22,6 +22,7 @@ from kmqpy.kafka.settings import (
 from kmqpy.kafka.topics import (
     SharedTopic,
     TopicInfo,
+    ample_retention_ms,
     dead_letter_limit,
     dead_letter_queue,
     earlier_markers,
@@ -368,8 +369,8 @@ def _grow(queue: QueueSettings, partitions: int) -> str:
 def _retention(facts: Facts) -> _Found:
     # Each advice is about one topic, and makes its retention longer: another topic's may be longer already.
     queue = facts.settings
-    longest = max(queue.max_delay_ms, queue.max_hold_ms)
-    enough = longest + 7 * DAY_MS
+    longest = queue.longest_ms
+    enough = ample_retention_ms(queue)
     of_queue = _number(facts.topics.get(queue.name), "retention.ms")
     for name in (queue.name, queue.markers_topic):
         retention = _number(facts.topics.get(name), "retention.ms")

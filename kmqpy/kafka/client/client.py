@@ -26,7 +26,7 @@ from kmqpy.kafka.client.receiver import MIN_LEASE_LEFT, Receiver
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
-from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topics import earlier_markers_error
@@ -46,8 +46,6 @@ _LOOK_POLL_S = 0.01
 _CONFIRM_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 10.0
 
-_MAX_REASON = 1_000
-"""Characters of a reason; it is written with the marker, and again with the dead letter."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -450,4 +448,4 @@ class KmqClient:
 
 
 def _cut(reason: str | None) -> str | None:
-    return None if reason is None else reason[:_MAX_REASON]
+    return None if reason is None else reason[:MAX_REASON]

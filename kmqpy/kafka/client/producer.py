@@ -20,7 +20,7 @@ from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
 from kmqpy.kafka.places import message_id
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
-from kmqpy.kafka.topics import MAX_MESSAGE_BYTES, Topics
+from kmqpy.kafka.topics import HEADROOM_BYTES, MAX_MESSAGE_BYTES, Topics
 from kmqpy.telemetry.base import Telemetry
 
 
@@ -61,7 +61,7 @@ class KmqProducer:
             {
                 "linger.ms": 1,
                 "message.timeout.ms": max(self._timeout_ms, 10),
-                "message.max.bytes": max_message_bytes + 64 * 1024,
+                "message.max.bytes": max_message_bytes + HEADROOM_BYTES,
             },
         )
 

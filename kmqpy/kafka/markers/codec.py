@@ -46,6 +46,10 @@ TICK_OFFSET = -1
 
 INT64_MAX = 2**63 - 1
 
+MAX_REASON = 1_000
+"""Characters of a reason, which is written with the marker and again with the dead letter. A record that is
+too large would never be moved."""
+
 MAX_COUNT = 2**31 - 1
 """The highest redelivery count that its header can tell."""
 
