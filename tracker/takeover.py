@@ -8,7 +8,7 @@ from functools import partial
 
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.doctor import Severity
-from kmqpy.kafka.topics import TopicIds, earlier_markers_error
+from kmqpy.kafka.topic_identity import TopicIds, earlier_markers_error
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.kafka_clients import KafkaClients

@@ -49,7 +49,8 @@ from kmqpy.kafka.message_headers import (
 from kmqpy.kafka.places import message_id
 from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, number, redriven
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
-from kmqpy.kafka.topics import Topics, dead_letter_queue
+from kmqpy.kafka.topic_names import dead_letter_queue
+from kmqpy.kafka.topics import Topics
 
 _log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from kmqpy.kafka.message_headers import (
     size_of,
 )
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import dead_letter_queue
+from kmqpy.kafka.topic_names import dead_letter_queue
 
 _log = logging.getLogger(__name__)
 

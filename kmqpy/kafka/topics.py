@@ -32,6 +32,8 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
+from kmqpy.kafka.topic_identity import TopicIds
+from kmqpy.kafka.topic_names import dead_letter_queue, topics_of
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """The largest message that send() takes, in bytes as message_headers.size_of() counts them."""
@@ -44,12 +46,6 @@ _LARGEST_LIMIT = 100_000_000
 
 _LATE_S = 5.0
 """How long after its time limit librdkafka may give up a request."""
-
-_WATCH_EVERY_S = 1.0
-_WATCH_SOON_S = 0.05
-_WATCH_TIMEOUT_S = 3.0
-_WATCH_LAG_S = 10.0
-"""A lagging broker may report the ids of deleted topics for this long."""
 
 K = TypeVar("K")
 
@@ -84,93 +80,6 @@ class QueueTopics:
     def ids(self) -> TopicIds:
         """The ids of the queue topic and the markers topic."""
         return TopicIds(self.queue.topic_id, self.markers.topic_id)
-
-
-@dataclass(frozen=True, slots=True)
-class TopicIds:
-    """Which topics the names of a queue stand for; one that was made anew has another id (rule R24)."""
-
-    queue: str
-    markers: str
-
-    def beside_earlier_markers(self, before: TopicIds) -> bool:
-        """Whether the queue topic was made anew since `before`, but not the markers topic."""
-        return self.markers == before.markers and self.queue != before.queue
-
-
-def dead_letter_queue(queue: QueueSettings) -> QueueSettings:
-    """The dead letters of `queue` as a queue of their own, with a markers topic."""
-    return QueueSettings(
-        name=queue.dead_letter_topic,
-        redelivery_count_header=queue.redelivery_count_header,
-        max_redeliveries=None,
-    )
-
-
-def topics_of(queue: QueueSettings) -> dict[str, str]:
-    """The names of the queue's four topics, its own first, each with what it is to the queue."""
-    dead = dead_letter_queue(queue)
-    return {
-        queue.name: "queue topic",
-        queue.markers_topic: "markers topic",
-        dead.name: "dead-letter topic",
-        dead.markers_topic: "dead letters' markers topic",
-    }
-
-
-def earlier_markers(
-    queue: QueueSettings, before: Mapping[str, str], now: Mapping[str, str]
-) -> dict[str, str]:
-    """Those of the queue's topics that were made anew beside their markers topic, each with that (rule R24).
-
-    `before` and `now` are topic ids by name; of what is not in both, nothing is known. The markers would
-    count for messages that have come to the same offsets since.
-    """
-    return {
-        messages: markers
-        for messages, markers in markers_topics(queue).items()
-        if {messages, markers} <= before.keys() & now.keys()
-        and TopicIds(now[messages], now[markers]).beside_earlier_markers(
-            TopicIds(before[messages], before[markers])
-        )
-    }
-
-
-def markers_topics(queue: QueueSettings) -> dict[str, str]:
-    """The names of the topics that hold messages of the queue, its own first, each with its markers topic."""
-    dead = dead_letter_queue(queue)
-    return {queue.name: queue.markers_topic, dead.name: dead.markers_topic}
-
-
-def earlier_markers_error(queue: QueueSettings) -> TopicError:
-    """What who takes or redelivers messages raises where the queue topic was made anew beside its markers."""
-    return TopicError(
-        f"queue {queue.name!r}: its topic was made anew, but not its markers topic {queue.markers_topic!r}, "
-        "which says of messages of the former one that they are done; until that is made anew, too, nothing "
-        f"is taken or redelivered, so that nothing is lost. Make it anew with: kmq queue create {queue.name}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SharedTopic:
-    """A topic of a queue (`role` says which) that is a topic of queue `other`, too (`role_there`)."""
-
-    name: str
-    role: str
-    other: str
-    role_there: str
-
-
-def shared_topics(queue: QueueSettings, others: Iterable[QueueSettings]) -> list[SharedTopic]:
-    """Those of the queue's topics that one of `others` has, too; `queue` itself may be among these."""
-    own = topics_of(queue)
-    return [
-        SharedTopic(name, own[name], other.name, role)
-        for other in others
-        if other.name != queue.name
-        for name, role in topics_of(other).items()
-        if name in own
-    ]
 
 
 def dead_letter_limit(limit: int) -> int:
@@ -564,73 +473,6 @@ class Topics:
                 error = librdkafka.error_of(exception)
                 raise librdkafka.translated(error, doing.format(left[0]), self._connection) from exception
         return found
-
-
-class TopicWatch:
-    """Notices that the topics of a queue were made anew under the same names (rule R24).
-
-    It asks Kafka every second and never waits for the answer. Used by one thread at a time.
-    """
-
-    def __init__(
-        self, connection: KafkaConnection, queue: QueueSettings, ids: TopicIds, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
-        self._connection = connection
-        self._names = [queue.name, queue.markers_topic]
-        self._clock = clock
-        self._admin: Any = None
-        self._asked: dict[str, Future[Any]] = {}
-        self._asked_at = self._known_at = clock.monotonic()
-        self._next = self._asked_at + _WATCH_EVERY_S
-        self._ids = ids
-        self._before: set[TopicIds] = set()
-        self._told = ids, self._known_at
-        """What was told last, and since when nothing else."""
-
-    def look(self) -> TopicIds:
-        """The ids as of the last answer that named both topics; asks again when it is time to."""
-        now = self._clock.monotonic()
-        if self._asked and all(future.done() for future in self._asked.values()):
-            found = [one for name in self._names if (one := self._id(name)) is not None]
-            self._asked = {}
-            if len(found) == len(self._names):
-                self._known_at = self._asked_at
-                self._found(TopicIds(*found))
-        if not self._asked and now >= self._next:
-            self._ask(now)
-        return self._ids
-
-    def knows_since(self, moment: float) -> bool:
-        """Whether the ids are as of that moment of the clock or later; if not, it asks soon."""
-        if self._known_at >= moment:
-            return True
-        self._next = min(self._next, max(self._clock.monotonic(), self._asked_at + _WATCH_SOON_S))
-        return False
-
-    def _found(self, ids: TopicIds) -> None:
-        # A broker that was not told yet of the new topics answers with the ids of the old ones. Which are the
-        # old ones is not known to who is made meanwhile; they are not told for long.
-        if ids != self._told[0]:
-            self._told = ids, self._known_at
-        lasts = self._known_at - self._told[1] >= _WATCH_LAG_S
-        if ids != self._ids and (lasts or ids not in self._before):
-            self._before.add(self._ids)
-            self._ids = ids
-
-    def _id(self, name: str) -> str | None:
-        try:
-            return str(self._asked[name].result(0).topic_id)
-        except (KafkaException, TimeoutError):
-            return None  # nobody answers, or the topic is gone; whoever reads it is told so
-
-    def _ask(self, now: float) -> None:
-        if self._admin is None:
-            self._admin = librdkafka.new_admin(self._connection)
-        self._admin.poll(0)  # what it logs would heap up
-        self._asked_at, self._next = now, now + _WATCH_EVERY_S
-        self._asked = self._admin.describe_topics(
-            TopicCollection(self._names), request_timeout=_WATCH_TIMEOUT_S
-        )
 
 
 def _topic_info(name: str, topic: Any, config: dict[str, str]) -> TopicInfo:

@@ -16,7 +16,7 @@ from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.report import merged
 from kmqpy.spark.taking import MarkersFormat

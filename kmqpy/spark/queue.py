@@ -15,7 +15,8 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import QueueTopics, Topics, dead_letter_queue
+from kmqpy.kafka.topic_names import dead_letter_queue
+from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.spark import state
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.process import Processing

@@ -26,7 +26,7 @@ from kmqpy.kafka.markers.codec import MAX_SPAN
 from kmqpy.kafka.message_headers import int_header, redelivery_count
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.queue import queue_for
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings

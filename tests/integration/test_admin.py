@@ -21,7 +21,8 @@ from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Marker, Op
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import Topics, topics_of
+from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 
 NOWHERE = "127.0.0.1:1"

@@ -16,7 +16,7 @@ from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.start_markers import StartBatch, StartMarkerWriter
 from kmqpy.kafka.markers.codec import Marker, Op, decode
-from kmqpy.kafka.topics import topics_of
+from kmqpy.kafka.topic_names import topics_of
 
 UNWRITABLE = {"max.message.bytes": "10"}  # no marker is that small
 WRITABLE = {"max.message.bytes": "1000000"}

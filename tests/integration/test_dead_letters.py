@@ -33,7 +33,8 @@ from kmqpy.kafka.message_headers import (
     ORIGINAL_TIMESTAMP,
 )
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import Topics, dead_letter_queue
+from kmqpy.kafka.topic_names import dead_letter_queue
+from kmqpy.kafka.topics import Topics
 
 PARTITIONS = 3
 

@@ -33,7 +33,8 @@ from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import Topics, topics_of
+from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 

@@ -24,7 +24,9 @@ from kmqpy.kafka.client.settings_mirror import SettingsMirror, check_topics, set
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
-from kmqpy.kafka.topics import TopicIds, Topics, topics_of
+from kmqpy.kafka.topic_identity import TopicIds
+from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.topics import Topics
 from kmqpy.message import Message
 from tracker import topic_probe
 from tracker.partition import owned_partition

@@ -17,7 +17,8 @@ from support import configure, until
 
 from kmqpy.cli.app import run
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import Topics, topics_of
+from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
 
 KMQ = str(Path(sys.executable).with_name("kmq"))

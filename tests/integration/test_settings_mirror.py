@@ -22,7 +22,8 @@ from kmqpy.kafka.admin.registry import Registry, ZnodePaths
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import Topics, topics_of
+from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.topics import Topics
 
 DEFAULTS = QueueSettings(name="any")
 

@@ -18,7 +18,8 @@ from kmqpy.kafka.client import assigned_partition
 from kmqpy.kafka.message_headers import DELIVER_AT
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.kafka.topics import QueueTopics, TopicIds, TopicInfo
+from kmqpy.kafka.topic_identity import TopicIds
+from kmqpy.kafka.topics import QueueTopics, TopicInfo
 from kmqpy.telemetry.base import Telemetry
 from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
@@ -75,7 +76,7 @@ def number_of(topic_id: str) -> int:
 
 
 class NoWatch:
-    """kmqpy.kafka.topics.TopicWatch of topics that keep their ids."""
+    """kmqpy.kafka.topic_identity.TopicWatch of topics that keep their ids."""
 
     def __init__(self, _connection: Connection, _queue: QueueSettings, ids: TopicIds, _clock: Any) -> None:
         self._ids = ids
@@ -376,11 +377,11 @@ CLOCK = _GlobalClock()
 
 _records = stepwise("kmqpy.kafka.markers.records", set())
 _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=_records.headers_of_each)
-_topics = stepwise("kmqpy.kafka.topics", set(), librdkafka=Module)
+_identity = stepwise("kmqpy.kafka.topic_identity", set(), librdkafka=Module)
 
 
-class TopicWatch(_topics.TopicWatch):
-    """kmqpy.kafka.topics.TopicWatch, whose process is known by the topics that it was told of last."""
+class TopicWatch(_identity.TopicWatch):
+    """The real TopicWatch, whose process is known by the topics that it was told of last."""
 
     def __init__(self, connection: Connection, *rest: Any) -> None:
         super().__init__(connection, *rest)

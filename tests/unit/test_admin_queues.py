@@ -6,7 +6,8 @@ from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import RegisteredQueue
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import QueueTopics, TopicInfo, topics_of
+from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.topics import QueueTopics, TopicInfo
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 

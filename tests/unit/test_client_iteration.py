@@ -14,7 +14,7 @@ from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import by_partition
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 
 IDS = TopicIds("Q", "M")
 

@@ -16,7 +16,7 @@ from kmqpy.core import settings as settings_module
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin import registry
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 from tests.fuzz.targets import SEEDS, TARGETS, WORDS
 
 

@@ -18,7 +18,7 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import by_partition
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.telemetry.base import Telemetry
 
 GIVEN = (KafkaConnection(), QueueSettings(name="q"), Telemetry())

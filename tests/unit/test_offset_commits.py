@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from kmqpy.kafka.client.offset_commits import Commit, CommitSchedule, commit_metadata, commit_of
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 
 IDS = TopicIds("Q", "M")
 

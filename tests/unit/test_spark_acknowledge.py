@@ -6,7 +6,7 @@ import pytest
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark import acknowledge
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
 from kmqpy.spark.report import Report

@@ -9,7 +9,8 @@ from kmqpy.errors import AccessDenied
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import QueueTopics, TopicIds, TopicInfo
+from kmqpy.kafka.topic_identity import TopicIds
+from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
 QUEUE = QueueSettings(name="q")
 

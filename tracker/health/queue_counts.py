@@ -27,7 +27,7 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import dead_letter_queue
+from kmqpy.kafka.topic_names import dead_letter_queue
 from tracker.leadership.assignment import Partition
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,8 @@ from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, Top
 from kmqpy.kafka.admin.registry import Registry, StoredOffset, connect
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicInfo, Topics, earlier_markers_error
+from kmqpy.kafka.topic_identity import earlier_markers_error
+from kmqpy.kafka.topics import TopicInfo, Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.health.metrics import TrackerMetrics
 from tracker.leadership.leadership import Leadership

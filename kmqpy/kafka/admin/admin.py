@@ -30,18 +30,15 @@ from kmqpy.kafka.settings import (
     check_new_queue_name,
     is_topic_name,
 )
+from kmqpy.kafka.topic_identity import TopicIds, earlier_markers
+from kmqpy.kafka.topic_names import markers_topics, shared_topics, topics_of
 from kmqpy.kafka.topics import (
     DEFAULT_RETENTION_MS,
     QueueTopics,
-    TopicIds,
     TopicInfo,
     Topics,
     ample_retention_ms,
     check_retention,
-    earlier_markers,
-    markers_topics,
-    shared_topics,
-    topics_of,
 )
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -224,7 +221,7 @@ class Admin:
     def _made_anew_beside_markers(
         self, settings: QueueSettings, known: RegisteredQueue | None, topics: Mapping[str, TopicInfo]
     ) -> dict[str, str]:
-        """See topics.earlier_markers(): what was known before, stands in kmq.queues and in stored offsets."""
+        """See earlier_markers(): what was known before, stands in kmq.queues and in stored offsets."""
         now = {name: topic.topic_id for name, topic in topics.items()}
         found = earlier_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
         if known is not None and {settings.name, settings.markers_topic} <= now.keys():

@@ -19,15 +19,9 @@ from kmqpy.kafka.settings import (
     SETTINGS_TOPIC,
     QueueSettings,
 )
-from kmqpy.kafka.topics import (
-    SharedTopic,
-    TopicInfo,
-    ample_retention_ms,
-    dead_letter_limit,
-    dead_letter_queue,
-    earlier_markers,
-    topics_of,
-)
+from kmqpy.kafka.topic_identity import earlier_markers
+from kmqpy.kafka.topic_names import SharedTopic, dead_letter_queue, topics_of
+from kmqpy.kafka.topics import TopicInfo, ample_retention_ms, dead_letter_limit
 
 RESERVE_MS = DAY_MS
 """Retention beyond the longest hold or delay, for the time that trackers or consumers are down."""

@@ -28,7 +28,9 @@ from kmqpy.kafka.markers.replay import QueueEnd, replay_markers
 from kmqpy.kafka.message_headers import is_dead_letter_of, redelivery_count
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import QueueTopics, TopicIds, Topics, dead_letter_queue
+from kmqpy.kafka.topic_identity import TopicIds
+from kmqpy.kafka.topic_names import dead_letter_queue
+from kmqpy.kafka.topics import QueueTopics, Topics
 
 COUNT_LIMIT = 10_000
 """How many records of a partition are read to count them; beyond, offsets are counted."""

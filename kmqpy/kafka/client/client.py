@@ -29,7 +29,7 @@ from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
-from kmqpy.kafka.topics import earlier_markers_error
+from kmqpy.kafka.topic_identity import earlier_markers_error
 from kmqpy.message import Message, MessagesLike
 from kmqpy.telemetry.base import Telemetry
 
@@ -45,7 +45,6 @@ _LOOK_POLL_S = 0.01
 
 _CONFIRM_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 10.0
-
 
 
 class ClientOptions(TypedDict, total=False):

@@ -28,7 +28,7 @@ from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.records import by_partition
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.kafka.topics import earlier_markers_error
+from kmqpy.kafka.topic_identity import earlier_markers_error
 from kmqpy.message import Message
 
 _record_of = attrgetter("_record")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from confluent_kafka import TopicPartition
 
 from kmqpy.kafka.markers.codec import INT64_MAX
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 
 COMMIT_EVERY_S = 0.2
 COMMIT_EVERY_MESSAGES = 10_000

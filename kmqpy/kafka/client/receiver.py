@@ -25,7 +25,7 @@ from kmqpy.kafka.markers.records import by_partition, have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicIds
+from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.message import Message
 from kmqpy.telemetry.base import Telemetry
 

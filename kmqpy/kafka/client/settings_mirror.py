@@ -29,7 +29,9 @@ from kmqpy.kafka.settings import (
     check_connection,
     is_topic_name,
 )
-from kmqpy.kafka.topics import QueueTopics, Topics, earlier_markers, earlier_markers_error, markers_topics
+from kmqpy.kafka.topic_identity import earlier_markers, earlier_markers_error
+from kmqpy.kafka.topic_names import markers_topics
+from kmqpy.kafka.topics import QueueTopics, Topics
 
 _log = logging.getLogger(__name__)
 

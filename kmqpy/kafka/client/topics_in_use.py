@@ -8,7 +8,8 @@ from kmqpy.core.clock import Clock
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.settings_mirror import check_topics
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import TopicIds, Topics, TopicWatch, earlier_markers_error
+from kmqpy.kafka.topic_identity import TopicIds, TopicWatch, earlier_markers_error
+from kmqpy.kafka.topics import Topics
 
 _log = logging.getLogger(__name__)
 
