@@ -3,15 +3,14 @@
 A seed that fails is printed and replays: python -m tests.simulation --seed N --trace
 """
 
-import os
-import time
-
 import pytest
 
 from .controls import CONTROLS
 from .simulate import simulate
 
-SECONDS = float(os.environ.get("KMQ_SIMULATION_SECONDS", "40"))
+SEEDS = 300
+"""More than the hardest control needs; `python -m tests.simulation --seeds 10000` runs more."""
+
 FOUND = {
     1712: "R10: after a start marker failed, a commit told its reader to begin behind the starts of "
     "messages that it does not cover",
@@ -24,6 +23,25 @@ FOUND = {
 """Seeds that failed once, and why; a seed is the same run only while simulation and kmqpy stay the same."""
 
 CONTROL_SEEDS = 2_000
+BEGIN_AT = {
+    "fencing off": 26,
+    "safe offset past the oldest start": 58,
+    "start markers not waited for": 3,
+    "failed start markers ignored": 24,
+    "failed markers count as written": 26,
+    "any record for one that is gone": 26,
+    "no ticks": 11,
+    "timestamps believed": 250,
+    "lies believed": 45,
+    "retry from memory": 7,
+    "failed starts taken again unread": 8,
+    "own starts read too early": 8,
+    "commits of other topics believed": 6,
+    "topics not watched": 1,
+    "state kept for other topics": 24,
+    "committed without a look": 6,
+}
+"""The seed that caught a control last, to begin the search with; an outdated one costs only time."""
 
 
 def test_same_seed_same_run():
@@ -36,18 +54,8 @@ def test_same_seed_same_run():
     assert len(runs[0][0]) > 100
 
 
-def test_nothing_is_lost_and_nothing_made_twice(capsys):
-    until = time.monotonic() + SECONDS
-    seed, failed = 0, {}
-    while time.monotonic() < until and len(failed) < 5:
-        result = simulate(seed)
-        if result.problems:
-            failed[seed] = result.problems
-        seed += 1
-    with capsys.disabled():
-        print(f"\nsimulation: {seed} seeds in {SECONDS:.0f} s")
-    assert not failed
-    assert seed > 100
+def test_nothing_is_lost_and_nothing_made_twice():
+    assert {seed: problems for seed in range(SEEDS) if (problems := simulate(seed).problems)} == {}
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -57,7 +65,7 @@ def test_what_failed_once(seed):
 
 @pytest.mark.parametrize("control", CONTROLS)
 def test_the_checker_catches(control):
-    for seed in range(CONTROL_SEEDS):
+    for seed in (BEGIN_AT.get(control, 0), *range(CONTROL_SEEDS)):
         if simulate(seed, CONTROLS[control]).problems:
             return
     pytest.fail(f"not caught in {CONTROL_SEEDS} seeds")
