@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from support import LiveQueue
 
 from kmqpy.kafka.settings import KafkaConnection
-from tests.spark.sessions import small
+from tests.spark.sessions import INTERPRETED, small
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -22,7 +22,7 @@ def spark() -> Iterator[SparkSession]:
     """Spark in this process; make no session of your own, tests of one that dies start a process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
-        session = small(SparkSession.builder.master("local[2]").appName("kmq tests")).getOrCreate()
+        session = small(SparkSession.builder.master("local[2]").config(map=INTERPRETED)).getOrCreate()
     yield session
     session.stop()
 

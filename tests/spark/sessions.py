@@ -1,8 +1,14 @@
 """Settings of Spark for tests."""
 
+import functools
+
+from py4j.java_gateway import JVMView
 from pyspark.sql import SparkSession
 
 from kmqpy.spark import configure_spark_with_kmq
+
+# PySpark asks for the same Java classes again and again, and each time Java searches hundreds of jars.
+JVMView.__getattr__ = functools.cache(JVMView.__getattr__)
 
 SMALL = {
     "spark.ui.enabled": "false",
@@ -13,9 +19,19 @@ SMALL = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # What is described, replanned and traced back for people and large data costs more here than the data.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Half the start; what runs for seconds gains nothing from the second compiler.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+INTERPRETED = {
+    # Compiling a query costs more than running it on a few rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""For the session of most tests; those in processes/ have their queries compiled, as users have."""
 
 
 def small(builder: SparkSession.Builder) -> SparkSession.Builder:
