@@ -7,7 +7,7 @@ ARGS ?=
 # Tests wait more than they compute, so more of them than cores run at a time.
 WORKERS ?= 3
 
-.PHONY: help demo test test-unit lint format bench bench-table chaos fuzz lock clean
+.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos fuzz lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -26,6 +26,13 @@ demo: $(READY) ## 20,000 messages, failing consumers, a killed tracker: nothing 
 
 test: $(READY) ## all tests, on a real Kafka and ZooKeeper
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+# Redelivered without an acknowledgement, then acknowledged; dead-lettered as it kills its consumers.
+END_TO_END := tests/integration/test_tracker.py::test_a_message_comes_again_when_its_lease_ends_and_not_when_acknowledged \
+	tests/integration/test_client.py::test_f15_a_message_that_kills_its_consumer_ends_as_dead_letter
+
+test-quick: $(READY) ## unit tests, and a queue end to end on a real Kafka: less than a minute
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(END_TO_END) tests/unit $(ARGS)
 
 test-unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(ARGS)
