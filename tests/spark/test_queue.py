@@ -67,7 +67,12 @@ def test_a_queue_whose_truth_is_known(spark, make_queue, markers_format):
     client.nack(took[9], delay=1_000)
     client.ack(took[3])  # too late
     producer.send("later", partition=0, delay=1_000)
-    assert client.receive(wait=0.5) == []
+
+    def is_delayed() -> bool:
+        assert client.receive(wait=0.1) == []
+        return bool(queue._marked(Op.DELAY, 0))
+
+    until(is_delayed)
     producer.send("new", partition=1)
     for wrong in ((b"?", b"\x00"), (codec.encode_key(1, 0), None)):
         queue.append(*wrong, partition=1)
@@ -93,6 +98,15 @@ def test_a_queue_whose_truth_is_known(spark, make_queue, markers_format):
     assert redelivered["first_enqueued"] == rows[place(took[4])]["timestamp"]
     assert redelivered["timestamp"] <= redelivered["taken_at"] <= redelivered["ended_at"]
 
+    entries = {place(one): one.lease_until_ms for one in stats.in_flight(queue.connection, queue.settings)}
+    due = {where: round(row["due_at"].timestamp() * 1000) for where, row in rows.items() if row["due_at"]}
+    assert due == entries
+
+    problems = kmq.markers().groupBy("problem").count().collect()
+    assert {row["problem"]: row["count"] for row in problems}["undecodable"] == 2
+    if markers_format == "jvm":
+        return  # all that follows is computed from these rows, whatever the format
+
     truth = stats.queue_stats(queue.connection, queue.settings)
     depth = {row["partition"]: row for row in kmq.depth().collect()}
     for part in truth.partitions:
@@ -100,10 +114,6 @@ def test_a_queue_whose_truth_is_known(spark, make_queue, markers_format):
         assert row["pending"] == part.depth
         assert row["in_flight"] + row["overdue"] == part.in_flight
         assert row["overdue"] == part.overdue
-    entries = {place(one): one.lease_until_ms for one in stats.in_flight(queue.connection, queue.settings)}
-    due = {where: round(row["due_at"].timestamp() * 1000) for where, row in rows.items() if row["due_at"]}
-    assert due == entries
-
     letters = {row["origin_offset"]: row for row in kmq.undelivered().collect()}
     assert {(row["reason"], row["attempts"], bytes(row["body"])) for row in letters.values()} == {
         ("rejected: bad", 1, b"5"),
@@ -121,8 +131,6 @@ def test_a_queue_whose_truth_is_known(spark, make_queue, markers_format):
     ]
     (median, most) = kmq.latency([0.5, 1]).collect()
     assert 0 <= median["total_ms"] <= most["total_ms"]
-    problems = kmq.markers().groupBy("problem").count().collect()
-    assert {row["problem"]: row["count"] for row in problems}["undecodable"] == 2
 
 
 def test_what_lies_counts_for_nothing(spark, make_queue):
