@@ -1,16 +1,22 @@
-"""What test_connect.py runs, in a process of its own: a process has one kind of session for good."""
+"""What test_connect.py runs, in a process of its own: a process has one kind of session for good.
+
+connect_job.py <bootstrap> <queue> <example> [argument of the example ...]
+"""
 
 import json
+import runpy
 import sys
 
-from pyspark.sql import SparkSession
+from pyspark.sql.connect.session import SparkSession
 
 from kmqpy.spark import KmqSpark
-from tests.spark.sessions import small
 
 
-def main(bootstrap: str, queue: str) -> None:
-    spark = small(SparkSession.builder.remote("local[2]")).getOrCreate()
+def main(bootstrap: str, queue: str, example: str, *arguments: str) -> None:
+    stop, SparkSession.stop = SparkSession.stop, lambda _: None  # the frames use its session as well
+    sys.argv = [example, *arguments]
+    runpy.run_path(example, run_name="__main__")
+    spark = SparkSession.getActiveSession()
     kmq = KmqSpark(spark, bootstrap, queue)
     states = {(row["partition"], row["offset"]): row["state"] for row in kmq.messages().collect()}
     stream = kmq.markers(stream=True).writeStream.format("memory").queryName("seen")
@@ -27,7 +33,7 @@ def main(bootstrap: str, queue: str) -> None:
             }
         )
     )
-    spark.stop()
+    stop(spark)
 
 
 if __name__ == "__main__":

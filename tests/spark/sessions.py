@@ -31,7 +31,7 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""For the session of most tests; those in processes/ have their queries compiled, as users have."""
+"""For most tests; test_connect and test_driver_killed have their queries compiled, as users have."""
 
 
 def small(builder: SparkSession.Builder) -> SparkSession.Builder:

@@ -16,7 +16,7 @@ import pytest
 from support import SESSION_MS
 
 from tests.spark.deaths import STEPS
-from tests.spark.sessions import SMALL
+from tests.spark.sessions import INTERPRETED, SMALL
 from tests.spark.tracking import LONG_S, stored, take
 
 ROOT = Path(__file__).parents[3]
@@ -29,6 +29,7 @@ class SparkTrackerProcess:
         self._deaths = folder / "deaths"
         conf = {
             **SMALL,
+            **INTERPRETED,
             "spark.python.daemon.module": "tests.spark.executor_daemon",
             "spark.sql.shuffle.partitions": "2",
         }
@@ -112,17 +113,14 @@ def killed(queue, folder, deaths, each=60, sabotage="") -> Counter[str]:
 
 
 @pytest.mark.timeout(1_500)
-def test_an_executor_is_killed_at_every_step(make_queue, tmp_path):
-    """Spark tries the task again, then the driver the query."""
-    queue = make_queue(2)
-    assert set(killed(queue, tmp_path, [*STEPS]).values()) == {2}
+def test_executors_are_killed_at_every_step_and_the_driver(make_queue, tmp_path):
+    """Spark tries the task again, then the driver the query.
 
-
-@pytest.mark.timeout(1_500)
-def test_the_driver_is_killed(make_queue, tmp_path):
-    """Within a transaction, which an executor then commits or not; and before a batch is complete."""
+    The driver dies within a transaction, which an executor then commits or not.
+    It dies again before a batch is complete.
+    """
     queue = make_queue(2)
-    assert set(killed(queue, tmp_path, ["sent:driver", "reported"]).values()) == {2}
+    assert set(killed(queue, tmp_path, [*STEPS, "sent:driver", "reported"]).values()) == {2}
 
 
 ROUNDS = int(os.environ.get("KMQ_KILLS", "0"))
