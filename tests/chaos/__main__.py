@@ -49,7 +49,10 @@ def main() -> None:
 
 
 @main.command(help=_HELP)
-@click.option("--quick", "level", flag_value="quick", help="Small enough for continuous integration.")
+@click.option(
+    "--tiny", "level", flag_value="tiny", help="One fault of each kind, close together: of make test."
+)
+@click.option("--quick", "level", flag_value="quick", help="One fault of each kind, in less than 4 minutes.")
 @click.option("--full", "level", flag_value="full", help="The acceptance run.")
 @click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")

@@ -142,6 +142,17 @@ _HOLD_S = {
 }
 _ONE_OF_EACH = dict.fromkeys(Kind, 1)
 
+TINY = Level(
+    name="tiny",
+    messages=8_000,
+    faults=_ONE_OF_EACH,
+    gap_s=4.0,
+    hold_s={**_HOLD_S, Kind.KAFKA_CUT: 12.0},
+    session_ms=3_000,
+    group_ms=6_000,
+    calm_s=4.0,
+    tail_s=12.0,
+)
 QUICK = Level(
     name="quick",
     messages=15_000,
@@ -191,4 +202,4 @@ FULL = Level(
     lease_ms=3_000,
     tail_s=30.0,
 )
-LEVELS = {level.name: level for level in (QUICK, MEDIUM, FULL)}
+LEVELS = {level.name: level for level in (TINY, QUICK, MEDIUM, FULL)}

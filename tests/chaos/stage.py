@@ -212,7 +212,7 @@ class Stage:
         self.kafka_gates = {n: proxy.gate() for n in numbers}
         self.zookeeper_gates = {n: proxy.gate() for n in numbers}
         listeners = _Listeners(proxy, self.kafka_gates)
-        fast = () if self.level.name == "quick" else ("-Xmx1g", "-XX:TieredStopAtLevel=4")
+        fast = () if self.level.name in ("tiny", "quick") else ("-Xmx1g", "-XX:TieredStopAtLevel=4")
         self.cluster = cluster = self._ends.enter_context(
             Cluster(
                 brokers=BROKERS, zookeepers=ZOOKEEPERS, broker_settings=listeners.settings, jvm_options=fast

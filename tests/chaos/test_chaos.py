@@ -14,7 +14,7 @@ from kmqpy.kafka.settings import KafkaConnection
 from . import controls
 from .judge import Seen, Stored, concerned, judge, silence
 from .proxy import Cut, Proxy
-from .schedule import FULL, LEVELS, QUICK, Kind, load_s, schedule
+from .schedule import FULL, LEVELS, QUICK, TINY, Kind, load_s, schedule
 from .stage import ROOT
 
 # --- the checker ------------------------------------------------------------------------------------
@@ -272,11 +272,11 @@ def test_with_its_safeguard_there_is_nothing_to_catch(cluster, zookeeper, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_chaos(tmp_path):
-    command = [sys.executable, "-m", "tests.chaos", "run", "--quick", "--seed=1", f"--out={tmp_path}"]
+    command = [sys.executable, "-m", "tests.chaos", "run", "--tiny", "--seed=1", f"--out={tmp_path}"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     report = json.loads((tmp_path / "report.json").read_text())
     main, second = report["queues"]["chaos"], report["queues"]["chaos-second"]
-    assert main["sent"] == QUICK.messages
+    assert main["sent"] == TINY.messages
     assert min(main["copies"], main["dead_letters"], second["lost_to_retention"]) > 0
     assert set(report["recovery"]) == set(Kind)
