@@ -17,7 +17,7 @@ JOB = Path(__file__).parents[1] / "connect_job.py"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "spark_pipeline.py"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_example_and_frames_by_way_of_connect(make_queue, queue_name, tmp_path):
     orders, queue = make_queue(4), make_queue(1, f"{queue_name}-frames")
     queue.send("any", "any", "any")
