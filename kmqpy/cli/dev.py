@@ -33,8 +33,15 @@ def dev() -> None:
     metavar="DIR",
     help="Keep data and ports here.",
 )
+@click.option(
+    "--with",
+    "databases",
+    metavar="NAMES",
+    default="",
+    help="Databases beside them: postgresql,redis,valkey,mariadb.",
+)
 @connected_service
-def up(cli: Cli, brokers: str, keep: Path | None) -> None:
+def up(cli: Cli, brokers: str, keep: Path | None, databases: str) -> None:
     """Run a real Kafka and a ZooKeeper on this machine until Ctrl-C.
 
     The first time it fetches them; without --keep everything is gone at the end. The lines that begin
@@ -43,23 +50,29 @@ def up(cli: Cli, brokers: str, keep: Path | None) -> None:
     \b
     Example:
       kmq dev up --brokers 3 --keep kmq-data
+      kmq dev up --with postgresql,redis
     """
-    from kmqpy.dev import Cluster
+    from kmqpy.dev import Cluster, Databases
+
+    names = [name.strip() for name in databases.split(",") if name.strip()]
+    beside = Databases(*names, keep=keep)
 
     stop = threading.Event()
 
     def on_signal(*_: Any) -> None:
         stop.set()
 
-    warn("starting Kafka and ZooKeeper (the first time they are fetched) ...")
-    with Cluster(brokers=int(brokers), keep=keep) as cluster:
+    warn(f"starting {', '.join(['Kafka', 'ZooKeeper', *names])} (the first time they are fetched) ...")
+    with Cluster(brokers=int(brokers), keep=keep) as cluster, beside:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, on_signal)
         if cli.json:
-            print_json({"bootstrap": cluster.bootstrap, "zookeeper": cluster.zookeeper})
+            print_json({"bootstrap": cluster.bootstrap, "zookeeper": cluster.zookeeper, **beside.urls})
         else:
             print_text(f"Kafka:     {cluster.bootstrap}")
             print_text(f"ZooKeeper: {cluster.zookeeper}")
+            for url in beside.urls.values():
+                print_text(url)
             print_text()
             print_text(f"export KMQ_BOOTSTRAP={cluster.bootstrap} KMQ_ZOOKEEPER={cluster.zookeeper}")
         warn("running; Ctrl-C ends it")

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -167,14 +166,7 @@ class Cluster:
 
     def _make_servers(self, folder: Path, java: Sequence[str], class_paths: Mapping[str, str]) -> None:
         if self._watchdog is None:
-            command = [sys.executable, "-IS", watchdog.__file__, str(os.getpid())]
-            self._watchdog = subprocess.Popen(
-                [*command, "" if self._keep else str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0,
-            )
+            self._watchdog = watchdog.start("" if self._keep else str(folder))
         group = self._watchdog.pid
 
         def make(kind: Kind, name: str, number: int) -> Server:

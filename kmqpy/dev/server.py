@@ -1,12 +1,16 @@
-"""One server of the embedded cluster: a Java process that can be stopped, killed, paused, restarted."""
+"""One server: a process (with its children) that can be stopped, killed, paused, restarted."""
 
+import contextlib
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.dev import watchdog
 from kmqpy.errors import ClusterError
 
 START_TIMEOUT_S = 60.0
@@ -32,7 +36,10 @@ class Kind:
 
 
 class Server:
-    """A server process; made by Cluster. All durations are in seconds."""
+    """A server process; made by Cluster or Databases. All durations are in seconds.
+
+    `owner` says as whom it runs (see programs.py), `stop_signal` stops it in an orderly way.
+    """
 
     def __init__(
         self,
@@ -43,6 +50,8 @@ class Server:
         log: Path,
         answers: Callable[[str], bool],
         group: int,
+        owner: Mapping[str, Any] | None = None,
+        stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.name = name
         self.log = log
@@ -50,6 +59,8 @@ class Server:
         self._environment = environment
         self._answers = answers
         self._group = group
+        self._owner = owner or {}
+        self._stop_signal = stop_signal
         self._process: subprocess.Popen[bytes] | None = None
         self._log_offset = 0
 
@@ -76,6 +87,7 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     process_group=self._group,
+                    **self._owner,
                 )
         if wait:
             self.wait_until_it_answers(wait)
@@ -92,7 +104,7 @@ class Server:
             SYSTEM_CLOCK.sleep(0.05)
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Stop it in an orderly way (SIGTERM); kill it if that takes longer than `timeout`."""
+        """Stop it in an orderly way; kill it if that takes longer than `timeout`."""
         self.terminate()
         if self._process is not None:
             try:
@@ -103,21 +115,25 @@ class Server:
     def terminate(self) -> None:
         """Ask it to stop and return at once."""
         self.resume()
-        self._signal(signal.SIGTERM)
+        self._signal(self._stop_signal)
 
     def kill(self) -> None:
-        """Kill it (SIGKILL), also when it is paused."""
-        self._signal(signal.SIGKILL)
+        """Kill it (SIGKILL) and its children, also when it is paused."""
+        children = self._halt()
+        self._signal(signal.SIGKILL, children)
         if self._process is not None:
             self._process.wait()
+        end = SYSTEM_CLOCK.monotonic() + STOP_TIMEOUT_S
+        while watchdog.running(children) and SYSTEM_CLOCK.monotonic() < end:
+            SYSTEM_CLOCK.sleep(0.01)  # PostgreSQL does not start again while one of them is left
 
     def pause(self) -> None:
-        """Halt it (SIGSTOP): connections stay open, nothing is answered."""
-        self._signal(signal.SIGSTOP)
+        """Halt it (SIGSTOP) and its children: connections stay open, nothing is answered."""
+        self._signal(signal.SIGSTOP, self._halt())
 
     def resume(self) -> None:
         """Let it go on after `pause` (SIGCONT)."""
-        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT, self._children())
 
     def log_since_start(self) -> str:
         """Return what it has logged since its last start."""
@@ -127,9 +143,21 @@ class Server:
             log.seek(self._log_offset)
             return log.read().decode(errors="replace")
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals, children: Sequence[int] = ()) -> None:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
         if self._process is not None:
             self._process.send_signal(number)  # does nothing once the process has ended
+
+    def _halt(self) -> list[int]:
+        """Halt the process, so that it starts no more children, and return those it has."""
+        self._signal(signal.SIGSTOP)
+        return self._children()
+
+    def _children(self) -> list[int]:
+        own = self.pid
+        return [pid for pid, parent, _ in watchdog.processes() if parent == own] if own else []
 
     def _failure(self, what: str) -> ClusterError:
         lines = self.log_since_start().splitlines()[-LINES_IN_ERROR:]
@@ -137,5 +165,5 @@ class Server:
             f"{self.name} {what}. The last lines of its log {self.log}:\n  "
             + "\n  ".join(lines or ["(it is empty)"])
             + "\nIf they name a setting, correct that; if memory or disk is short, free some. "
-            "Cluster(keep=<folder>) keeps the logs."
+            "With keep=<folder> the logs are kept."
         )

@@ -1,17 +1,53 @@
-"""Kills the servers of an embedded cluster as soon as their owner is gone, however it went.
+"""Kills servers as soon as their owner is gone, however it went.
 
 Runs as a process of its own: `python watchdog.py <pid of the owner> <folder to remove, or "">`. It leads
 the process group that the servers join. It watches its parent rather than a pipe (a forked child of the
 owner would keep that open) or PR_SET_PDEATHSIG (Linux only, and bound to the thread that spawned).
+Imports no more than it needs there.
 """
 
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterator
 
 SECONDS_BETWEEN_LOOKS = 0.2
+
+
+def start(folder: str) -> subprocess.Popen[bytes]:
+    """Start a watchdog over this process; the servers join the process group of its pid."""
+    return subprocess.Popen(
+        [sys.executable, "-IS", __file__, str(os.getpid()), folder],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
+def processes() -> Iterator[tuple[int, int, int]]:
+    """Return process id, parent and process group of all processes that run, zombies left out."""
+    if not os.path.exists("/proc/self/stat"):  # noqa: PTH110 - nothing more to import
+        command = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
+        for line in subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines():
+            pid, parent, group, state = line.split()[:4]
+            if state[0] != "Z":
+                yield int(pid), int(parent), int(group)
+        return
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+            state, parent, group = file.read().rpartition(b")")[2].split()[:3]
+            if state not in b"ZX":
+                yield int(name), int(parent), int(group)
+
+
+def running(pids: Collection[int]) -> bool:
+    """Tell whether one of these processes still runs."""
+    return bool(pids) and any(pid in pids for pid, _, _ in processes())
 
 
 def main(owner: int, folder: str) -> None:
@@ -24,7 +60,14 @@ def main(owner: int, folder: str) -> None:
     if os.fork():
         signal.pause()  # killed with the group
     os.setpgid(0, 0)  # outside of the group, so as to outlive it
+    os.killpg(group, signal.SIGSTOP)  # they start no more children
+    found = list(processes())
+    members = {pid for pid, _, of in found if of == group}
     os.killpg(group, signal.SIGKILL)
+    for pid, parent, _ in found:  # PostgreSQL's children leave the group, and outlive it if they are halted
+        if parent in members and pid not in members and pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     for _ in range(50):  # a server that is still dying may write once more
         if not folder or not os.path.exists(folder):  # noqa: PTH110 - nothing more to import
             return

@@ -1,0 +1,70 @@
+"""How a MariaDB server on this machine is found, created, started and known to be up."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kmqpy.dev.database_kind import DatabaseKind, run
+from kmqpy.dev.programs import on_path, this_platform, unpacked
+
+WHAT_ELSE = "install MariaDB so that `mariadbd` and `mariadb-install-db` are on the PATH"
+PARTS = ("/bin/mariadbd", "/bin/my_print_defaults", "/bin/resolveip", "/scripts/", "/share/")
+FIRST_SQL = """flush privileges;
+create database kmq;
+create user kmq@'127.0.0.1';
+grant all on *.* to kmq@'127.0.0.1' with grant option;
+"""
+# The same for both: another size of the log would have it written anew. Encryption would cost 10 s a start.
+OPTIONS = {"innodb-log-file-size": "16M", "ssl": "0"}
+
+
+def _find() -> list[Path]:
+    if found := on_path("mariadbd", "mariadb-install-db"):
+        return found
+    folder = unpacked(f"mariadb-{this_platform()}", _is_wanted, WHAT_ELSE)
+    (server,) = folder.rglob("mariadbd")
+    return [server, server.parent.parent / "scripts" / "mariadb-install-db"]
+
+
+def _is_wanted(member: str) -> bool:
+    return not member.endswith("/") and any(part in member for part in PARTS)
+
+
+def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
+    server, install = programs
+    first = folder / "first.sql"
+    first.write_text(FIRST_SQL)
+    first.chmod(0o644)
+    options = [f"--{key}={value}" for key, value in OPTIONS.items()]
+    whose = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+    where = [f"--basedir={_base(server)}", f"--datadir={folder / 'data'}", f"--extra-file={first}"]
+    run([str(install), "--no-defaults", *where, *whose, *options], folder, group)
+
+
+def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:
+    server, _ = programs
+    config = {
+        "basedir": str(_base(server)),
+        "datadir": str(folder / "data"),
+        "bind-address": "127.0.0.1",
+        "port": str(port),
+        "socket": "mariadb.sock",  # among the data; a whole path may be longer than a socket's may be
+        "pid-file": "mariadb.pid",
+        **OPTIONS,
+        **settings,
+    }
+    options = (f"--{key}={value}" for key, value in config.items())
+    return [str(server), "--no-defaults", "--skip-name-resolve", *options]
+
+
+def _base(server: Path) -> Path:
+    return server.resolve().parent.parent
+
+
+KIND = DatabaseKind(
+    "mariadb",
+    "mariadb://kmq@127.0.0.1:{port}/kmq",
+    _find,
+    _create,
+    _command,
+    "ready for connections",
+)

@@ -1,0 +1,49 @@
+"""How a PostgreSQL server on this machine is found, created, started and known to be up."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kmqpy.dev.database_kind import DatabaseKind, run
+from kmqpy.dev.programs import on_path, this_platform, unpacked
+
+WHAT_ELSE = "install PostgreSQL so that `postgres` and `initdb` are on the PATH"
+
+
+def _find() -> list[Path]:
+    if found := on_path("postgres", "initdb"):
+        return found
+    folder = unpacked(f"postgresql-{this_platform()}", lambda name: name.endswith(".txz"), WHAT_ELSE)
+    return [folder / "bin" / "postgres", folder / "bin" / "initdb"]
+
+
+def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
+    _, initdb = programs
+    options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"]
+    # Without a sync only a crash of the machine could harm it, and then the folder is useless anyway.
+    run([str(initdb), "--pgdata=data", "--no-sync", *options], folder, group)
+
+
+def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:
+    postgres, _ = programs
+    config = {
+        "listen_addresses": "127.0.0.1",
+        "port": str(port),
+        "unix_socket_directories": "",
+        "dynamic_shared_memory_type": "mmap",  # files among the data: a killed server leaves none elsewhere
+        "max_connections": "200",
+        **settings,
+    }
+    options = (f"--{key}={value}" for key, value in config.items())
+    return [str(postgres), "-D", str(folder / "data"), *options]
+
+
+KIND = DatabaseKind(
+    "postgresql",
+    "postgresql://postgres@127.0.0.1:{port}/postgres",
+    _find,
+    _create,
+    _command,
+    "database system is ready to accept connections",
+    signal.SIGINT,  # on SIGTERM it waits for its clients to leave
+)

