@@ -2,16 +2,19 @@
 
 KMQ_TEST_CLUSTER chooses the servers: `docker` (testcontainers), `embedded` (kmqpy.dev), or addresses
 of running ones, `host:port[;zookeeper host:port]`. Default: docker if a Docker engine answers.
+
+KMQ_TEST_DATABASES chooses those of `database_url` in the same way, `docker` or `embedded`.
 """
 
 import contextlib
+import functools
 import gc
 import logging
 import os
 import re
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +22,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from kmqpy.dev import Cluster
+from kmqpy.dev import Cluster, Databases
 from kmqpy.dev.ports import free_ports
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -121,6 +124,25 @@ def _servers() -> Iterator[Servers]:
         yield Addresses(bootstrap.strip(), zookeeper.strip())
 
 
+@pytest.fixture(scope="session")
+def database_url() -> Iterator[Callable[[str], str]]:
+    """Return the URL of a database server by its name in kmqpy.dev.databases.KINDS.
+
+    It is started at its first use, for this worker; use tables or keys of your own (`queue_name`).
+    """
+    chosen = os.environ.get("KMQ_TEST_DATABASES") or ("docker" if _docker_answers() else "embedded")
+    with contextlib.ExitStack() as started:
+
+        @functools.cache
+        def url(name: str) -> str:
+            if chosen == "docker":
+                return started.enter_context(_database_container(name))
+            assert chosen == "embedded", f"KMQ_TEST_DATABASES={chosen}: neither docker nor embedded"
+            return started.enter_context(Databases(name)).urls[name]
+
+        yield url
+
+
 @pytest.fixture
 def queue_name(request: pytest.FixtureRequest) -> str:
     """Return a name for a queue, never used before, that tells the test it belongs to."""
@@ -191,3 +213,43 @@ def _containers() -> Iterator[Servers]:
     )
     with kafka, zookeeper:
         yield Addresses(f"{host}:{port}", f"{host}:{zookeeper.get_exposed_port(2181)}")
+
+
+@contextlib.contextmanager
+def _database_container(name: str) -> Iterator[str]:
+    from testcontainers.core.container import DockerContainer
+    from testcontainers.core.wait_strategies import LogMessageWaitStrategy
+
+    # Image, URL, port, environment, command, and what it logs when it serves clients (not when it is set up).
+    append = "--appendonly yes --save ''"
+    images: dict[str, tuple[str, str, int, dict[str, str], str, str]] = {
+        "postgresql": (
+            "postgres:18",
+            "postgresql://postgres@{}:{}/postgres",
+            5432,
+            {"POSTGRES_HOST_AUTH_METHOD": "trust"},
+            "postgres",
+            r'listening on IPv4 address "0\.0\.0\.0"(.|\n)*ready to accept connections',
+        ),
+        "mariadb": (
+            "mariadb:11.4",
+            "mariadb://root@{}:{}/kmq",
+            3306,
+            {"MARIADB_ALLOW_EMPTY_ROOT_PASSWORD": "1", "MARIADB_DATABASE": "kmq"},
+            "mariadbd",
+            "port: 3306",
+        ),
+        "redis": ("redis:7.4", "redis://{}:{}/0", 6379, {}, f"redis-server {append}", "Ready to accept"),
+        "valkey": (
+            "valkey/valkey:9.0",
+            "redis://{}:{}/0",
+            6379,
+            {},
+            f"valkey-server {append}",
+            "Ready to accept",
+        ),
+    }
+    image, url, port, environment, command, ready = images[name]
+    container = DockerContainer(image).with_exposed_ports(port).with_envs(**environment)
+    with container.with_command(command).waiting_for(LogMessageWaitStrategy(ready)):
+        yield url.format(container.get_container_host_ip(), container.get_exposed_port(port))

@@ -52,7 +52,7 @@ class Databases:
     @property
     def urls(self) -> dict[str, str]:
         """What clients open, by name; known once they were started."""
-        return {name: KINDS[name].url.format(port=self._ports[name]) for name in self._servers}
+        return {name: KINDS[name].url.format(port=self._ports[name]) for name in self._ports}
 
     def server(self, name: str) -> Server:
         """Return the server of this name."""
@@ -70,7 +70,7 @@ class Databases:
         Raises ClusterError if a server does not start (with the end of its log) or its program can't be
         had, MissingExtra without the extra `kmqpy[dev]`. Nothing is left running then.
         """
-        if self._watchdog is not None:
+        if self._watchdog is not None or not self._kinds:
             return self
         programs = [kind.find() for kind in self._kinds]
         self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
@@ -80,10 +80,11 @@ class Databases:
                 self.folder.chmod(0o711)
             self._watchdog = watchdog.start("" if self._keep else str(self.folder))
             ports = self.folder / "databases.json"
-            self._ports = json.loads(ports.read_text()) if ports.exists() else {}
-            with ThreadPoolExecutor(max(1, len(programs))) as pool:
+            known = json.loads(ports.read_text()) if ports.exists() else {}
+            self._ports = {kind.name: known.get(kind.name, 0) for kind in self._kinds}
+            with ThreadPoolExecutor(len(programs)) as pool:
                 list(pool.map(self._start_one, self._kinds, programs))
-            ports.write_text(json.dumps(self._ports))
+            ports.write_text(json.dumps(known | self._ports))
         except BaseException:
             self.stop()
             raise
@@ -114,9 +115,9 @@ class Databases:
             kind.create(programs, folder, group)
             created.touch()
         for attempts_left in reversed(range(PORT_ATTEMPTS)):
-            known = self._ports.get(kind.name)
-            port = known if known and is_free(known) else free_ports(1)[0]
-            self._ports[kind.name] = port
+            port = self._ports[kind.name]
+            if not port or not is_free(port):
+                port = self._ports[kind.name] = free_ports(1)[0]
             server = self._servers[kind.name] = Server(
                 kind.name,
                 kind.command(programs, folder, port, self._settings.get(kind.name, {})),

@@ -90,7 +90,7 @@ def _unpack(jar: Path, wanted: Callable[[str], bool], target: Path) -> None:
         for member in filter(wanted, archive.namelist()):
             if member.endswith(".txz"):
                 with archive.open(member) as file, tarfile.open(fileobj=file, mode="r:xz") as tar:
-                    tar.extraction_filter = getattr(tarfile, "data_filter", None)  # type: ignore[assignment]
+                    tar.extraction_filter = getattr(tarfile, "data_filter", None)
                     tar.extractall(target)  # noqa: S202 - its SHA-256 is pinned
             else:
                 archive.extract(member, target)

@@ -33,16 +33,17 @@ def processes() -> Iterator[tuple[int, int, int]]:
     """Return process id, parent and process group of all processes that run, zombies left out."""
     if not os.path.exists("/proc/self/stat"):  # noqa: PTH110 - nothing more to import
         command = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
-        for line in subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines():
+        listed = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+        for line in listed.splitlines():
             pid, parent, group, state = line.split()[:4]
             if state[0] != "Z":
                 yield int(pid), int(parent), int(group)
         return
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-            state, parent, group = file.read().rpartition(b")")[2].split()[:3]
-            if state not in b"ZX":
-                yield int(name), int(parent), int(group)
+            fields = file.read().rpartition(b")")[2].split()  # state, parent, group, …
+            if fields[0] not in (b"Z", b"X"):
+                yield int(name), int(fields[1]), int(fields[2])
 
 
 def running(pids: Collection[int]) -> bool:
