@@ -71,8 +71,8 @@ def up(cli: Cli, brokers: str, keep: Path | None, databases: str) -> None:
         else:
             print_text(f"Kafka:     {cluster.bootstrap}")
             print_text(f"ZooKeeper: {cluster.zookeeper}")
-            for url in beside.urls.values():
-                print_text(url)
+            for name, url in beside.urls.items():
+                print_text(f"{f'{name}:':<10} {url}")
             print_text()
             print_text(f"export KMQ_BOOTSTRAP={cluster.bootstrap} KMQ_ZOOKEEPER={cluster.zookeeper}")
         warn("running; Ctrl-C ends it")

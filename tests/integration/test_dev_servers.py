@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,10 +45,10 @@ class Client:
         if self.redis:
             self.redis.set(name, value)
         else:
-            self._execute(f'create table {name} as select {value} as "value"'.replace('"', ""))
+            self._execute(f"create table {name} as select {value} as number")
 
     def kept(self, name: str) -> int:
-        return int(self.redis.get(name)) if self.redis else self._execute(f"select value from {name}")[0]
+        return int(self.redis.get(name)) if self.redis else self._execute(f"select number from {name}")[0]
 
     def _execute(self, statement: str) -> tuple | None:
         with self.sql.cursor() as cursor:
@@ -161,14 +162,15 @@ def test_all_are_gone_soon_after_their_owner_was_killed() -> None:
     assert eventually(lambda: not Path(folder).exists())
 
 
-def test_kept_data_is_found_at_the_next_start_on_the_same_port(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:2]):  # pytest's folders are closed to others, as is root's
-        folder.chmod(0o755)
-    with Databases("redis", keep=tmp_path / "kept") as first, connected(first.urls["redis"]) as client:
-        client.keep("kept", 1)
-    with Databases("redis", keep=tmp_path / "kept") as second, connected(second.urls["redis"]) as client:
-        assert second.urls == first.urls
-        assert client.kept("kept") == 1
+def test_kept_data_is_found_at_the_next_start_on_the_same_port() -> None:
+    with tempfile.TemporaryDirectory() as parent:  # pytest's own folders are closed to the user nobody
+        Path(parent).chmod(0o755)
+        keep = Path(parent) / "kept"
+        with Databases("redis", keep=keep) as first, connected(first.urls["redis"]) as client:
+            client.keep("kept", 1)
+        with Databases("redis", keep=keep) as second, connected(second.urls["redis"]) as client:
+            assert second.urls == first.urls
+            assert client.kept("kept") == 1
 
 
 def test_a_failed_start_shows_the_log_and_leaves_nothing() -> None:
