@@ -148,7 +148,9 @@ def test_all_are_gone_soon_after_their_owner_was_killed() -> None:
         sys.stdin.read()
     """
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+    # With this PATH it is usually not the PostgreSQL of the other tests but the fetched one.
+    environment = {**os.environ, "PATH": os.defpath}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdin is not None
         assert owner.stdout is not None
         folder, *servers = json.loads(owner.stdout.readline())
