@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Union
 
+from kmqpy.core.durations import Duration
 from kmqpy.errors import DecodeError, MessageError, ReceiptError
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -31,7 +32,8 @@ class Message:
     first_enqueued_ms   when the message was first sent
     lease_until_ms      when the lease ends, by this machine's clock; an estimate, since the
                         broker's clock decides
-    receipt             what acknowledges it, in any process
+    receipt             what acknowledges it, in any process; opaque, only its storage reads it
+    partition, offset   Kafka's; 0 in other storages. They leave for a message of Kafka's own
     """
 
     queue: str
@@ -70,6 +72,23 @@ class Message:
             f"message {self.id} of queue {self.queue!r}: no client of this process received it; "
             "acknowledge it with client.ack(message)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    """A message for send_many(), with a key, headers, delay and priority of its own.
+
+    body      bytes or text; with a codec, an object
+    delay     seconds or timedelta; the message is not handed out before
+    priority  0 to 9; a higher one is handed out first
+    """
+
+    body: Any
+    _: KW_ONLY
+    key: bytes | str | None = None
+    headers: HeadersLike | None = None
+    delay: Duration = 0
+    priority: int = 0
 
 
 def each_of(given: tuple[MessagesLike, ...]) -> Sequence[Message | str]:

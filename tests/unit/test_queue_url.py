@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from kmqpy import queue as queues
+from kmqpy.queue import url as urls
 from kmqpy.errors import ConfigError, NotSupported
 from kmqpy.kafka import queue
 from kmqpy.kafka.settings import KafkaConnection
@@ -133,9 +133,7 @@ def test_the_scheme_is_looked_at_first(url):
 @pytest.mark.parametrize(
     "url",
     [
-        "memory:",
         "redis://h/0",
-        "memory:?queue=q",
         "zookeeper://h:2181/root?queue=q",
         "sqlite:///f.db?queue=q",
         "postgresql://h/db?queue=q",
@@ -155,7 +153,7 @@ def test_an_unknown_scheme_is_told_the_nearest():
 
 
 def test_a_storage_is_a_line_in_the_table(monkeypatch):
-    monkeypatch.setitem(queues._STORAGES, "sqlite", "test_queue_url:open_probe")
+    monkeypatch.setitem(urls._QUEUES, "sqlite", "test_queue_url:open_probe")
     parsed, telemetry = queue_for("sqlite:///dir/f%20g.db?queue=q&x=1")
     assert (parsed.address, parsed.path, parsed.queue, parsed.settings) == (
         "",

@@ -1,0 +1,22 @@
+"""One vocabulary for every storage: the `Queue` and `Storage` protocols, and `queue_for(url)`."""
+
+from kmqpy.queue.capabilities import Capabilities
+from kmqpy.queue.protocol import DeadLetter, DeadLetters, Orphan, Queue, StorageQueue
+from kmqpy.queue.storage import Codec, QueueDescription, Storage
+from kmqpy.queue.url import QueueUrl, parse_url, queue_for, storage_for
+
+__all__ = [
+    "Capabilities",
+    "Codec",
+    "DeadLetter",
+    "DeadLetters",
+    "Orphan",
+    "Queue",
+    "QueueDescription",
+    "QueueUrl",
+    "Storage",
+    "StorageQueue",
+    "parse_url",
+    "queue_for",
+    "storage_for",
+]

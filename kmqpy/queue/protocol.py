@@ -1,0 +1,301 @@
+"""The `Queue` protocol: what every storage does; and `StorageQueue`, what the storages of kmqpy.storages do.
+
+`StorageQueue` is the whole protocol. Kafka does not follow it yet (it has no priorities, no capabilities, and
+its dead letters are a class of their own), so it stands beside `Queue`; once Kafka follows, the two become
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from kmqpy.core.durations import Duration
+from kmqpy.message import Headers, HeadersLike, Message, MessagesLike
+from kmqpy.queue.capabilities import Capabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphan:
+    """A message that was taken long ago and not ended.
+
+    receipt         what acknowledges or releases it, in any process
+    holder          who has it, where the taker gave a name
+    since_ms        when it was taken (ms since 1970, the storage's clock)
+    lease_until_ms  when it is redelivered, by the same clock; with manual redelivery, when its lease ends
+    message         the message with its body; None where the storage lists receipts only (Kafka)
+    """
+
+    receipt: str
+    holder: str | None
+    since_ms: int
+    lease_until_ms: int
+    message: Message | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A message that is not delivered any more.
+
+    id                 names it for redrive()
+    attempts           its deliveries
+    first_enqueued_ms  when it was first sent (ms since 1970, the storage's clock)
+    dead_since_ms      when it became a dead letter
+    reason             `expired`, `nack: …` or `rejected: …`
+    size               bytes of its body
+    body, headers      empty in list(), complete in peek()
+    """
+
+    id: str
+    key: bytes | None
+    attempts: int
+    first_enqueued_ms: int
+    dead_since_ms: int
+    reason: str
+    size: int
+    body: bytes = b""
+    headers: Headers = ()
+
+
+Listed = list[DeadLetter]
+
+
+class DeadLetters(Protocol):
+    """The dead letters of one queue."""
+
+    def list(self, limit: int = 100) -> Listed:
+        """Dead letters without their bodies and headers, the oldest first."""
+        ...
+
+    def peek(self, limit: int = 100) -> Listed:
+        """Dead letters with their bodies and headers, the oldest first."""
+        ...
+
+    def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
+        """Put dead letters back in the queue, with no attempts yet; returns how many.
+
+        Takes those of these ids, or the oldest `limit`, or all. An id that names no dead letter of the queue
+        is left out.
+        """
+        ...
+
+    def purge(self) -> int:
+        """Remove all dead letters; returns how many there were."""
+        ...
+
+
+class Queue(Protocol):
+    """A queue of messages, each acknowledged by itself; safe to use from any thread.
+
+    At-least-once: a message that is not acknowledged before its lease ends is redelivered. Operations
+    take messages, or receipts as text, which are good in any process: several of them, or one list.
+    Durations are seconds or `timedelta`. Every call may raise Unavailable when the storage does not
+    answer, and Closed after close().
+    """
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        ...
+
+    def send(
+        self,
+        body: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+    ) -> str:
+        """Send one message, safe once this returns; returns its id.
+
+        It is not handed out before `delay` has passed. Raises MessageError for a message that the
+        storage can't take.
+        """
+        ...
+
+    def send_many(
+        self,
+        bodies: Iterable[bytes | str],
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+    ) -> list[str]:
+        """Send messages; returns their ids in order. When it raises, some may have been sent."""
+        ...
+
+    def receive(
+        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+    ) -> list[Message]:
+        """Take up to `max_messages`; returns as soon as there are some, [] after `wait`.
+
+        They are the caller's for `lease` (default: the queue's; at least 100 ms) and are redelivered unless
+        finished before. At least half of the lease is left on return. Raises ConfigError for bad numbers.
+        """
+        ...
+
+    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+        """Acknowledge: the messages are not redelivered. Harmless when it comes too late.
+
+        Returns at once unless `wait`, which returns when it is certain. Raises ReceiptError.
+        """
+        ...
+
+    def nack(
+        self,
+        *messages: MessagesLike,
+        delay: Duration = 0,
+        count: bool = True,
+        reason: str | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Give messages back; they are redelivered after `delay`. `count=False`: not an attempt."""
+        ...
+
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
+        """Let the leases end `lease` from now; does nothing to messages that are finished.
+
+        `lease=0` means `nack(count=False)`. Raises ConfigError for another one below 100 ms.
+        """
+        ...
+
+    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
+        """Move messages to the dead letters, without another try."""
+        ...
+
+    def peek(self, limit: int = 10) -> list[Message]:
+        """Messages that can be taken, without taking them, the oldest first."""
+        ...
+
+    def size(self) -> int:
+        """How many messages are neither in flight nor dead; delayed ones are among them."""
+        ...
+
+    def in_flight(self) -> int:
+        """How many messages are taken and not ended."""
+        ...
+
+    def orphans(self, older_than: Duration) -> list[Orphan]:
+        """Messages that somebody has had for more than `older_than`, the oldest first."""
+        ...
+
+    def purge(self) -> int:
+        """Remove every message but dead letters; returns about how many there were."""
+        ...
+
+    def redrive(self, limit: int | None = None) -> int:
+        """Put dead letters back in the queue, with no attempts yet; returns how many."""
+        ...
+
+    def release_all(self) -> int:
+        """Give back what anybody has taken and not finished, not as attempts; returns how many."""
+        ...
+
+    def close(self) -> None:
+        """Confirm what is to be confirmed and leave; a second close does nothing."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class StorageQueue(Queue, Protocol):
+    """The whole protocol. What a storage can't do it says in `capabilities`, and raises NotSupported.
+
+    Acknowledgements are not late until the message is taken anew: a receipt whose lease has ended still
+    acknowledges, extends and gives back its message as long as nobody else has taken it since. After that
+    the receipt does nothing, and never anything to the new taker's message. A receipt of another storage,
+    of another queue, or of a queue that was deleted and made anew is a ReceiptError.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the storage can do."""
+        ...
+
+    @property
+    def default_lease(self) -> float:
+        """Seconds that a message is its taker's where receive() names no lease."""
+        ...
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The messages that failed too often or were rejected."""
+        ...
+
+    def send(
+        self,
+        body: Any,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+        priority: int = 0,
+        connection: Any = None,
+    ) -> str:
+        """Send one message, safe once this returns; returns its id.
+
+        body        bytes or text; with a codec, an object
+        delay       the message is not handed out before; its place in the queue is that of the send
+        priority    0 to 9; a higher one is handed out first
+        connection  a connection of the application to the same database: the message is sent if the
+                    application commits its transaction, and only then safe
+
+        Raises MessageError for a message that the storage can't take.
+        """
+        ...
+
+    def send_many(
+        self,
+        bodies: Iterable[Any],
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+        priority: int = 0,
+        connection: Any = None,
+    ) -> list[str]:
+        """Send bodies, or OutgoingMessages with a key, headers, delay and priority each; returns their ids.
+
+        The arguments are those of the bodies that are no OutgoingMessage. All messages are checked before
+        the first is sent. Raises MessageError.
+        """
+        ...
+
+    def decode(self, message: Message | DeadLetter) -> Any:
+        """The object in the body, by the queue's codec; without one the body. Raises DecodeError."""
+        ...
+
+    def flush(self, timeout: Duration = 30) -> None:
+        """Return when all that was sent and finished is certain; raises Unavailable after `timeout`."""
+        ...
+
+    def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
+        """See Queue.ack. `connection`: as of send(), the acknowledgement is part of a transaction."""
+        ...
+
+    def size(self, limit: int | None = None) -> int:
+        """How many messages are neither in flight nor dead, delayed ones included; exact.
+
+        `limit`: count no further, since counting may cost; the result is then at most `limit`.
+        """
+        ...
+
+    def orphans(
+        self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
+    ) -> list[Orphan]:
+        """All messages, with bodies, that are taken and not finished, the oldest take first.
+
+        older_than        those that were taken longer ago
+        queued_before_ms  those that were last queued (sent, or redelivered) before this time, in ms since
+                          1970 by the storage's clock
+
+        Each is acknowledged, extended or given back by its receipt. At most one argument may be given;
+        without one, all that is in flight is listed.
+        """
+        ...

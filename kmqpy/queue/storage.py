@@ -1,0 +1,96 @@
+"""The `Storage` protocol: what has queues, and shares one pool of connections among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from kmqpy.queue.capabilities import Capabilities
+from kmqpy.queue.protocol import StorageQueue
+
+if TYPE_CHECKING:
+    from kmqpy.queue.url import QueueUrl
+
+
+class Codec(Protocol):
+    """Turns objects into bodies and back."""
+
+    def encode(self, value: Any) -> bytes:
+        """The body for an object; raises MessageError for one that it has no form for."""
+        ...
+
+    def decode(self, body: bytes) -> Any:
+        """The reverse of encode(); raises DecodeError, which holds the body."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDescription:
+    """A queue of a storage.
+
+    generation  names the queue among all of the same name that were deleted and made anew
+    settings    its settings by their names
+    """
+
+    name: str
+    generation: str
+    settings: Mapping[str, Any]
+    ready: int
+    delayed: int
+    in_flight: int
+    dead: int
+
+
+class Storage(Protocol):
+    """Has queues, which share its connections and threads; safe to use from any thread.
+
+    Every call may raise Unavailable when the storage does not answer, and Closed after close().
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        ...
+
+    def create(self, name: str, **settings: Any) -> None:
+        """Make a queue.
+
+        Raises ConfigError for a setting that is wrong or unknown, or a name that is taken, NotSupported for
+        a setting that this storage can't do.
+        """
+        ...
+
+    def list(self) -> list[str]:
+        """The names of all queues, sorted."""
+        ...
+
+    def describe(self, name: str) -> QueueDescription:
+        """The settings and sizes of a queue; raises QueueNotFound."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Delete a queue with all its messages; raises QueueNotFound."""
+        ...
+
+    def open(self, name: str, *, codec: Codec | None = None) -> StorageQueue:
+        """Open a queue; raises QueueNotFound."""
+        ...
+
+    def open_url(self, url: QueueUrl) -> StorageQueue:
+        """Open the queue that a url names, with the settings in it; closing it closes this storage.
+
+        Raises QueueNotFound, and ConfigError for settings that contradict the queue's own.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the queues that were opened here and leave; a second close does nothing."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

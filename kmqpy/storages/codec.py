@@ -1,0 +1,30 @@
+"""Bodies as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kmqpy.errors import DecodeError, MessageError
+
+
+class JsonCodec:
+    """Objects as JSON in UTF-8; a Codec (kmqpy.queue)."""
+
+    def encode(self, value: Any) -> bytes:
+        """The JSON of an object; raises MessageError, without the value, which may be secret."""
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            kind = type(value).__name__
+            raise MessageError(
+                f"body: an object of type {kind} has no form in JSON: {type(error).__name__}"
+            ) from None
+
+    def decode(self, body: bytes) -> Any:
+        """The object in a body; raises DecodeError, which holds the body."""
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+            raise DecodeError(f"body: it is not JSON ({reason})", body) from None

@@ -1,0 +1,256 @@
+"""The `Engine` protocol: all that a storage implements. `StoredQueue` does the rest, over any engine.
+
+An engine is a set of batch primitives over rows. Each call is one step: it happens as a whole or not at all,
+and no two calls see each other halfway. In SQL it is one transaction over one table with a lease column, in
+Redis one Lua function, in memory one lock. Engines do no argument checks and know no receipts.
+
+The life of a row:
+
+    put → (delayed →) ready → take → taken → finish: the row is gone
+                        ↑               ↓
+                        └── give_back, the end of its lease ── bury → dead → redrive → ready
+
+Rules for every engine:
+
+1. *Time* is the storage's own clock, in ms since 1970; callers give durations. An engine that has no server
+   is given a clock.
+2. *A take is a number*: a row's `take` grows by one each time it is taken, and is never set back, also not by
+   redrive. `TakeRef(id, take)` names one take of one row. It is *current* while the row has that number and
+   is not dead. finish() and bury() act on current takes, also when the lease has ended or the row was given
+   back: a late acknowledgement counts until the row is taken anew. give_back() and extend() act on current
+   takes that are still taken, so a second give_back(), or an extend() after the lease has ended, changes
+   nothing. What is left alone is not counted in the result. Ids are never used twice in a storage.
+3. *The end of a lease* is a counted give_back with the reason `expired`, at the time the lease ended. The
+   next call that would notice (take, peek, counts, orphans, dead letters) may carry it out: nobody can tell.
+   A row of a queue with manual redelivery stays taken.
+4. *A counted give_back* adds one to `requeues` and sets `enqueued_ms` to now; an uncounted one
+   leaves both. If `requeues` is the queue's max_redeliveries already, it buries the row instead.
+5. *Order*: rows are taken by priority, the highest first, then by place. A row gets the last place when it
+   is put, redriven, or given back in a queue that requeues to the back; with `requeue_to` front it keeps its
+   place. A delayed row's place is that of its put or give_back. `order` any: the engine may do as it likes.
+6. *Generations*: each call with a QueueRow raises QueueNotFound once that queue, or that generation of it, is
+   deleted.
+7. Any call raises Unavailable when the storage does not answer. Then the caller does not know whether it
+   happened; ids and takes make a repetition harmless, except for put().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kmqpy.message import Headers
+from kmqpy.queue import Capabilities
+from kmqpy.storages.settings import StoredQueueSettings
+
+
+class QueueRow(NamedTuple):
+    """A queue; `generation` is unique in the storage, for ever."""
+
+    name: str
+    generation: str
+    settings: StoredQueueSettings
+
+
+class NewRow(NamedTuple):
+    """A message to put."""
+
+    body: bytes
+    key: bytes | None = None
+    headers: Headers = ()
+    delay_ms: int = 0
+    priority: int = 0
+
+
+class MessageRow(NamedTuple):
+    """A message in a queue: ready, delayed, taken or dead.
+
+    take               the number of its last take; 0: never taken
+    requeues           its counted redeliveries since it was sent or redriven
+    enqueued_ms        when it was sent, redriven or last requeued and counted
+    first_enqueued_ms  when it was sent
+    since_ms           of a taken row, when it was taken; of a dead one, when it was buried; else 0
+    until_ms           of a taken row, when its lease ends; of a delayed one, when it is due; else 0
+    reason             why it was last given back or buried; None: it never was, or nobody said
+    """
+
+    id: int
+    take: int
+    body: bytes
+    key: bytes | None
+    headers: Headers
+    priority: int
+    requeues: int
+    enqueued_ms: int
+    first_enqueued_ms: int
+    since_ms: int = 0
+    until_ms: int = 0
+    reason: str | None = None
+
+
+class TakeRef(NamedTuple):
+    """Names one take of one message."""
+
+    id: int
+    take: int
+
+
+class Taken(NamedTuple):
+    """What take() found.
+
+    now_ms       the storage's clock at the take
+    next_due_ms  when the next row becomes ready by itself (a delay or a lease ends); None: not known. Of
+                 interest when there are no rows
+    seen         for wait(): what of the arrivals in the queue the take has seen
+    """
+
+    rows: Sequence[MessageRow]
+    now_ms: int
+    next_due_ms: int | None = None
+    seen: int = 0
+
+
+class Counts(NamedTuple):
+    """How many rows there are, by state."""
+
+    ready: int
+    delayed: int
+    in_flight: int
+    dead: int
+
+
+class Engine(Protocol):
+    """See the module. Safe to use from any thread."""
+
+    @property
+    def storage_id(self) -> str:
+        """Names the storage in receipts: made once, kept in the storage, the same for all who open it."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the storage can do."""
+        ...
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    def create_queue(self, name: str, settings: StoredQueueSettings) -> bool:
+        """Make a queue of a new generation; False if there is one of this name."""
+        ...
+
+    def find_queue(self, name: str) -> QueueRow | None:
+        """The queue of this name."""
+        ...
+
+    def queue_names(self) -> list[str]:
+        """The names of all queues, in any order."""
+        ...
+
+    def delete_queue(self, queue: QueueRow) -> None:
+        """Delete the queue with its rows."""
+        ...
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:
+        """Add rows, all or none; returns their ids in order.
+
+        `connection`: within the application's transaction, if the engine has the capability. The same below.
+        """
+        ...
+
+    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+        """Take up to `limit` ready rows for `lease_ms`; does not wait.
+
+        Takers never wait for each other: each takes rows that no other is just taking. In a queue with
+        `ephemeral` False the rows are deleted.
+        """
+        ...
+
+    def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
+        """Delete the rows of current takes; returns how many."""
+        ...
+
+    def give_back(
+        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+    ) -> int:
+        """Make taken rows ready again after `delay_ms`; returns how many were taken.
+
+        `reason` is stored as it is, also when the row is buried.
+        """
+        ...
+
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
+        """Let the leases of taken rows end `lease_ms` from now; returns how many."""
+        ...
+
+    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
+        """Make the rows of current takes dead; returns how many."""
+        ...
+
+    def release_all(self, queue: QueueRow) -> int:
+        """Give back every taken row, without delay and uncounted; returns how many."""
+        ...
+
+    def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
+        """Ready rows in the order in which they will be taken."""
+        ...
+
+    def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:
+        """Exact sizes; `limit`: each may stop counting there."""
+        ...
+
+    def taken_rows(
+        self,
+        queue: QueueRow,
+        *,
+        limit: int,
+        after: int = 0,
+        taken_for_ms: int | None = None,
+        queued_before_ms: int | None = None,
+    ) -> list[MessageRow]:
+        """A page of taken rows by id; those of ids > `after`. Ids are > 0.
+
+        taken_for_ms      only those taken longer ago than that
+        queued_before_ms  only those whose enqueued_ms is smaller
+        """
+        ...
+
+    def purge(self, queue: QueueRow) -> int:
+        """Delete every row that is not dead; returns how many."""
+        ...
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def dead_rows(self, queue: QueueRow, limit: int) -> list[MessageRow]:
+        """Dead rows, by the time they were buried, the oldest first."""
+        ...
+
+    def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
+        """Make dead rows ready, with no requeues and enqueued now; returns how many.
+
+        Those of these ids, or the oldest `limit`, or all.
+        """
+        ...
+
+    def purge_dead(self, queue: QueueRow) -> int:
+        """Delete every dead row; returns how many."""
+        ...
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
+        """Wait until another take may find what `taken` did not; False: not within `seconds`.
+
+        Returns True too early rather than too late: for an arrival that `taken` has not seen, when a delay
+        or lease ends, after wake().
+        """
+        ...
+
+    def wake(self, queue: QueueRow) -> None:
+        """Let every wait() of this process on the queue return."""
+        ...
+
+    def close(self) -> None:
+        """Give connections back; a second close does nothing."""
+        ...

@@ -1,0 +1,70 @@
+"""Receipts of the storages. Pure: no I/O.
+
+As text: `2.` + base64url of the JSON list [storage id, queue, generation] + `.` + message id + `.` + take.
+What is before the last two dots is the same for all receipts of a queue, so it is worked out once.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from kmqpy.errors import ReceiptError
+from kmqpy.storages.engine import QueueRow, TakeRef
+
+_VERSION = "2."
+_DIGITS = 19
+"""Of the largest 64-bit number."""
+
+
+class Receipts:
+    """Makes and reads the receipts of one queue."""
+
+    def __init__(self, storage_id: str, queue: QueueRow) -> None:
+        self._origin = [storage_id, queue.name, queue.generation]
+        text = json.dumps(self._origin, separators=(",", ":")).encode()
+        self._prefix = f"{_VERSION}{base64.urlsafe_b64encode(text).decode().rstrip('=')}"
+
+    def make(self, message_id: int, take: int) -> str:
+        """The receipt of one take."""
+        return f"{self._prefix}.{message_id}.{take}"
+
+    def parse(self, text: object) -> TakeRef:
+        """The take that a receipt names.
+
+        Raises ReceiptError for what is no receipt, and for one of another storage, another queue, or a queue
+        of this name that was deleted and made anew.
+        """
+        if not isinstance(text, str):
+            raise ReceiptError(f"receipt: an object of type {type(text).__name__} is not a receipt")
+        prefix, *numbers = text.rsplit(".", 2)
+        if prefix != self._prefix:
+            raise ReceiptError(f"receipt: {_shown(text)} {self._difference(prefix)}")
+        if len(numbers) != 2 or not all(map(_is_number, numbers)):
+            raise ReceiptError(f"receipt: {_shown(text)} is damaged")
+        return TakeRef(int(numbers[0]), int(numbers[1]))
+
+    def _difference(self, prefix: str) -> str:
+        encoded = prefix.removeprefix(_VERSION)
+        try:
+            padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)
+            origin = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        except (ValueError, RecursionError):
+            origin = None
+        match origin:
+            case [str() as storage, str() as queue, str()] if prefix.startswith(_VERSION):
+                if storage != self._origin[0]:
+                    return "is one of another storage"
+                if queue != self._origin[1]:
+                    return f"is one of queue {queue!r}, not of {self._origin[1]!r}"
+                return f"is one of a queue {queue!r} that was deleted; another has its name now"
+        return "is not a receipt of a storage of kmqpy"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+
+
+def _shown(text: str) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,0 +1,76 @@
+"""The dead letters of a StoredQueue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kmqpy.errors import ConfigError
+from kmqpy.queue import DeadLetter
+from kmqpy.storages.engine import Engine, MessageRow, QueueRow
+
+Listed = list[DeadLetter]
+
+
+class StoredDeadLetters:
+    """See kmqpy.queue.DeadLetters. `check_open` raises when the queue is closed."""
+
+    def __init__(self, engine: Engine, queue: QueueRow, check_open: Callable[[], None]) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._check_open = check_open
+
+    def list(self, limit: int = 100) -> Listed:
+        """See DeadLetters.list."""
+        return [_letter(row, with_body=False) for row in self._rows(limit)]
+
+    def peek(self, limit: int = 100) -> Listed:
+        """See DeadLetters.peek."""
+        return [_letter(row, with_body=True) for row in self._rows(limit)]
+
+    def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
+        """See DeadLetters.redrive."""
+        self._check_open()
+        if ids is not None and limit is not None:
+            raise ConfigError("redrive: give ids or a limit, not both")
+        if isinstance(ids, str):
+            raise ConfigError("redrive: ids is text; give a list of ids")
+        if limit is not None:
+            check_limit(limit)
+        known = None if ids is None else [int(one) for one in ids if _is_id(one)]
+        if known == []:
+            return 0
+        return self._engine.redrive(self._queue, ids=known, limit=limit)
+
+    def purge(self) -> int:
+        """See DeadLetters.purge."""
+        self._check_open()
+        return self._engine.purge_dead(self._queue)
+
+    def _rows(self, limit: int) -> Iterable[MessageRow]:
+        self._check_open()
+        return self._engine.dead_rows(self._queue, check_limit(limit))
+
+
+def check_limit(limit: object, name: str = "limit") -> int:
+    """`limit`; raises ConfigError unless it is a whole number, at least 1."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ConfigError(f"{name}: {limit!r} must be a whole number, at least 1")
+    return limit
+
+
+def _letter(row: MessageRow, *, with_body: bool) -> DeadLetter:
+    return DeadLetter(
+        id=str(row.id),
+        key=row.key,
+        attempts=row.requeues + 1,
+        first_enqueued_ms=row.first_enqueued_ms,
+        dead_since_ms=row.since_ms,
+        reason=row.reason or "",
+        size=len(row.body),
+        body=row.body if with_body else b"",
+        headers=row.headers if with_body else (),
+    )
+
+
+def _is_id(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= 19

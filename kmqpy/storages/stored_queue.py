@@ -1,0 +1,393 @@
+"""The one queue over any `Engine`: checks, durations, receipts, waiting, codec, telemetry, closing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from kmqpy.core.clock import Clock
+from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
+from kmqpy.core.forks import ForkGuard
+from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, ReceiptError
+from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, as_bytes, each_of, headers_from
+from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
+from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
+from kmqpy.storages.receipts import Receipts
+from kmqpy.storages.settings import MAX_PRIORITY
+from kmqpy.storages.stored_dead_letters import StoredDeadLetters, check_limit
+from kmqpy.storages.stored_message import StoredMessage
+from kmqpy.telemetry.base import Telemetry
+
+_PAGE = 1_000
+"""How many orphans are read at a time."""
+
+
+class StoredQueue:
+    """A queue in a storage; see kmqpy.queue.StorageQueue. Made by StoredStorage.open().
+
+    It has no state but whether it is closed, so that threads share it without a lock, and any number of
+    queues share one engine.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        queue: QueueRow,
+        *,
+        clock: Clock,
+        telemetry: Telemetry | None = None,
+        codec: Codec | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._settings = queue.settings
+        self._clock = clock
+        self._telemetry = telemetry or Telemetry()
+        self._codec = codec
+        self._on_close = on_close
+        self._receipts = Receipts(engine.storage_id, queue)
+        self._guard = ForkGuard(f"the queue {queue.name!r}")
+        self._closed = False
+        self._dead_letters = StoredDeadLetters(engine, queue, self._check_open)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._queue.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See StorageQueue.capabilities."""
+        return self._engine.capabilities
+
+    @property
+    def default_lease(self) -> float:
+        """See StorageQueue.default_lease."""
+        return self._settings.redeliver_after_ms / 1000
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """See StorageQueue.dead_letters."""
+        return self._dead_letters
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def send(
+        self,
+        body: Any,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+        priority: int = 0,
+        connection: Any = None,
+    ) -> str:
+        """See StorageQueue.send."""
+        message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
+        return self._send([message], connection)[0]
+
+    def send_many(
+        self,
+        bodies: Iterable[Any],
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        delay: Duration = 0,
+        priority: int = 0,
+        connection: Any = None,
+    ) -> list[str]:
+        """See StorageQueue.send_many."""
+        if self._codec is None and isinstance(bodies, str | bytes):
+            raise MessageError("bodies: that is one body; use send(), or a list of bodies")
+        return self._send(
+            [
+                body
+                if isinstance(body, OutgoingMessage)
+                else OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
+                for body in bodies
+            ],
+            connection,
+        )
+
+    def decode(self, message: Message | DeadLetter) -> Any:
+        """See StorageQueue.decode."""
+        return message.body if self._codec is None else self._codec.decode(message.body)
+
+    def flush(self, timeout: Duration = 30) -> None:
+        """See StorageQueue.flush; every call here is certain when it returns."""
+        duration_ms(timeout, "timeout")
+        self._check_open()
+
+    def _send(self, messages: Sequence[OutgoingMessage], connection: Any) -> list[str]:
+        self._check_open()
+        self._check_connection(connection)
+        rows = [self._row(message) for message in messages]
+        if not rows:
+            return []
+        with ExitStack() as stack:
+            traced = [
+                row._replace(headers=stack.enter_context(self._telemetry.sending(self.name, row.headers)))
+                for row in rows
+            ]
+            return [str(one) for one in self._engine.put(self._queue, traced, connection)]
+
+    def _row(self, message: OutgoingMessage) -> NewRow:
+        body = as_bytes(message.body, "body") if self._codec is None else self._codec.encode(message.body)
+        most = self.capabilities.max_body_bytes
+        if most is not None and len(body) > most:
+            raise MessageError(f"body: {len(body)} bytes are more than this storage takes, {most}")
+        delay_ms = duration_ms(message.delay, "delay")
+        if delay_ms > self._settings.max_delay_ms:
+            raise MessageError(
+                f"delay: {message.delay!r} is longer than max_delay, {self._settings.max_delay_ms} ms"
+            )
+        if delay_ms:
+            self._check_can("delay", self.capabilities.delay)
+        priority = message.priority
+        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
+            raise MessageError(f"priority: {priority!r} is no whole number from 0 to {MAX_PRIORITY}")
+        if priority:
+            self._check_can("priority", self.capabilities.priority)
+        key = None if message.key is None else as_bytes(message.key, "key")
+        return NewRow(body, key, headers_from(message.headers), delay_ms, priority)
+
+    # --- taking -----------------------------------------------------------------------------------
+
+    def receive(
+        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+    ) -> list[Message]:
+        """See Queue.receive."""
+        check_limit(max_messages, "max_messages")
+        deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
+        lease_ms = self._settings.redeliver_after_ms
+        if lease is not None:
+            lease_ms = self._bounded(lease_duration_ms(lease), "lease")
+        while True:
+            self._check_open()
+            asked_ms, asked = self._clock.wall_ms(), self._clock.monotonic()
+            taken = self._engine.take(self._queue, max_messages, lease_ms)
+            now = self._clock.monotonic()
+            if taken.rows and self._settings.ephemeral and (now - asked) * 2000 > lease_ms:
+                # The answer took so long that less than half of the lease is left.
+                self._give_back(_takes(taken.rows), delay_ms=0, count=False, reason=None)
+                self._telemetry.failed(self.name, "receive", len(taken.rows))
+            elif taken.rows:
+                # The storage's clock may be another than ours; what remains of a lease is the same.
+                ahead_ms = asked_ms - taken.now_ms
+                messages = [self._message(row, row.until_ms + ahead_ms) for row in taken.rows]
+                self._telemetry.received(self.name, messages)
+                return messages
+            if now >= deadline:
+                return []
+            if not taken.rows and not self._engine.wait(self._queue, taken, deadline - now):
+                self._check_open()
+                return []
+
+    def _message(self, row: MessageRow, lease_until_ms: int) -> Message:
+        return StoredMessage.of(row, self, self._receipts.make(row.id, row.take), lease_until_ms)
+
+    # --- finishing --------------------------------------------------------------------------------
+
+    def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:  # noqa: ARG002
+        """See StorageQueue.ack."""
+        takes = self._parsed(messages)
+        self._check_connection(connection)
+        if takes and self._settings.ephemeral:
+            self._note("ack", len(takes), self._engine.finish(self._queue, takes, connection))
+        elif takes:
+            self._note("ack", len(takes), len(takes))
+
+    def nack(
+        self,
+        *messages: MessagesLike,
+        delay: Duration = 0,
+        count: bool = True,
+        reason: str | None = None,
+        wait: bool = False,  # noqa: ARG002
+    ) -> None:
+        """See Queue.nack; `delay` is at most the queue's max_hold."""
+        takes = self._parsed(messages)
+        delay_ms = self._bounded(duration_ms(delay, "delay"), "delay")
+        if delay_ms:
+            self._check_can("delay", self.capabilities.delay)
+        self._check_kept("given back")
+        self._give_back(takes, delay_ms=delay_ms, count=count, reason=_reason("nack", reason))
+
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:  # noqa: ARG002
+        """See Queue.extend."""
+        takes = self._parsed(messages)
+        self._check_kept("extended")
+        if not duration_ms(lease, "lease"):
+            self._give_back(takes, delay_ms=0, count=False, reason=None)
+            return
+        lease_ms = self._bounded(lease_duration_ms(lease), "lease")
+        if takes:
+            self._note("extend", len(takes), self._engine.extend(self._queue, takes, lease_ms))
+
+    def dead_letter(
+        self,
+        *messages: MessagesLike,
+        reason: str | None = None,
+        wait: bool = False,  # noqa: ARG002
+    ) -> None:
+        """See Queue.dead_letter."""
+        takes = self._parsed(messages)
+        self._check_kept("dead-lettered")
+        if takes:
+            done = self._engine.bury(self._queue, takes, _reason("rejected", reason))
+            self._note("dead-letter", len(takes), done)
+
+    def _give_back(self, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None) -> None:
+        if takes:
+            done = self._engine.give_back(self._queue, takes, delay_ms=delay_ms, count=count, reason=reason)
+            self._note("nack", len(takes), done)
+
+    def _parsed(self, messages: tuple[MessagesLike, ...]) -> list[TakeRef]:
+        self._check_open()
+        found: dict[TakeRef, None] = {}
+        for one in each_of(messages):
+            take = self._receipts.parse(one.receipt if isinstance(one, Message) else one)
+            if not take.take:
+                raise ReceiptError(
+                    f"receipt: message {take.id} of queue {self.name!r} was not taken, only seen"
+                )
+            found[take] = None  # one that is named twice is finished once
+        return list(found)
+
+    def _note(self, op: str, asked: int, done: int) -> None:
+        if done:
+            self._telemetry.finished(self.name, op, done)
+        if asked > done:  # taken by somebody else by now, or finished before
+            self._telemetry.failed(self.name, f"late {op}", asked - done)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def peek(self, limit: int = 10) -> list[Message]:
+        """See Queue.peek. The messages have no receipts that acknowledge anything."""
+        self._check_open()
+        rows = self._engine.peek(self._queue, check_limit(limit))
+        return [self._message(row._replace(take=0), 0) for row in rows]
+
+    def size(self, limit: int | None = None) -> int:
+        """See StorageQueue.size."""
+        self._check_open()
+        counts = self._engine.counts(self._queue, None if limit is None else check_limit(limit))
+        size = counts.ready + counts.delayed
+        return size if limit is None else min(size, limit)
+
+    def in_flight(self) -> int:
+        """See Queue.in_flight."""
+        self._check_open()
+        return self._engine.counts(self._queue).in_flight
+
+    def orphans(
+        self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
+    ) -> list[Orphan]:
+        """See StorageQueue.orphans."""
+        self._check_open()
+        if older_than is not None and queued_before_ms is not None:
+            raise ConfigError("orphans: give older_than or queued_before_ms, not both")
+        taken_for_ms = None if older_than is None else duration_ms(older_than, "older_than")
+        rows: list[MessageRow] = []
+        while True:
+            page = self._engine.taken_rows(
+                self._queue,
+                limit=_PAGE,
+                after=rows[-1].id if rows else 0,
+                taken_for_ms=taken_for_ms,
+                queued_before_ms=queued_before_ms,
+            )
+            rows += page
+            if len(page) < _PAGE:
+                break
+        rows.sort(key=lambda row: (row.since_ms, row.id))
+        return [
+            Orphan(
+                receipt=self._receipts.make(row.id, row.take),
+                holder=None,
+                since_ms=row.since_ms,
+                lease_until_ms=row.until_ms,
+                message=self._message(row, row.until_ms),
+            )
+            for row in rows
+        ]
+
+    # --- administration ---------------------------------------------------------------------------
+
+    def purge(self) -> int:
+        """See Queue.purge."""
+        self._check_open()
+        return self._engine.purge(self._queue)
+
+    def redrive(self, limit: int | None = None) -> int:
+        """See Queue.redrive."""
+        return self._dead_letters.redrive(limit=limit)
+
+    def release_all(self) -> int:
+        """See Queue.release_all."""
+        self._check_open()
+        return self._engine.release_all(self._queue)
+
+    def close(self) -> None:
+        """See Queue.close. A receive() that waits in another thread raises Closed."""
+        if self._closed or self._guard.inherited:
+            return
+        self._closed = True
+        try:
+            self._engine.wake(self._queue)
+        finally:
+            if self._on_close is not None:
+                self._on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        self._guard.raise_if_inherited()
+        if self._closed:
+            raise Closed(f"queue {self.name!r}: it is closed")
+
+    def _check_can(self, what: str, can: bool) -> None:
+        if not can:
+            raise NotSupported(f"{what}: the storage of queue {self.name!r} can't do it")
+
+    def _check_connection(self, connection: Any) -> None:
+        if connection is not None:
+            self._check_can("connection", self.capabilities.transactions)
+
+    def _check_kept(self, done: str) -> None:
+        if not self._settings.ephemeral:
+            raise NotSupported(
+                f"queue {self.name!r} forgets a message when it is taken (ephemeral=False), "
+                f"so it can't be {done}"
+            )
+
+    def _bounded(self, value_ms: int, field: str) -> int:
+        most = self._settings.max_hold_ms
+        if value_ms > most:
+            raise ConfigError(f"{field}: {value_ms} ms is longer than max_hold, {most} ms")
+        return value_ms
+
+
+def _takes(rows: Iterable[MessageRow]) -> list[TakeRef]:
+    return [TakeRef(row.id, row.take) for row in rows]
+
+
+def _reason(kind: str, reason: str | None) -> str:
+    """The reason of a dead letter, worded as on Kafka, in characters that every storage can keep."""
+    if reason is None:
+        return kind
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason: an object of type {type(reason).__name__} is not text")
+    clean = reason.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return f"{kind}: {clean}"

@@ -1,0 +1,152 @@
+"""The one storage over any `Engine`: makes, finds, describes, deletes and opens queues."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import threading
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.forks import ForkGuard
+from kmqpy.core.settings import convert, nearest
+from kmqpy.errors import Closed, ConfigError, QueueNotFound
+from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl
+from kmqpy.storages.engine import Engine, QueueRow
+from kmqpy.storages.settings import SETTING_NAMES, StoredQueueSettings, check_queue_name
+from kmqpy.storages.stored_queue import StoredQueue
+from kmqpy.telemetry.base import Telemetry
+
+URL_SETTINGS = (*SETTING_NAMES, "create")
+"""What a url may say of a queue, beside the settings of its storage."""
+
+
+class StoredStorage:
+    """See kmqpy.queue.Storage. Its queues share the engine, with its connections and threads.
+
+    clock           of this machine; leases follow the storage's own
+    create_missing  whether open_url() makes a queue that is missing, where the url does not say `create`
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        telemetry: Telemetry | None = None,
+        create_missing: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._telemetry = telemetry
+        self._create_missing = create_missing
+        self._guard = ForkGuard("the storage")
+        self._lock = threading.RLock()
+        self._queues: WeakSet[StoredQueue] = WeakSet()
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Storage.capabilities."""
+        return self._engine.capabilities
+
+    def create(self, name: str, **settings: Any) -> None:
+        """See Storage.create; the settings are the fields of StoredQueueSettings."""
+        self._check_open()
+        made = StoredQueueSettings.of(settings)
+        made.check_supported(self.capabilities)
+        if not self._engine.create_queue(check_queue_name(name), made):
+            raise ConfigError(f"queue: there is a queue {name!r} already")
+
+    def list(self) -> builtins.list[str]:
+        """See Storage.list."""
+        self._check_open()
+        return sorted(self._engine.queue_names())
+
+    def describe(self, name: str) -> QueueDescription:
+        """See Storage.describe."""
+        queue = self._find(name)
+        counts = self._engine.counts(queue)
+        return QueueDescription(
+            name=queue.name,
+            generation=queue.generation,
+            settings=dataclasses.asdict(queue.settings),
+            **counts._asdict(),
+        )
+
+    def delete(self, name: str) -> None:
+        """See Storage.delete."""
+        self._engine.delete_queue(self._find(name))
+
+    def open(self, name: str, *, codec: Codec | None = None) -> StoredQueue:
+        """See Storage.open."""
+        return self._opened(self._find(name), codec, owns_storage=False)
+
+    def open_url(self, url: QueueUrl) -> StoredQueue:
+        """See Storage.open_url."""
+        self._check_open()
+        given = {name: url.settings[name] for name in SETTING_NAMES if name in url.settings}
+        wanted = StoredQueueSettings.of(given)
+        create = convert("create", url.settings.get("create", self._create_missing), bool)
+        queue = self._engine.find_queue(check_queue_name(url.queue))
+        if queue is None and create:
+            wanted.check_supported(self.capabilities)
+            self._engine.create_queue(url.queue, wanted)  # or another process has, just now
+        queue = self._find(url.queue)
+        for name in given:
+            here, there = getattr(wanted, name), getattr(queue.settings, name)
+            if here != there:
+                raise ConfigError(f"{name}: the url says {here!r}, the queue {queue.name!r} has {there!r}")
+        return self._opened(queue, None, owns_storage=True)
+
+    def close(self) -> None:
+        """See Storage.close."""
+        if self._guard.inherited:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            queues = builtins.list(self._queues)
+        try:
+            for queue in queues:
+                queue.close()
+        finally:
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _opened(self, queue: QueueRow, codec: Codec | None, *, owns_storage: bool) -> StoredQueue:
+        opened = StoredQueue(
+            self._engine,
+            queue,
+            clock=self._clock,
+            telemetry=self._telemetry,
+            codec=codec,
+            on_close=self.close if owns_storage else None,
+        )
+        with self._lock:
+            self._check_open()
+            self._queues.add(opened)
+        return opened
+
+    def _find(self, name: str) -> QueueRow:
+        self._check_open()
+        found = self._engine.find_queue(check_queue_name(name))
+        if found is None:
+            hint = nearest(name, self._engine.queue_names())
+            raise QueueNotFound(f"queue: there is no queue {name!r}{hint}")
+        return found
+
+    def _check_open(self) -> None:
+        self._guard.raise_if_inherited()
+        if self._closed:
+            raise Closed("the storage is closed")
