@@ -1,9 +1,10 @@
 """One vocabulary for every storage: the `Queue` and `Storage` protocols, and `queue_for(url)`."""
 
 from kmqpy.queue.capabilities import Capabilities
+from kmqpy.queue.opening import queue_for, storage_for
 from kmqpy.queue.protocol import DeadLetter, DeadLetters, Orphan, Queue, StorageQueue
 from kmqpy.queue.storage import Codec, QueueDescription, Storage
-from kmqpy.queue.url import QueueUrl, parse_url, queue_for, storage_for
+from kmqpy.queue.url import QueueUrl, parse_url
 
 __all__ = [
     "Capabilities",

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from kmqpy.queue.capabilities import Capabilities
 from kmqpy.queue.protocol import StorageQueue
-
-if TYPE_CHECKING:
-    from kmqpy.queue.url import QueueUrl
+from kmqpy.queue.url import QueueUrl
 
 
 class Codec(Protocol):

@@ -1,39 +1,15 @@
-"""Storage urls: `queue_for(url)` opens a queue, `storage_for(url)` a storage.
-
-A storage is a module with a function that takes a `QueueUrl` and a telemetry; the tables below say which
-scheme is whose. Storages of others are found by the entry-point group `kmqpy.storages`: the name of the entry
-point is the scheme, its object a function as in `_STORAGES`.
-"""
+"""Storage urls, taken apart. Pure: no I/O."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import Any, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kmqpy.core.settings import nearest
-from kmqpy.errors import ConfigError, NotSupported
-from kmqpy.queue.protocol import Queue
-from kmqpy.queue.storage import Storage
-from kmqpy.telemetry.base import Telemetry
+from kmqpy.errors import ConfigError
 
-OpenStorage = Callable[["QueueUrl", Telemetry | None], Storage]
-"""What an entry point of the group `kmqpy.storages` is."""
-
-_STORAGES = {"memory": "kmqpy.storages.memory:open_storage"}
-"""Scheme to `module:function`, an OpenStorage; imported when a queue of the scheme is opened."""
-
-_QUEUES = {"kafka": "kmqpy.kafka.queue:open_queue"}
-"""The same for what has no Storage yet: the function returns the Queue."""
-
-_PLANNED = ("zookeeper", "sqlite", "postgresql", "mariadb", "redis", "http", "https")
-"""Schemes that are kept for storages to come."""
-
-_GROUP = "kmqpy.storages"
-_EXAMPLE = "write it like kafka://host:9092?queue=name"
+EXAMPLE = "write it like kafka://host:9092?queue=name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,61 +38,9 @@ class QueueUrl:
                 raise ConfigError(f"queue url: unknown setting {key!r}{nearest(key, names)}")
 
 
-def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
-    """Open the queue of `<storage url>?queue=<name>`, for example `kafka://h:9092,h2:9092?queue=q`.
-
-    Further query parameters are settings of the storage and of the queue. For Kafka, what they do not say of
-    the connection is what the environment says (KMQ_CONFIG, KMQ_KAFKA_… and the like, as for
-    Connection.from_environment). The storages of kmqpy.storages open a StorageQueue, and closing it closes
-    its storage. A user, a password and the path are percent-decoded: `me:p%40ss%2Fw@db`. Close the queue, or
-    use it in a `with`.
-
-    Raises ConfigError for a url or setting that is wrong, NotSupported for a scheme without a
-    storage, and what opening the storage raises (QueueNotFound, Unavailable, MissingExtra).
-    """
-    scheme = _split(url).scheme
-    if scheme not in _QUEUES:
-        storage = _opener(scheme)(parsed := parse_url(url), telemetry)
-        try:
-            return storage.open_url(parsed)
-        except BaseException:
-            storage.close()
-            raise
-    parsed = parse_url(url)
-    if parsed.user is not None:
-        raise ConfigError(f"queue url: a {scheme}: url has no user; {_EXAMPLE}")
-    open_queue: Callable[[QueueUrl, Telemetry | None], Queue] = _load(_QUEUES[scheme])
-    return open_queue(parsed, telemetry)
-
-
-def storage_for(url: str, *, telemetry: Telemetry | None = None) -> Storage:
-    """Open the storage of a url, which is that of a queue without `queue=`; raises as queue_for does."""
-    scheme = _split(url).scheme
-    if scheme in _QUEUES:
-        raise NotSupported(f"queue url: {scheme}: has queues only; use queue_for, or kmqpy.Admin")
-    return _opener(scheme)(parse_url(url, names_queue=False), telemetry)
-
-
-def _opener(scheme: str) -> OpenStorage:
-    if scheme in _STORAGES:
-        return cast("OpenStorage", _load(_STORAGES[scheme]))
-    others = entry_points(group=_GROUP)
-    if scheme in others.names:
-        return cast("OpenStorage", others[scheme].load())
-    if scheme in _PLANNED:
-        raise NotSupported(f"queue url: there is no storage for {scheme}: yet")
-    hint = nearest(scheme, [*_QUEUES, *_STORAGES, *_PLANNED, *others.names]) or f"; {_EXAMPLE}"
-    raise NotSupported(f"queue url: there is no storage for {scheme}:{hint}")
-
-
-def _load(target: str) -> Any:
-    module, _, function = target.partition(":")
-    return getattr(importlib.import_module(module), function)
-
-
 def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
     """Take a url apart; raises ConfigError, which never shows the url: it may hold a password."""
-    parts = _split(url)
+    parts = split(url)
     try:
         pairs = parse_qsl(
             parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), errors="strict"
@@ -134,15 +58,15 @@ def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
             settings=settings,
         )
     except ValueError:
-        raise ConfigError(f"queue url: it can't be read; {_EXAMPLE}") from None
+        raise ConfigError(f"queue url: it can't be read; {EXAMPLE}") from None
     if parts.fragment:
-        raise ConfigError(f"queue url: nothing may follow a #; {_EXAMPLE}")
+        raise ConfigError(f"queue url: nothing may follow a #; {EXAMPLE}")
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"queue url: {name!r} is given more than once")
     if names_queue and not parsed.queue:
-        raise ConfigError(f"queue url: it names no queue; {_EXAMPLE}")
+        raise ConfigError(f"queue url: it names no queue; {EXAMPLE}")
     if not names_queue and "queue" in names:
         raise ConfigError("queue url: that of a storage names no queue; leave queue= out")
     return parsed
@@ -152,13 +76,14 @@ def _decoded(text: str) -> str:
     return unquote(text, errors="strict")
 
 
-def _split(url: str) -> SplitResult:
+def split(url: str) -> SplitResult:
+    """The parts of a url as they stand there; raises ConfigError."""
     if not isinstance(url, str):
-        raise ConfigError(f"queue url: {type(url).__name__} is not text; {_EXAMPLE}")
+        raise ConfigError(f"queue url: {type(url).__name__} is not text; {EXAMPLE}")
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ConfigError(f"queue url: it can't be read; {_EXAMPLE}") from None
+        raise ConfigError(f"queue url: it can't be read; {EXAMPLE}") from None
     if not parts.scheme:
-        raise ConfigError(f"queue url: it has no scheme; {_EXAMPLE}")
+        raise ConfigError(f"queue url: it has no scheme; {EXAMPLE}")
     return parts

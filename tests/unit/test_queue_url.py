@@ -3,11 +3,10 @@ import re
 
 import pytest
 
-from kmqpy.queue import url as urls
 from kmqpy.errors import ConfigError, NotSupported
 from kmqpy.kafka import queue
 from kmqpy.kafka.settings import KafkaConnection
-from kmqpy.queue import parse_url, queue_for
+from kmqpy.queue import opening, parse_url, queue_for
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
@@ -153,7 +152,7 @@ def test_an_unknown_scheme_is_told_the_nearest():
 
 
 def test_a_storage_is_a_line_in_the_table(monkeypatch):
-    monkeypatch.setitem(urls._QUEUES, "sqlite", "test_queue_url:open_probe")
+    monkeypatch.setitem(opening._QUEUES, "sqlite", "test_queue_url:open_probe")
     parsed, telemetry = queue_for("sqlite:///dir/f%20g.db?queue=q&x=1")
     assert (parsed.address, parsed.path, parsed.queue, parsed.settings) == (
         "",
@@ -166,3 +165,14 @@ def test_a_storage_is_a_line_in_the_table(monkeypatch):
 
 def open_probe(url, telemetry):
     return url, telemetry
+
+
+def test_user_password_and_path_are_decoded_after_they_were_split():
+    parsed = parse_url("postgresql://me%40x:p%40ss%2Fw%3A@db:5432/da%20ta?queue=q%2F1&a=%25")
+    assert (parsed.user, parsed.password) == ("me@x", "p@ss/w:")
+    assert (parsed.address, parsed.path, parsed.queue) == ("db:5432", "/da ta", "q/1")
+    assert parsed.settings == {"a": "%"}
+    assert "p@ss" not in repr(parsed)
+    assert (parse_url("redis://:pw@h/0?queue=q").user, parse_url("redis://h/0?queue=q").user) == ("", None)
+    with pytest.raises(ConfigError, match="can't be read"):
+        parse_url("redis://me:%ff@h/0?queue=q")

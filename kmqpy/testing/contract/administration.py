@@ -1,0 +1,210 @@
+"""Queues of a storage: making, opening, deleting, closing; capabilities, codec, sharing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import Closed, ConfigError, DecodeError, MessageError, NotSupported, QueueNotFound
+from kmqpy.message import Message
+from kmqpy.queue import Storage, StorageQueue
+from kmqpy.storages.codec import JsonCodec
+from kmqpy.testing.contract.target import MakeQueue, Target, drain, new_name, take, take_one
+
+MOST_THREADS = 20
+
+
+def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:
+    name = new_name() + " häß/%?#"
+    kmq_storage.create(name, max_redeliveries=None, redeliver_after_ms="5s")
+    assert name in kmq_storage.list()
+    queue = kmq_storage.open(name)
+    queue.send_many(["x"] * 4)
+    queue.dead_letter(take_one(queue, lease=60), wait=True)
+    take_one(queue, lease=60)
+    found = kmq_storage.describe(name)
+    assert (found.name, found.settings["redeliver_after_ms"]) == (name, 5000)
+    assert (found.settings["max_redeliveries"], found.settings["requeue_to"]) == (None, "back")
+    assert (found.ready, found.delayed, found.in_flight, found.dead) == (2, 0, 1, 1)
+    kmq_storage.delete(name)
+    assert name not in kmq_storage.list()
+
+
+def test_what_is_wrong_with_a_queue_is_said(kmq_storage: Storage) -> None:
+    name = new_name()
+    kmq_storage.create(name)
+    with pytest.raises(ConfigError, match="already"):
+        kmq_storage.create(name)
+    for missing in (kmq_storage.open, kmq_storage.describe, kmq_storage.delete):
+        with pytest.raises(QueueNotFound, match=f"did you mean {name}"):
+            missing(name + "x")
+    other = new_name()
+    with pytest.raises(ConfigError, match="did you mean redeliver_after_ms"):
+        kmq_storage.create(other, redeliver_after=5)
+    bad: list[dict[str, Any]] = [
+        {"redeliver_after_ms": 50},
+        {"max_redeliveries": -1},
+        {"max_delay_ms": "soon"},
+        {"requeue_to": "middle"},
+        {"order": "lifo"},
+        {"redelivery": "never"},
+        {"ephemeral": "perhaps"},
+    ]
+    for settings in bad:
+        with pytest.raises(ConfigError, match=next(iter(settings))):
+            kmq_storage.create(other, **settings)
+    for wrong in ("", " x", "x\n", "x\0", "x" * 201, None, 5):
+        with pytest.raises(ConfigError, match=r"^queue: "):
+            kmq_storage.create(wrong)  # type: ignore[arg-type]
+    assert other not in kmq_storage.list()
+
+
+def test_a_queue_keeps_its_messages_and_settings_when_it_is_opened_again(
+    kmq_target: Target, make_queue: MakeQueue
+) -> None:
+    queue = make_queue(max_redeliveries=1)
+    queue.send_many(["dead", "taken", "ready"])
+    messages = {one.body: one for one in take(queue, 3, lease=60)}
+    queue.dead_letter(messages[b"dead"], reason="no", wait=True)
+    queue.nack(messages[b"ready"], wait=True)
+    queue.close()
+    with kmq_target.open() as storage, storage.open(queue.name) as again:
+        assert (again.size(), again.in_flight()) == (1, 1)
+        assert [one.reason for one in again.dead_letters.list()] == ["rejected: no"]
+        again.ack(messages[b"taken"].receipt, wait=True)
+        assert (take_one(again).attempts, again.in_flight()) == (2, 1)
+        assert storage.describe(queue.name).settings["max_redeliveries"] == 1
+
+
+OPERATIONS: dict[str, Callable[[StorageQueue, Message], object]] = {
+    "send": lambda queue, _: queue.send("x"),
+    "send_many": lambda queue, _: queue.send_many(["x"]),
+    "receive": lambda queue, _: queue.receive(wait=0),
+    "ack": lambda queue, message: queue.ack(message),
+    "message.ack": lambda _, message: message.ack(),
+    "nack": lambda queue, message: queue.nack(message),
+    "extend": lambda queue, message: queue.extend(message, lease=1),
+    "dead_letter": lambda queue, message: queue.dead_letter(message),
+    "peek": lambda queue, _: queue.peek(),
+    "size": lambda queue, _: queue.size(),
+    "in_flight": lambda queue, _: queue.in_flight(),
+    "orphans": lambda queue, _: queue.orphans(),
+    "purge": lambda queue, _: queue.purge(),
+    "redrive": lambda queue, _: queue.redrive(),
+    "release_all": lambda queue, _: queue.release_all(),
+    "dead_letters.list": lambda queue, _: queue.dead_letters.list(),
+    "dead_letters.purge": lambda queue, _: queue.dead_letters.purge(),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_closed_queue_refuses_every_call_and_a_deleted_one_too(
+    kmq_target: Target, queue: StorageQueue, kmq_storage: Storage, name: str
+) -> None:
+    queue.send("x")
+    message = take_one(queue, lease=60)
+    left = kmq_storage.open(queue.name)
+    queue.close()
+    queue.close()
+    with pytest.raises(Closed):
+        OPERATIONS[name](queue, message)
+    with kmq_target.open() as elsewhere:
+        elsewhere.delete(queue.name)
+        elsewhere.create(queue.name)
+        if name != "message.ack":
+            with pytest.raises(QueueNotFound):
+                OPERATIONS[name](left, message)
+        with elsewhere.open(queue.name) as anew:
+            assert (anew.size(), anew.in_flight()) == (0, 0)
+
+
+def test_closing_ends_a_receive_that_waits(queue: StorageQueue) -> None:
+    ended: list[BaseException | None] = []
+    began = threading.Event()
+
+    def receive() -> None:
+        began.set()
+        try:
+            while True:
+                queue.receive(wait=30)
+        except Closed as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    began.wait(5)
+    SYSTEM_CLOCK.sleep(0.1)
+    queue.close()
+    thread.join(5)
+    assert len(ended) == 1
+
+
+def test_a_closed_storage_closes_its_queues(kmq_target: Target, queue: StorageQueue) -> None:
+    storage = kmq_target.open()
+    opened = storage.open(queue.name)
+    storage.close()
+    storage.close()
+    for refused in (opened.size, storage.list, lambda: storage.open(queue.name)):
+        with pytest.raises(Closed):
+            refused()
+    assert queue.size() == 0
+
+
+def test_what_the_storage_can_not_do_is_refused(queue: StorageQueue, kmq_storage: Storage) -> None:
+    can = queue.capabilities
+    assert can == kmq_storage.capabilities
+    refused: list[tuple[bool, Callable[[], object]]] = [
+        (can.delay, lambda: queue.send("x", delay=1)),
+        (can.priority, lambda: queue.send("x", priority=1)),
+        (can.transactions, lambda: queue.send("x", connection=object())),
+        (can.transactions, lambda: queue.ack(connection=object())),
+        (can.requeue_to_front, lambda: kmq_storage.create(new_name(), requeue_to="front")),
+        (can.manual_redelivery, lambda: kmq_storage.create(new_name(), redelivery="manual")),
+        (can.at_most_once, lambda: kmq_storage.create(new_name(), ephemeral=False)),
+    ]
+    for is_possible, call in refused:
+        if not is_possible:
+            with pytest.raises(NotSupported):
+                call()
+    if can.max_body_bytes is not None:
+        with pytest.raises(MessageError, match="bytes"):
+            queue.send(bytes(can.max_body_bytes + 1))
+    assert queue.size() == 0
+
+
+def test_a_codec_turns_objects_into_bodies_and_back(queue: StorageQueue, kmq_storage: Storage) -> None:
+    typed = kmq_storage.open(queue.name, codec=JsonCodec())
+    values = [{"a": [1, None, "ß\0"]}, "text", 5]
+    typed.send_many(values)
+    assert [typed.decode(one) for one in sorted(take(typed, 3), key=lambda one: int(one.id))] == values
+    for bad in (object(), b"bytes", float("nan")):
+        with pytest.raises(MessageError):
+            typed.send(bad)
+    queue.send(b"\xff{")
+    with pytest.raises(DecodeError) as caught:
+        typed.decode(take_one(typed))
+    assert caught.value.data == b"\xff{"
+    queue.flush()
+
+
+def test_any_order_delivers_each_message_once(make_queue: MakeQueue) -> None:
+    queue = make_queue(order="any")
+    queue.send_many([b"%d" % number for number in range(100)])
+    assert sorted(map(int, drain(queue))) == [*range(100)]
+
+
+def test_a_thousand_queues_share_the_threads_of_their_storage(kmq_storage: Storage) -> None:
+    before = threading.active_count()
+    queues = []
+    for _ in range(1000):
+        name = new_name()
+        kmq_storage.create(name)
+        queues.append(kmq_storage.open(name))
+    for queue in queues[::20]:
+        queue.send("x")
+        queue.ack(take_one(queue), wait=True)
+    assert threading.active_count() - before <= MOST_THREADS

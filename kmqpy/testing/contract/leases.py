@@ -1,0 +1,299 @@
+"""Leases, redelivery, giving back, and receipts."""
+
+from __future__ import annotations
+
+import pytest
+
+from kmqpy.errors import ConfigError, ReceiptError
+from kmqpy.queue import Storage, StorageQueue
+from kmqpy.testing.contract.target import (
+    LEASE_S,
+    OVER_S,
+    MakeQueue,
+    Target,
+    at_once,
+    drain,
+    needs,
+    new_name,
+    take,
+    take_one,
+)
+
+
+def test_a_message_is_redelivered_when_its_lease_is_over(kmq_target: Target, queue: StorageQueue) -> None:
+    sent = queue.send("x", key="k", headers={"h": "1"})
+    first = take_one(queue)
+    assert queue.receive(wait=0) == []
+    kmq_target.pass_time(OVER_S)
+    assert (queue.size(), queue.in_flight()) == (1, 0)
+    again = take_one(queue)
+    assert (again.id, again.body, again.key, again.headers) == (sent, b"x", b"k", (("h", b"1"),))
+    assert again.attempts == 2
+    assert again.receipt != first.receipt
+    assert again.first_enqueued_ms == first.first_enqueued_ms
+    assert again.enqueued_ms > first.enqueued_ms
+
+
+def test_an_acknowledged_message_is_not_redelivered(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send_many(["a", "b", "c"])
+    first, second, third = take(queue, 3)
+    queue.ack(first, wait=True)
+    second.ack(wait=True)
+    queue.ack([third.receipt, third], wait=True)
+    queue.ack(first, wait=True)
+    queue.ack([], wait=True)
+    kmq_target.pass_time(OVER_S)
+    assert queue.receive(wait=0) == []
+    assert (queue.size(), queue.in_flight()) == (0, 0)
+
+
+def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send_many(["a", "b"])
+    long = take_one(queue, lease=10 * LEASE_S)
+    short = take_one(queue)
+    assert queue.default_lease == LEASE_S
+    kmq_target.pass_time(OVER_S)
+    assert [one.id for one in queue.receive(wait=0.2)] == [short.id]
+    queue.ack(long, wait=True)
+
+
+def test_an_extended_lease_ends_later(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send("x")
+    message = take_one(queue)
+    for _ in range(2):
+        kmq_target.pass_time(LEASE_S * 0.6)
+        queue.extend(message, lease=LEASE_S, wait=True)
+    kmq_target.pass_time(LEASE_S * 0.2)
+    assert (queue.receive(wait=0), queue.in_flight()) == ([], 1)
+    kmq_target.pass_time(OVER_S)
+    assert take_one(queue).attempts == 2
+    for wrong in (0.05, 10**9, -1):
+        with pytest.raises(ConfigError):
+            queue.extend(message, lease=wrong)
+
+
+def test_a_lease_can_be_shortened(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send("x")
+    message = take_one(queue, lease=3600)
+    queue.extend(message, lease=LEASE_S, wait=True)
+    kmq_target.pass_time(OVER_S)
+    assert take_one(queue).attempts == 2
+
+
+def test_extending_by_nothing_gives_back_uncounted(queue: StorageQueue) -> None:
+    queue.send("x")
+    queue.extend(take_one(queue), lease=0, wait=True)
+    assert take_one(queue).attempts == 1
+
+
+def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send_many(["acked", "given back"])
+    messages = take(queue, 2)
+    queue.ack(messages[0], wait=True)
+    queue.nack(messages[1], wait=True)
+    queue.extend(messages, lease=60, wait=True)
+    assert (queue.size(), queue.in_flight()) == (1, 0)
+
+
+def test_a_counted_nack_is_an_attempt_and_enqueues_anew(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send("x")
+    first = take_one(queue)
+    kmq_target.pass_time(0.01)
+    queue.nack(first, reason="why", wait=True)
+    again = take_one(queue)
+    assert (again.id, again.attempts) == (first.id, 2)
+    assert again.enqueued_ms > first.enqueued_ms
+    assert again.first_enqueued_ms == first.first_enqueued_ms
+
+
+def test_a_silent_nack_changes_neither_number_nor_time(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send("x")
+    message = first = take_one(queue)
+    for _ in range(10):
+        kmq_target.pass_time(0.01)
+        queue.nack(message, count=False, wait=True)
+        message = take_one(queue)
+        assert (message.id, message.attempts) == (first.id, 1)
+        assert message.enqueued_ms == message.first_enqueued_ms == first.enqueued_ms
+
+
+def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: StorageQueue) -> None:
+    needs(queue.capabilities, "delay")
+    queue.send("x")
+    queue.nack(take_one(queue), delay=LEASE_S, wait=True)
+    assert (queue.receive(wait=0), queue.size(), queue.in_flight()) == ([], 1, 0)
+    kmq_target.pass_time(OVER_S)
+    assert take_one(queue).attempts == 2
+    with pytest.raises(ConfigError, match="max_hold"):
+        queue.nack(queue.orphans()[0].receipt, delay=10**9)
+
+
+def test_a_requeued_message_goes_to_the_back(kmq_target: Target, queue: StorageQueue) -> None:
+    needs(queue.capabilities, "fifo")
+    queue.send_many(["a", "b", "c", "d"])
+    first, _ = take(queue, 2)
+    queue.nack(first, wait=True)
+    kmq_target.pass_time(OVER_S)
+    assert drain(queue) == [b"c", b"d", b"a", b"b"]
+
+
+def test_a_requeued_message_goes_to_its_place_at_the_front(
+    kmq_target: Target, make_queue: MakeQueue, kmq_storage: Storage
+) -> None:
+    needs(kmq_storage.capabilities, "fifo", "requeue_to_front")
+    queue = make_queue(requeue_to="front")
+    queue.send_many(["a", "b", "c", "d"])
+    first, second = take(queue, 2)
+    queue.nack(second, wait=True)
+    queue.nack(first, count=False, wait=True)
+    take(queue, 1)
+    kmq_target.pass_time(OVER_S)
+    assert drain(queue) == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("how", ["lease", "nack"])
+def test_what_fails_too_often_is_a_dead_letter(kmq_target: Target, make_queue: MakeQueue, how: str) -> None:
+    queue = make_queue(max_redeliveries=2)
+    queue.send("bad")
+    for attempt in (1, 2, 3):
+        message = take_one(queue)
+        assert message.attempts == attempt
+        if how == "nack":
+            queue.nack(message, reason="no\x00good", wait=True)
+        else:
+            kmq_target.pass_time(OVER_S)
+    assert queue.receive(wait=0) == []
+    assert (queue.size(), queue.in_flight()) == (0, 0)
+    (letter,) = queue.dead_letters.list()
+    assert (letter.attempts, letter.size) == (3, 3)
+    assert letter.reason == ("expired" if how == "lease" else "nack: no\N{REPLACEMENT CHARACTER}good")
+
+
+@pytest.mark.parametrize("most", [0, None])
+def test_the_limit_of_redeliveries_can_be_none_or_nothing(make_queue: MakeQueue, most: int | None) -> None:
+    queue = make_queue(max_redeliveries=most)
+    queue.send("x")
+    for _ in range(10):
+        queue.nack(queue.receive(wait=0), wait=True)
+    assert (queue.size(), len(queue.dead_letters.list())) == ((0, 1) if most == 0 else (1, 0))
+
+
+def test_manual_redelivery_leaves_it_to_the_application(
+    kmq_target: Target, make_queue: MakeQueue, kmq_storage: Storage
+) -> None:
+    needs(kmq_storage.capabilities, "manual_redelivery")
+    queue = make_queue(redelivery="manual")
+    queue.send_many(["a", "b"])
+    take(queue, 2)
+    kmq_target.pass_time(OVER_S * 5)
+    assert (queue.receive(wait=0), queue.in_flight()) == ([], 2)
+    first, second = queue.orphans(older_than=LEASE_S)
+    queue.ack(first.receipt, wait=True)
+    queue.nack(second.receipt, wait=True)
+    assert [one.attempts for one in take(queue, 1)] == [2]
+
+
+def test_a_late_acknowledgement_counts_until_the_message_is_taken_anew(
+    kmq_target: Target, queue: StorageQueue
+) -> None:
+    queue.send("x")
+    message = take_one(queue)
+    kmq_target.pass_time(OVER_S)
+    assert queue.size() == 1
+    queue.ack(message, wait=True)
+    assert (queue.size(), queue.in_flight(), queue.receive(wait=0)) == (0, 0, [])
+
+
+def test_a_receipt_never_touches_the_take_of_another(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send("x")
+    late = take_one(queue)
+    kmq_target.pass_time(OVER_S)
+    current = take_one(queue, lease=60)
+    queue.ack(late, wait=True)
+    queue.nack(late, wait=True)
+    queue.extend(late, lease=LEASE_S, wait=True)
+    queue.extend(late, lease=0, wait=True)
+    queue.dead_letter(late, wait=True)
+    kmq_target.pass_time(OVER_S)
+    assert (queue.size(), queue.in_flight(), queue.dead_letters.list()) == (0, 1, [])
+    queue.nack(current, wait=True)
+    assert take_one(queue).attempts == 3
+    queue.ack(current, wait=True)
+    assert queue.in_flight() == 1
+
+
+def test_a_nack_counts_once_however_often_it_is_given(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_redeliveries=None)
+    queue.send("x")
+    for attempt in range(1, 20):
+        message = take_one(queue, lease=60)
+        assert message.attempts == attempt
+        at_once(4, lambda _, message=message: queue.nack(message, wait=True))  # type: ignore[misc]
+    assert (queue.size(), queue.in_flight()) == (1, 0)
+
+
+def test_of_many_who_finish_one_message_one_wins(queue: StorageQueue) -> None:
+    queue.send_many(["x"] * 40)
+    for message in take(queue, 40, lease=60):
+        how = [queue.ack, queue.nack, queue.dead_letter, queue.ack]
+        at_once(4, lambda number, how=how, message=message: how[number](message))  # type: ignore[misc]
+    assert queue.in_flight() == 0
+    dead = queue.dead_letters.list()
+    assert len({one.id for one in dead} | {one.id for one in queue.peek(100)}) == len(dead) + queue.size()
+
+
+def test_a_receipt_is_good_in_another_handle(kmq_target: Target, queue: StorageQueue) -> None:
+    queue.send_many(["a", "b"])
+    first, second = (one.receipt for one in take(queue, 2, lease=60))
+    with kmq_target.open() as elsewhere, elsewhere.open(queue.name) as other:
+        other.ack(first, wait=True)
+        other.nack(second, wait=True)
+    assert (queue.size(), queue.in_flight()) == (1, 0)
+
+
+def test_what_is_no_receipt_of_the_queue_is_refused_and_finishes_nothing(
+    make_queue: MakeQueue, kmq_storage: Storage
+) -> None:
+    queue, other = make_queue(), make_queue()
+    queue.send("mine")
+    other.send("theirs")
+    mine, theirs = take_one(queue, lease=60), take_one(other, lease=60)
+    seen_only = other.peek()
+    made_anew = new_name()
+    for _ in range(2):
+        if made_anew in kmq_storage.list():
+            kmq_storage.delete(made_anew)
+        kmq_storage.create(made_anew)
+        anew = kmq_storage.open(made_anew)
+        anew.send("x")
+        if _ == 0:
+            old = take_one(anew, lease=60)
+    take_one(anew, lease=60)
+    kafkas = "1.WyJxIiwiaWQiLDAsMF0"
+    bad = [
+        "",
+        "x",
+        kafkas,
+        mine.receipt[:-4],
+        mine.receipt + "x",
+        mine.receipt + ".1",
+        f"{mine.receipt}9" * 99,
+    ]
+    for wrong in (*bad, "2.é.1.1", None, 5, [5], theirs, old, *seen_only):
+        for refuse in (queue, anew):
+            with pytest.raises(ReceiptError):
+                refuse.ack(wrong)  # type: ignore[arg-type]
+            with pytest.raises(ReceiptError):
+                refuse.nack(mine if refuse is queue else old, wrong)  # type: ignore[arg-type]
+    assert [one.in_flight() for one in (queue, other, anew)] == [1, 1, 1]
+
+
+def test_a_seen_message_is_not_taken(queue: StorageQueue) -> None:
+    queue.send("x")
+    for _ in range(2):
+        (seen,) = queue.peek()
+        assert (seen.body, seen.attempts) == (b"x", 1)
+        with pytest.raises(ReceiptError):
+            queue.ack(seen)
+        queue.nack(take_one(queue), count=False, wait=True)
+    assert queue.size() == 1

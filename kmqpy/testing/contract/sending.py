@@ -1,0 +1,248 @@
+"""What comes out is what was sent, in order, once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import ConfigError, MessageError, NotSupported
+from kmqpy.message import OutgoingMessage
+from kmqpy.queue import StorageQueue
+from kmqpy.testing.contract.target import (
+    LEASE_S,
+    OVER_S,
+    MakeQueue,
+    Target,
+    at_once,
+    drain,
+    needs,
+    take,
+    take_one,
+)
+
+BODIES = {
+    "empty": b"",
+    "nul": b"a\x00b\x00",
+    "binary": bytes(range(256)),
+    "unicode": "häß \N{SNOWMAN} \N{GRINNING FACE} \u0000".encode(),
+    "1 MiB": b"\x00\xff" * 2**19,
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+def test_a_body_comes_as_it_was_sent(queue: StorageQueue, body: bytes) -> None:
+    queue.send(body)
+    assert take_one(queue).body == body
+    orphan = queue.orphans()[0].message
+    assert orphan is not None
+    assert orphan.body == body
+
+
+def test_a_message_has_all_that_was_sent(queue: StorageQueue) -> None:
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("a", "1"),
+        ("a", b"\xff\x00"),
+        ("none", None),
+        ("kmq-reserved", "x"),
+    ]
+    sent = queue.send("text", key="k\x00", headers=headers)
+    message = take_one(queue)
+    assert (message.id, message.queue, message.body, message.key) == (sent, queue.name, b"text", b"k\x00")
+    assert message.headers == (("a", b"1"), ("a", b"\xff\x00"), ("none", None))
+    assert message.attempts == 1
+    assert message.enqueued_ms == message.first_enqueued_ms > 0
+
+
+def test_messages_of_a_batch_have_their_own_key_headers_and_default(queue: StorageQueue) -> None:
+    ids = queue.send_many(["a", OutgoingMessage("b", key="own", headers={"h": "1"}), b"c"], key="common")
+    found = take(queue, 3)
+    assert {one.id: one.body for one in found} == dict(zip(ids, [b"a", b"b", b"c"], strict=True))
+    assert sorted((one.body, one.key) for one in found) == [
+        (b"a", b"common"),
+        (b"b", b"own"),
+        (b"c", b"common"),
+    ]
+    assert [one.headers for one in found if one.body == b"b"] == [(("h", b"1"),)]
+    assert queue.send_many([]) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        OutgoingMessage(5),
+        OutgoingMessage("x", key=5),  # type: ignore[arg-type]
+        OutgoingMessage("x", headers={"a": 5}),  # type: ignore[arg-type]
+        OutgoingMessage("x", delay=10**9),
+        OutgoingMessage("x", priority=-1),
+        OutgoingMessage("x", priority=10),
+        OutgoingMessage("x", priority=True),
+        OutgoingMessage("\ud800"),
+    ],
+)
+def test_a_message_that_cannot_be_sent_is_refused_before_any_is(
+    queue: StorageQueue, bad: OutgoingMessage
+) -> None:
+    with pytest.raises(MessageError):
+        queue.send_many(["good", bad])
+    assert queue.size() == 0
+
+
+def test_a_body_is_not_taken_for_a_list_of_them(queue: StorageQueue) -> None:
+    for bodies in ("text", b"bytes"):
+        with pytest.raises(MessageError, match="one body"):
+            queue.send_many(bodies)
+    with pytest.raises(ConfigError, match="delay"):
+        queue.send("x", delay=-1)
+
+
+def test_receive_takes_no_more_than_asked_and_returns_nothing_where_nothing_is(queue: StorageQueue) -> None:
+    assert queue.receive(wait=0) == []
+    queue.send_many(["x"] * 10)
+    assert len(queue.receive(3, wait=0.2)) == 3
+    assert (queue.size(), queue.in_flight()) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_messages": 0},
+        {"max_messages": True},
+        {"wait": -1},
+        {"lease": 0},
+        {"lease": 0.05},
+        {"lease": 10**9},
+        {"lease": "5s"},
+    ],
+)
+def test_receive_refuses_bad_numbers_and_takes_nothing(
+    queue: StorageQueue, arguments: dict[str, object]
+) -> None:
+    queue.send("x")
+    with pytest.raises(ConfigError):
+        queue.receive(**arguments)  # type: ignore[arg-type]
+    assert queue.size() == 1
+
+
+def test_messages_are_taken_in_the_order_they_were_sent(queue: StorageQueue) -> None:
+    needs(queue.capabilities, "fifo")
+    queue.send_many([b"%d" % number for number in range(20)])
+    for number in range(20, 40):
+        queue.send(b"%d" % number)
+    assert [one.body for one in queue.peek(3)] == [b"0", b"1", b"2"]
+    found = [take_one(queue, lease=60).body for _ in range(10)]
+    while messages := queue.receive(7, wait=0.05, lease=60):
+        found += [one.body for one in messages]
+    assert found == [b"%d" % number for number in range(40)]
+
+
+def test_a_higher_priority_is_taken_first(queue: StorageQueue) -> None:
+    needs(queue.capabilities, "priority", "fifo")
+    queue.send_many([OutgoingMessage("a"), OutgoingMessage("b", priority=9), OutgoingMessage("c")])
+    queue.send_many(["d", "e"], priority=3)
+    assert [one.body for one in queue.peek()] == [b"b", b"d", b"e", b"a", b"c"]
+    assert drain(queue) == [b"b", b"d", b"e", b"a", b"c"]
+
+
+def test_a_delayed_message_comes_when_it_is_due(kmq_target: Target, queue: StorageQueue) -> None:
+    needs(queue.capabilities, "delay")
+    queue.send_many([OutgoingMessage("later", delay=LEASE_S), "now"])
+    assert queue.size() == 2
+    assert [one.body for one in queue.peek()] == [b"now"]
+    assert drain(queue) == [b"now"]
+    kmq_target.pass_time(OVER_S)
+    message = take_one(queue)
+    assert (message.body, message.attempts) == (b"later", 1)
+
+
+def test_messages_far_in_the_future_do_not_hide_those_of_now(queue: StorageQueue) -> None:
+    needs(queue.capabilities, "delay")
+    queue.send_many(["later"] * 300, delay=3600)
+    queue.send("now")
+    assert drain(queue) == [b"now"]
+    assert queue.size() == 300
+
+
+def test_a_waiting_receive_returns_as_soon_as_a_message_is_sent(
+    kmq_target: Target, queue: StorageQueue
+) -> None:
+    if not kmq_target.real_time:
+        pytest.skip("the clock of the storage stands still")
+    sent_at: list[float] = []
+
+    def send() -> None:
+        sent_at.append(SYSTEM_CLOCK.monotonic())
+        queue.send("x")
+
+    timer = threading.Timer(0.5, send)
+    timer.start()
+    try:
+        assert len(queue.receive(wait=10)) == 1
+        late_s = SYSTEM_CLOCK.monotonic() - sent_at[0]
+    finally:
+        timer.join()
+    assert late_s < (0.25 if queue.capabilities.blocking_take else 2)
+
+
+def test_a_waiting_receive_returns_when_a_message_is_due(kmq_target: Target, queue: StorageQueue) -> None:
+    needs(queue.capabilities, "delay")
+    if not kmq_target.real_time:
+        pytest.skip("the clock of the storage stands still")
+    queue.send("delayed", delay=0.3)
+    queue.ack(queue.receive(wait=10), wait=True)
+    queue.send("leased")
+    take_one(queue)
+    (message,) = queue.receive(wait=10)
+    assert message.attempts == 2
+
+
+def test_receive_waits_as_long_as_asked(kmq_target: Target, queue: StorageQueue) -> None:
+    if not kmq_target.real_time:
+        pytest.skip("the clock of the storage stands still")
+    before = SYSTEM_CLOCK.monotonic()
+    assert queue.receive(wait=0.5) == []
+    assert 0.5 <= SYSTEM_CLOCK.monotonic() - before < 5
+
+
+def test_eight_takers_get_nothing_twice_within_its_lease(queue: StorageQueue) -> None:
+    ids = queue.send_many([b"%d" % number for number in range(2000)])
+
+    def taker(_: int) -> list[str]:
+        found: list[str] = []
+        while messages := queue.receive(7, wait=0.2, lease=600):
+            found += [one.id for one in messages]
+        return found
+
+    found = [one for part in at_once(8, taker) for one in part]
+    assert len(found) == 2000
+    assert set(found) == set(ids)
+    assert (queue.size(), queue.in_flight()) == (0, 2000)
+
+
+def test_takers_do_not_wait_for_one_row(queue: StorageQueue) -> None:
+    for _ in range(20):
+        queue.send_many(["x"] * 8)
+        # None is told that there is nothing, because another was just taking the first.
+        found = at_once(8, lambda _: queue.receive(1, wait=0, lease=600))
+        assert [len(part) for part in found] == [1] * 8
+        assert len({one.id for part in found for one in part}) == 8
+
+
+def test_at_most_once_forgets_what_is_taken(kmq_target: Target, make_queue: MakeQueue) -> None:
+    with kmq_target.open() as storage:
+        needs(storage.capabilities, "at_most_once")
+    queue = make_queue(ephemeral=False)
+    queue.send_many(["a", "b"])
+    message = take_one(queue)
+    assert (queue.size(), queue.in_flight()) == (1, 0)
+    queue.ack(message)
+    with pytest.raises(NotSupported, match="ephemeral"):
+        queue.nack(message)
+    with pytest.raises(NotSupported, match="ephemeral"):
+        queue.extend(message, lease=LEASE_S)
+    with pytest.raises(NotSupported, match="ephemeral"):
+        queue.dead_letter(message)
+    kmq_target.pass_time(OVER_S)
+    assert len(drain(queue)) == 1
+    assert (queue.dead_letters.list(), queue.orphans()) == ([], [])

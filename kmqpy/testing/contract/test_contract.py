@@ -1,0 +1,3 @@
+"""What `pytest --kmq-storage=URL` runs."""
+
+from kmqpy.testing.contract import *

@@ -1,0 +1,207 @@
+"""Storages with one defect each, which the contract suite must find; and what it needs real time for."""
+
+import inspect
+import threading
+from itertools import count
+
+import pytest
+
+pytest.register_assert_rewrite("kmqpy.testing.contract")
+
+from kmqpy.core.clock import SYSTEM_CLOCK  # noqa: E402
+from kmqpy.errors import KmqError  # noqa: E402
+from kmqpy.storages.engine import Taken, TakeRef  # noqa: E402
+from kmqpy.storages.memory import MemoryEngine  # noqa: E402
+from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
+from kmqpy.testing import ManualClock, contract  # noqa: E402
+from kmqpy.testing.contract import LEASE_S, Target, new_name  # noqa: E402
+
+
+class Lifo(MemoryEngine):
+    def create_queue(self, name, settings):
+        made = super().create_queue(name, settings)
+        self._queues[name].places = count(0, -1)
+        return made
+
+
+class NoCount(MemoryEngine):
+    """Forgets the number of redeliveries, as after a failed lock."""
+
+    def give_back(self, queue, takes, *, delay_ms, count, reason):
+        return super().give_back(queue, takes, delay_ms=delay_ms, count=False, reason=reason)
+
+
+class LoudSilence(MemoryEngine):
+    def give_back(self, queue, takes, *, delay_ms, count, reason):
+        return super().give_back(queue, takes, delay_ms=delay_ms, count=True, reason=reason)
+
+
+class Twice(MemoryEngine):
+    """Has one id twice in its list when two give it back."""
+
+    def give_back(self, queue, takes, *, delay_ms, count, reason):
+        doubled = self.taken_rows(queue, limit=1)
+        done = super().give_back(queue, takes, delay_ms=delay_ms, count=count, reason=reason)
+        for row in doubled:
+            found = self._queues[queue.name]
+            with found.changed:
+                found.rows[row.id].version += 1
+                found.enter(found.rows[row.id], found.rows[row.id].state)
+                found.counts[found.rows[row.id].state] += 1
+        return done
+
+
+class SizeOfAll(MemoryEngine):
+    def counts(self, queue, limit=None):
+        found = super().counts(queue, limit)
+        return found._replace(ready=found.ready + found.in_flight)
+
+
+class HundredOrphans(MemoryEngine):
+    def taken_rows(self, queue, *, limit, **which):
+        return super().taken_rows(queue, limit=min(limit, 100), **which)
+
+
+class OneRow(MemoryEngine):
+    """Takers that find another at the first row get nothing."""
+
+    busy = threading.Lock()
+
+    def take(self, queue, limit, lease_ms):
+        if not self.busy.acquire(blocking=False):
+            return Taken([], 0)
+        try:
+            SYSTEM_CLOCK.sleep(0.002)
+            return super().take(queue, limit, lease_ms)
+        finally:
+            self.busy.release()
+
+
+class NoFence(MemoryEngine):
+    """Acknowledges by id alone."""
+
+    def finish(self, queue, takes, connection=None):
+        rows = self._queues[queue.name].rows
+        return super().finish(queue, [TakeRef(one.id, rows[one.id].take) for one in takes if one.id in rows])
+
+
+class EarlyAckOnly(MemoryEngine):
+    """Ignores late acknowledgements, also when nobody has taken the message anew."""
+
+    def finish(self, queue, takes, connection=None):
+        held = {row.id for row in self.taken_rows(queue, limit=10**6)}
+        return super().finish(queue, [one for one in takes if one.id in held])
+
+
+class CStrings(MemoryEngine):
+    def put(self, queue, rows, connection=None):
+        return super().put(queue, [row._replace(body=row.body.split(b"\0")[0]) for row in rows])
+
+
+class NoDelay(MemoryEngine):
+    def put(self, queue, rows, connection=None):
+        return super().put(queue, [row._replace(delay_ms=0) for row in rows])
+
+
+class PurgeOfAll(MemoryEngine):
+    def purge(self, queue):
+        return super().purge(queue) + self.purge_dead(queue)
+
+
+class OldRedrive(MemoryEngine):
+    def redrive(self, queue, *, ids, limit):
+        rows = self._queues[queue.name].rows
+        before = {row_id: row.requeues for row_id, row in rows.items()}
+        done = super().redrive(queue, ids=ids, limit=limit)
+        for row_id, row in rows.items():
+            row.requeues = before[row_id] + 1
+        return done
+
+
+class DoubleTake(MemoryEngine):
+    """Two takers can take one row."""
+
+    def take(self, queue, limit, lease_ms):
+        taken = super().take(queue, limit, lease_ms)
+        if taken.rows and taken.rows[0].id % 100 == 0:
+            self.give_back(queue, [TakeRef(taken.rows[0].id, 1)], delay_ms=0, count=False, reason=None)
+        return taken
+
+
+class DeepSleep(MemoryEngine):
+    """Never hears of a message while it waits."""
+
+    def wait(self, queue, taken, seconds):
+        SYSTEM_CLOCK.sleep(min(seconds, 2.5))
+        return False
+
+
+def call(test, target, **parameters):
+    """Call a test of the suite as pytest would."""
+    with target.open() as storage:
+
+        def make(**settings):
+            name = new_name()
+            storage.create(name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
+            return storage.open(name)
+
+        given = {"kmq_target": target, "kmq_storage": storage, "make_queue": make, **parameters}
+        if "queue" in inspect.signature(test).parameters:
+            given["queue"] = make()
+        test(**{name: given[name] for name in inspect.signature(test).parameters})
+
+
+def target_of(engine, clock) -> Target:
+    is_manual = isinstance(clock, ManualClock)
+    return Target(
+        open=lambda: StoredStorage(engine, clock=clock),
+        pass_time=clock.advance if is_manual else clock.sleep,
+        real_time=not is_manual,
+        open_with_clock=lambda other: StoredStorage(engine, clock=other),
+    )
+
+
+DEFECTS = [
+    (Lifo, "messages_are_taken_in_the_order_they_were_sent", {}),
+    (Lifo, "a_requeued_message_goes_to_the_back", {}),
+    (NoCount, "a_counted_nack_is_an_attempt_and_enqueues_anew", {}),
+    (NoCount, "a_nack_counts_once_however_often_it_is_given", {}),
+    (NoCount, "what_fails_too_often_is_a_dead_letter", {"how": "nack"}),
+    (LoudSilence, "a_silent_nack_changes_neither_number_nor_time", {}),
+    (Twice, "a_nack_counts_once_however_often_it_is_given", {}),
+    (SizeOfAll, "the_size_is_what_is_neither_in_flight_nor_dead", {}),
+    (SizeOfAll, "eight_takers_get_nothing_twice_within_its_lease", {}),
+    (HundredOrphans, "orphans_are_all_that_is_taken_and_not_finished", {}),
+    (OneRow, "takers_do_not_wait_for_one_row", {}),
+    (NoFence, "a_receipt_never_touches_the_take_of_another", {}),
+    (EarlyAckOnly, "a_late_acknowledgement_counts_until_the_message_is_taken_anew", {}),
+    (CStrings, "a_body_comes_as_it_was_sent", {"body": b"a\0b"}),
+    (NoDelay, "a_delayed_message_comes_when_it_is_due", {}),
+    (PurgeOfAll, "purge_removes_all_but_dead_letters", {}),
+    (OldRedrive, "dead_letters_are_redriven_as_new", {}),
+    (DoubleTake, "eight_takers_get_nothing_twice_within_its_lease", {}),
+]
+
+
+@pytest.mark.parametrize(("engine", "test", "parameters"), DEFECTS)
+def test_the_suite_finds_a_defect(engine, test, parameters):
+    clock = ManualClock()
+    with pytest.raises((AssertionError, KmqError, RuntimeError)):
+        call(getattr(contract, f"test_{test}"), target_of(engine(clock, patience=0.02), clock), **parameters)
+
+
+WAITING = [
+    "a_waiting_receive_returns_as_soon_as_a_message_is_sent",
+    "a_waiting_receive_returns_when_a_message_is_due",
+    "receive_waits_as_long_as_asked",
+]
+
+
+@pytest.mark.parametrize("test", WAITING)
+def test_waiting_on_memory_in_real_time(test):
+    call(getattr(contract, f"test_{test}"), target_of(MemoryEngine(), SYSTEM_CLOCK))
+
+
+def test_the_suite_finds_a_lost_wake_up():
+    with pytest.raises((AssertionError, ValueError)):
+        call(getattr(contract, f"test_{WAITING[0]}"), target_of(DeepSleep(), SYSTEM_CLOCK))

@@ -1,0 +1,31 @@
+"""The contract of all storages, on memory with a clock that the tests move."""
+
+import dataclasses
+
+import pytest
+
+pytest.register_assert_rewrite("kmqpy.testing.contract")
+
+from kmqpy.queue import Capabilities  # noqa: E402
+from kmqpy.storages.memory import MemoryEngine  # noqa: E402
+from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
+from kmqpy.testing import ManualClock  # noqa: E402
+from kmqpy.testing.contract import *  # noqa: E402, F403
+from kmqpy.testing.contract import Target  # noqa: E402
+
+ALL = Capabilities(durable=False, shared=False, blocking_take=True)
+BARE = Capabilities(**dict.fromkeys((field.name for field in dataclasses.fields(Capabilities)), False))
+
+
+@pytest.fixture(params=["all", "bare"])
+def kmq_target(request) -> Target:
+    """Memory, and a storage that can do nothing beyond what all must."""
+    clock = ManualClock()
+    can = ALL if request.param == "all" else dataclasses.replace(BARE, max_body_bytes=2**20)
+    engine = MemoryEngine(clock, patience=0.02, capabilities=can)
+    return Target(
+        open=lambda: StoredStorage(engine, clock=clock),
+        pass_time=clock.advance,
+        real_time=False,
+        open_with_clock=lambda other: StoredStorage(engine, clock=other),
+    )

@@ -1,0 +1,221 @@
+"""The queue over any engine, where the contract suite does not look."""
+
+import pickle
+import threading
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+import kmqpy.testing
+from kmqpy import Worker, queue_for
+from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound, ReceiptError
+from kmqpy.queue import opening, storage_for
+from kmqpy.storages.engine import QueueRow
+from kmqpy.storages.memory import MemoryEngine
+from kmqpy.storages.receipts import Receipts
+from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.stored_storage import StoredStorage
+from kmqpy.telemetry.base import Telemetry
+from kmqpy.testing import ManualClock, memory_storage
+
+
+class Noted(Telemetry):
+    def __init__(self):
+        self.calls = []
+
+    @contextmanager
+    def sending(self, queue, headers):
+        yield (*headers, ("trace", b"1"))
+        self.calls.append(("send", queue))
+
+    def received(self, queue, messages):
+        self.calls.append(("received", len(messages)))
+
+    def finished(self, queue, op, count=1):
+        self.calls.append((op, count))
+
+    def failed(self, queue, what, count=1):
+        self.calls.append((what, count))
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+def opened(engine, clock, telemetry=None, **settings):
+    storage = StoredStorage(engine, clock=clock, telemetry=telemetry)
+    storage.create("q", **settings)
+    return storage.open("q")
+
+
+def test_telemetry_hears_of_everything_late_acknowledgements_too(clock):
+    telemetry = Noted()
+    queue = opened(MemoryEngine(clock), clock, telemetry)
+    queue.send_many(["a", "b", "c", "d"], headers={"own": "1"})
+    messages = queue.receive(wait=0)
+    assert messages[0].headers == (("own", b"1"), ("trace", b"1"))
+    queue.ack(messages[0])
+    queue.ack(messages[:2])
+    queue.extend(messages[2], lease=5)
+    queue.nack(messages[2])
+    queue.dead_letter(messages[3])
+    assert telemetry.calls == [
+        *[("send", "q")] * 4,
+        ("received", 4),
+        ("ack", 1),
+        ("ack", 1),
+        ("late ack", 1),
+        ("extend", 1),
+        ("nack", 1),
+        ("dead-letter", 1),
+    ]
+
+
+def test_messages_whose_take_took_too_long_are_given_back_and_not_handed_out(clock):
+    class Slow(MemoryEngine):
+        seconds = 20.0
+
+        def take(self, *arguments):
+            taken = super().take(*arguments)
+            clock.advance(self.seconds)
+            return taken
+
+    engine = Slow(clock, patience=0.01)
+    telemetry = Noted()
+    queue = opened(engine, clock, telemetry, redeliver_after_ms=30_000, max_redeliveries=0)
+    queue.send("x")
+    assert queue.receive(wait=0) == []
+    assert ("receive", 1) in telemetry.calls
+    engine.seconds = 10
+    (message,) = queue.receive(wait=0)
+    assert message.attempts == 1
+    assert message.lease_until_ms == clock.wall_ms() + 20_000
+
+
+def test_a_copied_message_cannot_acknowledge_itself_but_its_receipt_can(clock):
+    with memory_storage(clock) as storage:
+        storage.create("q")
+        queue = storage.open("q")
+        queue.send("x")
+        (message,) = queue.receive(wait=0)
+        copied = pickle.loads(pickle.dumps(message))
+        assert copied == message
+        with pytest.raises(ReceiptError, match="no client of this process"):
+            copied.ack()
+        queue.ack(copied)
+        assert queue.in_flight() == 0
+
+
+def test_receipts_say_what_is_wrong_with_them():
+    settings = StoredQueueSettings()
+    ours = Receipts("storage", QueueRow("q", "g1", settings))
+    assert ours.parse(ours.make(5, 2)) == (5, 2)
+    others = {
+        "of another storage": Receipts("other", QueueRow("q", "g1", settings)),
+        "of queue 'p', not of 'q'": Receipts("storage", QueueRow("p", "g1", settings)),
+        "was deleted": Receipts("storage", QueueRow("q", "g2", settings)),
+    }
+    for told, one in others.items():
+        with pytest.raises(ReceiptError, match=told):
+            ours.parse(one.make(5, 2))
+    for damaged in ("", ".1", ".1.2.", ".1.-2", ".1.²", ".1." + "9" * 20):
+        with pytest.raises(ReceiptError):
+            ours.parse(ours.make(5, 2).removesuffix(".5.2") + damaged)
+
+
+def test_a_memory_url_names_a_storage_of_this_process():
+    url = "memory://unit-one?queue=q&redeliver_after_ms=5s&max_redeliveries=none"
+    with queue_for(url) as queue, queue_for("memory://unit-one?queue=q") as same:
+        queue.send("x")
+        assert [one.body for one in same.receive(wait=0)] == [b"x"]
+        assert same.default_lease == 5
+    with pytest.raises(Closed):
+        queue.size()
+    with storage_for("memory://unit-one") as storage, storage_for("memory:") as other:
+        assert storage.describe("q").in_flight == 1
+        assert "q" not in other.list()
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "told"),
+    [
+        ("memory://unit-two?queue=q&create=false", QueueNotFound, "no queue 'q'"),
+        ("memory://unit-two?queue=q&create=perhaps", ConfigError, "create"),
+        ("memory://unit-two?queue=q&redeliver_after=1", ConfigError, "did you mean redeliver_after_ms"),
+        ("memory://unit-two?queue=q&redeliver_after_ms=1", ConfigError, "redeliver_after_ms: 1 ms"),
+        ("memory://me:pass@unit-two?queue=q", ConfigError, "memory:"),
+        ("memory:/path?queue=q", ConfigError, "memory:"),
+        ("memory:", ConfigError, "names no queue"),
+    ],
+)
+def test_a_memory_url_that_is_wrong_is_refused(url, error, told):
+    with pytest.raises(error, match=told) as caught:
+        queue_for(url)
+    assert "pass" not in str(caught.value)
+
+
+def test_settings_in_a_url_must_be_those_of_the_queue():
+    queue_for("memory://unit-three?queue=q&max_redeliveries=5").close()
+    queue_for("memory://unit-three?queue=q&max_redeliveries=5").close()
+    with pytest.raises(ConfigError, match="max_redeliveries: the url says 6, the queue 'q' has 5"):
+        queue_for("memory://unit-three?queue=q&max_redeliveries=6")
+
+
+def test_the_url_of_a_storage_names_no_queue():
+    with pytest.raises(ConfigError, match="leave queue= out"):
+        storage_for("memory:?queue=q")
+    with pytest.raises(NotSupported, match="Admin"):
+        storage_for("kafka://h:9092")
+
+
+def test_storages_of_others_are_found_by_their_entry_point(monkeypatch):
+    point = EntryPoint("mine", "test_stored_queue:open_mine", "kmqpy.storages")
+    monkeypatch.setattr(opening, "entry_points", lambda *, group: EntryPoints([point]).select(group=group))
+    with queue_for("mine://h?queue=q") as queue:
+        queue.send("x")
+        assert queue.size() == 1
+    with pytest.raises(NotSupported, match="did you mean mine"):
+        queue_for("mnie://h?queue=q")
+
+
+def open_mine(url, telemetry):
+    assert url.address == "h"
+    storage = memory_storage()
+    storage.create(url.queue)
+    return storage
+
+
+def test_a_worker_works_over_memory():
+    done = threading.Event()
+    seen = []
+
+    def handle(message):
+        seen.append((message.body, message.attempts))
+        if message.attempts == 1:
+            raise ValueError
+        done.set()
+
+    with queue_for("memory://unit-worker?queue=q") as queue:
+        queue.send("x")
+        with Worker(queue, handle, backoff=kmqpy.Backoff(0.01)):
+            assert done.wait(5)
+        assert seen == [(b"x", 1), (b"x", 2)]
+        assert (queue.size(), queue.in_flight()) == (0, 0)
+
+
+def test_void_entries_of_the_memory_engine_do_not_pile_up(clock):
+    engine = MemoryEngine(clock)
+    queue = opened(engine, clock)
+    queue.send("x")
+    (message,) = queue.receive(wait=0)
+    for _ in range(1000):
+        queue.extend(message, lease=60)
+    assert len(engine._queues["q"].due._entries) < 100
+
+
+def test_the_example_of_the_docstring_runs():
+    text = kmqpy.testing.__doc__
+    code = "\n".join(line.removeprefix("    ") for line in text.splitlines() if line.startswith("    "))
+    exec(compile(code, "docstring", "exec"), {})
