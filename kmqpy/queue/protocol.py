@@ -276,7 +276,11 @@ class StorageQueue(Queue, Protocol):
         ...
 
     def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
-        """See Queue.ack. `connection`: as of send(), the acknowledgement is part of a transaction."""
+        """See Queue.ack. `connection`: as of send(), the acknowledgement is part of a transaction.
+
+        In a transaction it must not be late: if the message was taken by somebody else or finished before,
+        it raises ReceiptError, so that what the transaction did for the message is rolled back.
+        """
         ...
 
     def size(self, limit: int | None = None) -> int:

@@ -196,7 +196,13 @@ class StoredQueue:
         takes = self._parsed(messages)
         self._check_connection(connection)
         if takes and self._settings.ephemeral:
-            self._note("ack", len(takes), self._engine.finish(self._queue, takes, connection))
+            done = self._engine.finish(self._queue, takes, connection)
+            self._note("ack", len(takes), done)
+            if connection is not None and done < len(takes):
+                raise ReceiptError(
+                    f"queue {self.name!r}: {len(takes) - done} of {len(takes)} messages were taken by others "
+                    "or finished before; roll the transaction back"
+                )
         elif takes:
             self._note("ack", len(takes), len(takes))
 

@@ -10,7 +10,7 @@ import pytest
 import kmqpy.testing
 from kmqpy import Worker, queue_for
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound, ReceiptError
-from kmqpy.queue import opening, storage_for
+from kmqpy.queue import Capabilities, opening, storage_for
 from kmqpy.storages.engine import QueueRow
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.receipts import Receipts
@@ -106,6 +106,18 @@ def test_a_copied_message_cannot_acknowledge_itself_but_its_receipt_can(clock):
             copied.ack()
         queue.ack(copied)
         assert queue.in_flight() == 0
+
+
+def test_an_acknowledgement_in_a_transaction_must_not_be_late(clock):
+    queue = opened(MemoryEngine(clock, capabilities=Capabilities(transactions=True)), clock)
+    queue.send("x")
+    (late,) = queue.receive(wait=0)
+    clock.advance(30)
+    (current,) = queue.receive(wait=0)
+    with pytest.raises(ReceiptError, match=r"1 of 1 messages .* roll the transaction back"):
+        queue.ack(late, connection=object())
+    queue.ack(current, connection=object())
+    assert queue.in_flight() == 0
 
 
 def test_receipts_say_what_is_wrong_with_them():
