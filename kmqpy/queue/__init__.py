@@ -1,5 +1,6 @@
 """One vocabulary for every storage: the `Queue` and `Storage` protocols, and `queue_for(url)`."""
 
+from kmqpy.message import OutgoingMessage
 from kmqpy.queue.capabilities import Capabilities
 from kmqpy.queue.opening import queue_for, storage_for
 from kmqpy.queue.protocol import DeadLetter, DeadLetters, Orphan, Queue, StorageQueue
@@ -12,6 +13,7 @@ __all__ = [
     "DeadLetter",
     "DeadLetters",
     "Orphan",
+    "OutgoingMessage",
     "Queue",
     "QueueDescription",
     "QueueUrl",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from kmqpy.core.settings import nearest
@@ -72,7 +71,9 @@ def storage_for(url: str, *, telemetry: Telemetry | None = None) -> Storage:
 def _opener(scheme: str) -> OpenStorage:
     if scheme in _STORAGES:
         return cast("OpenStorage", _load(_STORAGES[scheme]))
-    others = entry_points(group=_GROUP)
+    import importlib.metadata  # here, since loading it takes longer than all of this package
+
+    others = importlib.metadata.entry_points(group=_GROUP)
     if scheme in others.names:
         return cast("OpenStorage", others[scheme].load())
     if scheme in _PLANNED:

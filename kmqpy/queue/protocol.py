@@ -25,7 +25,8 @@ class Orphan:
     holder          who has it, where the taker gave a name
     since_ms        when it was taken (ms since 1970, the storage's clock)
     lease_until_ms  when it is redelivered, by the same clock; with manual redelivery, when its lease ends
-    message         the message with its body; None where the storage lists receipts only (Kafka)
+    message         the message with its body, its lease by the storage's clock; None where the storage
+                    lists receipts only (Kafka)
     """
 
     receipt: str

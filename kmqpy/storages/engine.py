@@ -30,7 +30,9 @@ Rules for every engine:
    place. A delayed row's place is that of its put or give_back. `order` any: the engine may do as it likes.
 6. *Generations*: each call with a QueueRow raises QueueNotFound once that queue, or that generation of it, is
    deleted.
-7. Any call raises Unavailable when the storage does not answer. Then the caller does not know whether it
+7. *Text*: names of queues and reasons hold no NUL and no lone surrogates; names of headers may hold NUL.
+   Bodies, keys and values of headers are any bytes.
+8. Any call raises Unavailable when the storage does not answer. Then the caller does not know whether it
    happened; ids and takes make a repetition harmless, except for put().
 """
 

@@ -1,5 +1,6 @@
 """Storages with one defect each, which the contract suite must find; and what it needs real time for."""
 
+import dataclasses
 import inspect
 import threading
 from itertools import count
@@ -9,7 +10,8 @@ import pytest
 pytest.register_assert_rewrite("kmqpy.testing.contract")
 
 from kmqpy.core.clock import SYSTEM_CLOCK  # noqa: E402
-from kmqpy.errors import KmqError  # noqa: E402
+from kmqpy.errors import KmqError, Unavailable  # noqa: E402
+from kmqpy.queue import Capabilities  # noqa: E402
 from kmqpy.storages.engine import Taken, TakeRef  # noqa: E402
 from kmqpy.storages.memory import MemoryEngine  # noqa: E402
 from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
@@ -136,6 +138,54 @@ class DeepSleep(MemoryEngine):
         return False
 
 
+class Outages(MemoryEngine):
+    """Calls can fail on demand, before or after they have happened; `losing`: they forget what they did."""
+
+    losing = False
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.cuts = count()
+        self.to_cut = None
+
+    def cut(self):
+        self.to_cut = next(self.cuts)
+
+    def kill(self):
+        self.to_cut = 0
+        for queue in self._queues.values() if self.losing else ():
+            self.lose_one(queue)
+
+    def lose_one(self, queue):
+        with queue.changed:
+            queue.remove(next(row for row in queue.rows.values() if row.state.value == "ready"))
+
+    def cut_one(self, call):
+        number, self.to_cut = self.to_cut, None
+        if number is not None and number % 2:
+            raise Unavailable("cut before")
+        done = call()
+        if number is not None:
+            raise Unavailable("cut after")
+        return done
+
+    def put(self, *arguments):
+        return self.cut_one(lambda: super(Outages, self).put(*arguments))
+
+    def take(self, *arguments):
+        return self.cut_one(lambda: super(Outages, self).take(*arguments))
+
+    def finish(self, queue, takes, connection=None):
+        SYSTEM_CLOCK.sleep(0.01)
+        if self.losing and self.to_cut is not None:
+            self.lose_one(self._queues[queue.name])
+        return self.cut_one(lambda: super(Outages, self).finish(queue, takes))
+
+
+class LosingOutages(Outages):
+    losing = True
+
+
 def call(test, target, **parameters):
     """Call a test of the suite as pytest would."""
     with target.open() as storage:
@@ -205,3 +255,19 @@ def test_waiting_on_memory_in_real_time(test):
 def test_the_suite_finds_a_lost_wake_up():
     with pytest.raises((AssertionError, ValueError)):
         call(getattr(contract, f"test_{WAITING[0]}"), target_of(DeepSleep(), SYSTEM_CLOCK))
+
+
+OUTAGES = ["what_was_confirmed_outlives_a_killed_server", "cut_connections_lose_and_double_nothing"]
+
+
+@pytest.mark.parametrize("test", OUTAGES)
+@pytest.mark.parametrize("engine", [Outages, LosingOutages])
+def test_the_suite_finds_what_an_outage_loses(engine, test):
+    clock = ManualClock()
+    made = engine(clock, patience=0.02, capabilities=Capabilities())
+    target = dataclasses.replace(target_of(made, clock), kill_server=made.kill, cut_connections=made.cut)
+    if engine is Outages:
+        call(getattr(contract, f"test_{test}"), target)
+    else:
+        with pytest.raises((AssertionError, StopIteration)):
+            call(getattr(contract, f"test_{test}"), target)

@@ -10,7 +10,7 @@ import pytest
 import kmqpy.testing
 from kmqpy import Worker, queue_for
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound, ReceiptError
-from kmqpy.queue import Capabilities, opening, storage_for
+from kmqpy.queue import Capabilities, storage_for
 from kmqpy.storages.engine import QueueRow
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.receipts import Receipts
@@ -184,7 +184,8 @@ def test_the_url_of_a_storage_names_no_queue():
 
 def test_storages_of_others_are_found_by_their_entry_point(monkeypatch):
     point = EntryPoint("mine", "test_stored_queue:open_mine", "kmqpy.storages")
-    monkeypatch.setattr(opening, "entry_points", lambda *, group: EntryPoints([point]).select(group=group))
+    points = EntryPoints([point])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: points.select(group=group))
     with queue_for("mine://h?queue=q") as queue:
         queue.send("x")
         assert queue.size() == 1

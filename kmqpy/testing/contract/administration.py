@@ -15,7 +15,7 @@ from kmqpy.queue import Storage, StorageQueue
 from kmqpy.storages.codec import JsonCodec
 from kmqpy.testing.contract.target import MakeQueue, Target, drain, new_name, take, take_one
 
-MOST_THREADS = 20
+MOST_THREADS = MOST_CONNECTIONS = 20
 
 
 def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:
@@ -197,7 +197,9 @@ def test_any_order_delivers_each_message_once(make_queue: MakeQueue) -> None:
     assert sorted(map(int, drain(queue))) == [*range(100)]
 
 
-def test_a_thousand_queues_share_the_threads_of_their_storage(kmq_storage: Storage) -> None:
+def test_a_thousand_queues_share_the_threads_and_connections_of_their_storage(
+    kmq_target: Target, kmq_storage: Storage
+) -> None:
     before = threading.active_count()
     queues = []
     for _ in range(1000):
@@ -208,3 +210,5 @@ def test_a_thousand_queues_share_the_threads_of_their_storage(kmq_storage: Stora
         queue.send("x")
         queue.ack(take_one(queue), wait=True)
     assert threading.active_count() - before <= MOST_THREADS
+    if kmq_target.connections is not None:
+        assert kmq_target.connections() <= MOST_CONNECTIONS

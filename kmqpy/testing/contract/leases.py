@@ -260,13 +260,13 @@ def test_what_is_no_receipt_of_the_queue_is_refused_and_finishes_nothing(
     mine, theirs = take_one(queue, lease=60), take_one(other, lease=60)
     seen_only = other.peek()
     made_anew = new_name()
-    for _ in range(2):
+    for made in range(2):
         if made_anew in kmq_storage.list():
             kmq_storage.delete(made_anew)
         kmq_storage.create(made_anew)
         anew = kmq_storage.open(made_anew)
         anew.send("x")
-        if _ == 0:
+        if made == 0:
             old = take_one(anew, lease=60)
     take_one(anew, lease=60)
     kafkas = "1.WyJxIiwiaWQiLDAsMF0"

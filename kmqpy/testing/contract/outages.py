@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -79,6 +80,7 @@ def test_cut_connections_lose_and_double_nothing(kmq_target: Target, queue: Stor
     cut = kmq_target.cut_connections
     ids = queue.send_many(["x"] * 400)
     acked: list[str] = []
+    unsure: set[str] = set()
     stop = threading.Event()
 
     def cutting() -> None:
@@ -90,21 +92,22 @@ def test_cut_connections_lose_and_double_nothing(kmq_target: Target, queue: Stor
     deadline = SYSTEM_CLOCK.monotonic() + 60
     try:
         while len(acked) < 200 and SYSTEM_CLOCK.monotonic() < deadline:
+            messages: list[Message] = []
             try:
-                messages = queue.receive(10, wait=0.2, lease=LEASE_S)
+                messages = queue.receive(10, wait=0.2, lease=60)
                 queue.ack(messages, wait=True)
                 acked += [one.id for one in messages]
             except Unavailable:
-                continue
+                unsure |= {one.id for one in messages}
     finally:
         stop.set()
         cutter.join()
-    kmq_target.pass_time(OVER_S)
-    assert len(acked) == len({*acked})
+    assert len(acked) == len({*acked}) >= 200
+    _retried(queue.release_all)  # what a cut receive() had taken, too
     left = {one.id for one in _all(queue)}
     assert not left & {*acked}
     # An ack that was cut may have counted; nothing else may be gone.
-    assert len({*ids} - left - {*acked}) <= 400 - len(acked)
+    assert {*ids} - left - {*acked} <= unsure
 
 
 def test_the_clock_of_the_storage_counts_and_not_that_of_its_clients(
@@ -123,6 +126,16 @@ def test_the_clock_of_the_storage_counts_and_not_that_of_its_clients(
             kmq_target.pass_time(OVER_S)
             wrong.ack(take_one(queue), wait=True)
             assert (queue.size(), queue.in_flight()) == (0, 0)
+
+
+def _retried(call: Callable[[], object]) -> None:
+    for _ in range(10):
+        try:
+            call()
+        except Unavailable:
+            continue
+        return
+    raise AssertionError("the storage does not come back")
 
 
 def _all(queue: StorageQueue) -> list[Message]:

@@ -34,6 +34,7 @@ class Target:
     open_with_clock  opens the storage as from a machine with this clock
     kill_server      kills the server with -9, and starts it again
     cut_connections  breaks all connections to the server; new ones work
+    connections      how many connections to the server this process has
     """
 
     open: Callable[[], Storage]
@@ -43,6 +44,7 @@ class Target:
     open_with_clock: Callable[[Clock], Storage] | None = None
     kill_server: Callable[[], None] | None = None
     cut_connections: Callable[[], None] | None = None
+    connections: Callable[[], int] | None = None
 
 
 class MakeQueue(Protocol):
