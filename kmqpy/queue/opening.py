@@ -38,9 +38,9 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
 
     Further query parameters are settings of the storage and of the queue. For Kafka, what they do not say of
     the connection is what the environment says (KMQ_CONFIG, KMQ_KAFKA_… and the like, as for
-    Connection.from_environment). The storages of kmqpy.storages open a StorageQueue, and closing it closes
-    its storage. A user, a password and the path are percent-decoded: `me:p%40ss%2Fw@db`. Close the queue, or
-    use it in a `with`.
+    KafkaConnection.from_environment). Other storages open a StorageQueue, which closes its storage when it is
+    closed. A user, a password and the path are percent-decoded: `me:p%40ss%2Fw@db`. Close the queue, or use
+    it in a `with`.
 
     Raises ConfigError for a url or setting that is wrong, NotSupported for a scheme without a
     storage, and what opening the storage raises (QueueNotFound, Unavailable, MissingExtra).

@@ -49,9 +49,13 @@ from kmqpy.storages.settings import StoredQueueSettings
 class QueueRow(NamedTuple):
     """A queue; `generation` is unique in the storage, for ever."""
 
-    name: str
     generation: str
     settings: StoredQueueSettings
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self.settings.name
 
 
 class NewRow(NamedTuple):
@@ -136,7 +140,7 @@ class Engine(Protocol):
 
     # --- queues -----------------------------------------------------------------------------------
 
-    def create_queue(self, name: str, settings: StoredQueueSettings) -> bool:
+    def create_queue(self, settings: StoredQueueSettings) -> bool:
         """Make a queue of a new generation; False if there is one of this name."""
         ...
 

@@ -209,12 +209,12 @@ class MemoryEngine:
 
     # --- queues -----------------------------------------------------------------------------------
 
-    def create_queue(self, name: str, settings: StoredQueueSettings) -> bool:
+    def create_queue(self, settings: StoredQueueSettings) -> bool:
         """See Engine."""
         with self._lock:
-            if name in self._queues:
+            if settings.name in self._queues:
                 return False
-            self._queues[name] = _Queue(QueueRow(name, uuid.uuid4().hex, settings))
+            self._queues[settings.name] = _Queue(QueueRow(uuid.uuid4().hex, settings))
             return True
 
     def find_queue(self, name: str) -> QueueRow | None:

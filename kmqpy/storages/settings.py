@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kmqpy.core.durations import DAY_MS, check_lease
-from kmqpy.core.settings import build, check_count
+from kmqpy.core.settings import build
 from kmqpy.errors import ConfigError, NotSupported
 from kmqpy.queue import Capabilities
+from kmqpy.queue_policy import QueuePolicy
 
 MAX_PRIORITY = 9
-_LEASES = ("redeliver_after_ms", "max_hold_ms")
 _CHOICES = {
     "requeue_to": ("back", "front"),
     "order": ("fifo", "any"),
@@ -23,13 +22,11 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredQueueSettings:
-    """How a storage treats the messages of a queue; the first four are as those of a queue on Kafka.
+class StoredQueueSettings(QueuePolicy):
+    """How a storage treats the messages of a queue.
 
-    redeliver_after_ms  lease of a message when receive() names none; at least 100
-    max_redeliveries    redeliveries before a message becomes a dead letter; None: no limit
-    max_delay_ms        longest delay of send()
-    max_hold_ms         longest lease, extension or delay of nack(); at least 100
+    name                any text of 1 to 200 printable characters, without spaces around it
+    max_hold_ms         longest lease, extension or delay of nack()
     requeue_to          where a message goes that was given back or whose lease ended: `back`, behind all
                         others, or `front`, its own place before those that were sent after it
     order               `fifo`, or `any` where the storage is faster without an order
@@ -37,24 +34,18 @@ class StoredQueueSettings:
                         the application finishes or gives back what orphans() lists
     ephemeral           whether the storage keeps what was taken until it is acknowledged. False: a message
                         is forgotten when it is taken, at most once
+
+    The others are those of QueuePolicy.
     """
 
-    redeliver_after_ms: int = 30_000
-    max_redeliveries: int | None = 3
-    max_delay_ms: int = 7 * DAY_MS
-    max_hold_ms: int = 7 * DAY_MS
     requeue_to: str = "back"
     order: str = "fifo"
     redelivery: str = "automatic"
     ephemeral: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_redeliveries is not None:
-            check_count(self, "max_redeliveries")
-        for key in (*_LEASES, "max_delay_ms"):
-            check_count(self, key)
-        for key in _LEASES:
-            check_lease(getattr(self, key), key)
+        super().__post_init__()
+        check_queue_name(self.name)
         for key, choices in _CHOICES.items():
             value = getattr(self, key)
             if value not in choices:
@@ -96,15 +87,15 @@ class StoredQueueSettings:
             raise ConfigError(f"queue settings: not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
-        return build(cls, {key: value for key, value in values.items() if key in SETTING_NAMES})
+        return build(cls, {key: value for key, value in values.items() if key in cls.__dataclass_fields__})
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> StoredQueueSettings:
-        """Settings of these names; text is converted. Raises ConfigError, with the nearest name."""
-        return build(cls, values)
+    def of(cls, name: str, values: Mapping[str, Any]) -> StoredQueueSettings:
+        """The settings of a queue; text is converted. Raises ConfigError, with the nearest setting."""
+        return build(cls, values, {"name": check_queue_name(name)})
 
 
-SETTING_NAMES = tuple(field.name for field in dataclasses.fields(StoredQueueSettings))
+SETTING_NAMES = tuple(field.name for field in dataclasses.fields(StoredQueueSettings) if field.name != "name")
 
 
 def check_queue_name(name: object) -> str:

@@ -55,9 +55,9 @@ class StoredStorage:
     def create(self, name: str, **settings: Any) -> None:
         """See Storage.create; the settings are the fields of StoredQueueSettings."""
         self._check_open()
-        made = StoredQueueSettings.of(settings)
+        made = StoredQueueSettings.of(name, settings)
         made.check_supported(self.capabilities)
-        if not self._engine.create_queue(check_queue_name(name), made):
+        if not self._engine.create_queue(made):
             raise ConfigError(f"queue: there is a queue {name!r} already")
 
     def list(self) -> builtins.list[str]:
@@ -88,12 +88,12 @@ class StoredStorage:
         """See Storage.open_url."""
         self._check_open()
         given = {name: url.settings[name] for name in SETTING_NAMES if name in url.settings}
-        wanted = StoredQueueSettings.of(given)
+        wanted = StoredQueueSettings.of(url.queue, given)
         create = convert("create", url.settings.get("create", self._create_missing), bool)
-        queue = self._engine.find_queue(check_queue_name(url.queue))
+        queue = self._engine.find_queue(url.queue)
         if queue is None and create:
             wanted.check_supported(self.capabilities)
-            self._engine.create_queue(url.queue, wanted)  # or another process has, just now
+            self._engine.create_queue(wanted)  # or another process has, just now
         queue = self._find(url.queue)
         for name in given:
             here, there = getattr(wanted, name), getattr(queue.settings, name)

@@ -20,9 +20,9 @@ from kmqpy.testing.contract import LEASE_S, Target, new_name  # noqa: E402
 
 
 class Lifo(MemoryEngine):
-    def create_queue(self, name, settings):
-        made = super().create_queue(name, settings)
-        self._queues[name].places = count(0, -1)
+    def create_queue(self, settings):
+        made = super().create_queue(settings)
+        self._queues[settings.name].places = count(0, -1)
         return made
 
 

@@ -121,13 +121,13 @@ def test_an_acknowledgement_in_a_transaction_must_not_be_late(clock):
 
 
 def test_receipts_say_what_is_wrong_with_them():
-    settings = StoredQueueSettings()
-    ours = Receipts("storage", QueueRow("q", "g1", settings))
+    settings = StoredQueueSettings(name="q")
+    ours = Receipts("storage", QueueRow("g1", settings))
     assert ours.parse(ours.make(5, 2)) == (5, 2)
     others = {
-        "of another storage": Receipts("other", QueueRow("q", "g1", settings)),
-        "of queue 'p', not of 'q'": Receipts("storage", QueueRow("p", "g1", settings)),
-        "was deleted": Receipts("storage", QueueRow("q", "g2", settings)),
+        "of another storage": Receipts("other", QueueRow("g1", settings)),
+        "of queue 'p', not of 'q'": Receipts("storage", QueueRow("g1", StoredQueueSettings(name="p"))),
+        "was deleted": Receipts("storage", QueueRow("g2", settings)),
     }
     for told, one in others.items():
         with pytest.raises(ReceiptError, match=told):
