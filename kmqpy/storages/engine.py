@@ -77,6 +77,7 @@ class MessageRow(NamedTuple):
     first_enqueued_ms  when it was sent
     since_ms           of a taken row, when it was taken; of a dead one, when it was buried; else 0
     until_ms           of a taken row, when its lease ends; of a delayed one, when it is due; else 0
+    size               of a dead row, the bytes of its body; else 0
     reason             why it was last given back or buried; None: it never was, or nobody said
     """
 
@@ -92,6 +93,7 @@ class MessageRow(NamedTuple):
     since_ms: int = 0
     until_ms: int = 0
     reason: str | None = None
+    size: int = 0
 
 
 class TakeRef(NamedTuple):
@@ -228,8 +230,11 @@ class Engine(Protocol):
 
     # --- dead letters -----------------------------------------------------------------------------
 
-    def dead_rows(self, queue: QueueRow, limit: int) -> list[MessageRow]:
-        """Dead rows, by the time they were buried, the oldest first."""
+    def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
+        """Dead rows, by the time they were buried, the oldest first.
+
+        Without bodies, `body` and `headers` are empty; `size` tells the bytes of the body in any case.
+        """
         ...
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:

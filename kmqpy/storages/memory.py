@@ -368,10 +368,11 @@ class MemoryEngine:
 
     # --- dead letters -----------------------------------------------------------------------------
 
-    def dead_rows(self, queue: QueueRow, limit: int) -> list[MessageRow]:
+    def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
         """See Engine."""
         with self._entered(queue) as (found, _):
-            return [row.shown() for row in _dead(found, limit)]
+            shown = [row.shown()._replace(size=len(row.body)) for row in _dead(found, limit)]
+        return shown if with_bodies else [row._replace(body=b"", headers=()) for row in shown]
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
         """See Engine."""

@@ -21,11 +21,11 @@ class StoredDeadLetters:
 
     def list(self, limit: int = 100) -> Listed:
         """See DeadLetters.list."""
-        return [_letter(row, with_body=False) for row in self._rows(limit)]
+        return self._letters(limit, with_bodies=False)
 
     def peek(self, limit: int = 100) -> Listed:
         """See DeadLetters.peek."""
-        return [_letter(row, with_body=True) for row in self._rows(limit)]
+        return self._letters(limit, with_bodies=True)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
         """See DeadLetters.redrive."""
@@ -46,9 +46,10 @@ class StoredDeadLetters:
         self._check_open()
         return self._engine.purge_dead(self._queue)
 
-    def _rows(self, limit: int) -> Iterable[MessageRow]:
+    def _letters(self, limit: int, *, with_bodies: bool) -> Listed:
         self._check_open()
-        return self._engine.dead_rows(self._queue, check_limit(limit))
+        rows = self._engine.dead_rows(self._queue, check_limit(limit), with_bodies=with_bodies)
+        return [_letter(row) for row in rows]
 
 
 def check_limit(limit: object, name: str = "limit") -> int:
@@ -58,7 +59,7 @@ def check_limit(limit: object, name: str = "limit") -> int:
     return limit
 
 
-def _letter(row: MessageRow, *, with_body: bool) -> DeadLetter:
+def _letter(row: MessageRow) -> DeadLetter:
     return DeadLetter(
         id=str(row.id),
         key=row.key,
@@ -66,9 +67,9 @@ def _letter(row: MessageRow, *, with_body: bool) -> DeadLetter:
         first_enqueued_ms=row.first_enqueued_ms,
         dead_since_ms=row.since_ms,
         reason=row.reason or "",
-        size=len(row.body),
-        body=row.body if with_body else b"",
-        headers=row.headers if with_body else (),
+        size=row.size,
+        body=row.body,
+        headers=row.headers,
     )
 
 

@@ -134,8 +134,8 @@ class DeepSleep(MemoryEngine):
     """Never hears of a message while it waits."""
 
     def wait(self, queue, taken, seconds):
-        SYSTEM_CLOCK.sleep(min(seconds, 2.5))
-        return False
+        SYSTEM_CLOCK.sleep(min(seconds, 1))
+        return True
 
 
 class Outages(MemoryEngine):
@@ -253,7 +253,7 @@ def test_waiting_on_memory_in_real_time(test):
 
 
 def test_the_suite_finds_a_lost_wake_up():
-    with pytest.raises((AssertionError, ValueError)):
+    with pytest.raises(AssertionError):
         call(getattr(contract, f"test_{WAITING[0]}"), target_of(DeepSleep(), SYSTEM_CLOCK))
 
 

