@@ -7,7 +7,7 @@ ARGS ?=
 # Tests wait more than they compute, so more of them than cores run at a time.
 WORKERS ?= 3
 
-.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos fuzz lock clean
+.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,6 +55,9 @@ bench-table: $(READY) ## put the figures of benchmarks/results.json into README.
 
 chaos: $(READY) ## kill, pause, cut off everything under load; ARGS="--quick" for less than 4 minutes
 	@$(BIN)/python -m tests.chaos run $(ARGS)
+
+mutants: $(READY) ## break kmqpy in one line, 126 times: does a test notice? ARGS="worker", or all
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 fuzz: $(READY) ## hostile input, guided by coverage; ARGS="marker --seconds 60", or all
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo "Installing atheris (once) ..."; $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[fuzz]"; }

@@ -1,0 +1,97 @@
+"""The mutants of mutants.toml, and the place of each in the source."""
+
+import ast
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = Path(__file__).with_name("mutants.toml")
+SIMULATION = "tests.simulation "
+
+
+class Stale(Exception):
+    """A mutant no longer fits the source or the tests."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one line.
+
+    name       area and name, `client.acks-are-dropped`
+    where      file or folder in which `text` stands exactly once
+    text       part of a line
+    becomes    what the mutant has in its place
+    caught_by  the pytest node id, or the arguments of `python -m`, of the test that must fail
+    felt       what a user would notice
+    """
+
+    name: str
+    where: str
+    text: str
+    becomes: str
+    caught_by: str
+    felt: str
+
+    @property
+    def simulated(self) -> bool:
+        """True when the simulation catches it, not a test of pytest."""
+        return self.caught_by.startswith(SIMULATION)
+
+    @property
+    def needs_cluster(self) -> bool:
+        """True when its test uses the servers that tests share."""
+        return self.caught_by.startswith(("tests/integration/", "tests/spark/"))
+
+    def file_in(self, tree: Path) -> Path:
+        """The file to change. Raises Stale unless the text stands exactly once in `where`."""
+        place = tree / self.where
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        found = {file: count for file in files if (count := _count(file, self.text))}
+        if sum(found.values()) != 1:
+            places = ", ".join(f"{file.relative_to(tree)} ({count}x)" for file, count in found.items())
+            raise Stale(f"the text to replace stands not once in {self.where}: {places or 'nowhere'}")
+        return next(iter(found))
+
+    def check_catcher(self, tree: Path) -> None:
+        """Raise Stale unless there is a test of this name."""
+        if self.simulated:
+            return
+        file, *names = self.caught_by.split("::")
+        found: ast.AST | None = ast.parse((tree / file).read_text()) if (tree / file).is_file() else None
+        for name in names:
+            inside = [] if found is None else ast.iter_child_nodes(found)
+            found = next((node for node in inside if getattr(node, "name", None) == name), None)
+        if found is None or not names:
+            raise Stale(f"{self.caught_by}: there is no such test")
+
+    def mutated(self, source: str) -> str:
+        """The source of its file with the change."""
+        return source.replace(self.text, self.becomes)
+
+
+def load(file: Path = FILE) -> list[Mutant]:
+    """All mutants, in the order of the file."""
+    areas = tomllib.loads(file.read_text())
+    return [
+        Mutant(f"{area}.{name}", **fields)
+        for area, mutants in areas.items()
+        for name, fields in mutants.items()
+    ]
+
+
+def named(mutants: Iterable[Mutant], names: Iterable[str]) -> list[Mutant]:
+    """Those with these names or in these areas; all without names. Raises ValueError for an unknown name."""
+    mutants, names = list(mutants), list(names)
+    for name in names:
+        if not any(name in _names(mutant) for mutant in mutants):
+            raise ValueError(f"{name}: no mutant and no area has this name; --list shows them")
+    return [mutant for mutant in mutants if not names or _names(mutant) & set(names)]
+
+
+def _names(mutant: Mutant) -> set[str]:
+    return {mutant.name, mutant.name.partition(".")[0]}
+
+
+def _count(file: Path, text: str) -> int:
+    return file.read_text().count(text) if file.is_file() else 0
