@@ -48,6 +48,18 @@ def admin_of():
         yield lambda queue: admins.enter_context(Admin(queue.connection, queue.zookeeper))
 
 
+def store(queue, offset):
+    """Write the stored offset of partition 0, as a tracker does."""
+    from kmqpy.zookeeper.session import connect
+
+    with connect(queue.zookeeper.hosts) as zk:
+        path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
+        if zk.exists(path):
+            zk.set(path, offset.to_json())
+        else:
+            zk.create(path, offset.to_json())
+
+
 def errors(findings):
     return [one.what for one in findings if one.severity is Severity.ERROR]
 
@@ -321,6 +333,12 @@ class TestStats:
         lengths = [one.lease_until_ms - one.since_ms for one in listed]
         assert lengths == [60_000, queue.settings.max_hold_ms]
 
+    def test_an_offset_stored_for_an_earlier_markers_topic_hides_nothing(self, queue, admin_of):
+        queue.send("a")
+        queue.mark(Marker(0, 0, Op.TAKE, 60_000))
+        store(queue, StoredOffset(1, "earlier", 0))
+        assert [one.offset for one in admin_of(queue).in_flight(queue.name)] == [0]
+
     def test_many_lying_markers_cost_nothing(self, queue, admin_of):
         queue.send("a")
         lie = Marker(0, 0, Op.TAKE, INT64_MAX, runs=((0, MAX_SPAN),))
@@ -380,6 +398,18 @@ class TestStats:
         queue.send("after")
         assert admin.stats(queue.name).depth == 1
 
+    def test_purge_ends_what_is_taken_while_it_runs(self, queue, admin_of, monkeypatch):
+        queue.send("a")
+        delete = Topics.delete_records
+
+        def taken_just_before(*arguments):
+            queue.mark(Marker(0, 0, Op.TAKE, 30_000))
+            delete(*arguments)
+
+        monkeypatch.setattr(Topics, "delete_records", taken_just_before)
+        assert admin_of(queue).purge(queue.name) == 1
+        assert queue.ended() == {0}
+
 
 class TestDoctor:
     def test_without_a_tracker(self, admin, queue_name):
@@ -424,23 +454,13 @@ class TestDoctor:
             (0, "earlier", "of an earlier topic"),
             (5, markers_id, "beyond the end"),
         ):
-            self.store(queue, StoredOffset(offset, topic_id, 0))
+            store(queue, StoredOffset(offset, topic_id, 0))
             assert [one for one in warnings(admin.doctor(queue.name)) if what in one]
         for _ in range(3):
             queue.mark(Marker(0, 0, Op.END))
-        self.store(queue, StoredOffset(1, markers_id, 0))
+        store(queue, StoredOffset(1, markers_id, 0))
         queue.topics.delete_records(queue.settings.markers_topic, {0: 2})
         assert [one for one in errors(admin.doctor(queue.name)) if "below the log start 2" in one]
-
-    def store(self, queue, offset):
-        from kmqpy.zookeeper.session import connect
-
-        with connect(queue.zookeeper.hosts) as zk:
-            path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
-            if zk.exists(path):
-                zk.set(path, offset.to_json())
-            else:
-                zk.create(path, offset.to_json())
 
     def test_a_foreign_group_and_an_unregistered_queue(self, make_queue, admin_of):
         queue = make_queue(register=False)

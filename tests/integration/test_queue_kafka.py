@@ -302,10 +302,11 @@ def test_purge_leaves_nothing_to_take_or_redeliver(queue):
 
 
 def test_release_all_gives_back_what_others_hold(storage, queue):
-    queue.send_many([b"x"] * 4)
+    queue.send_many([b"x"] * 5)
     with storage.open() as other:
-        found = take(other, 4, lease=60)
+        found = take(other, 5, lease=60)
         assert {message.attempts for message in found} == {1}
+        other.nack(found[0], delay=60, wait=True)  # goes on to wait
         assert queue.release_all() == 4
     again = take(queue, 4, lease=60)
     assert {message.attempts for message in again} == {1}

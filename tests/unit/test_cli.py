@@ -619,6 +619,13 @@ class TestReceive:
         assert ("no message within" in shown.err) != comes
         assert clock.now < 20
 
+    def test_follow_waits_for_as_long_as_it_takes(self, monkeypatch, capsys):
+        clock = self.Clock()
+        monkeypatch.setattr("kmqpy.cli.messages.SYSTEM_CLOCK", clock)
+        monkeypatch.setattr("kmqpy.cli.messages.KmqClient", self.LateClient(clock, 60))
+        assert run(["receive", "q", "--follow", "--max", "1", "--wait", "1s", "--zookeeper", ""]) == 0
+        assert capsys.readouterr().out.count("\n") == 1
+
     class Client(LateClient):
         """Has three messages, and notes what it is told of them."""
 
