@@ -56,7 +56,7 @@ bench-table: $(READY) ## put the figures of benchmarks/results.json into README.
 chaos: $(READY) ## kill, pause, cut off everything under load; ARGS="--quick" for less than 4 minutes
 	@$(BIN)/python -m tests.chaos run $(ARGS)
 
-mutants: $(READY) ## break kmqpy in one line, 126 times: does a test notice? ARGS="worker", or all
+mutants: $(READY) ## break kmqpy in one line, over and over: do the tests notice? ARGS="worker", or all
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 fuzz: $(READY) ## hostile input, guided by coverage; ARGS="marker --seconds 60", or all

@@ -266,6 +266,19 @@ class TestTaking:
             queue.wait_until_finished(1)
         assert failures.what == ["receive"] * 3
 
+    def test_while_receive_fails_it_is_not_called_all_the_time(self):
+        queue = FakeQueue()
+        calls = []
+
+        def broken():
+            calls.append(time.monotonic())
+            raise Unavailable("away")
+
+        queue.before_receive = broken
+        with Worker(queue, lambda message: None):
+            time.sleep(0.3)
+        assert 1 <= len(calls) < 20
+
     @pytest.mark.parametrize(
         "error", [ConfigError("lease: too long"), Closed("closed"), Fenced("by another")]
     )

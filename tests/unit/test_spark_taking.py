@@ -1,0 +1,71 @@
+"""How executors take messages: none without a start marker, and none with too little of its lease."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kmqpy.core.clock import SystemClock
+from kmqpy.errors import Unavailable
+from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.spark import taking
+from kmqpy.spark.taking import Taker
+
+LEASE_MS = 30_000
+
+
+class Clock(SystemClock):
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class FakeStarts:
+    """Start markers take `each_s`, and fail from one of `failed` on, in turn."""
+
+    def __init__(self, clock, each_s=0.1, failed=()):
+        self._clock, self._each_s, self._failed = clock, each_s, list(failed)
+        self.started = []
+
+    def start(self, takes, delays, *_):
+        self.started.append((takes, delays))
+        return self
+
+    def confirmed(self):
+        self._clock.now += self._each_s
+        failed = self._failed.pop(0) if self._failed else {}
+        return SimpleNamespace(last_at={0: 40 + len(self.started)}, failed=failed)
+
+
+@pytest.fixture
+def taker_with(monkeypatch):
+    def make(**how):
+        clock = Clock()
+        starts = FakeStarts(clock, **how)
+        monkeypatch.setattr(taking, "SYSTEM_CLOCK", clock)
+        monkeypatch.setattr(taking, "MarkerWriter", lambda *_, **__: SimpleNamespace(starts=starts))
+        return Taker(QueueSettings(name="q"), Connection(), "jvm"), starts
+
+    return make
+
+
+def test_start_markers_that_failed_are_written_again_and_no_others(taker_with):
+    taker, starts = taker_with(failed=[{0: 12}, {0: 13}])
+    delays = {(0, 11): 500, (0, 14): 500}
+    assert taker.take({0: [10, 12, 13], 1: [7]}, delays, LEASE_MS) == {0: 44}
+    left = {(0, 14): 500}
+    assert starts.started == [({0: [10, 12, 13], 1: [7]}, delays), ({0: [12, 13]}, left), ({0: [13]}, left)]
+
+
+def test_start_markers_that_take_most_of_the_lease_hand_out_nothing(taker_with):
+    assert taker_with(each_s=14)[0].take({0: [10]}, {}, LEASE_MS) == {0: 42}
+    with pytest.raises(Unavailable, match="took most of the lease of 30000 ms; nothing was handed out"):
+        taker_with(each_s=16)[0].take({0: [10]}, {}, LEASE_MS)
+
+
+def test_start_markers_that_can_not_be_written_fail_the_task(taker_with):
+    with pytest.raises(Unavailable, match="start markers can't be written; nothing was handed out"):
+        taker_with(failed=[{0: 10}] * 1_000)[0].take({0: [10]}, {}, LEASE_MS)
