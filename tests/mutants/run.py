@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from .catalogue import SIMULATION, Mutant, Stale
+from .catalogue import Mutant, Stale
 from .reports import FILE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +122,7 @@ class Runner:
                 done = sum(any(report.belongs_to(test) for report in reports) for test in tests)
                 progress(len(simulations) + done, len(found))
 
-            reports = self._pytest(tests, timeout_s=_RUN_TIMEOUT_S * len(tests), ended=ended)
+            reports = self._pytest(tests, ended)
             failures |= not_passed(tests, reports)
         return failures
 
@@ -136,43 +137,37 @@ class Runner:
         return Result(mutant, verdict, why, time.monotonic() - began)
 
     def _simulated(self, mutant: Mutant) -> tuple[Verdict, str]:
-        problem = self._simulation_problem(mutant.caught_by)
-        return (
-            (Verdict.CAUGHT, problem) if problem else (Verdict.SURVIVED, f"{mutant.caught_by}: no problems")
-        )
+        if problem := self._simulation_problem(mutant.caught_by):
+            return Verdict.CAUGHT, problem
+        return Verdict.SURVIVED, f"{mutant.caught_by} finds no problems"
 
     def _tested(self, mutant: Mutant) -> tuple[Verdict, str]:
-        try:
-            reports = self._pytest([mutant.caught_by], timeout_s=_RUN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return Verdict.CAUGHT, f"the test did not end within {_RUN_TIMEOUT_S} s"
+        reports = self._pytest([mutant.caught_by])
         if not reports:
             return Verdict.STALE, "with the mutant no test runs at all: it fails before"
-        failed = [report for report in reports if report.outcome == "failed"]
-        if failed:
-            return Verdict.CAUGHT, failed[0].why
+        for report in reports:
+            if report.outcome == "failed":
+                return Verdict.CAUGHT, report.why
         return Verdict.SURVIVED, f"{mutant.caught_by} passes"
 
     def _pytest(
-        self,
-        tests: Sequence[str],
-        *,
-        timeout_s: float,
-        ended: Callable[[Sequence[Report]], None] = lambda _: None,
+        self, tests: Sequence[str], ended: Callable[[Sequence[Report]], None] = lambda _: None
     ) -> list[Report]:
         self._reports.write_text("")
-        options = ["-p", "tests.mutants.reports", "-p", "no:cacheprovider", "--hypothesis-seed", "0"]
+        options = ["-p", "tests.mutants.reports", "-p", "no:cacheprovider", "--hypothesis-seed", "0", "-q"]
         # Of several, those that can't be collected must not keep the others from being run.
         options.append("--exitfirst" if len(tests) == 1 else "--continue-on-collection-errors")
-        command = [*options, "--timeout", str(_TEST_TIMEOUT_S), "-q"]
-        deadline = time.monotonic() + timeout_s
-        with self._started("pytest", *command, *tests) as process:
+        options += ["--timeout", str(_TEST_TIMEOUT_S)]
+        with self._started(_RUN_TIMEOUT_S * len(tests), "pytest", *options, *tests) as process:
             while process.poll() is None:
-                if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired("pytest", timeout_s)
                 ended(self._read_reports())
                 time.sleep(_POLL_S)
-        return self._read_reports()
+        reports = self._read_reports()
+        if process.returncode < 0:
+            why = f"ended by signal {-process.returncode}, after {_RUN_TIMEOUT_S} s at the latest"
+            missing = [one for one in tests if not any(report.belongs_to(one) for report in reports)]
+            reports += [Report(one, "failed", why) for one in missing]
+        return reports
 
     def _read_reports(self) -> list[Report]:
         lines = self._reports.read_text().splitlines(keepends=True)
@@ -180,8 +175,8 @@ class Runner:
 
     def _simulation_problem(self, arguments: str) -> str:
         """The first problem that the simulation finds; empty if it finds none."""
-        last = ""
-        with self._started(*arguments.split()) as process:
+        last = "no output"
+        with self._started(_RUN_TIMEOUT_S, *arguments.split()) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 last = line.strip() or last
@@ -190,23 +185,30 @@ class Runner:
             return last if process.wait() else ""
 
     @contextlib.contextmanager
-    def _started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """`python -m` with these arguments; whatever of it still runs at the end is killed."""
+    def _started(self, timeout_s: float, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """`python -m` with these arguments; killed, with its children, at the end and after `timeout_s`."""
         with subprocess.Popen(
             [sys.executable, "-m", *arguments],
             cwd=self._tree.path,
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if arguments[0] == SIMULATION.strip() else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if arguments[0] == "pytest" else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         ) as process:
+            timer = threading.Timer(timeout_s, _kill_group, [process.pid])
+            timer.start()
             try:
                 yield process
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                timer.cancel()
+                _kill_group(process.pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def not_passed(tests: Sequence[str], reports: Sequence[Report]) -> dict[str, str]:

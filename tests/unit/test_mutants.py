@@ -1,7 +1,8 @@
 """The list of mutants fits the source and the tests; the runner judges and cleans up."""
 
 import contextlib
-import subprocess
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -86,29 +87,34 @@ def test_the_users_files_are_never_changed_and_the_copy_is_mended_and_removed(so
 class FakeRunner(Runner):
     """Runs no tests."""
 
-    def __init__(self, tree: Tree, answer) -> None:
+    def __init__(self, tree: Tree, reports) -> None:
         super().__init__(tree, {})
-        self._answer = answer
+        self._found = reports
 
-    def _pytest(self, tests, **_):
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
+    def _pytest(self, tests, *_):
+        return self._found
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict"),
+    ("reports", "verdict"),
     [
         ([Report(MUTANT.caught_by, "failed", "wrong")], Verdict.CAUGHT),
         ([Report(MUTANT.caught_by, "passed", "")], Verdict.SURVIVED),
         ([], Verdict.STALE),
-        (subprocess.TimeoutExpired("pytest", 1), Verdict.CAUGHT),
     ],
 )
-def test_what_a_test_tells_of_a_mutant(source, answer, verdict):
+def test_what_a_test_tells_of_a_mutant(source, reports, verdict):
     with Tree(source) as tree:
-        assert FakeRunner(tree, answer).judge(MUTANT).verdict is verdict
-        assert FakeRunner(tree, answer).judge(replace(MUTANT, text="no")).verdict is Verdict.STALE
+        assert FakeRunner(tree, reports).judge(MUTANT).verdict is verdict
+        assert FakeRunner(tree, reports).judge(replace(MUTANT, text="no")).verdict is Verdict.STALE
+
+
+def test_processes_are_killed_with_their_children_when_their_time_is_over(source):
+    with (
+        Tree(source) as tree,
+        Runner(tree, os.environ)._started(0.2, "timeit", "-n1", "while True: pass") as one,
+    ):
+        assert one.wait(10) == -signal.SIGKILL
 
 
 def test_a_test_must_pass_without_the_mutant():
