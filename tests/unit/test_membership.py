@@ -1,7 +1,8 @@
 """When a tracker lets others have its partitions, because Kafka does not answer it."""
 
 from kmqpy.core.clock import SystemClock
-from kmqpy.kafka.settings import Connection
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker import membership as membership_module
 from tracker.leadership.published_view import LeadershipView
 from tracker.membership import Membership
@@ -34,7 +35,8 @@ class FakeLeadership:
 def test_r13_who_does_not_reach_kafka_for_ten_seconds_withdraws(monkeypatch):
     monkeypatch.setattr(membership_module, "Leadership", FakeLeadership)
     clock = Clock()
-    member = Membership(None, Connection(), TrackerSettings(http_port=-1), queues=None, clock=clock)
+    settings = TrackerSettings(http_port=-1)
+    member = Membership(None, KafkaConnection(), ZooKeeperConnection(), settings, queues=None, clock=clock)
     member.kafka_probed(answered=False)  # at the start
     assert not member.leadership.kafka_ok
     for answered, after_s, ok in [(True, 0, True), (False, 9, True), (False, 2, False), (True, 0, True)]:

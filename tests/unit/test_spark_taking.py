@@ -6,7 +6,7 @@ import pytest
 
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import Unavailable
-from kmqpy.kafka.settings import Connection, QueueSettings
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import taking
 from kmqpy.spark.taking import Taker
 
@@ -47,7 +47,7 @@ def taker_with(monkeypatch):
         starts = FakeStarts(clock, **how)
         monkeypatch.setattr(taking, "SYSTEM_CLOCK", clock)
         monkeypatch.setattr(taking, "MarkerWriter", lambda *_, **__: SimpleNamespace(starts=starts))
-        return Taker(QueueSettings(name="q"), Connection(), "jvm"), starts
+        return Taker(QueueSettings(name="q"), KafkaConnection(), "jvm"), starts
 
     return make
 
