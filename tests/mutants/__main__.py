@@ -128,7 +128,7 @@ def _print_summary(mutants: Sequence[Mutant], results: Sequence[Result], took_s:
 
 
 def _described(mutant: Mutant) -> str:
-    change = f"{mutant.where}: {mutant.text}  ->  {mutant.becomes}"
+    change = f"{mutant.text}  ->  {mutant.becomes}"
     return textwrap.indent("\n".join((mutant.felt, change, mutant.caught_by)), "    ")
 
 

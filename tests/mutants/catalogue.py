@@ -8,6 +8,7 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("mutants.toml")
 SIMULATION = "tests.simulation "
+SOURCE = ("kmqpy", "tracker")
 
 
 class Stale(Exception):
@@ -19,19 +20,19 @@ class Mutant:
     """One change of one line.
 
     name       area and name, `client.acks-are-dropped`
-    where      file or folder in which `text` stands exactly once
     text       part of a line
     becomes    what the mutant has in its place
     caught_by  the pytest node id, or the arguments of `python -m`, of the test that must fail
     felt       what a user would notice
+    where      file or folder in which `text` stands exactly once; empty: in all of the source
     """
 
     name: str
-    where: str
     text: str
     becomes: str
     caught_by: str
     felt: str
+    where: str = ""
 
     @property
     def simulated(self) -> bool:
@@ -45,12 +46,12 @@ class Mutant:
 
     def file_in(self, tree: Path) -> Path:
         """The file to change. Raises Stale unless the text stands exactly once in `where`."""
-        place = tree / self.where
-        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-        found = {file: count for file in files if (count := _count(file, self.text))}
+        places = [tree / self.where] if self.where else [tree / folder for folder in SOURCE]
+        files = [file for place in places for file in _python_files(place)]
+        found = {file: count for file in files if (count := file.read_text().count(self.text))}
         if sum(found.values()) != 1:
-            places = ", ".join(f"{file.relative_to(tree)} ({count}x)" for file, count in found.items())
-            raise Stale(f"the text to replace stands not once in {self.where}: {places or 'nowhere'}")
+            shown = ", ".join(f"{file.relative_to(tree)} ({count}x)" for file, count in found.items())
+            raise Stale(f"the text to replace stands not exactly once in the source: {shown or 'nowhere'}")
         return next(iter(found))
 
     def check_catcher(self, tree: Path) -> None:
@@ -93,5 +94,7 @@ def _names(mutant: Mutant) -> set[str]:
     return {mutant.name, mutant.name.partition(".")[0]}
 
 
-def _count(file: Path, text: str) -> int:
-    return file.read_text().count(text) if file.is_file() else 0
+def _python_files(place: Path) -> list[Path]:
+    if place.is_dir():
+        return sorted(place.rglob("*.py"))
+    return [place] if place.is_file() else []

@@ -17,7 +17,7 @@ from tests.mutants.run import Report, Runner, Tree, Verdict, not_passed
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = load()
-MUTANT = Mutant("area.name", "kmqpy", "1 + 1", "1 + 2", "tests/unit/test_it.py::test_it", "Sums are wrong.")
+MUTANT = Mutant("area.name", "1 + 1", "1 + 2", "tests/unit/test_it.py::test_it", "Sums are wrong.")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
