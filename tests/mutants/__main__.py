@@ -24,10 +24,10 @@ by what, and the test that must fail then. Mutants are applied to a copy of the 
 never to your files. First the tests run without mutants and must pass. Tests that need Kafka and ZooKeeper
 share servers that are started once; those of KMQ_TEST_CLUSTER, host:port;zookeeper-host:port, if it is set.
 
-  make mutants                              all of them, about {minutes} minutes
+  make mutants                              all of them, about 10 minutes
   make mutants ARGS=--list                  all of them: what users would feel, change, and test
   make mutants ARGS="worker tracker"        the mutants of these areas
-  make mutants ARGS=client.acks-are-dropped one mutant
+  make mutants ARGS=worker.leases-run-out   one mutant
 """
 _MEANING = """Verdicts:
   caught    the test fails with the mutant
@@ -42,7 +42,7 @@ Exit code: 0 all caught, 1 some were not, 2 bad use.
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants",
-        description=_HELP.format(minutes=10),
+        description=_HELP,
         epilog=_MEANING,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

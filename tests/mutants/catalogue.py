@@ -19,7 +19,7 @@ class Stale(Exception):
 class Mutant:
     """One change of one line.
 
-    name       area and name, `client.acks-are-dropped`
+    name       area and name, `worker.leases-run-out`
     text       part of a line
     becomes    what the mutant has in its place
     caught_by  the pytest node id, or the arguments of `python -m`, of the test that must fail
