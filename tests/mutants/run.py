@@ -20,8 +20,8 @@ from .reports import FILE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 _NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "results")
-_TEST_TIMEOUT_S = 60
-_RUN_TIMEOUT_S = 180
+_RUN_TIMEOUT_S = 240.0
+"""Of a simulation or a test, which pytest itself ends a minute before."""
 _POLL_S = 0.05
 
 
@@ -157,14 +157,13 @@ class Runner:
         options = ["-p", "tests.mutants.reports", "-p", "no:cacheprovider", "--hypothesis-seed", "0", "-q"]
         # Of several, those that can't be collected must not keep the others from being run.
         options.append("--exitfirst" if len(tests) == 1 else "--continue-on-collection-errors")
-        options += ["--timeout", str(_TEST_TIMEOUT_S)]
         with self._started(_RUN_TIMEOUT_S * len(tests), "pytest", *options, *tests) as process:
             while process.poll() is None:
                 ended(self._read_reports())
                 time.sleep(_POLL_S)
         reports = self._read_reports()
         if process.returncode < 0:
-            why = f"ended by signal {-process.returncode}, after {_RUN_TIMEOUT_S} s at the latest"
+            why = f"ended by signal {-process.returncode}, after {_RUN_TIMEOUT_S:.0f} s at the latest"
             missing = [one for one in tests if not any(report.belongs_to(one) for report in reports)]
             reports += [Report(one, "failed", why) for one in missing]
         return reports
