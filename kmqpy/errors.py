@@ -47,7 +47,7 @@ class UnsupportedMarker(DecodeError):
 
 
 class ReceiptError(KmqError):
-    """Not a receipt, or one of another queue or of a topic that was created anew."""
+    """Not a receipt, or one of another queue or of a topic that was recreated."""
 
 
 class TopicError(KmqError):

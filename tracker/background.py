@@ -17,7 +17,7 @@ class Pool(StrEnum):
     """Pools of threads; jobs of one never wait for jobs of another. In the order in which they are closed."""
 
     REDELIVERY = "redelivery"
-    """Takeovers and redeliveries, which can be stuck while a broker does not answer."""
+    """Takeovers, redeliveries and administration, which can be stuck while a broker does not answer."""
     ENDS = "ends"
     """Look-ups of the ends of queues; markers wait for the answers."""
     COUNTING = "counting"
@@ -39,7 +39,8 @@ class BackgroundJobs:
 
     def run(self, pool: Pool, job: Callable[[], Any], finished: Callable[[Any], None]) -> None:
         """Run `job` in `pool`, then `finished` with its result, or its exception, in the main loop."""
-        claims = itertools.count()  # the executor keeps what it could start no thread for
+        # submit() may raise and yet leave the job queued: whoever claims it first finishes it, once.
+        claims = itertools.count()
 
         def work() -> None:
             if next(claims):

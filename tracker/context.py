@@ -21,8 +21,8 @@ from tracker.supervisor import Supervisor
 class TrackerContext:
     """Given to each part of a tracker, which keeps what it needs.
 
-    `parts` are the partitions that are owned; only the main loop reads them, and only PartitionLifecycle
-    adds and removes some.
+    `parts` are the partitions that are owned; only PartitionLifecycle adds and removes some, in the main
+    loop. Other threads read a copy.
     """
 
     connection: KafkaConnection

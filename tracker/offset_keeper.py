@@ -24,7 +24,7 @@ _SNAPSHOT_MAX_BYTES = 500_000
 
 
 class _DueOffset(NamedTuple):
-    """An offset to be stored: the position of the state that it is of, and a function that makes it."""
+    """An offset to be stored: `position` of the state that it covers; `make()`, for any thread, builds it."""
 
     position: int
     make: Callable[[], StoredOffset]
@@ -60,7 +60,8 @@ class OffsetKeeper:
 
     def offset_of(self, part: OwnedPartition) -> Callable[[], StoredOffset] | None:
         """A function, for any thread, that makes the offset to store; None if there is nothing new."""
-        if part.phase not in (Phase.ACTIVE, Phase.FENCING) or not part.reading or part.caught_up_at is None:
+        reads = part.reading and part.phase in (Phase.ACTIVE, Phase.FENCING)
+        if not reads or part.catch_up_offset is None:
             return None
         state, oldest = part.state, part.state.oldest()
         if (state.now_ms if oldest is None else oldest.since_ms) > part.missed_until_ms:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionLifecycle:
-    """Begins takeovers, redeliveries and ticks, one job a partition at a time; used by the main loop only."""
+    """Begins takeovers and redeliveries, one job a partition at a time, and posts ticks: in the main loop."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ _DEAD_LETTERS_KNOWN_S = 10.0
 
 
 class PartitionRedelivery:
-    """Redelivers: first `redeliver`, in a thread of its own, then `redelivered`, in the main loop."""
+    """Redelivers: first `redeliver`, in a background job, then `redelivered`, in the main loop."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PartitionRedelivery:
         self._dead_letters_seen: dict[str, float] = {}
 
     def redeliver(self, part: OwnedPartition, entries: list[Entry]) -> RedeliveryResult:
-        """Redeliver these messages, or dead-letter them; never raises."""
+        """Redeliver these messages, or dead-letter them; what fails is in the result."""
         with self._originals.lend() as reader:
             return part.redeliverer.redeliver(
                 entries,

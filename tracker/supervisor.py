@@ -1,4 +1,4 @@
-"""Keeps an unexpected exception in one place from stopping the rest of a tracker (rule R21)."""
+"""Keeps an unexpected exception in one partition or step from stopping the rest of a tracker (rule R21)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class TakeoverResult:
 
 
 class Takeover:
-    """Takes partitions over: first `prepare`, in a thread of its own, then `begin`, in the main loop."""
+    """Takes partitions over: first `prepare`, in a background job, then `begin`, in the main loop."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Takeover:
         self._kafka.markers.start(part)
 
     def _diagnose(self, queue: str) -> None:
-        """Warn if the queue's topics are not as they should be; once a queue, in a thread of its own."""
+        """Warn if the queue's topics are not as they should be; once a queue, in a background job."""
         try:
             with Admin(self._connection, self._zookeeper) as admin:
                 findings = admin.diagnose(queue)

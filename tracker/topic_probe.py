@@ -89,7 +89,7 @@ class TopicProbe:
             if not found or not known or part.queue.name not in queues:
                 continue
             if _ids(found, part.queue) != part.topic_ids:
-                part.problems.takeover = "a topic was deleted or created anew"
+                part.problems.takeover = "a topic was deleted or recreated"
                 self._problems.warn("topics", part.key, part.problems.takeover)
                 self._markers.stop(part)
                 part.take_over_again(self._clock.monotonic())

@@ -76,7 +76,8 @@ class DeadLetter:
     attempts           how often it was delivered
     first_enqueued_ms  when it was first sent (ms since 1970)
     dead_since_ms      when it was dead-lettered
-    reason             `expired`, `nack: …` or `rejected: …`
+    reason             `expired`, `nack` or `rejected`, these with `: ` and a reason if one was given; or
+                       `refused: …`, if Kafka does not take a copy
     size               bytes of key, body and headers
     body, headers      filled by peek(), empty from list(); a null Kafka value reads as empty
     """

@@ -1,4 +1,4 @@
-"""Which topics the names of a queue stand for: a topic that was made anew is another one (rule R24)."""
+"""Which topics the names of a queue stand for: a topic that was recreated is another one (rule R24)."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _WATCH_LAG_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TopicIds:
-    """Which topics the names of a queue stand for; one that was made anew has another id (rule R24)."""
+    """The ids of a queue's topics; a topic that is recreated gets another id (rule R24)."""
 
     queue: str
     markers: str
 
     def beside_earlier_markers(self, before: TopicIds) -> bool:
-        """Whether the queue topic was made anew since `before`, but not the markers topic."""
+        """True if the queue topic was recreated since `before`, but not the markers topic."""
         return self.markers == before.markers and self.queue != before.queue
 
 
 def earlier_markers(
     queue: QueueSettings, before: Mapping[str, str], now: Mapping[str, str]
 ) -> dict[str, str]:
-    """Those of the queue's topics that were made anew beside their markers topic, each with that (rule R24).
+    """Topics that were recreated while their markers topic was not: topic -> its markers topic (rule R24).
 
-    `before` and `now` are topic ids by name; of what is not in both, nothing is known. The markers would
-    count for messages that have come to the same offsets since.
+    `before` and `now` are topic ids by name; topics that are missing from either are left out. Such markers
+    would count for the new messages that now have the same offsets.
     """
     return {
         messages: markers
@@ -53,18 +53,19 @@ def earlier_markers(
 
 
 def earlier_markers_error(queue: QueueSettings) -> TopicError:
-    """What who takes or redelivers messages raises where the queue topic was made anew beside its markers."""
+    """The error of clients and trackers when a queue topic was recreated and its markers topic was not."""
     return TopicError(
-        f"queue {queue.name!r}: its topic was made anew, but not its markers topic {queue.markers_topic!r}, "
-        "which says of messages of the former one that they are done; until that is made anew, too, nothing "
-        f"is taken or redelivered, so that nothing is lost. Make it anew with: kmq queue create {queue.name}"
+        f"queue {queue.name!r}: its topic was recreated, but not its markers topic {queue.markers_topic!r}, "
+        "which says of messages of the former one that they are done; until that is recreated, too, nothing "
+        f"is taken or redelivered, so that nothing is lost. Recreate it with: kmq queue create {queue.name}"
     )
 
 
 class TopicWatch:
-    """Notices that the topics of a queue were made anew under the same names (rule R24).
+    """Notices that the topics of a queue were recreated under the same names (rule R24).
 
-    It asks Kafka every second and never waits for the answer. Used by one thread at a time.
+    It asks Kafka at most every second, sooner when knows_since() has to know; it never waits for the answer.
+    Used by one thread at a time.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class TopicWatch:
         self._ids = ids
         self._before: set[TopicIds] = set()
         self._told = ids, self._known_at
-        """What was told last, and since when nothing else."""
+        """The ids in the last answer, and the moment since which answers had the same."""
 
     def look(self) -> TopicIds:
         """The ids as of the last answer that named both topics; asks again when it is time to."""
@@ -96,15 +97,15 @@ class TopicWatch:
         return self._ids
 
     def knows_since(self, moment: float) -> bool:
-        """Whether the ids are as of that moment of the clock or later; if not, it asks soon."""
+        """True if the ids were read at that moment of the clock or later; if not, it asks soon."""
         if self._known_at >= moment:
             return True
         self._next = min(self._next, max(self._clock.monotonic(), self._asked_at + _WATCH_SOON_S))
         return False
 
     def _found(self, ids: TopicIds) -> None:
-        # A broker that was not told yet of the new topics answers with the ids of the old ones. Which are the
-        # old ones is not known to who is made meanwhile; they are not told for long.
+        # A broker that does not know of the new topics yet answers with the ids of the old ones, for
+        # `_WATCH_LAG_S` at most. A watch made meanwhile can't tell which ids are the old ones.
         if ids != self._told[0]:
             self._told = ids, self._known_at
         lasts = self._known_at - self._told[1] >= _WATCH_LAG_S

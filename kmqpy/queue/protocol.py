@@ -44,7 +44,7 @@ class DeadLetter:
     attempts           its deliveries
     first_enqueued_ms  when it was first sent (ms since 1970, the storage's clock)
     dead_since_ms      when it became a dead letter
-    reason             `expired`, `nack: …` or `rejected: …`
+    reason             `expired`, `nack` or `rejected`, these with `: ` and a reason if one was given
     size               bytes of its body
     body, headers      empty in list(), complete in peek()
     """
@@ -211,7 +211,7 @@ class StorageQueue(Queue, Protocol):
     Acknowledgements are not late until the message is taken anew: a receipt whose lease has ended still
     acknowledges, extends and gives back its message as long as nobody else has taken it since. After that
     the receipt does nothing, and never anything to the new taker's message. A receipt of another storage,
-    of another queue, or of a queue that was deleted and made anew is a ReceiptError.
+    of another queue, or of a queue that was deleted and recreated is a ReceiptError.
     """
 
     @property

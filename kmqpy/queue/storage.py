@@ -28,7 +28,7 @@ class Codec(Protocol):
 class QueueDescription:
     """A queue of a storage.
 
-    generation  names the queue among all of the same name that were deleted and made anew
+    generation  names the queue among all of the same name that were deleted and recreated
     settings    its settings by their names
     """
 

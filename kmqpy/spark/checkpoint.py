@@ -38,7 +38,7 @@ def claim(session: SparkSession, checkpoint: str, file: str, queue: str, ids: Ma
     if noted["queue"] is None:
         whose = f"of nobody knows which queue: its file {file!r} can't be read"
     elif noted["queue"] == queue:
-        whose = f"of a queue {queue!r} whose topics have been deleted and created anew since"
+        whose = f"of a queue {queue!r} whose topics have been deleted and recreated since"
     raise ConfigError(f"checkpoint: {checkpoint} is {whose}; name another folder")
 
 

@@ -6,9 +6,10 @@ Redis one Lua function, in memory one lock. Engines do no argument checks and kn
 
 The life of a row:
 
-    put → (delayed →) ready → take → taken → finish: the row is gone
-                        ↑               ↓
-                        └── give_back, the end of its lease ── bury → dead → redrive → ready
+    put → ready (or delayed, then ready) → take → taken
+    taken → finish: the row is gone
+    taken → give_back, or the end of its lease → ready (or delayed)
+    taken → bury, or over the limit of redeliveries → dead → redrive → ready
 
 Rules for every engine:
 

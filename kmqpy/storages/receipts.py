@@ -33,7 +33,7 @@ class Receipts:
         """The take that a receipt names.
 
         Raises ReceiptError for what is no receipt, and for one of another storage, another queue, or a queue
-        of this name that was deleted and made anew.
+        of this name that was deleted and recreated.
         """
         if not isinstance(text, str):
             raise ReceiptError(f"receipt: an object of type {type(text).__name__} is not a receipt")

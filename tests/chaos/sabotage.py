@@ -73,7 +73,7 @@ def safe_offset() -> None:
 
     def unsafe(self: OffsetKeeper, part: Any) -> Callable[[], StoredOffset] | None:
         real(self, part)
-        if part.caught_up_at is None or part.state.position == part.stored_offset:
+        if part.catch_up_offset is None or part.state.position == part.stored_offset:
             return None
         stored = StoredOffset(part.state.position, part.topic_ids[1], part.state.now_ms)
         return lambda: stored

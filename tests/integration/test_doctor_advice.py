@@ -304,7 +304,7 @@ def other_group(stage: Stage) -> None:
 
 
 def beside_earlier_markers(end: str) -> Callable[[Stage], None]:
-    """The queue topic, or that of the dead letters, was made anew by itself."""
+    """The queue topic, or that of the dead letters, was recreated by itself."""
 
     def plant(stage: Stage) -> None:
         stage.make()

@@ -141,7 +141,7 @@ def test_r17_one_long_lease_does_not_make_a_restart_read_what_is_finished(queue)
 
 
 def test_r8_an_offset_of_another_topic_is_not_used(queue):
-    """The markers topic was deleted and made anew: what was stored says nothing about it."""
+    """The markers topic was deleted and recreated: what was stored says nothing about it."""
     queue.send("m")
     with queue.registry() as registry:
         with stopped_after(queue.tracker()) as first:

@@ -393,7 +393,7 @@ class TopicWatch(_identity.TopicWatch):
 
 
 def watch(connection: Connection, *rest: Any) -> Any:
-    """What notices that topics are made anew, where that happens."""
+    """What notices that topics are recreated, where that happens."""
     world = connection.world
     return world.controls.watch(connection, *rest) if world.topics_change else NoWatch(connection, *rest)
 

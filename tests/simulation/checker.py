@@ -52,7 +52,7 @@ class History:
             process.world.trace(
                 process.name, f"hands out {place} {message.body!r}, attempt {message.attempts}"
             )
-        number, of = _number(message), int(message._batch.topic_id.rpartition("-")[2])
+        number, of = _number(message), int(message._context.topic_id.rpartition("-")[2])
         if number < self.broker.number:
             if max(process.topics_of, of) > number:
                 self.problems.append(
@@ -113,7 +113,7 @@ class _Open:
 class Checker:
     """Finds what went wrong in a run; `problems` in words.
 
-    Where the topics were made anew, those that are gone are looked at, too, as far as they went.
+    Where the topics were recreated, those that are gone are looked at, too, as far as they went.
 
     A client learns of new topics a moment after they were made. A marker that it writes until then for a
     message of the old topic may get to the new one, and counts there for the message at the same offset. That

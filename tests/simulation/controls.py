@@ -130,7 +130,7 @@ class CommitsUnseen(Redeliverer):
 class CommitsUnled(Redeliverer):
     """Looks not whether it leads before it commits: only the fencing keeps it from that.
 
-    Where topics are made anew, it looks at these and at that together.
+    Where topics are recreated, it looks at these and at that together.
     """
 
     def _transact(self, batch: Any, gone: Any, may_go_on: Any) -> Steps:

@@ -23,7 +23,7 @@ Steps = Generator[float, None, Any]
 EPOCH_MS = 1_700_000_000_000
 CONTROL = "control"
 FIRST = 0
-"""The number of the topics that there are at first; those that are made anew have the next one."""
+"""The number of the topics that there are at first; those that are recreated have the next one."""
 TRANSACTION_TIMEOUT_MS = 2_000
 ZK_SESSION_MS = 2_000
 GROUP_SESSION_MS = 1_500
@@ -104,7 +104,7 @@ class World:
         self.rng = Random(seed)
         self.random = self.rng.random
         self.topics_rng = Random(f"topics of {seed}")
-        """For all that has to do with topics made anew, so that runs without that stay what they were."""
+        """For all that has to do with topics recreated, so that runs without that stay what they were."""
         self.topics_change = False
         self.now = 0.0
         self.steps = 0

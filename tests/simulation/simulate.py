@@ -42,7 +42,7 @@ _SEEDS_A_LIAR = 5
 _CLOCK_LEAD_MS = 10_000
 """By how much a tracker may take the broker's time for later than it is: for as long as its tick took."""
 _TOPICS_CHANGE = 0.15
-"""In so many of the seeds the topics of the queue are made anew, once or twice."""
+"""In so many of the seeds the topics of the queue are recreated, once or twice."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
@@ -131,7 +131,7 @@ class Simulation:
         world.topics_change = world.topics_rng.random() < _TOPICS_CHANGE or self.controls.topics_change
         self._senders: list[Process] = []
         self._changes: list[float] = []
-        """When topics are to be made anew, and during what."""
+        """When topics are to be recreated, and during what."""
         self._aim_of_changes = ""
 
     def run(self) -> Result:
@@ -359,7 +359,7 @@ class Simulation:
             log.records[at].ms += rng.choice((0, 0, 120_000, 10**12))
 
     def _is_aimed_at(self, actor: Actor) -> bool:
-        """Whether topics are to be made anew now."""
+        """Whether topics are to be recreated now."""
         if self.world.now > self._changes[0] + _AIMED_FOR_MS or self._aim_of_changes == "anything":
             return True
         redelivers = hasattr(actor.process, "tracker") and actor is not actor.process.main
@@ -367,11 +367,11 @@ class Simulation:
         return hit and self.world.topics_rng.random() < 0.3
 
     def _delete_topics(self) -> None:
-        """They are made anew, at once or later, and so does Kafka forget what was committed for them."""
+        """They are recreated, at once or later, and so does Kafka forget what was committed for them."""
         world, rng = self.world, self.world.topics_rng
         if QUEUE in self.broker.missing:
             return
-        self.counts["topics made anew"] += 1
+        self.counts["topics recreated"] += 1
         world.trace("broker", "the topics are deleted")
         self.broker.delete(_OWN_TOPICS)
         world.at(rng.choice((0, 0, 500)) * rng.random(), self.group.committed.clear)
@@ -384,7 +384,7 @@ class Simulation:
     def _create_topics(self) -> None:
         if QUEUE in self.broker.missing:
             self.broker.create(_OWN_TOPICS, self.world.topics_rng.choice((0, 0, 300)))
-            self.world.trace("broker", "the topics are made anew")
+            self.world.trace("broker", "the topics are recreated")
             self._start_producer_of_new()
 
     def _start_producer_of_new(self) -> None:

@@ -165,7 +165,7 @@ def test_bad_input(make_queue, start, tmp_path, spark):
     queue.topics.delete(topics_of(queue.settings))
     until(lambda: not queue.topics.describe([queue.name, queue.settings.markers_topic]))
     queue.topics.create(queue.settings, 1)
-    with pytest.raises(ConfigError, match=r"checkpoint: .* deleted and created anew"):
+    with pytest.raises(ConfigError, match=r"checkpoint: .* deleted and recreated"):
         start(queue)
     with pytest.raises(QueueNotFound):
         track(spark, queue.connection, queue.zookeeper, "nobodys", checkpoint=str(tmp_path))
@@ -219,5 +219,5 @@ def test_topics_created_anew_while_it_runs(make_queue, start):
     until(lambda: not queue.topics.describe([queue.name, queue.settings.markers_topic]))
     queue.topics.create(queue.settings, 1)
     until(lambda: not tracker._thread.is_alive(), LONG_S)
-    with pytest.raises(TopicError, match="created anew"):
+    with pytest.raises(TopicError, match="recreated"):
         tracker.stop()

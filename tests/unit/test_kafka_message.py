@@ -93,7 +93,7 @@ class Client:
 
 def test_of_the_issue_a_message_is_acknowledged_by_the_client_that_received_it():
     looked_at, client = message(), Client()
-    received = KafkaMessage(looked_at._record, dataclasses.replace(looked_at._batch, client=client))
+    received = KafkaMessage(looked_at._record, dataclasses.replace(looked_at._context, client=client))
     received.ack(wait=True)
     assert client.acknowledged == [((received,), True)]
     for other in (looked_at, pickle.loads(pickle.dumps(received)), copy.copy(received)):

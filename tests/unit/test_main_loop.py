@@ -493,7 +493,7 @@ def test_offsets_are_stored_again_after_any_error(turning: Tracked, error: Excep
 
     turning.leadership.write_offsets = write_offsets
     part = turning.parts["a", 0]
-    part.caught_up_at = 0
+    part.catch_up_offset = 0
     part.state.apply(Marker(0, 0, Op.END), 7, 1_000)
     for now in (100.0, 200.0, 300.0):
         turning.loop._offsets.store_due(now)
@@ -507,7 +507,7 @@ def test_a_partition_is_given_up_whatever_fails_on_the_way(turning: Tracked) -> 
 
     turning.leadership.write_offsets = write_offsets
     part = turning.parts["a", 0]
-    part.caught_up_at = 0
+    part.catch_up_offset = 0
     part.state.apply(Marker(0, 0, Op.END), 7, 1_000)
     turning.lifecycle._release(part)
     turning.settle()
@@ -521,7 +521,7 @@ def test_a_stop_stores_what_it_can_and_gives_up_everything_whatever_fails(turnin
     turning.leadership.close = lambda: closed.append(1)
     turning.leadership.write_offsets = lambda offsets: stored.append(dict(offsets))
     for part in turning.parts.values():
-        part.caught_up_at = 0
+        part.catch_up_offset = 0
         part.state.apply(Marker(0, 0, Op.END), 7, 1_000)
 
     def oldest() -> None:

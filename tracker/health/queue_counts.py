@@ -107,7 +107,7 @@ class _Letters:
 
     def add(self, letters: _Reading, markers: _Reading) -> None:
         """Take in what was read."""
-        if letters.position < self.position:  # the topic was made anew
+        if letters.position < self.position:  # the topic was recreated
             self.seen = OffsetRuns()
         if markers.position < self.markers_position:
             self.ended = OffsetRuns()

@@ -25,8 +25,8 @@ class OffsetWriteSchedule:
     """When the offset of a partition is written: rarely where there are many partitions.
 
     All trackers together write about `writes_per_s`, and none a partition's more often than every
-    `every_s`. A busy partition does not wait longer than for `STRIDE` markers: that is what a
-    successor has to read again.
+    `every_s`. A busy partition waits only `every_s` once `STRIDE` markers are new: that is what a
+    successor would have to read again.
     """
 
     def __init__(self, every_s: float, writes_per_s: float) -> None:

@@ -47,7 +47,9 @@ class Phase(StrEnum):
 
 
 class OwnedPartition:
-    """The tracker's view of a partition it owns; used by the main loop only.
+    """The tracker's view of a partition it owns; changed by the main loop only.
+
+    A background job of the partition reads `key`, `queue` and `topic_ids`, and has `redeliverer` to itself.
 
     `epoch` is that of its grant; `topic_ids` those of the queue and the markers topic. `unread` are markers
     that were fetched but not applied yet: it takes a newer `queue_end` to tell whether their messages exist.
@@ -75,7 +77,7 @@ class OwnedPartition:
         self.busy = False
         self.retry_at = 0.0
         self.failures = 0
-        self.caught_up_at: int | None = None
+        self.catch_up_offset: int | None = None
         self.stored_offset: int | None = None
         self.stored_position: int | None = None
         """The position of the state that was stored last."""
@@ -122,7 +124,7 @@ class OwnedPartition:
         """
         self.clock.follow_tick(tick)
         self.queue_end = QueueEnd(queue_end, 0)
-        self.caught_up_at = tick.at
+        self.catch_up_offset = tick.at
         self.phase = Phase.CATCHING_UP
         # When reading went on all the while, the tick may have been read already.
         self._end_catching_up()
@@ -135,9 +137,9 @@ class OwnedPartition:
         return self._end_catching_up()
 
     def _end_catching_up(self) -> bool:
-        if self.phase is not Phase.CATCHING_UP or self.caught_up_at is None:
+        if self.phase is not Phase.CATCHING_UP or self.catch_up_offset is None:
             return False
-        if self._read_to < self.caught_up_at:
+        if self._read_to < self.catch_up_offset:
             return False
         self.phase = Phase.ACTIVE
         self.failures = 0

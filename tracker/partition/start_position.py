@@ -34,7 +34,7 @@ class StartPosition(NamedTuple):
         cut = False
         for row in at.in_flight:
             if ahead_ms > lead_ms:
-                # What was taken by the wrong clock is due by it; so is all that it did not find overdue.
+                # Taken by the wrong clock, or not due by it: then the deadline is in its time.
                 by_that = row.due_ms >= at.now_ms or row.since_ms > now_ms
                 due_ms = row.due_ms - ahead_ms if by_that else row.due_ms
                 row = row._replace(since_ms=min(row.since_ms, now_ms), due_ms=due_ms)
@@ -82,7 +82,7 @@ def start_position(stored: StoredOffset | None, topic_id: str, log_start: int, e
     if stored is None:
         return StartPosition(fresh)
     if stored.topic_id != topic_id:
-        return StartPosition(fresh, "markers topic was created anew; reading all of it")
+        return StartPosition(fresh, "markers topic was recreated; reading all of it")
     if stored.offset > end:
         return StartPosition(fresh, "stored offset is beyond the end; reading all markers")
     if stored.offset < log_start:

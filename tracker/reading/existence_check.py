@@ -1,4 +1,4 @@
-"""Finds out if the messages exist that waiting markers name, by asking where their queues end (rule R22)."""
+"""Checks that the messages named by markers exist, by asking Kafka for the end of the queue (rule R22)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ExistenceCheck:
         self._problems = context.problems
         self._supervisor = context.supervisor
         self._asking = {False: False, True: False}
-        """True while answers are under way; apart for what is asked for the first time and asked again."""
+        """True while an answer is under way: to first questions (False), to questions asked again (True)."""
 
     @property
     def expects_answer(self) -> bool:

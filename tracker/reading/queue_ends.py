@@ -15,8 +15,8 @@ from tracker.leadership.assignment import Partition
 _TIMEOUT_S = 1.0
 
 DOUBT_S = 3.0
-"""How long a message must not exist before that is believed. After a pause a broker answers for some time as
-if it led its partitions still; what was written meanwhile, with another leader, does not exist to it."""
+"""How long Kafka must keep saying that a message does not exist before that is believed: a broker that was
+paused answers as leader for a while, and does not know what its successor has written."""
 DOUBT_AGAIN_S = 0.5
 """Until it is asked again in that time."""
 

@@ -1,1 +1,1 @@
-"""Copies of messages whose leases are over: which, and by which transaction."""
+"""Decides which copy a message gets whose lease is over, and makes it. Writes ticks, too."""

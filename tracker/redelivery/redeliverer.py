@@ -68,7 +68,7 @@ class RedeliveryResult:
 
     @property
     def copies(self) -> list[Copy]:
-        """All that was committed."""
+        """All copies that were committed."""
         return self.redelivered + self.dead_lettered
 
 
@@ -116,7 +116,7 @@ class Redeliverer:
         may_go_on: Callable[[], bool],
         dead_letters_exist: Callable[[], bool],
     ) -> RedeliveryResult:
-        """Append the copies of `entries`, or dead-letter them; never raises.
+        """Append the copies of `entries`, or dead-letter them; what fails is in the result.
 
         `may_go_on` is asked before the first transaction, and before each is committed, when all of it has
         been written: it tells whether that went to the topics that the entries are of (rule R24). Dead

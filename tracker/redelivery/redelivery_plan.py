@@ -82,7 +82,7 @@ def copy_of(
 
 
 def reason_of(entry: Entry) -> str:
-    """Why the message comes back: `expired`, `nack: …` or `rejected: …`."""
+    """Why the message is redelivered: `expired`, `nack` or `rejected`, maybe with `: ` and a reason."""
     words = {EntryState.DEAD: "rejected", EntryState.RELEASED: "nack"}
     if entry.state not in words:
         return "expired"

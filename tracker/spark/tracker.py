@@ -111,7 +111,7 @@ class SparkTracker:
     """A tracker of one queue on Spark; the arguments are those of `track`.
 
     `run` blocks until `request_stop`; `start` runs it in a thread. What ends it otherwise (the queue was
-    removed, its topics were created anew) is raised by `run`, and by `stop`.
+    removed, its topics were recreated) is raised by `run`, and by `stop`.
     """
 
     def __init__(
@@ -513,7 +513,7 @@ class SparkTracker:
             _log.debug("Kafka does not answer: %s", error)
         if any(info.topic_id != self._topic_ids[name] for name, info in found.items()):
             raise TopicError(
-                f"queue {self._queue!r}: its topics were deleted and created anew; "
+                f"queue {self._queue!r}: its topics were deleted and recreated; "
                 "start the tracker again, with another checkpoint"
             )
         self._member.kafka_probed(answered=answered)

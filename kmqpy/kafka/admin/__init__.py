@@ -1,1 +1,1 @@
-"""Creates, describes, checks and deletes queues. Needs ZooKeeper."""
+"""Creates, describes, counts, checks and deletes queues. `Admin` and the registry need ZooKeeper."""

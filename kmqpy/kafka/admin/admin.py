@@ -119,8 +119,8 @@ class Admin:
         """Create the queue's topics, as far as they are missing, and then register it.
 
         Does nothing where it is there with these very settings, which are the default where only its name
-        is given. Markers topics of messages that are gone are made anew: where the topic of the messages is
-        missing, or was made anew since (rule R24). `partitions` defaults to those of the queue topic if it
+        is given. Markers topics of messages that are gone are recreated: where the topic of the messages is
+        missing, or was recreated since (rule R24). `partitions` defaults to those of the queue topic if it
         exists, else to as many as its other topics have or trackers know of, at least 1. `retention`
         (seconds) defaults to 14 days, or more where the longest hold or delay asks for it; `replication` to
         3, or fewer brokers.
@@ -236,16 +236,16 @@ class Admin:
     def _recorded_ids(self, name: str) -> Mapping[str, str]:
         records, error = self._records()
         if error is not None:
-            _log.warning("whether topics of queue %s were made anew is not known: %s", name, error)
+            _log.warning("whether topics of queue %s were recreated is not known: %s", name, error)
         return {} if records is None or name not in records.own else records.own[name].topic_ids
 
     def _delete_markers(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
-        """Delete these topics, unless they have been made anew; returns how long they kept records, in ms."""
+        """Delete these topics, unless they have been recreated; returns how long they kept records, in ms."""
         if not topics:
             return {}
         found = self._topics.describe(list(topics), with_config=True)
         same = {name: one for name, one in found.items() if one.topic_id == topics[name].topic_id}
-        _log.warning("markers of messages that are gone; made anew: %s", ", ".join(same))
+        _log.warning("markers of messages that are gone; recreated: %s", ", ".join(same))
         self._topics.delete(same)
         return {name: int(one.config.get("retention.ms", "0")) for name, one in same.items()}
 

@@ -488,7 +488,7 @@ def _trackers(facts: Facts) -> _Found:
 
 
 def _earlier(facts: Facts) -> _Found:
-    """Topics that were made anew beside their markers topics (rule R24)."""
+    """Topics that were recreated beside their markers topics (rule R24)."""
     queue = facts.settings
     now = {name: topic.topic_id for name, topic in facts.topics.items()}
     told = None if facts.records is None else facts.records.own.get(queue.name)
@@ -497,12 +497,12 @@ def _earlier(facts: Facts) -> _Found:
     if all(ids) and any(stored.is_of_earlier_queue(*ids) for stored in facts.stored.values()):
         found = {queue.name: queue.markers_topic} | found
     for name, markers in found.items():
-        what = f"topic {name} was made anew, but not {markers}, whose markers count for the new messages: "
+        what = f"topic {name} was recreated, but not {markers}, whose markers count for the new messages: "
         if name == queue.name:
             what += "none is taken or redelivered, so that none is lost"
         else:
             what += "dead letters can be missing where they are listed or redriven"
-        to_do = f"`kmq queue create {queue.name}` makes {markers} anew; the messages stay"
+        to_do = f"`kmq queue create {queue.name}` recreates {markers}; the messages stay"
         yield Severity.ERROR, Kind.MARKERS_OF_EARLIER_TOPIC, what, to_do
 
 

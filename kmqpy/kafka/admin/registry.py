@@ -1,7 +1,7 @@
 """The queue registry in ZooKeeper: which queues there are, who tracks them, and how far.
 
     <root>/queues/<queue>                        QueueSettings as JSON; "deleting": true while removed
-    <root>/queues/<queue>/partitions/<p>         made by register() only, never by trackers
+    <root>/queues/<queue>/partitions/<p>         made by register() only
     <root>/queues/<queue>/partitions/<p>/leader  ephemeral; the tracker's id
     <root>/queues/<queue>/partitions/<p>/offset  StoredOffset as JSON; versioned writes
     <root>/trackers/<id>                         ephemeral; TrackerInfo as JSON
@@ -542,7 +542,7 @@ class Registry:
         except ConfigError:
             return  # unreadable settings are replaced by good ones
         if deleting:
-            raise TopicError(f"queue {name!r} is being removed; finish that before it is made anew")
+            raise TopicError(f"queue {name!r} is being removed; finish that before it is recreated")
 
     def _commit(self, transaction: Any) -> bool:
         """Whether it went through; False when others were faster. Other errors are raised."""

@@ -35,7 +35,7 @@ class StartsFound:
     """The start markers of one partition, for messages from some queue offset on.
 
     started    the messages that have a start marker
-    in_flight  those of them whose last start marker is a take with no end marker behind it
+    in_flight  those of them whose last start marker is a take (not a delay), with no end marker after it
     end        where the markers ended
     """
 
@@ -49,8 +49,8 @@ class AssignedPartition:
 
     assigned_at  monotonic time of the assignment; recovery needs topic ids that were looked up since
     log_end      a commit above it is ignored: the log was truncated, or the topic recreated
-    seek_to      the offset from which to read when it gets active, if the commit's is lower; None: from the
-                 commit's on, where librdkafka begins by itself
+    seek_to      read from this offset once ACTIVE, unless the commit is further; None: from the commit on,
+                 where librdkafka begins by itself
     """
 
     def __init__(self, assigned_at: float, *, log_end: int = INT64_MAX, seek_to: int | None = None) -> None:

@@ -80,8 +80,8 @@ class KmqClient:
     Not usable in a forked child of the process that made it: there its calls raise Forked.
 
     Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
-    the queue's own. Where the queue topic is made anew, the client goes on with the new one; where that was
-    done without its markers topic, receive() raises TopicError until that is made anew, too.
+    the queue's own. Where the queue topic is recreated, the client goes on with the new one; where that was
+    done without its markers topic, receive() raises TopicError until that is recreated, too.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class KmqClient:
         lease left is given back, which does not count as an attempt, unless this process dies first or the
         broker writes the marker that gives it back after the end of the lease.
 
-        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone, or was made anew
+        Raises ConfigError for bad numbers, TopicError when the queue's topic is gone, or was recreated
         without its markers topic.
         """
         if max_messages < 1:

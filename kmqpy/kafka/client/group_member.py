@@ -48,10 +48,10 @@ LogBounds = Callable[[int], tuple[int, int]]
 class GroupMember:
     """A member of the queue's consumer group.
 
-    outcome_known  of a partition: whether no start marker of this client can still reach it; asking
-                   triggers the check
-    ids_known      of a monotonic time: whether the topic ids were looked up then or later; asking triggers
-                   a look-up
+    outcome_known  outcome_known(partition) is False while a start marker of this client may still get there;
+                   each call drives the check on
+    ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
+                   not, a look-up is begun
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GroupMember:
         self._orphaned_starts: list[Place] = []
         self._static = instance_id is not None
         self._closing = False
-        self._revoked = False  # and what follows from it is not assigned yet
+        self._revoked = False  # True between a revocation and the assignment that follows it
         static = {"group.instance.id": instance_id} if instance_id else {}
         self._consumer: Consumer = librdkafka.new_consumer(
             connection,

@@ -165,7 +165,7 @@ class MarkerWriter:
         self._guard.raise_if_inherited()
         with self._changed:
             if self._abandoned:
-                raise ReceiptError(f"markers topic {self._topic}: it is of another queue now, made anew")
+                raise ReceiptError(f"markers topic {self._topic}: it is of another queue now, recreated")
             if self._closing.is_set():
                 raise Unavailable(f"markers topic {self._topic}: the writer is closed")
             ticket = self._ticket if own is None else own

@@ -15,7 +15,7 @@ from kmqpy.kafka.topic_identity import earlier_markers_error
 from kmqpy.message import Message
 
 _record_of = attrgetter("_record")
-_context_of = attrgetter("_batch")
+_context_of = attrgetter("_context")
 
 _NOTHING: tuple[tuple[Message, ...], Offsets] = ((), {})
 

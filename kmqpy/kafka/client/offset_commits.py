@@ -36,7 +36,7 @@ class Commit:
 
 
 def commit_metadata(markers_offset: int | None, ids: TopicIds) -> str:
-    """The metadata of a commit; see `Commit`."""
+    """The metadata of a commit, as `_METADATA` describes it."""
     written = "-" if markers_offset is None else markers_offset
     return f"kmq2:{written}:{ids.queue}:{ids.markers}"
 
@@ -197,7 +197,7 @@ class PartitionCommits:
 
 
 def _joined(earlier: _StartsAhead | None, later: _StartsAhead) -> _StartsAhead:
-    """Both; the markers of `earlier` begin first."""
+    """One range of offsets for both; the markers of `earlier` begin first."""
     if earlier is None:
         return later
     return replace(earlier, last_offset=max(earlier.last_offset, later.last_offset))

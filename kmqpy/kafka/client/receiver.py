@@ -62,7 +62,7 @@ class Receiver:
 
     client           acknowledges the messages
     holder           stands in start markers; for people
-    look_for_topics  waits until it is known which topics there are now, and changes `topics` to these
+    look_for_topics  waits until the ids of the topics are known as of now, and changes `topics` to these
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Receiver:
         return self._member
 
     def receive(self, max_messages: int, wait_s: float, lease_ms: int) -> tuple[list[Message], Offsets]:
-        """Messages for the caller, and their places; waits at most `wait_s` for records.
+        """Messages for the caller, and their offsets by partition; waits at most `wait_s` for records.
 
         Also reads the markers of partitions that are new to this client; see GroupMember.poll().
         """
@@ -193,7 +193,7 @@ class Receiver:
             ids, now = self._topics.ids, self._clock.monotonic()
             self._look_for_topics()
             if self._topics.ids.queue != ids.queue:
-                # If these were messages of the new one, they come again at once, not after the lease.
+                # If these were messages of the new one, they are redelivered at once, not after the lease.
                 self._topics.writer.give_back((p, offset) for p, ones in due.items() for offset in ones)
                 return _NONE_STARTED
             if not self._topics.knows_since(now):

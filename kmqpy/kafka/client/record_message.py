@@ -42,13 +42,13 @@ class ReceiveContext:
 class KafkaMessage(Message):
     """See Message."""
 
-    __slots__ = ("_batch", "_record")
-    _batch: ReceiveContext
+    __slots__ = ("_context", "_record")
+    _context: ReceiveContext
     _record: Any
 
-    def __init__(self, record: Any, batch: ReceiveContext) -> None:
+    def __init__(self, record: Any, context: ReceiveContext) -> None:
         self._record = record
-        self._batch = batch
+        self._context = context
 
     # The fields are properties, which nobody can assign to, and a frozen class would make __init__ three
     # times as slow.
@@ -62,14 +62,14 @@ class KafkaMessage(Message):
         return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)
 
     def ack(self, *, wait: bool = False) -> None:
-        if self._batch.client is None:
+        if self._context.client is None:
             super().ack(wait=wait)
         else:
-            self._batch.client.ack(self, wait=wait)
+            self._context.client.ack(self, wait=wait)
 
     @property
     def queue(self) -> str:
-        return self._batch.queue.name
+        return self._context.queue.name
 
     @property
     def id(self) -> str:
@@ -98,9 +98,9 @@ class KafkaMessage(Message):
     @property
     def attempts(self) -> int:
         try:
-            return redelivery_count(self.headers, self._batch.queue.redelivery_count_header) + 1
+            return redelivery_count(self.headers, self._context.queue.redelivery_count_header) + 1
         except DecodeError:
-            self._batch.telemetry.failed(self.queue, "undecodable header")
+            self._context.telemetry.failed(self.queue, "undecodable header")
             return 1
 
     @property
@@ -112,17 +112,17 @@ class KafkaMessage(Message):
         try:
             first = int_header(self.headers, ORIGINAL_TIMESTAMP)
         except DecodeError:
-            self._batch.telemetry.failed(self.queue, "undecodable header")
+            self._context.telemetry.failed(self.queue, "undecodable header")
             first = None
         return self.enqueued_ms if first is None else first
 
     @property
     def lease_until_ms(self) -> int:
-        return self._batch.lease_until_ms
+        return self._context.lease_until_ms
 
     @property
     def receipt(self) -> str:
-        return str(Receipt(self.queue, self._batch.topic_id, self.partition, self.offset))
+        return str(Receipt(self.queue, self._context.topic_id, self.partition, self.offset))
 
 
 def _plain(values: dict[str, Any]) -> Message:

@@ -116,7 +116,7 @@ def _contradictions(given: QueueSettings, said: Iterable[str], known: QueueSetti
 
 
 def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConnection) -> None:
-    """Raise TopicError where the topic of `queue` was made anew, but not its markers topic (rule R24).
+    """Raise TopicError where the topic of `queue` was recreated, but not its markers topic (rule R24).
 
     `queue` is what settings_of() returned, `there` are the topics there are. Reads kmq.queues only where this
     process has not done so in the last seconds, or the topics don't go with what it has read.
@@ -217,7 +217,7 @@ class SettingsMirror:
         """Write those that are not there yet, or are other ones; makes the topic, replicated as theirs.
 
         Those that say the ids of their queue topic and markers topic have those of the dead letters added.
-        Ids of topics that were made anew beside their markers topics are not written, so that this is known
+        Ids of topics that were recreated beside their markers topics are not written, so that this is known
         until it is mended; where it is the queue topic, TopicError is raised in the end. `certain`: the ids
         given are those that belong together, whatever a record says.
         """

@@ -44,16 +44,19 @@ class StartOutcome:
 
 @dataclass
 class _PartitionStarts:
-    """The start markers of one partition in a batch."""
+    """The start markers of one partition in a batch.
+
+    Each is given to one of two producers: one that reports every outcome, and one that reports errors only.
+    """
 
     reported: list[int] = field(default_factory=list)
-    """The lowest offset of each marker whose outcome the producer reports."""
+    """The lowest offset of each marker that went to the producer that reports every outcome."""
     written: list[Any] = field(default_factory=list)
-    """The records of those that were confirmed; filled by whoever polls the producer."""
+    """The records of those that it confirmed; any thread that polls the producer appends to it."""
     errors_only: Sequence[int] = ()
     """Offsets whose markers went to the producer that reports errors only."""
     refused: list[int] = field(default_factory=list)
-    """Those of them that failed."""
+    """Offsets whose errors it reported."""
 
     def outcome(self, *, unknown: bool) -> tuple[int | None, int | None]:
         """The markers offset of the last marker known to be confirmed, and the lowest offset whose is not.
@@ -74,8 +77,8 @@ class StartBatch:
     """Start markers on their way; used by one thread, though reports may come on another that polls.
 
     producer     reports the outcome of each marker
-    give_up      drops the producers, so that they report what they hold: after a fatal error, and when the
-                 one that reports errors only still holds markers at the time-out
+    give_up      closes the producers, so that they report undelivered markers: after a fatal error, and when
+                 the one that reports errors only still has markers at the time-out
     all_written  told each partition of which every start marker was confirmed
     """
 
@@ -158,7 +161,7 @@ class StartBatch:
     def confirmed(self) -> StartOutcome:
         """Wait until the markers are confirmed, at most until the time-out.
 
-        One that counts as failed may have been written all the same, or be so later.
+        Failed means not confirmed: the marker may be in the log, or still get there; see StartBarrier.
         """
         while self._pending() and (left_s := self.left_s()) > 0:
             self._give_back_when_late()

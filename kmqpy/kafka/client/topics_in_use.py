@@ -19,7 +19,9 @@ class TopicsInUse:
 
     coalesce_ms  as of MarkerWriter
 
-    ids, writer             whoever needs both gets `writer` first, and then looks at `ids`
+    ids, writer             change_to() sets `ids`, then `writer`: read `writer` first, then `ids`. Then an
+                            old writer may meet new ids, and its markers are refused; but no new writer meets
+                            old ids, or markers of former messages would count for the new topic's
     beside_earlier_markers  the queue topic was recreated, its markers topic was not: nothing is received
 
     Raises QueueNotFound, TopicError, Unavailable when it is made.
@@ -61,7 +63,7 @@ class TopicsInUse:
 
     def change_to(self, ids: TopicIds) -> None:
         """Use the topics of these ids. The writer of another queue topic's markers is abandoned."""
-        _log.warning("the queue was made anew; beginning anew", extra={"queue": self._queue.name})
+        _log.warning("the queue was recreated; beginning anew", extra={"queue": self._queue.name})
         before, self.ids = self.ids, ids
         if ids.queue != before.queue:
             self._partitions = 0  # to be asked for

@@ -1,1 +1,1 @@
-"""Every copy of a message: a redelivery, a dead letter, a dead letter's way back into its queue."""
+"""How every copy of a message is made: a redelivery, a dead letter, a redriven message."""

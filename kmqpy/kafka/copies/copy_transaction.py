@@ -36,8 +36,9 @@ class NewRecord(NamedTuple):
 class TransactionAborted(Exception):
     """The transaction was aborted; nothing of it happened.
 
-    `by_message`: Kafka refused a message of the batch, not the batch as such; `topic`: for this topic.
-    `by_predecessor`: what an aborted one before it left behind; the same batch can work now.
+    topic           the topic whose records failed
+    by_message      one record is at fault: split the batch to find it
+    by_predecessor  an aborted transaction left sequence numbers behind: the same batch can work now
     """
 
     def __init__(self, cause: KafkaError, topic: str) -> None:
@@ -117,7 +118,7 @@ class CopyTransaction:
             self._produce(topic, copies)
             topic = self.markers_topic
             self._produce(topic, ends)
-            # What is written later could go to other topics than those that are asked about.
+            # Records that are sent after may_go_on() could go to a topic that was recreated meanwhile.
             unsent = producer.flush(timeout_s)
             written = True
             withdrawn = not unsent and not may_go_on()

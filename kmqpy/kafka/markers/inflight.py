@@ -29,16 +29,16 @@ how many, and the timestamp in ms."""
 
 
 class InFlight:
-    """The messages of one partition that were taken and not ended.
+    """The messages of one partition that were taken and not acknowledged.
 
     `now_ms` is the largest timestamp read so far: the partition's clock, which only set_back() turns back.
     Timestamps above `latest_ms` count as `latest_ms` (rule R23); `highest_clamped_ms` is the highest of them.
     Leases longer than `max_hold_ms`, and delays longer than `max_delay_ms`, count as these (rule R5). The
     caller may change these limits at any time.
-    `missed_markers`: reading began above the stored safe offset, so the take of an operation may be
-    among what was missed; then any operation opens an entry (rule R2). A successor that begins at
-    the safe offset of such a state needs `missed_markers` too, or it drops those entries.
-    `position`: the markers offset at which reading begins.
+    `missed_markers`: some markers below `position` were never read, so that a take may be missing; any
+    operation opens an entry then (rule R2). A successor that begins at the safe offset of such a state must
+    set it, too.
+    `position`: the next markers offset to read.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class InFlight:
             self._pinned = (self._pinned[0], max(0, self._pinned[1] - by_ms))
 
     def pin(self, at: int) -> None:
-        """Keep the safe offset from passing a marker that only a newer version understands (R3)."""
+        """Keep the safe offset from passing a marker that was not applied: a newer one (R3), or a bug."""
         if self._pinned is None:
             self._pinned = (at, self.now_ms)
 
     @property
     def pinned(self) -> bool:
-        """True once a marker was seen that only a newer version understands."""
+        """True once a marker was not applied; see pin()."""
         return self._pinned is not None
 
     def apply(self, marker: Marker, at: int, timestamp_ms: int) -> int:

@@ -33,7 +33,7 @@ _FEW = 8
 """A group of no more rows is not worth its overhead; they move to another."""
 
 _KNOWN_RESTS = 1024
-"""Values of what most rows share that are remembered, so that equal ones are kept once."""
+"""How many combinations of state, counts, reason and holder are interned, so that equal ones are one."""
 
 Group = Run | EntryArray
 

@@ -3,7 +3,7 @@
 A state is a function of the markers up to some offset, so offset and rows, written together in one
 znode, are always consistent, whoever wrote them (rule R17 without generations).
 
-Base64 of deflated JSON: a list of rows, where a list of 7 values is a `TakenTogether` (its bits in
+Base64 of deflated JSON: a list of rows, where a list of 7 values is a `TakenRun` (its bits in
 hexadecimal) and one of 8 is an `Entry`.
 """
 
