@@ -208,10 +208,10 @@ class Queue(Protocol):
 class StorageQueue(Queue, Protocol):
     """The whole protocol. What a storage can't do it says in `capabilities`, and raises NotSupported.
 
-    Acknowledgements are not late until the message is taken anew: a receipt whose lease has ended still
-    acknowledges, extends and gives back its message as long as nobody else has taken it since. After that
-    the receipt does nothing, and never anything to the new taker's message. A receipt of another storage,
-    of another queue, or of a queue that was deleted and recreated is a ReceiptError.
+    A receipt whose lease has ended still acknowledges or dead-letters its message, as long as nobody else
+    has taken it since and it is no dead letter; extend() and nack() do nothing then. Once the message is
+    taken by another, the receipt does nothing, and never anything to the new taker's message. A receipt of
+    another storage, of another queue, or of a queue that was deleted and recreated is a ReceiptError.
     """
 
     @property

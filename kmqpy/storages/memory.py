@@ -6,6 +6,7 @@ Made for tests and for trying things out. See kmqpy.storages.engine for what eac
 from __future__ import annotations
 
 import heapq
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -443,11 +444,14 @@ class _Entered:
 
     def __enter__(self) -> tuple[_Queue, int]:
         self._queue.changed.acquire()
-        now_ms = self._now_ms()
-        if self._queue.deleted:
+        try:
+            now_ms = self._now_ms()
+            if self._queue.deleted:
+                raise QueueNotFound(f"queue {self._queue.row.name!r} was deleted")
+            self._queue.pass_time(now_ms)
+        except BaseException:  # Ctrl-C, too: other threads must not wait for ever
             self._queue.changed.release()
-            raise QueueNotFound(f"queue {self._queue.row.name!r} was deleted")
-        self._queue.pass_time(now_ms)
+            raise
         return self._queue, now_ms
 
     def __exit__(self, *_: object) -> None:
@@ -463,6 +467,17 @@ def _dead(queue: _Queue, limit: int | None, ids: frozenset[int] | None = None) -
 _shared: dict[str, MemoryEngine] = {}
 """The engines of `memory://name`, by name."""
 _opening = threading.Lock()
+
+
+def _forget_parents() -> None:
+    """After a fork: the engines are copies of the parent's, and a lock may be held by a thread of it."""
+    global _opening  # noqa: PLW0603
+    _shared.clear()
+    _opening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parents)
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:

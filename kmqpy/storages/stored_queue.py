@@ -102,6 +102,7 @@ class StoredQueue:
         """See StorageQueue.send_many."""
         if self._codec is None and isinstance(bodies, str | bytes):
             raise MessageError("bodies: that is one body; use send(), or a list of bodies")
+        headers = headers_from(headers)  # once: they may be an iterator
         return self._send(
             [
                 body
@@ -182,6 +183,7 @@ class StoredQueue:
                 return messages
             if now >= deadline:
                 return []
+            self._check_open()  # a close() before take() has woken nobody
             if not taken.rows and not self._engine.wait(self._queue, taken, deadline - now):
                 self._check_open()
                 return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import threading
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
@@ -110,11 +111,10 @@ class StoredStorage:
                 return
             self._closed = True
             queues = builtins.list(self._queues)
-        try:
+        with ExitStack() as all_of_them:  # also when one raises
+            all_of_them.callback(self._engine.close)
             for queue in queues:
-                queue.close()
-        finally:
-            self._engine.close()
+                all_of_them.callback(queue.close)
 
     def __enter__(self) -> Self:
         return self

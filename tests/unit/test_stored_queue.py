@@ -251,3 +251,68 @@ def test_the_example_of_the_docstring_runs():
     text = kmqpy.testing.__doc__
     code = "\n".join(line.removeprefix("    ") for line in text.splitlines() if line.startswith("    "))
     exec(compile(code, "docstring", "exec"), {})
+
+
+def test_headers_given_once_are_those_of_every_message(clock):
+    queue = opened(MemoryEngine(clock), clock)
+    queue.send_many(["a", "b"], headers=iter([("own", "1")]))
+    assert [message.headers for message in queue.receive(wait=0)] == [(("own", b"1"),)] * 2
+
+
+def test_who_is_interrupted_while_it_enters_a_queue_leaves_no_lock_behind(clock):
+    class Interrupted(ManualClock):
+        interrupts = False
+
+        def wall_ms(self):
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return super().wall_ms()
+
+        def monotonic(self):
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return super().monotonic()
+
+    own = Interrupted()
+    queue = opened(MemoryEngine(own), clock)
+    own.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        queue.size()
+    own.interrupts = False
+    found = []
+    other = threading.Thread(target=lambda: found.append(queue.size()), daemon=True)
+    other.start()
+    other.join(5)
+    assert found == [0]
+
+
+def test_a_close_that_comes_just_before_a_take_is_noticed_at_once():
+    engine = MemoryEngine()
+    take = engine.take
+    queue = opened(engine, ManualClock())
+
+    def close_first(*arguments):
+        queue.close()
+        return take(*arguments)
+
+    engine.take = close_first
+    with pytest.raises(Closed):
+        queue.receive(wait=100)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_has_memory_of_its_own():
+    with storage_for("memory://forked") as storage:
+        storage.create("q")
+        with storage.open("q") as queue:
+            queue.send("a")
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    status = 0 if storage_for("memory://forked").list() == [] else 2
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert queue.size() == 1
