@@ -1,1 +1,1 @@
-"""The protocol of leases, redelivery, take-over and late acknowledgements in TLA+, and the runs that check it."""
+"""The protocol of leases, redelivery, take-over and late acknowledgements in TLA+, and its runs."""

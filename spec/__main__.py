@@ -31,7 +31,8 @@ def main() -> int:
     chosen = [
         run
         for run in RUNS
-        if any(name in run.name for name in options.names) or (not options.names and (options.full or not run.full))
+        if any(name in run.name for name in options.names)
+        or (not options.names and (options.full or not run.full))
     ]
     if not chosen:
         parser.error(f"no run is named so; there are: {', '.join(run.name for run in RUNS)}")
@@ -46,10 +47,7 @@ def _passes(run: Run, jar: Path) -> bool:
     output = _check(run, jar)
     violated = re.findall(r"Invariant (\w+) is violated", output)
     complete = "Model checking completed. No error has been found" in output
-    if run.violates is None:
-        good = complete
-    else:
-        good = violated == [run.violates]
+    good = complete if run.violates is None else violated == [run.violates]
     found = f"violates {violated[0]}" if violated else "holds" if complete else "did not complete"
     states = re.findall(r"([\d,]+) distinct states found", output)
     print(
@@ -73,11 +71,15 @@ def _check(run: Run, jar: Path) -> str:
             + f"INVARIANTS {run.violates or ' '.join(INVARIANTS)}\n"
         )
         Path(folder, "Delivery.tla").write_text((_HERE / "Delivery.tla").read_text())
-        options = ["-XX:+UseParallelGC", "-Xmx4g", "-XX:TieredStopAtLevel=1"] if not run.full else ["-XX:+UseParallelGC", "-Xmx8g"]
+        java = [find_java("The model checker"), "-XX:+UseParallelGC", f"-Xmx{8 if run.full else 4}g"]
         done = subprocess.run(
-            [str(find_java("The model checker")), *options, "-cp", str(jar), "tlc2.TLC", "-workers", "2", "-metadir", folder, "Run"],
-            check=False, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd=folder,
-        )  # fmt: skip
+            [*java, "-cp", jar, "tlc2.TLC", "-workers", "2", "-metadir", folder, "Run"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            cwd=folder,
+        )
         return done.stdout + done.stderr
 
 

@@ -73,9 +73,17 @@ RUNS = (
     Run(name="two messages and an ack", constants={**_TWO_MESSAGES, "MaxAcks": "1"}, full=True),
     Run(name="two messages, two copies", constants={**_TWO_MESSAGES, "MaxMessages": "4"}, full=True),
     Run(name="two partitions and an ack", constants={**_TWO_PARTITIONS, "MaxAcks": "1"}, full=True),
-    Run(name="a paused client, four transactions", constants={**_PAUSED_CLIENT, "MaxTransactions": "4"}, full=True),
+    Run(
+        name="a paused client, four transactions",
+        constants={**_PAUSED_CLIENT, "MaxTransactions": "4"},
+        full=True,
+    ),
     Run(name="two takeovers", constants={"MaxTakeovers": "2"}, full=True),
-    Run(name="takeover and retention", constants={**_TAKEOVER, **_RETENTION, "MaxTransactions": "3"}, full=True),
+    Run(
+        name="takeover and retention",
+        constants={**_TAKEOVER, **_RETENTION, "MaxTransactions": "3"},
+        full=True,
+    ),
     _control("the tracker makes no claim: two fates", "OneFate", **_NO_CLAIM),
     _control("the tracker makes no claim: an ack is lost", "AckHolds", **_NO_CLAIM),
     _control("the tracker does not wait before it decides", "OneFate", TrackerWaits="FALSE"),
@@ -84,8 +92,17 @@ RUNS = (
     _control("takes are not fenced", "OneFate", **_PAUSED_CLIENT, TakesAreFenced="FALSE", MaxAcks="0"),
     _control("an ack of an ancestor does not count", "AckHolds", AliasesCount="FALSE"),
     _control("who takes a copy looks from the take on", "NoStaleHandOut", FollowFrom='"take"'),
-    _control("a pending copy does not hold the stored offset", "AckHolds", **_TAKEOVER, AliasHoldsOffset='"no"'),
-    _control("a copy in flight does not hold the stored offset", "AckHolds", **_TAKEOVER, AliasHoldsOffset='"pending"'),
-    _control("the end, not the claim, holds the stored offset", "AckHolds", **_TAKEOVER, AliasFromClaim="FALSE"),
+    _control(
+        "a pending copy does not hold the stored offset", "AckHolds", **_TAKEOVER, AliasHoldsOffset='"no"'
+    ),
+    _control(
+        "a copy in flight does not hold the stored offset",
+        "AckHolds",
+        **_TAKEOVER,
+        AliasHoldsOffset='"pending"',
+    ),
+    _control(
+        "the end, not the claim, holds the stored offset", "AckHolds", **_TAKEOVER, AliasFromClaim="FALSE"
+    ),
     _control("deleted markers are not noticed", "ProcessedOnce", **_RETENTION, ClientChecksRetention="FALSE"),
 )
