@@ -7,7 +7,7 @@ ARGS ?=
 # Tests wait more than they compute, so more of them than cores run at a time.
 WORKERS ?= 3
 
-.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz lock clean
+.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -62,6 +62,9 @@ mutants: $(READY) ## break kmqpy in one line, over and over: do the tests notice
 fuzz: $(READY) ## hostile input, guided by coverage; ARGS="marker --seconds 60", or all
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo "Installing atheris (once) ..."; $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[fuzz]"; }
 	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+model: $(READY) ## check the protocol with TLC, see spec/README.md; ARGS="--full" for large bounds
+	@$(BIN)/python -m spec $(ARGS)
 
 lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	@$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install --quiet uv

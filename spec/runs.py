@@ -1,0 +1,108 @@
+"""The runs of the model: bounds, rules that are switched off, and what must come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+INVARIANTS = ("ProcessedOnce", "OneFate", "AckHolds", "NothingLost", "NoStaleHandOut")
+
+_BASE = {
+    "Originals": "1",
+    "PartitionOf": "<<1>>",
+    "MaxMessages": "3",
+    "MaxTransactions": "3",
+    "MaxAcks": "1",
+    "MaxTakeovers": "0",
+    "MaxDeletions": "0",
+    "Clients": '{"a", "b"}',
+    "Owner": '"b"',
+    "FetchedEarlier": "{}",
+    "TransactionsAbort": "TRUE",
+    "TrackerClaims": "TRUE",
+    "TrackerWaits": "TRUE",
+    "TrackerNamesDropped": "TRUE",
+    "ClientReads": '"tail"',
+    "ClientChecksRetention": "TRUE",
+    "TakesAreFenced": "TRUE",
+    "AliasesCount": "TRUE",
+    "AliasHoldsOffset": '"in flight"',
+    "AliasFromClaim": "TRUE",
+    "FollowFrom": '"claim"',
+}
+_TWO_MESSAGES = {"Originals": "2", "PartitionOf": "<<1, 1>>", "MaxMessages": "3", "MaxAcks": "0"}
+_TWO_PARTITIONS = {"Originals": "2", "PartitionOf": "<<1, 2>>", "MaxMessages": "3", "MaxAcks": "0"}
+_PAUSED_CLIENT = {"FetchedEarlier": "{1}"}
+_TAKEOVER = {"MaxTakeovers": "1", "MaxTransactions": "2"}
+_RETENTION = {"MaxDeletions": "1"}
+_NO_CLAIM = {"TrackerClaims": "FALSE"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of TLC.
+
+    constants  those that differ from the base
+    violates   the invariant that a negative control must violate; None: nothing may be violated
+    full       too large for a run within a minute
+    """
+
+    name: str
+    constants: Mapping[str, str] = field(default_factory=dict)
+    violates: str | None = None
+    full: bool = False
+
+    @property
+    def all_constants(self) -> dict[str, str]:
+        """The value of every constant of the model."""
+        return {**_BASE, **self.constants}
+
+
+def _control(name: str, violates: str, **constants: str) -> Run:
+    return Run(name=f"control: {name}", constants=constants, violates=violates)
+
+
+RUNS = (
+    Run(name="one message, its copies and an ack"),
+    Run(name="a client was paused between fetch and take", constants=_PAUSED_CLIENT),
+    Run(name="two messages", constants=_TWO_MESSAGES),
+    Run(name="two partitions", constants={**_TWO_PARTITIONS, "MaxTransactions": "2"}),
+    Run(name="takeover", constants=_TAKEOVER),
+    Run(name="retention", constants={**_RETENTION, "MaxTransactions": "2"}),
+    Run(name="four transactions", constants={"MaxTransactions": "4"}, full=True),
+    Run(name="two messages and an ack", constants={**_TWO_MESSAGES, "MaxAcks": "1"}, full=True),
+    Run(name="two messages, two copies", constants={**_TWO_MESSAGES, "MaxMessages": "4"}, full=True),
+    Run(name="two partitions and an ack", constants={**_TWO_PARTITIONS, "MaxAcks": "1"}, full=True),
+    Run(
+        name="a paused client, four transactions",
+        constants={**_PAUSED_CLIENT, "MaxTransactions": "4"},
+        full=True,
+    ),
+    Run(name="two takeovers", constants={"MaxTakeovers": "2"}, full=True),
+    Run(
+        name="takeover and retention",
+        constants={**_TAKEOVER, **_RETENTION, "MaxTransactions": "3"},
+        full=True,
+    ),
+    _control("the tracker makes no claim: two fates", "OneFate", **_NO_CLAIM),
+    _control("the tracker makes no claim: an ack is lost", "AckHolds", **_NO_CLAIM),
+    _control("the tracker does not wait before it decides", "OneFate", TrackerWaits="FALSE"),
+    _control("a client ignores claims", "OneFate", ClientReads='"ends"'),
+    _control("a client does not look", "ProcessedOnce", ClientReads='"nothing"'),
+    _control("takes are not fenced", "OneFate", **_PAUSED_CLIENT, TakesAreFenced="FALSE", MaxAcks="0"),
+    _control("an ack of an ancestor does not count", "AckHolds", AliasesCount="FALSE"),
+    _control("who takes a copy looks from the take on", "NoStaleHandOut", FollowFrom='"take"'),
+    _control(
+        "a pending copy does not hold the stored offset", "AckHolds", **_TAKEOVER, AliasHoldsOffset='"no"'
+    ),
+    _control(
+        "a copy in flight does not hold the stored offset",
+        "AckHolds",
+        **_TAKEOVER,
+        AliasHoldsOffset='"pending"',
+    ),
+    _control(
+        "the end, not the claim, holds the stored offset", "AckHolds", **_TAKEOVER, AliasFromClaim="FALSE"
+    ),
+    _control("deleted markers are not noticed", "ProcessedOnce", **_RETENTION, ClientChecksRetention="FALSE"),
+)
