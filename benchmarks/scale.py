@@ -25,7 +25,8 @@ from benchmarks.fake_zookeeper import Server
 from benchmarks.lab import Lab
 from benchmarks.results import progress
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.kafka.admin.registry import Registry, StoredOffset, decode_queue, decode_tracker, partitions_of
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import StoredOffset, decode_queue, decode_tracker, partitions_of
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.zookeeper.session import connect
 from tracker.leadership import leadership as leadership_module

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kmqpy.errors import KmqError
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.leadership.assignment import Partition

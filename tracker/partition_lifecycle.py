@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kmqpy.errors import Unavailable
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.settings import QueueSettings
 from tracker.background import Pool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.doctor import Severity
+from kmqpy.kafka.admin.findings import Severity
 from kmqpy.kafka.topic_identity import TopicIds, earlier_markers_error
 from tracker.background import Pool
 from tracker.context import TrackerContext

@@ -20,7 +20,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaException, Producer, TopicParti
 
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin.registry import Registry, connect
+from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.markers import codec
@@ -28,6 +28,7 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.message import Message
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker

@@ -25,10 +25,11 @@ from kmqpy.core.durations import DAY_MS
 from kmqpy.dev import Cluster
 from kmqpy.errors import QueueNotFound
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin import admin, doctor
+from kmqpy.kafka.admin import doctor, queue_deletion, queue_removal
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.doctor import Finding, Kind
-from kmqpy.kafka.admin.registry import StoredOffset, TrackerInfo
+from kmqpy.kafka.admin.checks import settings_topic as settings_topic_checks
+from kmqpy.kafka.admin.findings import Finding, Kind
+from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -144,7 +145,7 @@ class Stage:
     def own_settings_topic(self, partitions: int = 1, policy: str = "compact") -> str:
         """Another one than all tests share."""
         name = f"mirror-{self.name}"
-        for module in (settings_mirror, admin, doctor):
+        for module in (settings_mirror, queue_deletion, doctor, settings_topic_checks):
             self.monkeypatch.setattr(module, "SETTINGS_TOPIC", name)
         if partitions:
             new = NewTopic(name, partitions, 1, config={"cleanup.policy": policy})
@@ -218,7 +219,7 @@ def registered_with(partitions: int) -> Callable[[Stage], None]:
 
 def deleting(stage: Stage) -> None:
     stage.make()
-    stage.admin._registry._mark_deleting(stage.name)
+    queue_removal._mark_deleting(stage.admin._access.registry._znodes, stage.name)
 
 
 def unreadable(stage: Stage) -> None:
@@ -346,7 +347,7 @@ def unreadable_record(stage: Stage) -> None:
 def of_no_queue(stage: Stage) -> None:
     """As after ZooKeeper has forgotten; the topics are there."""
     stage.tell(stage.settings)
-    stage.admin._registry.remove(stage.name)
+    stage.admin._access.registry.remove(stage.name)
 
 
 def of_nothing(stage: Stage) -> None:
@@ -493,7 +494,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     queues = [stage.queue, *getattr(stage, "others", ())]
     before = [stage.content(queue) for queue in queues]
     kept = [stage.retention(queue) for queue in queues]
-    registered = stage.admin._registry.every_queue()[0]
+    registered = stage.admin._access.registry.every_queue()[0]
 
     for finding in stage.findings(kind):
         done = stage.follow(finding.to_do)
@@ -516,7 +517,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     for queue, old in zip(queues, kept, strict=True):
         assert all(ms >= old.get(topic, 0) for topic, ms in stage.retention(queue).items())
     wanted = {one.name: stage.settings if one.name == stage.name else one for one in registered}
-    for one in stage.admin._registry.every_queue()[0]:
+    for one in stage.admin._access.registry.every_queue()[0]:
         settings = wanted.pop(one.name, one)
         if kind is Kind.SHARED_TOPIC and one.name == stage.name:
             usual = QueueSettings(name=one.name)

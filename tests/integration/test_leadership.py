@@ -19,8 +19,10 @@ from kazoo.security import make_digest_acl
 
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import ConfigError, Unavailable
-from kmqpy.kafka.admin.registry import Registry, StoredOffset, TrackerInfo, connect
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.zookeeper.session import connect
 from tracker.leadership.assignment import capacity
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.registry_view import RegistrySnapshot

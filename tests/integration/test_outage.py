@@ -15,11 +15,12 @@ from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import StoredOffset, connect
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
 

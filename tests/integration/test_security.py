@@ -37,7 +37,9 @@ from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import Registry, StoredOffset, ZnodePaths, connect
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
@@ -45,6 +47,7 @@ from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper import session
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker

@@ -167,7 +167,8 @@ def _recreated(queue) -> bool:
 def test_r8_an_offset_beyond_the_end_is_not_used(queue):
     from dataclasses import replace
 
-    from kmqpy.kafka.admin.registry import ZnodePaths, connect
+    from kmqpy.kafka.admin.znode_paths import ZnodePaths
+    from kmqpy.zookeeper.session import connect
 
     queue.send("m")
     queue.mark(take(0))

@@ -13,7 +13,7 @@ import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin.registry import Registry, connect
+from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.markers import codec
@@ -22,6 +22,7 @@ from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TIMESTAMP
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
+from kmqpy.zookeeper.session import connect
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
-from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client import assigned_partition
 from kmqpy.kafka.message_headers import DELIVER_AT
 from kmqpy.kafka.receipt import Receipt

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import Phase
 from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.markers.offset_runs import OffsetRuns

@@ -10,8 +10,9 @@ from support import SESSION_MS, collect, until, value
 
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin.registry import ZnodePaths, connect
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.kafka.topic_names import topics_of
+from kmqpy.zookeeper.session import connect
 from tests.spark.tracking import LONG_S, stored, take
 from tracker.settings import TrackerSettings
 from tracker.spark.query import _keys

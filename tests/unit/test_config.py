@@ -18,7 +18,7 @@ from kmqpy.core.durations import duration_ms, parse_duration_ms
 from kmqpy.core.environment import from_environment
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.registry import decode_queue
+from kmqpy.kafka.admin.registry_entries import decode_queue
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.dead_letters import DeadLetters

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import RegisteredQueue, StoredOffset
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight

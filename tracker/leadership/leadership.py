@@ -19,7 +19,8 @@ from kazoo.protocol.states import Callback
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
-from kmqpy.kafka.admin.registry import StoredOffset, TrackerInfo, ZnodePaths
+from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.zookeeper.session import address, check_access, gather, new_client, session_of, stop, unavailable
 from kmqpy.zookeeper.settings import ZooKeeperSecurity
 from tracker.leadership.assignment import Partition

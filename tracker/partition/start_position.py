@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import QueueSettings

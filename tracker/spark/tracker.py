@@ -23,11 +23,13 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, TopicError
-from kmqpy.kafka.admin.registry import Registry, StoredOffset, connect
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import earlier_markers_error
 from kmqpy.kafka.topics import TopicInfo, Topics
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.health.metrics import TrackerMetrics
 from tracker.leadership.leadership import Leadership

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import KmqError
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.records import read_marker

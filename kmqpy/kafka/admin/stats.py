@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import commit_of
 from kmqpy.kafka.markers.codec import INT64_MAX, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState

@@ -1,0 +1,1 @@
+"""What the doctor checks, one file per subject. Pure: no I/O."""
