@@ -148,7 +148,7 @@ class World:
             leadership.read_offset(*partition)
             served[partition] = view.owned[partition]
         for partition in view.releasing:
-            leadership.write_offset(*partition, StoredOffset(next(self._numbers), "t", 0))
+            leadership.write_offsets({partition: StoredOffset(next(self._numbers), "t", 0)})
             leadership.release(*partition)
         return bool(news or view.releasing)
 

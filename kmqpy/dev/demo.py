@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.demo_consumer import fate
 from kmqpy.errors import ClusterError, DecodeError
@@ -266,9 +266,7 @@ class _Demo:
         owners = self._registry.owners(self._queue.name)
         victim = Counter(owners.values()).most_common(1)[0][0]
         self._victims = sorted(partition for partition, owner in owners.items() if owner == victim)
-        deadline = SYSTEM_CLOCK.monotonic() + _KILL_WITHIN_S
-        while not self._due() and SYSTEM_CLOCK.monotonic() < deadline:
-            SYSTEM_CLOCK.sleep(0.002)
+        wait_until(self._due, _KILL_WITHIN_S, every_s=0.002)
         trackers[victim].kill()
         self._killed_at, self._killed_at_ms = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall_ms()
         self._progress.note = f"killed {victim}, owner of partitions {self._victims}"

@@ -184,14 +184,7 @@ class _Reader:
             return {partition: self._bounds(partition) for partition in partitions}
 
     def _bounds(self, partition: int) -> tuple[int, int]:
-        place = TopicPartition(self._topic, partition)
-
-        def ask(try_s: float) -> tuple[int, int]:
-            offsets = self._consumer.get_watermark_offsets(place, timeout=try_s)
-            if offsets is None:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            return offsets
-
+        ask = partial(librdkafka.watermarks, self._consumer, self._topic, partition)
         # librdkafka reports new partitions, and those of slow brokers, as unknown.
         exists = partial(librdkafka.refresh_partition, self._consumer, self._topic, partition)
         return librdkafka.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.admin.registry import Registry
@@ -38,11 +38,8 @@ class Failed(Exception):
 
 def until(is_so: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.05) -> None:
     """Poll; raises Failed when it is not so in time."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise Failed(f"not within {timeout_s:.0f} s: {what}")
-        time.sleep(every_s)
+    if not wait_until(is_so, timeout_s, every_s=every_s):
+        raise Failed(f"not within {timeout_s:.0f} s: {what}")
 
 
 class Slot:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from confluent_kafka import OFFSET_INVALID, KafkaException, Producer, TopicPartition
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin.registry import Registry
@@ -44,10 +45,8 @@ def until(
 ) -> float:
     """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes."""
     started = time.monotonic()
-    while not condition():
-        waited = time.monotonic() - started
-        assert waited < timeout, f"not within {timeout} s: {what() if callable(what) else what}"
-        time.sleep(every)
+    found = wait_until(condition, timeout, every_s=every)
+    assert found, f"not within {timeout} s: {what() if callable(what) else what}"
     return time.monotonic() - started
 
 

@@ -10,6 +10,7 @@ from support import LEASE_S, collect, delete_topic, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.core.durations import DAY_MS
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin import stats
@@ -17,7 +18,7 @@ from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind, Severity
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Marker, Op
+from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings

@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NotEmptyError
 from kazoo.security import make_digest_acl
 
-from kmqpy.core.clock import SystemClock
+from kmqpy.core.clock import SystemClock, wait_until
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
@@ -74,13 +74,17 @@ def epochs(leadership: Leadership) -> dict:
 
 def until(condition: Callable[[], object], *drained: Leadership, timeout: float = 10.0) -> float:
     """Wait for `condition`, letting go of what `drained` are asked for; s it took."""
-    started = time.monotonic()
-    while not condition():
+
+    def holds() -> bool:
+        if condition():
+            return True
         for leadership in drained:
             for partition in leadership.snapshot().releasing:
                 leadership.release(*partition)
-        assert time.monotonic() - started < timeout, [leadership.snapshot() for leadership in drained]
-        time.sleep(0.005)
+        return False
+
+    started = time.monotonic()
+    assert wait_until(holds, timeout, every_s=0.005), [leadership.snapshot() for leadership in drained]
     return time.monotonic() - started
 
 
@@ -378,7 +382,7 @@ def test_a_znode_of_an_older_session_is_not_ours(registry, join, zk, root):
     time.sleep(0.5)
     assert owned(a) == set()
     assert not a.verify("q", 0)
-    assert not a.write_offset("q", 0, StoredOffset(1, "t", 1))
+    assert not a.write_offsets({("q", 0): StoredOffset(1, "t", 1)})
     zk.delete(leader)
     assert until(lambda: owned(a) == {("q", 0)}) < 0.5
 
@@ -495,9 +499,9 @@ def test_offsets(registry, join, zk, root):
     until(lambda: len(owned(a)) == 2)
     assert a.read_offset("q", 0) is None
     first, second = StoredOffset(1, "t", 10), StoredOffset(2, "t", 20)
-    assert a.write_offset("q", 0, first)
+    assert a.write_offsets({("q", 0): first})
     assert a.read_offset("q", 0) == first
-    assert a.write_offset("q", 0, second)
+    assert a.write_offsets({("q", 0): second})
     # Someone else's write between ours: BadVersion, read again, and written.
     zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
     assert a.write_offsets({("q", 0): second, ("q", 1): first, ("gone", 0): first}) == {
@@ -506,18 +510,18 @@ def test_offsets(registry, join, zk, root):
     }
     assert registry.offsets("q") == {0: second, 1: first}
     zk.delete(f"{root}/queues/q/partitions/0/offset")
-    assert a.write_offset("q", 0, first)
+    assert a.write_offsets({("q", 0): first})
     assert registry.offsets("q")[0] == first
     zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
     assert a.read_offset("q", 0) is None
-    assert a.write_offset("q", 0, first)
+    assert a.write_offsets({("q", 0): first})
 
 
 def test_who_lost_the_znode_stores_nothing(registry, join, zk, root):
     registry.register(QueueSettings(name="q"), 1)
     a = join("a")
     until(lambda: owned(a))
-    assert a.write_offset("q", 0, StoredOffset(5, "t", 1))
+    assert a.write_offsets({("q", 0): StoredOffset(5, "t", 1)})
     assert a.verify("q", 0)
     before = epochs(a)["q", 0]
     leader = f"{root}/queues/q/partitions/0/leader"
@@ -526,7 +530,7 @@ def test_who_lost_the_znode_stores_nothing(registry, join, zk, root):
     transaction.create(leader, b"other", ephemeral=True)
     transaction.commit()
     assert not a.verify("q", 0)
-    assert not a.write_offset("q", 0, StoredOffset(4, "t", 1))
+    assert not a.write_offsets({("q", 0): StoredOffset(4, "t", 1)})
     until(lambda: not owned(a))
     assert registry.offsets("q") == {0: StoredOffset(5, "t", 1)}
     zk.delete(leader)
@@ -545,7 +549,7 @@ def test_a_queue_that_is_gone_is_dropped_quietly(registry, join, zk, root):
         return not zk.exists(f"{root}/queues/q")
 
     until(deleted)
-    assert not a.write_offset("q", 0, StoredOffset(4, "t", 1))
+    assert not a.write_offsets({("q", 0): StoredOffset(4, "t", 1)})
     until(lambda: not owned(a) and not a.snapshot().queues)
     a.release("q", 0)
     assert not a.verify("q", 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
@@ -172,9 +172,7 @@ def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connect
 
     with Tracker(connection, zookeeper, TrackerSettings(session_timeout_ms=2_000, http_port=-1)):
         jvm_client(connection, queue)
-        deadline = SYSTEM_CLOCK.monotonic() + 15
-        while in_flight(connection, queue) and SYSTEM_CLOCK.monotonic() < deadline:
-            SYSTEM_CLOCK.sleep(0.1)
+        wait_until(lambda: not in_flight(connection, queue), 15, every_s=0.1)
         SYSTEM_CLOCK.sleep(LEASE_MS / 1000 + 0.5)  # a second redelivery would come now
 
     copies = [

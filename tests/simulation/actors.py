@@ -5,14 +5,15 @@ threads, ZooKeeper's client, users.
 """
 
 import contextlib
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.durations import MIN_LEASE_MS
-from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
+from kmqpy.errors import Closed, KmqError, ReceiptError, TopicError, Unavailable
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client import assigned_partition
 from kmqpy.kafka.message_headers import DELIVER_AT
@@ -174,9 +175,6 @@ class Leadership:
         self._versions[queue, partition] = version
         yield self._world.latency()
         return stored
-
-    def write_offset(self, queue: str, partition: int, stored: Any) -> bool:
-        return bool(self.write_offsets({(queue, partition): stored}))
 
     def write_offsets(self, offsets: Mapping[Any, Any]) -> frozenset[Any]:
         if self._cut or self._session not in self._zk.sessions:
@@ -417,6 +415,24 @@ _redeliverer = stepwise(
 )
 _membership = stepwise("tracker.membership", set(), Leadership=Leadership)
 _problems = stepwise("tracker.health.problems", set())
+
+
+INTERNAL_ERROR = "internal error"
+
+
+def internal_error(what: str, error: BaseException) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{INTERNAL_ERROR} in {what}: {error!r} at {place.name}, line {place.lineno}"
+
+
+class Problems(_problems.Problems):
+    """tracker.health.problems.Problems, which makes the run fail after an internal error."""
+
+    def survived(self, what: str, error: Exception, *key: Any) -> None:
+        CLOCK.world.internal_errors.append(internal_error(what, error))
+        super().survived(what, error, *key)
+
+
 _background = stepwise("tracker.background", set(), ThreadPoolExecutor=lambda *_, **__: None)
 _markers_consumer = stepwise("tracker.reading.markers_consumer", set(), librdkafka=TrackerModule)
 _kafka_clients = stepwise(
@@ -464,6 +480,8 @@ class BackgroundJobs(_background.BackgroundJobs):
                 result = yield from result
         except Exception as error:  # as in the real one: handed to the loop
             result = error
+            if not isinstance(error, KmqError | KafkaException | _transaction.ProducerUnusable):
+                world.internal_errors.append(internal_error("a background job", error))
         self.hand_over(lambda: finished(result))
         world.wake(self.process.main)
 
@@ -524,7 +542,7 @@ _tracker = stepwise(
     KafkaClients=_kafka_clients.KafkaClients,
     MainLoop=_main_loop.MainLoop,
     Membership=_membership.Membership,
-    Problems=_problems.Problems,
+    Problems=Problems,
     TrackerMetrics=NoMetrics,
     check_connection=lambda connection: connection,
 )

@@ -28,7 +28,6 @@ IO = {
     "committed",
     "consume",
     "execute",
-    "get_watermark_offsets",
     "check",
     "fetch",
     "find_starts",
@@ -46,6 +45,7 @@ IO = {
     "start",
     "verify",
     "wait",
+    "watermarks",
     "write",
 }
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kmqpy.core import settings as settings_module
 from kmqpy.core.durations import duration_ms, parse_duration_ms
 from kmqpy.core.environment import from_environment
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry_entries import decode_queue
@@ -27,8 +28,6 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings, is_secret, reda
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 from tracker.tracker import Tracker
-
-INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)

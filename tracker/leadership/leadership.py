@@ -12,12 +12,13 @@ import logging
 import random
 import threading
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from kazoo.protocol.states import Callback
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closing import Closing
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.admin.znode_paths import ZnodePaths
@@ -40,7 +41,7 @@ _PAUSE = Backoff(0.1, 2, 2, jitter=0)
 _POLL_S = 0.05
 
 
-class Leadership:
+class Leadership(Closing):
     """Membership and ownership of one tracker, kept up by a thread of its own.
 
     hosts               ZooKeeper, `host:port[,host:port]`
@@ -144,17 +145,6 @@ class Leadership:
         stop(self._zk)
         self._published.publish(LeadershipView())
 
-    def __enter__(self) -> Leadership:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def snapshot(self) -> LeadershipView:
         """The partitions that this tracker owns and the queues it serves, as last seen."""
         return self._published.view
@@ -191,10 +181,6 @@ class Leadership:
     def read_offset(self, queue: str, partition: int) -> StoredOffset | None:
         """The stored offset; None when there is none or it can't be read. Raises Unavailable."""
         return self._offsets.read((queue, partition))
-
-    def write_offset(self, queue: str, partition: int, stored: StoredOffset) -> bool:
-        """write_offsets() of one partition: whether it was stored."""
-        return bool(self._offsets.write({(queue, partition): stored}))
 
     def write_offsets(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
         """Store offsets, pipelined; returns those stored.

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd

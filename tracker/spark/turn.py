@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol
 from confluent_kafka import KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import KmqError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers import snapshot
-from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.markers.replay import Applied, QueueEnd, replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings

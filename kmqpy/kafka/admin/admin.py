@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closing import Closing
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.access import AdminAccess
@@ -44,7 +44,7 @@ class QueueDescription:
     offsets: dict[int, int]
 
 
-class Admin:
+class Admin(Closing):
     """Creates, describes, changes, checks and deletes queues.
 
     ZooKeeper is asked only where the registry is needed; with NO_ZOOKEEPER never: then a
@@ -212,11 +212,3 @@ class Admin:
     def close(self) -> None:
         """Leave ZooKeeper."""
         self._access.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

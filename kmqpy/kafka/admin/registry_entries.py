@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers import snapshot
-from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.entry import SnapshotRow
 from kmqpy.kafka.settings import QueueSettings
 

@@ -15,11 +15,12 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import commit_of
-from kmqpy.kafka.markers.codec import INT64_MAX, Op
+from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kmqpy.core.backoff import Backoff
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
-from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import ascends
 

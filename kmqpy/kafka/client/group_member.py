@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError
 from kmqpy.kafka import librdkafka
@@ -24,7 +25,6 @@ from kmqpy.kafka.client.crash_recovery import find_starts
 from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
 from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata, commit_of
 from kmqpy.kafka.client.start_markers import StartOutcome
-from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.records import by_partition
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings

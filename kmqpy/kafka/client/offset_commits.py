@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from confluent_kafka import TopicPartition
 
-from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.topic_identity import TopicIds
 
 COMMIT_EVERY_S = 0.2

@@ -14,13 +14,13 @@ from typing import Any
 
 from kmqpy import message as m
 from kmqpy.core.clock import Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
-from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.records import by_partition, have_headers, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import Offsets, Place

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.core.int64 import INT64_MAX
 
 G = TypeVar("G")
 
