@@ -26,7 +26,7 @@ from tracker.kafka_clients import KafkaClients
 from tracker.leadership.assignment import Partition
 from tracker.main_loop import MainLoop
 from tracker.membership import Membership
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.settings import TrackerSettings
 from tracker.supervisor import Supervisor
 
@@ -75,7 +75,7 @@ class Tracker:
     def owned(self) -> list[Partition]:
         """The partitions being redelivered by this tracker now."""
         self._guard.raise_if_inherited()
-        return sorted(key for key, part in self._parts.copy().items() if part.phase is Phase.ACTIVE)
+        return sorted(key for key, part in self._parts.copy().items() if part.phase is TrackingPhase.ACTIVE)
 
     def start(self) -> Self:
         """Run in a thread of its own."""

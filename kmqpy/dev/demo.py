@@ -46,7 +46,7 @@ _KILL_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True)
-class Report:
+class DemoReport:
     """The outcome. All are numbers of messages but `seconds`.
 
     delivered           deliveries to consumers, all attempts
@@ -118,7 +118,7 @@ class Progress:
 Show = Callable[[Progress], None]
 
 
-def run(total: int, show: Show, folder: Path | None = None) -> Report:
+def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
     """Run the demo with `total` messages and count; `show` is called several times a second.
 
     Raises ClusterError when a process ends by itself or nothing happens any more.
@@ -167,7 +167,7 @@ class _Demo:
         self._killed_at_ms = 0
         self._victims: list[int] = []
 
-    def run(self, started: float) -> Report:
+    def run(self, started: float) -> DemoReport:
         with self._trackers() as trackers, self._consumers():
             self._wait_for_owners()
             self._progress.note = "running"
@@ -321,7 +321,7 @@ class _Demo:
         )
         return found
 
-    def _report(self, started: float) -> Report:
+    def _report(self, started: float) -> DemoReport:
         self._progress.note = "counting"
         self._show(self._progress)
         progress = self._progress
@@ -344,7 +344,7 @@ class _Demo:
         dead = self._dead_letters()
         after = [r.timestamp()[1] for r in copies if r.partition() in self._victims]
         later = [at for at in after if at > self._killed_at_ms]
-        return Report(
+        return DemoReport(
             sent=progress.sent,
             delivered=progress.delivered,
             acknowledged=len(progress.acknowledged),

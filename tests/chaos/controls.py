@@ -22,7 +22,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-from .children import Task
+from .children import ChildTask
 from .journal import Tail
 from .judge import Seen, Verdict, judge
 from .observe import Times, keep_evidence, read_topics, take_in
@@ -92,7 +92,7 @@ class _Scene:
         return slot
 
     def consumer(self, name: str, sabotage: str = "", *, drop: int = 0, lease_ms: int = _LEASE_MS) -> Slot:
-        task = Task(
+        task = ChildTask(
             name=name,
             journal=str(self.folder / f"{name}.journal"),
             bootstrap=self.connection.bootstrap,

@@ -22,7 +22,7 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-from .children import Task
+from .children import ChildTask
 from .proxy import Gate, Proxy
 from .schedule import BROKERS, CONSUMERS, TRACKERS, ZOOKEEPERS, Level
 
@@ -267,7 +267,7 @@ class Stage:
         settings = {"session.timeout.ms": str(self.level.group_ms)} if kind == "consumer" else {}
 
         def command(incarnation: int) -> list[str]:
-            return Task(
+            return ChildTask(
                 name=name,
                 journal=str(self.out / f"{name}-{incarnation}.journal"),
                 bootstrap=self.connection.bootstrap,

@@ -304,7 +304,7 @@ def other_group(stage: Stage) -> None:
     group.close()
 
 
-def beside_earlier_markers(end: str) -> Callable[[Stage], None]:
+def has_stale_markers(end: str) -> Callable[[Stage], None]:
     """The queue topic, or that of the dead letters, was recreated by itself."""
 
     def plant(stage: Stage) -> None:
@@ -409,8 +409,8 @@ PLANTED: dict[Kind, list[Callable[[Stage], None]]] = {
     Kind.NOT_SERVED: [a_tracker_for(["another"])],
     Kind.PARTITIONS_WITHOUT_TRACKER: [a_tracker_for([])],
     Kind.MARKERS_OF_EARLIER_TOPIC: [
-        beside_earlier_markers(""),
-        beside_earlier_markers("__undelivered"),
+        has_stale_markers(""),
+        has_stale_markers("__undelivered"),
         stored_of_earlier_topic,
     ],
     Kind.OFFSET_OF_EARLIER_TOPIC: [stored(0, "earlier")],

@@ -24,7 +24,7 @@ from kmqpy.kafka.topics import QueueTopics, TopicInfo
 from kmqpy.telemetry.base import Telemetry
 from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
-from tracker.partition.owned_partition import Phase
+from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
 from .checker import History
@@ -399,7 +399,9 @@ def watch(connection: Connection, *rest: Any) -> Any:
 _originals = stepwise(
     "tracker.redelivery.originals", {"fetch", "log_start", "_read"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
 )
-_ticker = stepwise("tracker.redelivery.ticker", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK)
+_tick_writer = stepwise(
+    "tracker.redelivery.tick_writer", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
+)
 _transaction = stepwise(
     "kmqpy.kafka.copies.copy_transaction", {"open_producer", "execute", "_abort"}, librdkafka=Module
 )
@@ -439,7 +441,7 @@ _kafka_clients = stepwise(
     "tracker.kafka_clients",
     set(),
     MarkersConsumer=_markers_consumer.MarkersConsumer,
-    Ticker=_ticker.Ticker,
+    TickWriter=_tick_writer.TickWriter,
     QueueEnds=QueueEnds,
     Topics=TrackerTopics,
 )
@@ -561,7 +563,7 @@ _group_member = stepwise(
         "_wait_for_outcomes",
     },
     librdkafka=Module,
-    by_partition=_records.by_partition,
+    offsets_of_records=_records.offsets_of_records,
     find_starts=_crash_recovery.find_starts,
     leave_group=_leave_group.leave_group,
     returns_in_time=_leave_group.returns_in_time,
@@ -595,7 +597,7 @@ _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
     {"receive", "keep_alive", "_start"},
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
-    by_partition=_records.by_partition,
+    offsets_of_records=_records.offsets_of_records,
     have_headers=_records.have_headers,
 )
 _client = stepwise(
@@ -610,7 +612,7 @@ _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker c
 STEPWISE = [
     module.__name__
     for module in (
-        *(_originals, _ticker, _redeliverer, _transaction, _problems, _markers_consumer, _marker_reader),
+        *(_originals, _tick_writer, _redeliverer, _transaction, _problems, _markers_consumer, _marker_reader),
         *(_offset_keeper, _topic_probe, _takeover, _partition_redelivery, _partition_lifecycle),
         *(_membership, _main_loop, _tracker),
         *(_group_member, _start_markers, _writer, _topics_in_use, _receiver, _client),
@@ -640,10 +642,10 @@ class Claim:
         self._started = started(partitions)
         self._starting = starting
 
-    def confirmed(self) -> Steps:
+    def wait_until_confirmed(self) -> Steps:
         """Say it at once, or when the truth is known."""
         if self._starting is not None:
-            yield from self._starting.confirmed()
+            yield from self._starting.wait_until_confirmed()
         yield 0.0
         return self._started
 
@@ -753,7 +755,7 @@ class Tracker(_tracker.Tracker):
             wait_s = min(wait_s, max(0.0, loop._probe._next_probe - now))
         for part in self._parts.values():
             wait_s = min(wait_s, part.seconds_to_tick(now, self._settings.silence_s))
-            if part.phase is Phase.FENCING and not part.busy:
+            if part.phase is TrackingPhase.FENCING and not part.busy:
                 wait_s = min(wait_s, part.retry_at - now)
         return max(1.0, wait_s * 1000)
 
@@ -812,7 +814,7 @@ def client(
                     use(message, lease)
             partitions = member._partitions.values()
             waiting = member._commit_schedule.uncommitted or any(
-                known.phase is not assigned_partition.Phase.ACTIVE for known in partitions
+                known.phase is not assigned_partition.ReceivePhase.ACTIVE for known in partitions
             )
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):

@@ -22,7 +22,7 @@ IO = {
     "_look_for_topics",
     "begin_transaction",
     "commit_transaction",
-    "confirmed",
+    "wait_until_confirmed",
     "abort_transaction",
     "init_transactions",
     "committed",

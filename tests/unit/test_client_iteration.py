@@ -12,7 +12,7 @@ from kmqpy.kafka.client import receiver, topics_in_use
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.records import by_partition
+from kmqpy.kafka.markers.records import offsets_of_records
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 
@@ -89,7 +89,7 @@ class FakeMember:
         records, self._coming = self._coming, []
         if not records:
             threading.Event().wait(wait_s)
-        return records, by_partition(records)
+        return records, offsets_of_records(records)
 
     def pop_orphaned_starts(self):
         return []
@@ -97,7 +97,7 @@ class FakeMember:
     def continues_at(self, _last_at):
         return True
 
-    def settle(self, *_):
+    def apply_start_outcome(self, *_):
         pass
 
     def start_over(self):
@@ -264,11 +264,11 @@ class SlowLink:
     def start(self, takes, _delays, lease_ms, *_):
         self.leases_ms.append(lease_ms)
 
-        def confirmed():
+        def wait_until_confirmed():
             self.now += 0.08
             return StartOutcome(dict.fromkeys(takes, 0), {})
 
-        return SimpleNamespace(confirmed=confirmed)
+        return SimpleNamespace(wait_until_confirmed=wait_until_confirmed)
 
 
 def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_handed_out(client, monkeypatch):

@@ -488,23 +488,23 @@ class TestQueueSettings:
         assert QueueSettings.from_json(b'{"name": "jobs"}') == QueueSettings(name="jobs")
 
     def test_it_is_known_what_was_said_and_what_was_left_open(self):
-        assert QueueSettings(name="q").said == {"name"}
-        assert QueueSettings(name="q", markers_topic="", max_redeliveries=3).said == {
+        assert QueueSettings(name="q").given_fields == {"name"}
+        assert QueueSettings(name="q", markers_topic="", max_redeliveries=3).given_fields == {
             "name",
             "max_redeliveries",
         }
         assert QueueSettings(name="q", max_redeliveries=3) == QueueSettings(name="q")
         settings = QueueSettings(name="q", max_hold_ms=500)
         for same in (copy.copy(settings), copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):
-            assert (same, same.said) == (settings, {"name", "max_hold_ms"})
-        assert settings_module.build(QueueSettings, {"name": "q"}, {"max_delay_ms": "5s"}).said == {
+            assert (same, same.given_fields) == (settings, {"name", "max_hold_ms"})
+        assert settings_module.build(QueueSettings, {"name": "q"}, {"max_delay_ms": "5s"}).given_fields == {
             "name",
             "max_delay_ms",
         }
         stored = QueueSettings.from_json(settings.to_json())
-        assert stored.said is None
-        assert pickle.loads(pickle.dumps(stored)).said is None
-        assert "said" not in repr(stored)
+        assert stored.given_fields is None
+        assert pickle.loads(pickle.dumps(stored)).given_fields is None
+        assert "given_fields" not in repr(stored)
 
     def test_unknown_settings_of_a_newer_version_can_be_left_out(self):
         data = b'{"name": "q", "max_hold_ms": 500, "colour": {"a": 1}}'

@@ -30,7 +30,7 @@ from tracker.leadership.ownership import LeaderZnodes, MemberZnode
 from tracker.leadership.planner import Planner
 from tracker.leadership.published_view import LeadershipView, PublishedView
 from tracker.leadership.registry_view import RegistryReader, RegistrySnapshot
-from tracker.leadership.session import TrackerSession
+from tracker.leadership.tracker_session import TrackerSession
 from tracker.leadership.znode_cache import ZnodeCache
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topic_identity import earlier_markers_error
+from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.kafka.topics import TopicInfo, Topics
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -260,7 +260,7 @@ class SparkTracker:
             queue, stored = registry.get(self._queue).settings, registry.offsets(self._queue)
         topics = Topics(connection).check(queue)
         if any(one.is_of_earlier_queue(topics.ids.queue, topics.ids.markers) for one in stored.values()):
-            raise earlier_markers_error(queue)
+            raise stale_markers_error(queue)
         self._topic_ids = {info.name: info.topic_id for info in (topics.queue, topics.markers)}
         self._session = self._spark.newSession()
         for key, value in SESSION.items():

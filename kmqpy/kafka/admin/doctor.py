@@ -18,8 +18,8 @@ from kmqpy.kafka.admin.checks.settings_topic import (
 from kmqpy.kafka.admin.checks.topic_settings import check_topic_settings
 from kmqpy.kafka.admin.checks.topics import (
     check_partitions,
-    check_recreated_topics,
     check_shared_topics,
+    check_stale_markers,
     check_topics,
     check_unregistered_topics,
 )
@@ -46,7 +46,7 @@ CHECKS = (
     check_retention,
     check_topic_settings,
     check_trackers,
-    check_recreated_topics,
+    check_stale_markers,
     check_offsets,
     check_clocks,
     check_consumer_groups,

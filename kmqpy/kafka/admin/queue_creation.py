@@ -14,7 +14,7 @@ from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
-from kmqpy.kafka.topic_identity import earlier_markers
+from kmqpy.kafka.topic_identity import find_stale_markers
 from kmqpy.kafka.topic_names import markers_topics, shared_topics, topics_of
 from kmqpy.kafka.topics import DEFAULT_RETENTION_MS, QueueTopics, TopicInfo, ample_retention_ms
 
@@ -100,7 +100,7 @@ class QueueCreation:
 
         It does where it is not known whether they are the queue's.
         """
-        earlier = self._made_anew_beside_markers(settings, known, existing)
+        earlier = self._stale_markers(settings, known, existing)
         there = any(topics_of(one) == topics_of(settings) for one in registered)
         used = {
             topic: one.name for one in registered if one.name != settings.name for topic in topics_of(one)
@@ -128,18 +128,18 @@ class QueueCreation:
         offsets = self._access.topics.offsets(topic.name, range(topic.partitions))
         return any(end > 0 for _low, end in offsets.values())
 
-    def _made_anew_beside_markers(
+    def _stale_markers(
         self, settings: QueueSettings, known: RegisteredQueue | None, topics: Mapping[str, TopicInfo]
     ) -> dict[str, str]:
-        """See earlier_markers(): what was known before, stands in kmq.queues and in stored offsets."""
+        """See find_stale_markers(): what was known before, stands in kmq.queues and in stored offsets."""
         now = {name: topic.topic_id for name, topic in topics.items()}
-        found = earlier_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
+        found = find_stale_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
         if known is not None and {settings.name, settings.markers_topic} <= now.keys():
             ids = now[settings.name], now[settings.markers_topic]
             stored = self._access.registry.offsets(settings.name).values()
             if any(one.is_of_earlier_queue(*ids) for one in stored):
                 found[settings.name] = settings.markers_topic
-            elif any((one.queue_id, one.topic_id) == ids for one in stored):
+            elif any((one.queue_id, one.markers_id) == ids for one in stored):
                 found.pop(settings.name, None)  # ZooKeeper knows better than a record that anybody can write
         return found
 

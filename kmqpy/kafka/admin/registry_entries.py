@@ -63,7 +63,7 @@ class StoredOffset:
     """Where the next owner of a partition starts to read its markers.
 
     offset          markers offset of the oldest message in flight (the safe offset)
-    topic_id        identity of the markers topic that the offset belongs to
+    markers_id      identity of the markers topic that the offset belongs to
     now_ms          the partition's now at that offset, ms since 1970
     missed_markers  markers below the offset were never read, so takes may be among them (rule R2)
     in_flight       a snapshot: messages in flight that were taken before the offset; without one, the
@@ -73,21 +73,21 @@ class StoredOffset:
     """
 
     offset: int
-    topic_id: str
+    markers_id: str
     now_ms: int
     missed_markers: bool = False
     in_flight: tuple[SnapshotRow, ...] = ()
     queue_id: str = ""
 
-    def is_of_earlier_queue(self, queue_id: str, topic_id: str) -> bool:
+    def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """Whether it is of this markers topic, but of another queue topic, made before (rule R24)."""
-        return self.topic_id == topic_id and self.queue_id not in ("", queue_id)
+        return self.markers_id == markers_id and self.queue_id not in ("", queue_id)
 
     def to_json(self) -> bytes:
         """The data of the offset znode."""
         values = {
             "offset": self.offset,
-            "topic_id": self.topic_id,
+            "topic_id": self.markers_id,
             "now_ms": self.now_ms,
             "missed_markers": self.missed_markers,
         }
@@ -155,7 +155,7 @@ def parse_offset(data: bytes) -> StoredOffset:
         values = _object(data, "stored offset")
         return StoredOffset(
             offset=_number(values, "offset", "stored offset"),
-            topic_id=_typed(values, "topic_id", str, "stored offset"),
+            markers_id=_typed(values, "topic_id", str, "stored offset"),
             now_ms=_number(values, "now_ms", "stored offset"),
             missed_markers=values.get("missed_markers") is True,
             in_flight=tuple(snapshot.unpack(_typed({"in_flight": "", **values}, "in_flight", str, "it"))),

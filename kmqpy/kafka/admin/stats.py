@@ -157,7 +157,7 @@ class _Markers:
         bounds = partition_reader.bounds(connection, topics.markers.name, self.touched)
         for partition in self.touched:
             safe = stored.get(partition)
-            if safe is not None and safe.topic_id != topics.markers.topic_id:
+            if safe is not None and safe.markers_id != topics.markers.topic_id:
                 safe = None  # it speaks of a topic that is no more
             start = 0 if safe is None else safe.offset
             low, end = bounds[partition]

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.01
 _ERRORS_ONLY_POLL_S = 0.001
-_MANY = 200
+_MANY_PER_PARTITION = 200
 """From this many start markers of one partition on, they are written without a report of each."""
 
 
@@ -158,7 +158,7 @@ class StartBatch:
             self._given_back = True
             self._write_back()
 
-    def confirmed(self) -> StartOutcome:
+    def wait_until_confirmed(self) -> StartOutcome:
         """Wait until the markers are confirmed, at most until the time-out.
 
         Failed means not confirmed: the marker may be in the log, or still get there; see StartBarrier.
@@ -310,7 +310,7 @@ class StartMarkerWriter:
                     self._produce(batch, reporting, marker, batch.expect(partition, [marker.offset]))
                 continue
             value = codec.encode_start(lease_ms)
-            if headers is None and len(offsets) >= _MANY:
+            if headers is None and len(offsets) >= _MANY_PER_PARTITION:
                 # The report of the last one says where they are.
                 self._produce_errors_only(batch, partition, offsets[:-1], value)
                 offsets = offsets[-1:]

@@ -6,7 +6,7 @@ from kmqpy.kafka.admin.checks.advice import create_command, grow_command
 from kmqpy.kafka.admin.facts import Facts, Faults
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.settings import DEAD_LETTERS_SUFFIX, MARKERS_SUFFIX, QueueSettings
-from kmqpy.kafka.topic_identity import earlier_markers
+from kmqpy.kafka.topic_identity import find_stale_markers
 from kmqpy.kafka.topic_names import dead_letter_queue, topics_of
 
 
@@ -89,12 +89,12 @@ def check_partitions(facts: Facts) -> Faults:
         yield Severity.WARNING, Kind.TOO_MANY_REGISTERED, what, grow_command(queue, registered.partitions)
 
 
-def check_recreated_topics(facts: Facts) -> Faults:
+def check_stale_markers(facts: Facts) -> Faults:
     """Topics that were recreated beside their markers topics (rule R24)."""
     queue = facts.settings
     now = {name: topic.topic_id for name, topic in facts.topics.items()}
     told = None if facts.records is None else facts.records.own.get(queue.name)
-    found = {} if told is None else earlier_markers(queue, told.topic_ids, now)
+    found = {} if told is None else find_stale_markers(queue, told.topic_ids, now)
     ids = now.get(queue.name, ""), now.get(queue.markers_topic, "")
     if all(ids) and any(stored.is_of_earlier_queue(*ids) for stored in facts.stored.values()):
         found = {queue.name: queue.markers_topic} | found

@@ -43,7 +43,7 @@ def check_offsets(facts: Facts) -> Faults:
     for partition, stored in sorted(facts.stored.items()):
         low, end = facts.markers_log.get(partition, (0, stored.offset))
         place = f"{queue.markers_topic}, partition {partition}"
-        if markers is not None and stored.topic_id != markers.topic_id:
+        if markers is not None and stored.markers_id != markers.topic_id:
             what = f"{place}: the stored offset is of an earlier topic of that name"
             to_do = "nothing when the topic was recreated on purpose: a tracker starts at its beginning"
             yield Severity.WARNING, Kind.OFFSET_OF_EARLIER_TOPIC, what, to_do
