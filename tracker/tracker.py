@@ -17,7 +17,7 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import AccessDenied, KmqError
 from kmqpy.kafka.settings import KafkaConnection, check_connection
 from kmqpy.telemetry.base import Telemetry
-from kmqpy.zookeeper.settings import ZooKeeperConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
 from tracker.background import BackgroundJobs
 from tracker.context import TrackerContext
 from tracker.health.metrics import TrackerMetrics
@@ -51,7 +51,7 @@ class Tracker:
     ) -> None:
         self._guard = ForkGuard("the tracker")
         self._connection = check_connection(connection)
-        self._zookeeper = zookeeper
+        self._zookeeper = check_zookeeper(zookeeper)
         self._settings = settings or TrackerSettings()
         self._clock = clock
         self.metrics = TrackerMetrics()

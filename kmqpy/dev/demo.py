@@ -34,6 +34,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import last_header
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 PARTITIONS = 4
 CONSUMERS = 3
@@ -128,7 +129,7 @@ def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         queue = QueueSettings(name=f"demo-{uuid.uuid4().hex[:6]}", redeliver_after_ms=_LEASE_MS)
         Topics(connection).create(queue, PARTITIONS)
-        with connect(cluster.zookeeper) as zookeeper:
+        with connect(ZooKeeperConnection(hosts=cluster.zookeeper)) as zookeeper:
             registry = Registry(zookeeper)
             registry.register(queue, PARTITIONS)
             demo = _Demo(

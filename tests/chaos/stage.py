@@ -168,7 +168,7 @@ def make_queue(
     topics.create(settings, partitions, replication)
     for topic in (settings.name, settings.dead_letter_topic):
         topics.configure(topic, {"message.timestamp.type": "LogAppendTime"})
-    with connect(zookeeper.hosts) as zk:
+    with connect(zookeeper) as zk:
         Registry(zk, connection.root).register(settings, partitions)
 
 
@@ -240,7 +240,7 @@ class Stage:
 
     def wait_until_served(self) -> None:
         """Until a tracker is at work for each partition and all are ready."""
-        with connect(self.zookeeper.hosts) as zookeeper:
+        with connect(self.zookeeper) as zookeeper:
             registry = Registry(zookeeper, self.connection.root)
             until(lambda: len(registry.owners(self.queue.name)) == PARTITIONS, 60, "every partition is owned")
         until(lambda: not self.unready(), 60, "every tracker is ready")

@@ -137,7 +137,7 @@ class LiveQueue:
 
     @contextlib.contextmanager
     def registry(self):
-        with connect(self.zookeeper.hosts, security=self.zookeeper.security) as zk:
+        with connect(self.zookeeper) as zk:
             yield Registry(zk, self.connection.root)
 
     def client(self, **arguments: Any) -> KmqClient:

@@ -53,7 +53,7 @@ def store(queue, offset):
     """Write the stored offset of partition 0, as a tracker does."""
     from kmqpy.zookeeper.session import connect
 
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
         if zk.exists(path):
             zk.set(path, offset.to_json())
@@ -518,7 +518,7 @@ class TestDoctor:
     def test_r25_queues_whose_settings_cannot_be_read(self, admin, connection, zookeeper, queue_name):
         from kmqpy.zookeeper.session import connect
 
-        with connect(zookeeper.hosts) as zk:
+        with connect(zookeeper) as zk:
             for lost in (False, True):
                 admin.create_queue(queue_name, partitions=2)
                 zk.set(f"{connection.root}/queues/{queue_name}", b"\xff")
@@ -539,7 +539,7 @@ class TestDoctor:
         from kmqpy.zookeeper.session import connect
 
         admin.create_queue(queue_name)
-        with connect(zookeeper.hosts) as zk:
+        with connect(zookeeper) as zk:
             zk.create(f"{connection.root}/queues/{queue_name}/partitions/1")
         assert f"trackers know of 2 partitions, {queue_name} has 1" in warnings(admin.doctor(queue_name))
 

@@ -67,7 +67,7 @@ class Stage:
         if filled:
             self.fill(self.queue)
         self.admin = self.stack.enter_context(Admin(self.connection, self.zookeeper))
-        self.zk = self.stack.enter_context(connect(self.zookeeper.hosts))
+        self.zk = self.stack.enter_context(connect(self.zookeeper))
         self.path = f"{self.connection.root}/queues/{self.name}"
         self.monkeypatch.setenv("KMQ_BOOTSTRAP", self.connection.bootstrap)
         self.monkeypatch.setenv("KMQ_ZOOKEEPER", self.zookeeper.hosts)

@@ -222,7 +222,7 @@ def test_what_was_stored_with_a_time_ahead_keeps_what_remains_of_its_lease(queue
 
 
 def store(queue, data):
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
         if zk.exists(path):
             zk.set(path, data)

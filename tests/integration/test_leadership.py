@@ -23,6 +23,7 @@ from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.assignment import capacity
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.registry_view import RegistrySnapshot
@@ -41,7 +42,7 @@ def root(queue_name):
 
 @pytest.fixture
 def zk(cluster):
-    with connect(cluster.zookeeper, 4_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 4_000) as client:
         yield client
 
 
@@ -57,7 +58,7 @@ def join(cluster, root):
 
         def start(tracker_id: str, hosts: str = cluster.zookeeper, **settings) -> Leadership:
             settings = {"session_timeout_ms": SESSION_MS, **settings}
-            leadership = Leadership(hosts, tracker_id, root=root, **settings)
+            leadership = Leadership(ZooKeeperConnection(hosts=hosts), tracker_id, root=root, **settings)
             stack.enter_context(leadership)
             return leadership.start(10)
 
@@ -177,10 +178,12 @@ def test_a_crashed_tracker_is_replaced_when_its_session_ends(registry, join, rec
 
 CHILD = """
 import sys, time
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.leadership import Leadership
 from tracker.spark.mandate import Mandate
 hosts, root, session_ms = sys.argv[1], sys.argv[2], int(sys.argv[3])
-leadership = Leadership(hosts, "child", root=root, session_timeout_ms=session_ms).start(10)
+zookeeper = ZooKeeperConnection(hosts=hosts)
+leadership = Leadership(zookeeper, "child", root=root, session_timeout_ms=session_ms).start(10)
 last = None
 while True:
     now = (leadership.may_redeliver(), len(leadership.snapshot().owned))
@@ -404,7 +407,9 @@ def test_the_same_id_waits_for_the_end_of_the_older_session(registry, join, zk, 
 
 def test_an_id_in_use_is_a_clear_error(registry, join, cluster, root):
     join("a")
-    twin = Leadership(cluster.zookeeper, "a", root=root, session_timeout_ms=SESSION_MS)
+    twin = Leadership(
+        ZooKeeperConnection(hosts=cluster.zookeeper), "a", root=root, session_timeout_ms=SESSION_MS
+    )
     with pytest.raises(Unavailable, match="another session is registered"):
         twin.start(0.5)
 
@@ -414,12 +419,12 @@ def test_zookeeper_away_is_a_clear_error():
         taken.bind(("127.0.0.1", 0))  # nobody listens there
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(Unavailable, match=address):
-            Leadership(address, "a", session_timeout_ms=SESSION_MS).start(0.5)
+            Leadership(ZooKeeperConnection(hosts=address), "a", session_timeout_ms=SESSION_MS).start(0.5)
 
 
 def test_an_id_that_is_no_znode_name_is_refused():
     with pytest.raises(ConfigError, match="tracker_id"):
-        Leadership("127.0.0.1:1", "a/b")
+        Leadership(ZooKeeperConnection(hosts="127.0.0.1:1"), "a/b")
 
 
 def test_queues_come_grow_and_go_while_it_runs(registry, join):

@@ -13,11 +13,12 @@ from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo, partitions_of
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 @pytest.fixture
 def zk(cluster):
-    with connect(cluster.zookeeper, 2_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 2_000) as client:
         yield client
 
 
@@ -60,7 +61,7 @@ def test_shrinking_is_refused(registry):
 
 def test_many_register_the_same_queue_at_once(cluster, root):
     def register(partitions):
-        with connect(cluster.zookeeper, 2_000) as client:
+        with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 2_000) as client:
             Registry(client, root).register(QueueSettings(name="orders"), partitions)
 
     threads = [threading.Thread(target=register, args=(5,)) for _ in range(6)]
@@ -68,7 +69,7 @@ def test_many_register_the_same_queue_at_once(cluster, root):
         thread.start()
     for thread in threads:
         thread.join()
-    with connect(cluster.zookeeper, 2_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 2_000) as client:
         assert Registry(client, root).get("orders").partitions == 5
 
 
@@ -235,14 +236,14 @@ def test_zookeeper_away_is_one_clear_error():
         started = time.monotonic()
         with (
             pytest.raises(Unavailable, match=f"ZooKeeper at {address} does not answer"),
-            connect(address, 2_000, timeout=0.5),
+            connect(ZooKeeperConnection(hosts=address), 2_000, timeout=0.5),
         ):
             pass
         assert time.monotonic() - started < 5
 
 
 def test_a_closed_session_is_unavailable(cluster, root):
-    with connect(cluster.zookeeper, 2_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 2_000) as client:
         registry = Registry(client, root)
     with pytest.raises(Unavailable, match=cluster.zookeeper):
         registry.queues()

@@ -179,7 +179,7 @@ def test_r8_an_offset_beyond_the_end_is_not_used(queue):
     queue.mark(take(1))
     with queue.registry() as registry:
         stored = replace(registry.offsets(queue.name)[0], offset=10**6)
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         zk.set(ZnodePaths(queue.connection.root).offset(queue.name, 0), stored.to_json())
     redelivered(queue, queue.tracker(), 1)
 

@@ -65,7 +65,7 @@ class Driver:
     def __init__(self, queue, ends):
         self.queue, self._ends = queue, ends
         self.leadership = Leadership(
-            queue.zookeeper.hosts,
+            queue.zookeeper,
             "driver",
             root=queue.connection.root,
             queues=frozenset({queue.name}),

@@ -165,7 +165,7 @@ def test_the_jvm_tracker_redelivers_what_our_client_does_not_acknowledge(connect
 
 
 def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connection, zookeeper, queue):
-    with connect(zookeeper.hosts) as zk:
+    with connect(zookeeper) as zk:
         Registry(zk, connection.root).register(queue, PARTITIONS)
     send(connection, queue, 0, COUNT)
     originals = {int(record.value()): record for record in records_of(connection, queue.name)}

@@ -136,7 +136,7 @@ def test_the_query_ends_with_the_leadership_and_begins_again_with_it(make_queue,
     tracker = start(queue)
     first = tracker._query
     leader = ZnodePaths(queue.connection.root).leader(queue.name, 0)
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         zk.delete(leader)
         until(lambda: not first.isActive, LONG_S)
     until(lambda: tracker.owned() == [0] and tracker._query is not first, LONG_S, tracker.problems)

@@ -114,6 +114,15 @@ def test_of_the_issue_so_is_an_address_for_administration_and_trackers(make):
         make("host:9092")
 
 
+@pytest.mark.parametrize("given", ["zk:2181", None, KafkaConnection(), {"hosts": "zk:2181"}])
+@pytest.mark.parametrize("make", [Admin, Tracker])
+def test_a_zookeeper_that_is_none_is_named(make, given):
+    with pytest.raises(
+        ConfigError, match=r"zookeeper: .* is not a ZooKeeperConnection; write it as ZooKeeperConnection"
+    ):
+        make(KafkaConnection(), given)
+
+
 class TestParseDuration:
     @pytest.mark.parametrize(
         ("text", "ms"),

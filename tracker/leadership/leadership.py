@@ -23,7 +23,7 @@ from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.zookeeper.session import address, check_access, gather, new_client, session_of, stop, unavailable
-from kmqpy.zookeeper.settings import ZooKeeperSecurity
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.assignment import Partition
 from tracker.leadership.offset_znodes import OffsetStore
 from tracker.leadership.ownership import LeaderZnodes, MemberZnode
@@ -44,12 +44,11 @@ _POLL_S = 0.05
 class Leadership(Closing):
     """Membership and ownership of one tracker, kept up by a thread of its own.
 
-    hosts               ZooKeeper, `host:port[,host:port]`
+    zookeeper           where ZooKeeper is, and who we are to it
     tracker_id          unique among the living trackers; the data of the leader znodes
     queues              the queues to serve; None: all that are registered
     session_timeout_ms  how long after this tracker's death others take over
     takeover_delay      s after which the next in rank takes what the proposed owner did not
-    security            who we are to ZooKeeper, and TLS
     wake                set whenever snapshot() has changed
 
     snapshot, may_redeliver, release and set_kafka_ok do no I/O and can be called from any thread.
@@ -59,7 +58,7 @@ class Leadership(Closing):
 
     def __init__(
         self,
-        hosts: str,
+        zookeeper: ZooKeeperConnection,
         tracker_id: str,
         *,
         root: str = "/kmq",
@@ -67,7 +66,6 @@ class Leadership(Closing):
         queues: frozenset[str] | None = None,
         session_timeout_ms: int = 6_000,
         takeover_delay: float = 3.0,
-        security: ZooKeeperSecurity | None = None,
         wake: threading.Event | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -83,7 +81,7 @@ class Leadership(Closing):
         self._denied: AccessDenied | None = None
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
         self._published = PublishedView(self.wake)
-        self._zk = new_client(hosts, session_timeout_ms, security or ZooKeeperSecurity())
+        self._zk = new_client(zookeeper, session_timeout_ms)
         self._session = TrackerSession(
             self._zk, self._paths.tracker(tracker_id), tracker_id, self._timeout, clock, self._signal.set
         )

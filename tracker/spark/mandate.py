@@ -30,7 +30,7 @@ class Mandate:
         self._paths = ZnodePaths(root)
         self._member = self._paths.tracker(tracker_id)
         self._clock = clock
-        self._zk = new_client(zookeeper.hosts, security=zookeeper.security)
+        self._zk = new_client(zookeeper)
         self._connected = self._zk.start_async()
         self._quiet_until = 0.0
 

@@ -255,7 +255,7 @@ class SparkTracker:
 
     def _connect(self) -> None:
         connection = self._connection
-        with connect(self._zookeeper.hosts, security=self._zookeeper.security) as zookeeper:
+        with connect(self._zookeeper) as zookeeper:
             registry = Registry(zookeeper, connection.root)
             queue, stored = registry.get(self._queue).settings, registry.offsets(self._queue)
         topics = Topics(connection).check(queue)

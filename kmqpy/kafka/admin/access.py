@@ -56,13 +56,7 @@ class AdminAccess:
                 "zookeeper: no address given, and this needs the registry; name it as host:2181"
             )
         if self._registry is None:
-            client = self._stack.enter_context(
-                connect(
-                    self._zookeeper.hosts,
-                    timeout=self._timeout_s,
-                    security=self._zookeeper.security,
-                )
-            )
+            client = self._stack.enter_context(connect(self._zookeeper, timeout=self._timeout_s))
             self._registry = Registry(client, self.connection.root, timeout=self._timeout_s)
         return self._registry
 

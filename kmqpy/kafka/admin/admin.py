@@ -22,7 +22,7 @@ from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.admin.stats import InFlightMessage, QueueStats
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection, is_topic_name
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
-from kmqpy.zookeeper.settings import ZooKeeperConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Admin(Closing):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         timeout_s = duration_ms(timeout, "timeout") / 1000
-        self._access = AdminAccess(check_connection(connection), zookeeper, timeout_s, clock)
+        self._access = AdminAccess(check_connection(connection), check_zookeeper(zookeeper), timeout_s, clock)
 
     def create_queue(
         self,
