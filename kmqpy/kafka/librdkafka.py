@@ -117,7 +117,7 @@ _WRONG_LISTENER_S = 3.0
 
 _LARGEST_BATCH = 2**31 - 1
 """Bytes of a batch of records, decompressed. With librdkafka's default limit (100 MB), a zstd record of 5 kB
-could make itself and all records behind it unreadable."""
+could make itself and all records after it unreadable."""
 
 COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.type": "zstd"}
 """For producers that copy messages: only the topics' limits apply (rule R7). These count compressed

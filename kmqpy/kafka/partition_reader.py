@@ -227,7 +227,7 @@ class _Reader:
     def batches(self, reached: Mapping[int, Reached]) -> Iterator[tuple[int, list[Any]]]:
         """Yield (partition, its next records) until every partition is read.
 
-        The caller sets the position of the partition's Reached behind those that it has processed.
+        The caller sets the position of the partition's Reached to the offset after those that it has processed.
         """
         deadline = self._clock.monotonic() + self._timeout_s
         while self._open:
@@ -249,7 +249,7 @@ class _Reader:
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     self._check(error)
                 elif offset >= place.end:
-                    # The end of the log is told as an event, and may lie behind control records.
+                    # The end of the log is told as an event, and may lie after control records.
                     ended.add(partition)
                 elif error is None and offset >= place.position:  # others were fetched before a seek
                     batches.setdefault(partition, []).append(record)

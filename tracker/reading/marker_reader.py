@@ -52,7 +52,7 @@ class MarkerReader:
     def apply(self, part: OwnedPartition, records: Sequence[Any], now: float) -> None:
         """Apply the partition's unread markers and then these, up to the first that must wait.
 
-        A marker waits, and so do all behind it, while nobody knows if its message exists (rule R22).
+        A marker waits, and so do all after it, while nobody knows if its message exists (rule R22).
         """
         waited = bool(part.unread)
         if not waited:

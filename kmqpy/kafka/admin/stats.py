@@ -166,7 +166,7 @@ class _Markers:
                 # commit, nobody says where.
                 _, covered = committed.get(partition, (0, 0))
                 if covered is not None:
-                    # Behind the end, it speaks of a topic that is no more.
+                    # Beyond the end, it speaks of a topic that is no more.
                     start = covered if touched_only and covered <= end else min(start, covered)
             starts[partition] = max(start, low)
             self.states[partition] = InFlight(

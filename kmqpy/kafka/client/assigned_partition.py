@@ -62,11 +62,11 @@ class AssignedPartition:
         """The lowest offset that may come next; what is below has come already."""
         self._log_end = log_end
         self._started = OffsetRuns()
-        """Offsets at or behind the committed one that the markers say were started before."""
+        """Offsets at or after the committed one that the markers say were started before."""
         self._uncertain: set[int] = set()
         """Offsets whose start markers failed and may have been written all the same."""
         self._markers_end = 0
-        """Where the markers ended when they were read last: later starts of this member are behind that."""
+        """Where the markers ended when they were read last: later starts of this member come after that."""
         self._retry_at = 0.0
         self._failures = 0
 
@@ -137,7 +137,7 @@ class AssignedPartition:
         self.back_off(now)
 
     def continues_at(self, markers_offset: int) -> bool:
-        """Whether a new start marker that was written at this markers offset is behind all that are known."""
+        """True if a new start marker, written at this markers offset, comes after all that are known."""
         known = max(self._markers_end, self.commits.markers_offset or 0)
         return markers_offset < 0 or markers_offset >= known  # -1: Kafka does not say where
 
@@ -165,7 +165,7 @@ class AssignedPartition:
         return Commit(0, 0)
 
     def recovered(self, commit: Commit, found: StartsFound) -> None:
-        """Become active behind `commit`, without the messages that `found` says were started."""
+        """Become active from `commit` on, without the messages that `found` says were started."""
         self.phase = ReceivePhase.ACTIVE
         self._failures = 0
         self.position = max(self.seek_to or 0, commit.offset)

@@ -141,7 +141,7 @@ class GroupMember:
         return records, offsets_of_records(records)
 
     def continues_at(self, last_at: Mapping[int, int]) -> bool:
-        """Whether start markers that were written at these markers offsets are behind all that are known.
+        """True if start markers that were written at these markers offsets come after all that are known.
 
         If not, the markers topic was recreated or cut short, which the ids tell up to a second later.
         """

@@ -103,7 +103,7 @@ class MarkerWriter(Closing):
     partition gets its markers in the order in which they were given, except those that are sent again.
 
     Start markers have producers of their own, see `starts`: they are waited for, and would otherwise queue
-    behind all these.
+    after all these.
 
     delivery_timeout_ms  bounds one try
     coalesce_ms          collect end markers for this long and write them as ranges; takes are ranges, too.

@@ -153,7 +153,7 @@ class StartBatch:
         self._give_back_at, self._write_back = moment, write_back
 
     def give_back(self) -> None:
-        """Give the messages back, once; in the log that is behind their start markers."""
+        """Give the messages back, once; in the log that comes after their start markers."""
         if not self._given_back:
             self._given_back = True
             self._write_back()
@@ -268,7 +268,7 @@ class StartMarkerWriter:
     def outcome_known(self, partition: int) -> bool:
         """Whether no start marker of this partition can still come to the log.
 
-        After start markers of unknown outcome, it sends a tick behind them; to be called again until the
+        After start markers of unknown outcome, it sends a tick after them; to be called again until the
         tick has come through. Does not wait.
         """
         barrier = self._barriers.get(partition)
@@ -369,7 +369,7 @@ class StartMarkerWriter:
     def _give_back(self, batch: StartBatch, takes: Mapping[int, Sequence[int]]) -> None:
         """Write nack markers for messages whose start markers are still on their way.
 
-        They use the same producers as the start markers, so they are behind these in the log, and are written
+        They use the same producers as the start markers, so they come after these in the log, and are written
         about when these are. Not sent again when they fail.
         """
         for partition, offsets in takes.items():
