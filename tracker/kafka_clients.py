@@ -12,7 +12,7 @@ from tracker.reading.queue_ends import QueueEnds
 from tracker.redelivery.tick_writer import TickWriter
 
 _PROBE_TIMEOUT_S = 3.0
-"""Short: offsets and releases wait for the end of a probe."""
+"""Short: offsets and releases wait for a probe."""
 
 
 class KafkaClients:

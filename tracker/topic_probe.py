@@ -26,7 +26,7 @@ _GROW_EVERY_S = 10.0
 class TopicProbe:
     """Withdraws the tracker while Kafka does not answer; takes partitions over again whose topics changed.
 
-    `topics` must answer soon: offsets and releases wait for the end of a probe. `has_its_topics` is for the threads
+    `topics` must answer soon: offsets and releases wait for a probe. `has_its_topics` is for the threads
     that redeliver, `probe` for the main loop.
     """
 

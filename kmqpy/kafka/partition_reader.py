@@ -227,7 +227,7 @@ class _Reader:
     def batches(self, reached: Mapping[int, Reached]) -> Iterator[tuple[int, list[Any]]]:
         """Yield (partition, its next records) until every partition is read.
 
-        The caller sets the position of the partition's Reached to the offset after those that it has processed.
+        The caller sets the position of the partition's Reached after those records that it has processed.
         """
         deadline = self._clock.monotonic() + self._timeout_s
         while self._open:
