@@ -7,7 +7,7 @@ threads, ZooKeeper's client, users.
 import contextlib
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,7 +29,7 @@ from tracker.settings import TrackerSettings
 
 from .checker import History
 from .kafka import Connection, LogReader, Module, QueueEnds, TrackerModule, timed_out
-from .model import ZK_SESSION_MS, NoSession, Process, Steps, World, ZooKeeper
+from .model import ZK_SESSION_MS, NoSession, Process, Steps, World
 from .stepwise import stepwise
 
 QUEUE = "q"
@@ -112,8 +112,8 @@ class NoMetrics:
 class Leadership:
     """tracker.leadership.leadership over the simulated ZooKeeper: the same decisions, one actor."""
 
-    def __init__(self, zookeeper: tuple[ZooKeeper, Process, QueueSettings, int], **settings: Any) -> None:
-        self._zk, self._process, queue, partitions = zookeeper
+    def __init__(self, zookeeper: SimpleNamespace, **settings: Any) -> None:
+        self._zk, self._process, queue, partitions = zookeeper.hosts
         self._world = self._process.world
         self._id: str = settings["tracker_id"]
         self._keys = [(QUEUE, p) for p in range(partitions)]
@@ -571,7 +571,7 @@ _group_member = stepwise(
 _start_barrier = stepwise("kmqpy.kafka.client.start_barrier", set(), librdkafka=Module)
 _start_markers = stepwise(
     "kmqpy.kafka.client.start_markers",
-    {"confirmed", "start"},
+    {"wait_until_confirmed", "start"},
     librdkafka=Module,
     StartBarrier=_start_barrier.StartBarrier,
 )

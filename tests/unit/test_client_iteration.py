@@ -54,7 +54,7 @@ class FakeWriter:
         return self
 
     def start(self, takes, *_):
-        return SimpleNamespace(confirmed=lambda: StartOutcome(dict.fromkeys(takes, 0), {}))
+        return SimpleNamespace(wait_until_confirmed=lambda: StartOutcome(dict.fromkeys(takes, 0), {}))
 
     def post(self, marker):
         if self.closed:
@@ -237,7 +237,9 @@ def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(clie
 
 def test_what_an_interrupted_receive_took_is_given_back(client, monkeypatch):
     calls = []
-    starting = SimpleNamespace(confirmed=lambda: 1 / 0, give_back=lambda: calls.append("given back"))
+    starting = SimpleNamespace(
+        wait_until_confirmed=lambda: 1 / 0, give_back=lambda: calls.append("given back")
+    )
     monkeypatch.setattr(client._topics.writer, "start", lambda *_: starting)
     with pytest.raises(ZeroDivisionError):
         client.receive()

@@ -161,7 +161,7 @@ class Tracked:
         for pool in (Pool.REDELIVERY, Pool.HOUSEKEEPING):
             self.jobs._pools[pool].submit(lambda: None).result(10)
         self.jobs.take_results()
-        while any(self.loop._existence._asking.values()):
+        while any(self.loop._existence._under_way.values()):
             self.take_one_result()
 
     def take_one_result(self) -> None:
