@@ -1,4 +1,4 @@
-"""What `with` does for objects that hold connections."""
+"""`with` for objects that hold connections."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class AdminAccess:
         return stats.queue_stats(self.connection, settings, owners=owners, stored=stored, clock=self.clock)
 
     def records(self) -> tuple[Records | None, Unavailable | None]:
-        """What kmq.queues says, or why that is not known."""
+        """The records of kmq.queues, or the error with which they could not be read."""
         try:
             return SettingsMirror(self.connection).records(), None
         except Unavailable as error:

@@ -89,7 +89,7 @@ class Admin(Closing):
         return QueueCreation(self._access).create(queue, partitions, replication, retention)
 
     def has_root(self) -> bool:
-        """Whether ZooKeeper holds anything of kmqpy under the connection's root."""
+        """True if ZooKeeper holds anything of kmqpy under the connection's root."""
         return self._access.registry.has_root()
 
     def list_queues(self) -> list[RegisteredQueue]:
@@ -159,7 +159,7 @@ class Admin(Closing):
         return deletion.delete(name, timeout=timeout, if_empty=if_empty, leftovers=leftovers)
 
     def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
-        """What delete_queue() would take away now; raises what that does."""
+        """The topics that delete_queue() would take away now; raises the same errors."""
         return QueueDeletion(self._access).deletion(name, leftovers=leftovers)
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
@@ -180,7 +180,7 @@ class Admin(Closing):
         return QueuePurge(self._access).purge(queue)
 
     def doctor(self, queue: str | QueueSettings | None = None) -> list[Finding]:
-        """What is wrong with a queue, or with every one; errors first, `ok` where nothing is."""
+        """Findings about a queue, or about every one; errors first, `ok` where nothing is wrong."""
         doctor = Doctor(self._access)
         return doctor.examine_all() if queue is None else doctor.examine(queue)
 

@@ -1,4 +1,4 @@
-"""What is wrong with queues: the facts are gathered from Kafka and the registry, then checked."""
+"""The doctor gathers facts about queues from Kafka and the registry, then checks them."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class Doctor:
         self._registry = access.registry
 
     def examine(self, queue: str | QueueSettings) -> list[Finding]:
-        """What is wrong with one queue; raises QueueNotFound."""
+        """Findings about one queue; raises QueueNotFound."""
         return self._diagnosis(queue, self._access.topics.groups(), self._access.records()[0])
 
     def examine_all(self) -> list[Finding]:
-        """What is wrong with every registered queue, and with topics and znodes that are of none."""
+        """Findings about every registered queue, and about topics and znodes that belong to none."""
         access, registry = self._access, self._registry
         groups = access.topics.groups()
         records, error = access.records()
@@ -125,7 +125,7 @@ class Doctor:
     def _facts(
         self, settings: QueueSettings, known: RegisteredQueue | None, records: Records | None
     ) -> Facts:
-        """What check() looks at, without `groups`, `shared` and `leftovers`."""
+        """The facts for check(), without `groups`, `shared` and `leftovers`."""
         access, log = self._access, self._access.topics
         topics = access.described(settings, known)
         owners, stored = access.tracked(settings.name, known)

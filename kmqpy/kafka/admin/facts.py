@@ -1,4 +1,4 @@
-"""What the doctor knows of one queue before it checks it. Pure: no I/O."""
+"""The facts about one queue that the doctor checks. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kmqpy.kafka.topic_names import SharedTopic
 from kmqpy.kafka.topics import TopicInfo
 
 Faults = Iterator[tuple[Severity, Kind, str, str]]
-"""What a check of one queue yields: severity, kind, what is wrong, what to do about it."""
+"""Each check of one queue yields these: severity, kind, what is wrong, what to do about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of one queue.
+    """The facts about one queue.
 
     registered  its entry in the registry; None: there is none
     topics      those of its four topics that exist, by name, with their settings

@@ -1,4 +1,4 @@
-"""What the doctor can find wrong with a queue: kinds, severity, and the advice that goes with them."""
+"""The findings of the doctor: kinds, severity, and the advice that goes with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
 
 class Kind(StrEnum):
-    """What can be found."""
+    """The kinds of findings; their values are stable, for scripts."""
 
     OK = "ok"
     QUEUE_TOPIC_MISSING = "queue-topic-missing"

@@ -14,7 +14,7 @@ from kmqpy.kafka.topic_names import topics_of
 
 @dataclass(frozen=True, kw_only=True)
 class Deletion:
-    """What the deletion of a queue, or of what is left over from one, takes away.
+    """The topics that the deletion of a queue, or of its leftovers, takes away.
 
     topics  how many records each of them holds, about
     kept    topics of the queue that stay, each with the other queue that uses it
@@ -47,7 +47,7 @@ class QueueDeletion:
         return found
 
     def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
-        """What delete_queue() would take away now; raises what that does."""
+        """The topics that delete() would take away now; raises the same errors."""
         names, kept = self._to_delete(name, leftovers)
         topics = self._access.topics.describe(names)
         records = {

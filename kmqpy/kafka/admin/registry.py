@@ -122,7 +122,7 @@ class Registry:
         return found, damaged
 
     def has_root(self) -> bool:
-        """Whether the root is there."""
+        """True if the root znode exists."""
         with unavailable(self._znodes.zk):
             return self._znodes.wait(self._znodes.zk.exists_async(self._znodes.paths.root)) is not None
 

@@ -1,4 +1,4 @@
-"""What stands in the znodes of the registry, and its JSON. Pure: no I/O.
+"""The entries of the registry and their JSON. Pure: no I/O.
 
 Znodes may be damaged, made by hand or restored from a backup (rule R25): what is read is checked.
 """
@@ -80,7 +80,7 @@ class StoredOffset:
     queue_id: str = ""
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
-        """Whether it is of this markers topic, but of another queue topic, made before (rule R24)."""
+        """True if it is of this markers topic, but of an earlier queue topic (rule R24)."""
         return self.markers_id == markers_id and self.queue_id not in ("", queue_id)
 
     def to_json(self) -> bytes:
@@ -186,7 +186,7 @@ def partitions_of(children: Iterable[str]) -> tuple[int, list[int]]:
 
 
 def _is_number(child: str) -> bool:
-    """Whether `child` is a partition's number in the form that kmqpy writes."""
+    """True if `child` is the number of a partition in the form that kmqpy writes."""
     return child.isascii() and child.isdecimal() and len(child) < 10 and str(int(child)) == child
 
 

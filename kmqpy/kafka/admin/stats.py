@@ -1,4 +1,4 @@
-"""What a queue holds: counts, and what is in flight. Read from Kafka; takes part in nothing.
+"""Counts of a queue, and its messages in flight. Read from Kafka without joining a group.
 
 *In flight* is what was taken and not ended. A message whose time has not come (`send(delay=…)`) is
 waiting, also after a client has looked at it; it counts in `depth`, like what nobody has taken yet.
@@ -82,7 +82,7 @@ class PartitionStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """What a queue holds, at about one moment.
+    """Counts of a queue, at about one moment.
 
     depth         waiting messages: neither in flight nor dead, delayed ones included
     in_flight     taken and not ended
@@ -242,7 +242,7 @@ def in_flight(
     stored: Mapping[int, StoredOffset] | None = None,
     limit: int | None = None,
 ) -> list[InFlightMessage]:
-    """What is in flight (delayed messages too), the oldest of each partition first.
+    """The messages in flight (delayed ones too), the oldest of each partition first.
 
     Raises QueueNotFound, TopicError, Unavailable.
     """
@@ -282,7 +282,7 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
 def open_entries(
     connection: KafkaConnection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
 ) -> dict[int, InFlight]:
-    """What is in flight in each partition; raises QueueNotFound, TopicError, Unavailable."""
+    """The messages in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
     return _Markers(connection, queue, topics, stored or {}, None).states
 

@@ -1,1 +1,1 @@
-"""What the doctor checks, one file per subject. Pure: no I/O."""
+"""The checks of the doctor, one file per subject. Pure: no I/O."""

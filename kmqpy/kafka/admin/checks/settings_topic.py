@@ -17,7 +17,7 @@ from kmqpy.kafka.topics import TopicInfo
 def check_settings_topic(
     topic: TopicInfo | None, error: Exception | None, queues: list[str]
 ) -> list[Finding]:
-    """What is wrong with kmq.queues itself.
+    """Faults of kmq.queues itself.
 
     topic   None: there is none
     error   why it can't be read, if so
@@ -67,7 +67,7 @@ def check_records_of_no_queue(
 
 
 def check_record(facts: Facts) -> Faults:
-    """What clients are told of the queue."""
+    """A record of the queue in kmq.queues that is missing, unreadable or unlike the registry."""
     if facts.records is None or facts.registered is None or facts.registered.deleting:
         return
     queue = facts.registered.settings
