@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -128,7 +129,7 @@ class TrackerProcess(Child):
 
     def wait_until_it_owns(self, partitions: int) -> None:
         """Return when it redelivers for that many partitions."""
-        wait_until(
+        until(
             lambda: self.metric("kmq_owned_partitions") == partitions <= self.metric("kmq_takeovers_total"),
             "the tracker owns its partitions",
             30.0,
@@ -136,7 +137,7 @@ class TrackerProcess(Child):
         )
 
 
-def wait_until(
+def until(
     is_so: Callable[[], bool],
     what: str,
     timeout_s: float,
@@ -145,13 +146,16 @@ def wait_until(
     every_s: float = 0.1,
 ) -> None:
     """Poll; raises Failed when it is not so in time, or when `child` has ended."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
+
+    def holds() -> bool:
+        if is_so():
+            return True
         if child is not None:
             child.check()
-        if time.monotonic() > deadline:
-            raise Failed(f"not after {timeout_s:.0f} s: {what}")
-        time.sleep(every_s)
+        return False
+
+    if not wait_until(holds, timeout_s, every_s=every_s):
+        raise Failed(f"not after {timeout_s:.0f} s: {what}")
 
 
 def usage(pid: int) -> Mapping[str, float]:

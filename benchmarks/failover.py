@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from benchmarks import children, trackers
-from benchmarks.children import Failed, wait_until
+from benchmarks.children import Failed, until
 from benchmarks.lab import Lab, starts
 from benchmarks.results import Case, Figures
 from benchmarks.sizes import Sizes
@@ -48,7 +48,7 @@ def _turn(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
                 trackers.tracker_process(lab, queue) as one,
                 trackers.tracker_process(lab, queue) as other,
             ):
-                wait_until(lambda: _owners(one, other) != [], "a tracker owns the partition", 30.0, child=one)
+                until(lambda: _owners(one, other) != [], "a tracker owns the partition", 30.0, child=one)
                 with children.peer(
                     "kmqpy",
                     "hold",
@@ -59,15 +59,13 @@ def _turn(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
                     messages=count,
                 ) as holder:
                     holder.result()
-                wait_until(
+                until(
                     lambda: one.metric("kmq_in_flight") + other.metric("kmq_in_flight") >= count,
                     "the tracker has read all markers",
                     300.0,
                 )
                 with _trickle(lab, queue, count):
-                    wait_until(
-                        lambda: bool(lab.records(queue.name, 1, count + _TRICKLE)), "a redelivery", 30.0
-                    )
+                    until(lambda: bool(lab.records(queue.name, 1, count + _TRICKLE)), "a redelivery", 30.0)
                     (leader,) = _owners(one, other)
                     killed_ms = time.time() * 1000
                     leader.kill()

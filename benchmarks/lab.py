@@ -124,7 +124,7 @@ class Lab:
 
     @contextmanager
     def _registry(self) -> Iterator[Registry]:
-        with connect(self.zookeeper.hosts) as zk:
+        with connect(self.zookeeper) as zk:
             yield Registry(zk, self.connection.root)
 
     def _delete(self, topics: Iterable[str]) -> None:

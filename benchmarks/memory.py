@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from benchmarks import children, trackers
-from benchmarks.children import usage, wait_until
+from benchmarks.children import until, usage
 from benchmarks.lab import HOUR_MS, Lab, Record, starts
 from benchmarks.results import Case, Figures
 from benchmarks.sizes import Sizes
@@ -89,7 +89,7 @@ def _process(lab: Lab, marker_format: str, count: int) -> Callable[[], Figures]:
             ):
                 before = usage(tracker.pid)
                 holder.result()
-                wait_until(
+                until(
                     lambda: tracker.metric("kmq_in_flight") == count,
                     "the tracker has read all markers",
                     300.0,

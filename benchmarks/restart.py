@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from benchmarks import trackers
-from benchmarks.children import Child, Failed, TrackerProcess, wait_until
+from benchmarks.children import Child, Failed, TrackerProcess, until
 from benchmarks.lab import HOUR_MS, Lab, Record, ends, starts
 from benchmarks.results import JVM, Case, Figures
 from benchmarks.sizes import Sizes
@@ -59,7 +59,7 @@ def _kmqpy_turn(lab: Lab, queue: QueueSettings, pool: Iterator[int], lease_s: in
         with trackers.tracker_process(lab, queue) as tracker:
             _wait_until_it_has_read(tracker)
             taken_at = _take(lab, queue, next(pool), lease_s)
-            wait_until(
+            until(
                 lambda: tracker.metric("kmq_in_flight") >= IN_FLIGHT, "it has read them", 30.0, child=tracker
             )
             time.sleep(2 * trackers.OFFSET_INTERVAL_S)

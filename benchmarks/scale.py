@@ -25,9 +25,11 @@ from benchmarks.fake_zookeeper import Server
 from benchmarks.lab import Lab
 from benchmarks.results import progress
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.kafka.admin.registry import Registry, StoredOffset, decode_queue, decode_tracker, partitions_of
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import StoredOffset, decode_queue, decode_tracker, partitions_of
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership import leadership as leadership_module
 from tracker.leadership import planner
 from tracker.leadership import registry_view as tree_module
@@ -147,7 +149,7 @@ class World:
             leadership.read_offset(*partition)
             served[partition] = view.owned[partition]
         for partition in view.releasing:
-            leadership.write_offset(*partition, StoredOffset(next(self._numbers), "t", 0))
+            leadership.write_offsets({partition: StoredOffset(next(self._numbers), "t", 0)})
             leadership.release(*partition)
         return bool(news or view.releasing)
 
@@ -179,7 +181,7 @@ class Simulation(World):
         names = [f"tracker-{next(self._numbers)}" for _ in range(count)]
         for name in names:
             with patch.object(leadership_module, "new_client", lambda *_: self.server.client()):
-                leadership = Leadership("", name, root=_ROOT, clock=self.clock)
+                leadership = Leadership(ZooKeeperConnection(hosts=""), name, root=_ROOT, clock=self.clock)
             self.members[name] = leadership
             leadership._session.verify_at = 0.0
             self._served[name] = {}
@@ -264,7 +266,7 @@ class Real(World):
     def join(self, count: int) -> list[str]:
         names = [f"tracker-{next(self._numbers)}" for _ in range(count)]
         for name in names:
-            self.members[name] = Leadership(self._hosts, name, root=_ROOT)
+            self.members[name] = Leadership(ZooKeeperConnection(hosts=self._hosts), name, root=_ROOT)
             self._served[name] = {}
         for name in names:
             self.members[name].start(10)
@@ -376,7 +378,7 @@ def simulate(partitions: int, count: int, queues: int) -> dict[str, Any]:
 
 def check(zookeeper: str, partitions: int, count: int) -> dict[str, Any]:
     """The same steps, counted on a real ZooKeeper and in the simulation."""
-    with connect(zookeeper) as client, contextlib.ExitStack() as stack:
+    with connect(ZooKeeperConnection(hosts=zookeeper)) as client, contextlib.ExitStack() as stack:
         registry = Registry(client, _ROOT)
         for number in range(4):
             registry.register(QueueSettings(name=f"queue-{number}"), partitions // 4)
@@ -392,7 +394,7 @@ def check(zookeeper: str, partitions: int, count: int) -> dict[str, Any]:
 def zookeeper_speed(zookeeper: str) -> Counts:
     """What the embedded ZooKeeper does per second, pipelined from one client."""
     count = 4_000
-    with connect(zookeeper, 20_000) as zk:
+    with connect(ZooKeeperConnection(hosts=zookeeper), 20_000) as zk:
         zk.ensure_path(_ROOT)
         speeds: Counts = {}
 

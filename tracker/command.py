@@ -148,7 +148,7 @@ def register(cli: Cli, queues: tuple[str, ...]) -> None:
     """Register the named queues that nobody has; the only time that a tracker adds a queue."""
     if not queues:
         return
-    with connect(cli.zookeeper.hosts, security=cli.zookeeper.security) as zookeeper:
+    with connect(cli.zookeeper) as zookeeper:
         registry = Registry(zookeeper, cli.connection.root)
         for name in queues:
             try:

@@ -11,7 +11,7 @@ from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.health.queue_counts import Counted, QueueCounts
 from tracker.leadership.assignment import Partition
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class HealthKeeper:
         """Count waiting messages and dead letters for /metrics, in the background."""
         if now < self._next_count or self._counting or self._settings.http_port < 0:
             return
-        active = [key for key, part in self._parts.items() if part.phase is Phase.ACTIVE]
+        active = [key for key, part in self._parts.items() if part.phase is TrackingPhase.ACTIVE]
         self._counted_at = {key: self._counted_at.get(key, 0.0) for key in active}
         # First those that were counted longest ago.
         chosen = sorted(active, key=self._counted_at.__getitem__)[:_COUNTED_AT_ONCE]
@@ -98,7 +98,7 @@ class HealthKeeper:
         now = self._clock.monotonic()
         for key, counts in found.items():
             part = self._parts.get(key)
-            if part is not None and part.phase is Phase.ACTIVE:
+            if part is not None and part.phase is TrackingPhase.ACTIVE:
                 self._show_counts(part, counts, delayed[key], now)
 
     def _show_counts(self, part: OwnedPartition, counts: Counted, delayed: int, now: float) -> None:

@@ -9,10 +9,10 @@ from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.kafka.topics import Topics
 from tracker.reading.markers_consumer import MarkersConsumer
 from tracker.reading.queue_ends import QueueEnds
-from tracker.redelivery.ticker import Ticker
+from tracker.redelivery.tick_writer import TickWriter
 
 _PROBE_TIMEOUT_S = 3.0
-"""Short: offsets and releases wait behind a probe."""
+"""Short: offsets and releases wait for a probe."""
 
 
 class KafkaClients:
@@ -20,7 +20,7 @@ class KafkaClients:
 
     markers        reads the markers of all partitions
     ends           asks where queues end
-    ticker         appends ticks
+    tick_writer         appends ticks
     topics         checks topics at takeovers
     probed_topics  the same, but gives up soon
     """
@@ -29,7 +29,7 @@ class KafkaClients:
         with ExitStack() as undo:
             self.markers = MarkersConsumer(connection)
             undo.callback(self.markers.close)
-            self.ticker = Ticker(connection, clock)
+            self.tick_writer = TickWriter(connection, clock)
             self.ends = QueueEnds(connection)
             undo.callback(self.ends.close)
             self.topics = Topics(connection)
@@ -39,5 +39,5 @@ class KafkaClients:
     def close(self) -> None:
         """Close the consumers, and let go of the other clients, which end with their last user."""
         self._consumers.close()
-        self.ticker.close()
-        del self.ticker, self.topics, self.probed_topics
+        self.tick_writer.close()
+        del self.tick_writer, self.topics, self.probed_topics

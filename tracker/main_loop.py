@@ -72,7 +72,7 @@ class MainLoop:
         for part in list(self._parts.values()):
             with self._supervisor.surviving(part):
                 self._lifecycle.advance(part, now)
-        step("ticks", now, self._kafka.ticker.poll)
+        step("ticks", now, self._kafka.tick_writer.poll)
         step("health", now, lambda: self._health.refresh(now))
         step("offsets", now, lambda: self._offsets.store_due(now))
         step("probe", now, lambda: self._probe.probe(now))
@@ -91,7 +91,7 @@ class MainLoop:
             now = self._clock.monotonic()
             if not self._supervisor.step("read", now, lambda: self._reader.read(_BUSY_WAIT_S)):
                 self._clock.sleep(_BUSY_WAIT_S)
-            self._supervisor.step("ticks", now, self._kafka.ticker.poll)
+            self._supervisor.step("ticks", now, self._kafka.tick_writer.poll)
             self._jobs.take_results()
         offsets = self._offsets.all_offsets()
         for part in list(self._parts.values()):

@@ -46,13 +46,12 @@ class Membership:
         self._clock = clock
         self._kafka_ok_at = -math.inf
         self.leadership = Leadership(
-            zookeeper.hosts,
+            zookeeper,
             root=connection.root,
             tracker_id=settings.tracker_id,
             host=socket.gethostname(),
             queues=queues,
             session_timeout_ms=settings.session_timeout_ms,
-            security=zookeeper.security,
             wake=wake,
             clock=clock,
         )

@@ -9,12 +9,12 @@ from functools import partial
 from typing import NamedTuple
 
 from kmqpy.errors import KmqError
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.leadership.assignment import Partition
 from tracker.leadership.offset_znodes import OffsetWriteSchedule
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class OffsetKeeper:
 
     def offset_of(self, part: OwnedPartition) -> Callable[[], StoredOffset] | None:
         """A function, for any thread, that makes the offset to store; None if there is nothing new."""
-        reads = part.reading and part.phase in (Phase.ACTIVE, Phase.FENCING)
+        reads = part.reading and part.phase in (TrackingPhase.ACTIVE, TrackingPhase.FENCING)
         if not reads or part.catch_up_offset is None:
             return None
         state, oldest = part.state, part.state.oldest()
@@ -68,14 +68,14 @@ class OffsetKeeper:
             state.missed_markers = False
         if state.position == part.stored_position:
             return None  # nothing was read since, so the state is the same
-        (queue_id, topic_id), missed = part.topic_ids, state.missed_markers
-        safe = StoredOffset(state.safe_offset(), topic_id, state.safe_now_ms(), missed, queue_id=queue_id)
+        (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
+        safe = StoredOffset(state.safe_offset(), markers_id, state.safe_now_ms(), missed, queue_id=queue_id)
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
             return None if safe.offset == part.stored_offset else lambda: safe
         offset, now_ms, rows = state.snapshot(_SNAPSHOT_ROWS)
 
         def with_snapshot() -> StoredOffset:
-            made = StoredOffset(offset, topic_id, now_ms, missed, tuple(rows), queue_id)
+            made = StoredOffset(offset, markers_id, now_ms, missed, tuple(rows), queue_id)
             return made if len(made.to_json()) <= _SNAPSHOT_MAX_BYTES else safe
 
         return with_snapshot
@@ -109,7 +109,9 @@ class OffsetKeeper:
         for part in self._parts.values():
             with self._supervisor.surviving(part):
                 unread = part.state.position - (part.stored_offset or 0)
-                if part.phase is Phase.ACTIVE and self._schedule.is_due(part.key, unread, partitions, now):
+                if part.phase is TrackingPhase.ACTIVE and self._schedule.is_due(
+                    part.key, unread, partitions, now
+                ):
                     make = self.offset_of(part)
                     if make is not None:
                         due[part.key] = _DueOffset(part.state.position, make)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kmqpy.errors import Unavailable
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.settings import QueueSettings
 from tracker.background import Pool
@@ -17,10 +17,10 @@ from tracker.kafka_clients import KafkaClients
 from tracker.leadership.assignment import Partition
 from tracker.leadership.published_view import LeadershipView
 from tracker.offset_keeper import OffsetKeeper
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.partition_redelivery import PartitionRedelivery
 from tracker.redelivery.redeliverer import Redeliverer, RedeliveryResult
-from tracker.redelivery.ticker import Tick
+from tracker.redelivery.tick_writer import Tick
 from tracker.takeover import Takeover, TakeoverResult
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class PartitionLifecycle:
         offsets: OffsetKeeper,
     ) -> None:
         self._markers = kafka.markers
-        self._ticker = kafka.ticker
+        self._tick_writer = kafka.tick_writer
         self._takeover = takeover
         self._redelivery = redelivery
         self._offsets = offsets
@@ -77,10 +77,10 @@ class PartitionLifecycle:
         # Asked before a takeover, too, or whoever has the partition by now would be fenced for nothing.
         if part.busy or not self._leadership.may_redeliver():
             return
-        if part.phase is Phase.FENCING and now >= part.retry_at:
+        if part.phase is TrackingPhase.FENCING and now >= part.retry_at:
             self._submit(part, partial(self._takeover.prepare, part), partial(self._taken_over, part))
             return
-        if part.phase is not Phase.ACTIVE:
+        if part.phase is not TrackingPhase.ACTIVE:
             return
         entries = part.due(self._settings.max_batch_messages * 5)
         if entries:
@@ -93,7 +93,7 @@ class PartitionLifecycle:
         """Do nothing more for the partition; another tracker may have it."""
         _log.info("partition given up", extra={**self._problems.about(part.key), "why": why})
         self._markers.stop(part)
-        part.phase = Phase.DROPPED
+        part.phase = TrackingPhase.DROPPED
         if not part.busy:
             self._jobs.submit(Pool.HOUSEKEEPING, part.redeliverer.close)
         self._parts.pop(part.key, None)
@@ -115,7 +115,7 @@ class PartitionLifecycle:
     def _job_ended(self, part: OwnedPartition, finished: Callable[[Any], None], result: Any) -> None:
         part.busy = False
         with self._supervisor.surviving(part):
-            if part.phase is Phase.DROPPED:
+            if part.phase is TrackingPhase.DROPPED:
                 self._jobs.submit(Pool.HOUSEKEEPING, part.redeliverer.close)
             else:
                 finished(result)
@@ -134,11 +134,11 @@ class PartitionLifecycle:
         self._redelivery.redelivered(part, entries, result)
 
     def _post_tick(self, part: OwnedPartition, now: float) -> None:
-        def written(tick: Tick) -> None:  # called by whatever thread polls the ticker
+        def written(tick: Tick) -> None:  # called by whatever thread polls the tick_writer
             self._jobs.hand_over(lambda: self._tick_written(part, tick))
 
         try:
-            self._ticker.post_tick(part.queue.markers_topic, part.number, written)
+            self._tick_writer.post_tick(part.queue.markers_topic, part.number, written)
         except Unavailable as error:
             part.problems.tick = str(error)
             self._problems.warn("tick", part.key, "a tick could not be written", error=str(error))

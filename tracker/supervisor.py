@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import Clock
 from tracker.health.problems import Problems
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 
 _STEP_PAUSE = Backoff(0.1, 2, 10, jitter=0)
 """Before a step of the main loop that failed is tried again."""
@@ -57,5 +57,5 @@ class Supervisor:
             self._problems.survived("partition", error, part.key)
             with suppress(Exception):
                 self._stop_reading(part)
-            if part.phase is not Phase.DROPPED:
+            if part.phase is not TrackingPhase.DROPPED:
                 part.back_off(self._clock.monotonic())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.doctor import Severity
-from kmqpy.kafka.topic_identity import TopicIds, earlier_markers_error
+from kmqpy.kafka.admin.findings import Severity
+from kmqpy.kafka.topic_identity import TopicIds, stale_markers_error
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.kafka_clients import KafkaClients
@@ -16,7 +16,7 @@ from tracker.offset_keeper import OffsetKeeper
 from tracker.partition.owned_partition import OwnedPartition
 from tracker.partition.start_position import StartPosition, start_position
 from tracker.redelivery.originals_readers import OriginalsReaders
-from tracker.redelivery.ticker import Tick
+from tracker.redelivery.tick_writer import Tick
 
 _log = logging.getLogger(__name__)
 
@@ -63,21 +63,21 @@ class Takeover:
         queue, number = part.queue, part.number
         topics = self._kafka.topics.check(queue, number)
         topic_ids = (topics.queue.topic_id, topics.markers.topic_id)
-        if part.has_topics and TopicIds(*topic_ids).beside_earlier_markers(TopicIds(*part.topic_ids)):
-            raise earlier_markers_error(queue)
+        if part.has_topics and TopicIds(*topic_ids).has_stale_markers(TopicIds(*part.topic_ids)):
+            raise stale_markers_error(queue)
         part.redeliverer.open(_FENCING_TIMEOUT_S)
         if not self._leadership.verify(queue.name, number):
             return None
         stored = self._offsets.read_offset(part)
         if stored is not None and stored.is_of_earlier_queue(*topic_ids):
-            raise earlier_markers_error(queue)
+            raise stale_markers_error(queue)
         # Written after the fencing: when it has been read, so has everything before it.
-        tick = self._kafka.ticker.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S)
+        tick = self._kafka.tick_writer.send_tick(queue.markers_topic, number, _FENCING_TIMEOUT_S)
         with self._originals.lend() as reader:
             log_start = reader.log_start(queue.markers_topic, number)
-        begin = start_position(stored, topics.markers.topic_id, log_start, tick.at)
+        begin = start_position(stored, topics.markers.topic_id, log_start, tick.markers_offset)
         queue_end = self._kafka.ends.end_beyond((queue.name, number), begin.highest)
-        begin = begin.believable(tick.now_ms, queue, queue_end, self._max_clock_lead_ms)
+        begin = begin.corrected(tick.now_ms, queue, queue_end, self._max_clock_lead_ms)
         if begin.problem is not None:
             _log.error(begin.problem, extra=self._problems.about(part.key))
         if begin.markers_lost:

@@ -13,7 +13,7 @@ from kmqpy.kafka.topics import TopicInfo, Topics
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.membership import Membership
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.reading.markers_consumer import MarkersConsumer
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _GROW_EVERY_S = 10.0
 class TopicProbe:
     """Withdraws the tracker while Kafka does not answer; takes partitions over again whose topics changed.
 
-    `topics` must answer soon: offsets and releases wait behind a probe. `has_its_topics` is for the threads
+    `topics` must answer soon: offsets and releases wait for a probe. `has_its_topics` is for the threads
     that redeliver, `probe` for the main loop.
     """
 
@@ -85,7 +85,7 @@ class TopicProbe:
             _log.debug("Kafka does not answer: %s", found)
             return
         for part in self._parts.values():
-            known = part.phase in (Phase.CATCHING_UP, Phase.ACTIVE)
+            known = part.phase in (TrackingPhase.CATCHING_UP, TrackingPhase.ACTIVE)
             if not found or not known or part.queue.name not in queues:
                 continue
             if _ids(found, part.queue) != part.topic_ids:
@@ -93,7 +93,7 @@ class TopicProbe:
                 self._problems.warn("topics", part.key, part.problems.takeover)
                 self._markers.stop(part)
                 part.take_over_again(self._clock.monotonic())
-            elif part.number == 0 and part.phase is Phase.ACTIVE:  # one tracker of each queue
+            elif part.number == 0 and part.phase is TrackingPhase.ACTIVE:  # one tracker of each queue
                 self._register_partitions(part.queue.name, found[part.queue.name].partitions)
 
     def _register_partitions(self, name: str, there: int) -> None:

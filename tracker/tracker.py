@@ -17,7 +17,7 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import AccessDenied, KmqError
 from kmqpy.kafka.settings import KafkaConnection, check_connection
 from kmqpy.telemetry.base import Telemetry
-from kmqpy.zookeeper.settings import ZooKeeperConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
 from tracker.background import BackgroundJobs
 from tracker.context import TrackerContext
 from tracker.health.metrics import TrackerMetrics
@@ -26,7 +26,7 @@ from tracker.kafka_clients import KafkaClients
 from tracker.leadership.assignment import Partition
 from tracker.main_loop import MainLoop
 from tracker.membership import Membership
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.settings import TrackerSettings
 from tracker.supervisor import Supervisor
 
@@ -51,7 +51,7 @@ class Tracker:
     ) -> None:
         self._guard = ForkGuard("the tracker")
         self._connection = check_connection(connection)
-        self._zookeeper = zookeeper
+        self._zookeeper = check_zookeeper(zookeeper)
         self._settings = settings or TrackerSettings()
         self._clock = clock
         self.metrics = TrackerMetrics()
@@ -75,7 +75,7 @@ class Tracker:
     def owned(self) -> list[Partition]:
         """The partitions being redelivered by this tracker now."""
         self._guard.raise_if_inherited()
-        return sorted(key for key, part in self._parts.copy().items() if part.phase is Phase.ACTIVE)
+        return sorted(key for key, part in self._parts.copy().items() if part.phase is TrackingPhase.ACTIVE)
 
     def start(self) -> Self:
         """Run in a thread of its own."""

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.dev.demo import Progress, Report, run
+from kmqpy.dev.demo import DemoReport, Progress, run
 
 _LINE_EVERY_S = 2.0
 
@@ -104,7 +104,7 @@ _ROWS = {
 }
 
 
-def _table(report: Report) -> Table:
+def _table(report: DemoReport) -> Table:
     table = Table(title="kmq demo: " + ("nothing lost" if report.ok else "PROMISE BROKEN"))
     table.add_column("messages")
     table.add_column("", justify="right")

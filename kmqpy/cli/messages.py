@@ -246,7 +246,7 @@ def _tracked(cli: Cli) -> bool:
     if not cli.has_registry:
         return True
     try:
-        with connect(cli.zookeeper.hosts, timeout=2, security=cli.zookeeper.security) as zookeeper:
+        with connect(cli.zookeeper, timeout=2) as zookeeper:
             return bool(Registry(zookeeper, cli.connection.root).trackers())
     except KmqError:
         return True

@@ -8,8 +8,8 @@ import click
 
 from kmqpy.cli.options import Cli, connected
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
-from kmqpy.kafka.admin.doctor import Severity
-from kmqpy.kafka.admin.registry import Leftover
+from kmqpy.kafka.admin.findings import Severity
+from kmqpy.kafka.admin.leftover_znodes import Leftover
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -39,3 +40,15 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def wait_until(
+    condition: Callable[[], object], timeout_s: float, *, every_s: float = 0.05, clock: Clock = SYSTEM_CLOCK
+) -> bool:
+    """Ask `condition` again and again; True as soon as it holds, False if it does not in time."""
+    deadline = clock.monotonic() + timeout_s
+    while not condition():
+        if clock.monotonic() > deadline:
+            return False
+        clock.sleep(every_s)
+    return True

@@ -7,6 +7,7 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 
 Duration = float | int | timedelta
@@ -17,7 +18,6 @@ MIN_LEASE_MS = 100
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 _DURATION = re.compile(r"([0-9]{1,999}(?:\.[0-9]{1,999})?)\s*(ms|s|m|h|d)")
 _MILLISECOND = timedelta(milliseconds=1)
-INT64_MAX = 2**63 - 1
 
 
 def parse_duration_ms(text: str, name: str = "duration") -> int:

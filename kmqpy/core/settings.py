@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kmqpy.core.durations import INT64_MAX, parse_duration_ms
+from kmqpy.core.durations import parse_duration_ms
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 
 T = TypeVar("T")

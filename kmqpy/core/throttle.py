@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 
-_MANY = 1_000
+_KEPT_KEYS = 1_000
 """Kinds that are remembered; beyond that, those whose time is over are forgotten."""
 
 
@@ -24,7 +24,7 @@ class Throttle:
         now = self._clock.monotonic()
         if now - self._last.get(kind, -math.inf) < self._every:
             return False
-        if len(self._last) >= _MANY:
+        if len(self._last) >= _KEPT_KEYS:
             self._last = {one: at for one, at in self._last.copy().items() if now - at < self._every}
         self._last[kind] = now
         return True

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.demo_consumer import fate
 from kmqpy.errors import ClusterError, DecodeError
@@ -34,6 +34,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.message import last_header
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 PARTITIONS = 4
 CONSUMERS = 3
@@ -46,7 +47,7 @@ _KILL_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True)
-class Report:
+class DemoReport:
     """The outcome. All are numbers of messages but `seconds`.
 
     delivered           deliveries to consumers, all attempts
@@ -118,7 +119,7 @@ class Progress:
 Show = Callable[[Progress], None]
 
 
-def run(total: int, show: Show, folder: Path | None = None) -> Report:
+def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
     """Run the demo with `total` messages and count; `show` is called several times a second.
 
     Raises ClusterError when a process ends by itself or nothing happens any more.
@@ -128,7 +129,7 @@ def run(total: int, show: Show, folder: Path | None = None) -> Report:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         queue = QueueSettings(name=f"demo-{uuid.uuid4().hex[:6]}", redeliver_after_ms=_LEASE_MS)
         Topics(connection).create(queue, PARTITIONS)
-        with connect(cluster.zookeeper) as zookeeper:
+        with connect(ZooKeeperConnection(hosts=cluster.zookeeper)) as zookeeper:
             registry = Registry(zookeeper)
             registry.register(queue, PARTITIONS)
             demo = _Demo(
@@ -167,7 +168,7 @@ class _Demo:
         self._killed_at_ms = 0
         self._victims: list[int] = []
 
-    def run(self, started: float) -> Report:
+    def run(self, started: float) -> DemoReport:
         with self._trackers() as trackers, self._consumers():
             self._wait_for_owners()
             self._progress.note = "running"
@@ -266,9 +267,7 @@ class _Demo:
         owners = self._registry.owners(self._queue.name)
         victim = Counter(owners.values()).most_common(1)[0][0]
         self._victims = sorted(partition for partition, owner in owners.items() if owner == victim)
-        deadline = SYSTEM_CLOCK.monotonic() + _KILL_WITHIN_S
-        while not self._due() and SYSTEM_CLOCK.monotonic() < deadline:
-            SYSTEM_CLOCK.sleep(0.002)
+        wait_until(self._due, _KILL_WITHIN_S, every_s=0.002)
         trackers[victim].kill()
         self._killed_at, self._killed_at_ms = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall_ms()
         self._progress.note = f"killed {victim}, owner of partitions {self._victims}"
@@ -323,7 +322,7 @@ class _Demo:
         )
         return found
 
-    def _report(self, started: float) -> Report:
+    def _report(self, started: float) -> DemoReport:
         self._progress.note = "counting"
         self._show(self._progress)
         progress = self._progress
@@ -346,7 +345,7 @@ class _Demo:
         dead = self._dead_letters()
         after = [r.timestamp()[1] for r in copies if r.partition() in self._victims]
         later = [at for at in after if at > self._killed_at_ms]
-        return Report(
+        return DemoReport(
             sent=progress.sent,
             delivered=progress.delivered,
             acknowledged=len(progress.acknowledged),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import wait_until
 from kmqpy.dev import watchdog
 from kmqpy.errors import ClusterError
 
@@ -94,14 +94,17 @@ class Server:
 
     def wait_until_it_answers(self, timeout: float = START_TIMEOUT_S) -> None:
         """Wait for what `start` waits for; raise ClusterError as `start` does."""
-        end = SYSTEM_CLOCK.monotonic() + timeout
-        while not self._answers(self.log_since_start()):
+
+        def answers() -> bool:
+            if self._answers(self.log_since_start()):
+                return True
             if self.pid is None:
                 code = self._process.returncode if self._process else None
                 raise self._failure(f"ended with exit code {code} while it was starting")
-            if SYSTEM_CLOCK.monotonic() > end:
-                raise self._failure(f"did not answer within {timeout:g} s")
-            SYSTEM_CLOCK.sleep(0.05)
+            return False
+
+        if not wait_until(answers, timeout):
+            raise self._failure(f"did not answer within {timeout:g} s")
 
     def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop it in an orderly way; kill it if that takes longer than `timeout`."""
@@ -123,9 +126,8 @@ class Server:
         self._signal(signal.SIGKILL, children)
         if self._process is not None:
             self._process.wait()
-        end = SYSTEM_CLOCK.monotonic() + STOP_TIMEOUT_S
-        while watchdog.running(children) and SYSTEM_CLOCK.monotonic() < end:
-            SYSTEM_CLOCK.sleep(0.01)  # PostgreSQL does not start again while one of them is left
+        # PostgreSQL does not start again while one of them is left.
+        wait_until(lambda: not watchdog.running(children), STOP_TIMEOUT_S, every_s=0.01)
 
     def pause(self) -> None:
         """Halt it (SIGSTOP) and its children: connections stay open, nothing is answered."""

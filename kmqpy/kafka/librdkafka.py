@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmqpy.core.backoff import Backoff
@@ -117,7 +117,7 @@ _WRONG_LISTENER_S = 3.0
 
 _LARGEST_BATCH = 2**31 - 1
 """Bytes of a batch of records, decompressed. With librdkafka's default limit (100 MB), a zstd record of 5 kB
-could make itself and all records behind it unreadable."""
+could make itself and all records after it unreadable."""
 
 COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.type": "zstd"}
 """For producers that copy messages: only the topics' limits apply (rule R7). These count compressed
@@ -296,6 +296,16 @@ def refresh_partition(
         return partition in client.list_topics(topic, _LOOK_TIMEOUT_S).topics[topic].partitions
     except KafkaException:
         return False
+
+
+def watermarks(
+    client: confluent_kafka.Consumer, topic: str, partition: int, timeout_s: float
+) -> tuple[int, int]:
+    """First offset and last stable offset of a partition, asked of Kafka; raises KafkaException."""
+    offsets = client.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+    if offsets is None:  # what librdkafka's binding gives for a time-out
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    return offsets
 
 
 def error_of(exception: BaseException) -> KafkaError | None:

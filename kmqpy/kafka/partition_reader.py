@@ -184,14 +184,7 @@ class _Reader:
             return {partition: self._bounds(partition) for partition in partitions}
 
     def _bounds(self, partition: int) -> tuple[int, int]:
-        place = TopicPartition(self._topic, partition)
-
-        def ask(try_s: float) -> tuple[int, int]:
-            offsets = self._consumer.get_watermark_offsets(place, timeout=try_s)
-            if offsets is None:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            return offsets
-
+        ask = partial(librdkafka.watermarks, self._consumer, self._topic, partition)
         # librdkafka reports new partitions, and those of slow brokers, as unknown.
         exists = partial(librdkafka.refresh_partition, self._consumer, self._topic, partition)
         return librdkafka.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)
@@ -234,7 +227,7 @@ class _Reader:
     def batches(self, reached: Mapping[int, Reached]) -> Iterator[tuple[int, list[Any]]]:
         """Yield (partition, its next records) until every partition is read.
 
-        The caller sets the position of the partition's Reached behind those that it has processed.
+        The caller sets the position of the partition's Reached after those records that it has processed.
         """
         deadline = self._clock.monotonic() + self._timeout_s
         while self._open:
@@ -256,7 +249,7 @@ class _Reader:
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     self._check(error)
                 elif offset >= place.end:
-                    # The end of the log is told as an event, and may lie behind control records.
+                    # The end of the log is told as an event, and may lie after control records.
                     ended.add(partition)
                 elif error is None and offset >= place.position:  # others were fetched before a seek
                     batches.setdefault(partition, []).append(record)

@@ -55,8 +55,10 @@ class QueueSettings(QueuePolicy):
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
-        # Not a field: settings are equal whoever said them.
-        object.__setattr__(made, "_said", frozenset(name for name, value in given.items() if value != ""))
+        # Not a field: settings are equal whoever gave them.
+        object.__setattr__(
+            made, "_given_fields", frozenset(name for name, value in given.items() if value != "")
+        )
         return made
 
     def __post_init__(self) -> None:
@@ -85,16 +87,16 @@ class QueueSettings(QueuePolicy):
         super().__post_init__()
 
     @property
-    def said(self) -> frozenset[str] | None:
+    def given_fields(self) -> frozenset[str] | None:
         """The fields that were given, and not left to defaults; None in settings that were stored."""
-        said: frozenset[str] | None = self.__dict__["_said"]
-        return said
+        given: frozenset[str] | None = self.__dict__["_given_fields"]
+        return given
 
     @property
     def topic_ids(self) -> Mapping[str, str]:
         """The ids of its topics, by name, as whoever told of these settings knew them (rule R24).
 
-        Empty where they are not known. Like `said`, they are no part of the settings themselves.
+        Empty where they are not known. Like `given_fields`, they are no part of the settings themselves.
         """
         ids: Mapping[str, str] = self.__dict__.get("_topic_ids", {})
         return ids
@@ -132,7 +134,7 @@ class QueueSettings(QueuePolicy):
         leases = {key: convert(key, values[key], int) for key in LEASES if key in values}
         least = {key: MIN_LEASE_MS for key, value in leases.items() if 0 <= value < MIN_LEASE_MS}
         read = build(cls, values, least)
-        object.__setattr__(read, "_said", None)
+        object.__setattr__(read, "_given_fields", None)
         return read
 
 

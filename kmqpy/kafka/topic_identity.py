@@ -29,12 +29,12 @@ class TopicIds:
     queue: str
     markers: str
 
-    def beside_earlier_markers(self, before: TopicIds) -> bool:
+    def has_stale_markers(self, before: TopicIds) -> bool:
         """True if the queue topic was recreated since `before`, but not the markers topic."""
         return self.markers == before.markers and self.queue != before.queue
 
 
-def earlier_markers(
+def find_stale_markers(
     queue: QueueSettings, before: Mapping[str, str], now: Mapping[str, str]
 ) -> dict[str, str]:
     """Topics that were recreated while their markers topic was not: topic -> its markers topic (rule R24).
@@ -46,13 +46,13 @@ def earlier_markers(
         messages: markers
         for messages, markers in markers_topics(queue).items()
         if {messages, markers} <= before.keys() & now.keys()
-        and TopicIds(now[messages], now[markers]).beside_earlier_markers(
+        and TopicIds(now[messages], now[markers]).has_stale_markers(
             TopicIds(before[messages], before[markers])
         )
     }
 
 
-def earlier_markers_error(queue: QueueSettings) -> TopicError:
+def stale_markers_error(queue: QueueSettings) -> TopicError:
     """The error of clients and trackers when a queue topic was recreated and its markers topic was not."""
     return TopicError(
         f"queue {queue.name!r}: its topic was recreated, but not its markers topic {queue.markers_topic!r}, "

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Op
+from kmqpy.kafka.markers.codec import MAX_SPAN, Op
 
 UNDECODABLE = "undecodable"
 NEWER = "newer"

@@ -13,8 +13,9 @@ from enum import StrEnum
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.markers.codec import INT64_MAX, Op
+from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,

@@ -180,7 +180,9 @@ class Taker:
         after: dict[int, int] = {}
         due: dict[int, Sequence[int]] = {p: ones for p, ones in offsets.items() if len(ones)}
         while due or delays:
-            started = self._writer.starts.start(due, delays, lease_ms, None, _START_TIMEOUT_S).confirmed()
+            started = self._writer.starts.start(
+                due, delays, lease_ms, None, _START_TIMEOUT_S
+            ).wait_until_confirmed()
             for partition, at in started.last_at.items():
                 after[partition] = max(after.get(partition, 0), at + 1)
             due = {

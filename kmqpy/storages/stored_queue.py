@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kmqpy.core.clock import Clock
+from kmqpy.core.closing import Closing
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, ReceiptError
@@ -24,7 +24,7 @@ _PAGE = 1_000
 """How many orphans are read at a time."""
 
 
-class StoredQueue:
+class StoredQueue(Closing):
     """A queue in a storage; see kmqpy.queue.StorageQueue. Made by StoredStorage.open().
 
     It has no state but whether it is closed, so that threads share it without a lock, and any number of
@@ -349,14 +349,6 @@ class StoredQueue:
         finally:
             if self._on_close is not None:
                 self._on_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- checks -----------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ import builtins
 import dataclasses
 import threading
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from weakref import WeakSet
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closing import Closing
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import convert, nearest
 from kmqpy.errors import Closed, ConfigError, QueueNotFound
@@ -24,7 +24,7 @@ URL_SETTINGS = (*SETTING_NAMES, "create")
 """What a url may say of a queue, beside the settings of its storage."""
 
 
-class StoredStorage:
+class StoredStorage(Closing):
     """See kmqpy.queue.Storage. Its queues share the engine, with its connections and threads.
 
     clock           of this machine; leases follow the storage's own
@@ -115,14 +115,6 @@ class StoredStorage:
             all_of_them.callback(self._engine.close)
             for queue in queues:
                 all_of_them.callback(queue.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _opened(self, queue: QueueRow, codec: Codec | None, *, owns_storage: bool) -> StoredQueue:
         opened = StoredQueue(

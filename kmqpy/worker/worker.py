@@ -25,7 +25,7 @@ from kmqpy.errors import Closed, ConfigError, Fenced, Forked, KmqError, NotSuppo
 from kmqpy.message import Message
 from kmqpy.queue import Queue
 from kmqpy.telemetry.base import Telemetry
-from kmqpy.worker.key_order import KeyedFifo
+from kmqpy.worker.keyed_fifo import KeyedFifo
 
 _log = logging.getLogger(__name__)
 

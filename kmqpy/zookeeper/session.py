@@ -30,11 +30,10 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.first_contact import Service, has_answered, patience_s
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import AccessDenied, ConfigError, MissingExtra, Unavailable
-from kmqpy.zookeeper.settings import ZooKeeperSecurity
+from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, check_zookeeper
 
 log = logging.getLogger(__name__)
 
-_OPEN = ZooKeeperSecurity()
 _POLL_S = 0.05
 _SESSION_OF_READ_TIMEOUT = 3 / 2
 """kazoo keeps the granted session time-out to itself: its read time-out is two thirds of it."""
@@ -186,13 +185,12 @@ _kazoo_log = logging.getLogger("kmqpy.zookeeper.session.kazoo")
 _kazoo_log.addFilter(_NoSecrets())
 
 
-def new_client(
-    hosts: str, session_timeout_ms: int = 6_000, security: ZooKeeperSecurity = _OPEN
-) -> KazooClient:
+def new_client(zookeeper: ZooKeeperConnection, session_timeout_ms: int = 6_000) -> KazooClient:
     """A KazooClient that is not started yet, reconnects quickly and for ever, and logs errors only.
 
-    Raises ConfigError for a file of `security` that can't be used, MissingExtra without kmqpy[sasl].
+    Raises ConfigError for a file of its security that can't be used, MissingExtra without kmqpy[sasl].
     """
+    hosts, security = check_zookeeper(zookeeper).hosts, zookeeper.security
     if _kazoo_log.level == logging.NOTSET:
         _kazoo_log.setLevel(logging.ERROR)
     attempts = 2 * max(1, len(hosts.split(",")))
@@ -208,18 +206,14 @@ def new_client(
 
 @contextmanager
 def connect(
-    hosts: str,
-    session_timeout_ms: int = 6_000,
-    *,
-    timeout: float = 10.0,
-    security: ZooKeeperSecurity = _OPEN,
+    zookeeper: ZooKeeperConnection, session_timeout_ms: int = 6_000, *, timeout: float = 10.0
 ) -> Iterator[KazooClient]:
     """A started client, stopped at the end of the block.
 
-    Raises Unavailable, naming `hosts`, when ZooKeeper does not answer within `timeout` s, and
+    Raises Unavailable, naming the addresses, when ZooKeeper does not answer within `timeout` s, and
     AccessDenied at once when it and we do not accept each other.
     """
-    zk = new_client(hosts, session_timeout_ms, security)
+    zk = new_client(zookeeper, session_timeout_ms)
     try:
         connected = zk.start_async()
         deadline = SYSTEM_CLOCK.monotonic() + patience_s(Service.ZOOKEEPER, timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, cast
 
 from kmqpy.core.environment import config_file, from_environment
 from kmqpy.core.settings import build, check_addresses, keyed, keys
@@ -96,6 +96,17 @@ class ZooKeeperConnection:
         """
         own = {key: value for key, value in config_file().items() if key in keys(cls)}
         return build(cls, own, from_environment(cls, os.environ))
+
+
+def check_zookeeper(value: object) -> ZooKeeperConnection:
+    """`value`; raises ConfigError when it is no ZooKeeperConnection, an address as text for example."""
+    if hasattr(value, "hosts"):  # so that tests can give one of their own
+        return cast("ZooKeeperConnection", value)
+    shown = repr(value) if isinstance(value, str) else f"an object of type {type(value).__name__}"
+    raise ConfigError(
+        f"zookeeper: {shown} is not a ZooKeeperConnection; "
+        "write it as ZooKeeperConnection(hosts='host:2181'), or ZooKeeperConnection.from_environment()"
+    )
 
 
 NO_ZOOKEEPER = ZooKeeperConnection(hosts="")

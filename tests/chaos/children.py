@@ -31,7 +31,7 @@ _CATCH_UP = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ChildTask:
     """What a consumer or sender is told.
 
     first, count, seconds  a sender sends the numbers from `first` on, spread over so many seconds
@@ -66,7 +66,7 @@ class Task:
         return KafkaConnection(bootstrap=self.bootstrap, kafka=self.kafka)
 
 
-def fate(body: bytes, attempts: int, task: Task) -> str:
+def fate(body: bytes, attempts: int, task: ChildTask) -> str:
     """`poison` (given back every time), or `drop`, `nack` or `ack`: by the message and its attempt."""
     if _dice(body) < task.poison:
         return "poison"
@@ -78,7 +78,7 @@ def _dice(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest()) % 1000
 
 
-def consume(task: Task) -> None:
+def consume(task: ChildTask) -> None:
     """Take messages until SIGTERM; each delivery and each ack is in the journal before it is done."""
     stopping = _until_sigterm()
     journal = Journal(Path(task.journal))
@@ -97,7 +97,7 @@ def consume(task: Task) -> None:
                 _finish(client, messages, task, journal)
 
 
-def _finish(client: KmqClient, messages: list[Message], task: Task, journal: Journal) -> None:
+def _finish(client: KmqClient, messages: list[Message], task: ChildTask, journal: Journal) -> None:
     chosen: dict[str, list[Message]] = {"ack": [], "drop": [], "nack": [], "poison": []}
     for message in messages:
         chosen[fate(message.body, message.attempts, task)].append(message)
@@ -110,7 +110,7 @@ def _finish(client: KmqClient, messages: list[Message], task: Task, journal: Jou
         client.nack(*chosen["poison"], delay=0.3, reason="poison")
 
 
-def send(task: Task) -> None:
+def send(task: ChildTask) -> None:
     """Send numbers; what was tried (t), is acknowledged (k) or of unknown outcome (u) is in the journal."""
     stopping = _until_sigterm()
     journal = Journal(Path(task.journal))
@@ -172,7 +172,7 @@ def main() -> None:
         return
     logs.setup("WARNING", "text")
     fields: dict[str, Any] = json.loads(text)
-    {"consumer": consume, "sender": send}[kind](Task(**fields))
+    {"consumer": consume, "sender": send}[kind](ChildTask(**fields))
 
 
 if __name__ == "__main__":

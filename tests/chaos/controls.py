@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
@@ -21,7 +22,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-from .children import Task
+from .children import ChildTask
 from .journal import Tail
 from .judge import Seen, Verdict, judge
 from .observe import Times, keep_evidence, read_topics, take_in
@@ -91,7 +92,7 @@ class _Scene:
         return slot
 
     def consumer(self, name: str, sabotage: str = "", *, drop: int = 0, lease_ms: int = _LEASE_MS) -> Slot:
-        task = Task(
+        task = ChildTask(
             name=name,
             journal=str(self.folder / f"{name}.journal"),
             bootstrap=self.connection.bootstrap,
@@ -116,9 +117,8 @@ class _Scene:
     def rest(self) -> None:
         """Wait until every message is acknowledged; without the safeguard that may never be."""
         self.consumer("acks")
-        deadline = time.monotonic() + (_QUIET_S if self.sabotaged else _WAIT_S)
-        while self._in_journals("a") < _COUNT and time.monotonic() < deadline:
-            time.sleep(0.1)
+        timeout_s = _QUIET_S if self.sabotaged else _WAIT_S
+        wait_until(lambda: self._in_journals("a") >= _COUNT, timeout_s, every_s=0.1)
         time.sleep(1.0)  # for the acks to be in the log, and for copies too many
 
     def _in_journals(self, what: str) -> int:

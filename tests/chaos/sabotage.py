@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction
 from tracker.offset_keeper import OffsetKeeper

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.admin.registry import Registry
@@ -22,7 +22,7 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
-from .children import Task
+from .children import ChildTask
 from .proxy import Gate, Proxy
 from .schedule import BROKERS, CONSUMERS, TRACKERS, ZOOKEEPERS, Level
 
@@ -38,11 +38,8 @@ class Failed(Exception):
 
 def until(is_so: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.05) -> None:
     """Poll; raises Failed when it is not so in time."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise Failed(f"not within {timeout_s:.0f} s: {what}")
-        time.sleep(every_s)
+    if not wait_until(is_so, timeout_s, every_s=every_s):
+        raise Failed(f"not within {timeout_s:.0f} s: {what}")
 
 
 class Slot:
@@ -171,7 +168,7 @@ def make_queue(
     topics.create(settings, partitions, replication)
     for topic in (settings.name, settings.dead_letter_topic):
         topics.configure(topic, {"message.timestamp.type": "LogAppendTime"})
-    with connect(zookeeper.hosts) as zk:
+    with connect(zookeeper) as zk:
         Registry(zk, connection.root).register(settings, partitions)
 
 
@@ -243,7 +240,7 @@ class Stage:
 
     def wait_until_served(self) -> None:
         """Until a tracker is at work for each partition and all are ready."""
-        with connect(self.zookeeper.hosts) as zookeeper:
+        with connect(self.zookeeper) as zookeeper:
             registry = Registry(zookeeper, self.connection.root)
             until(lambda: len(registry.owners(self.queue.name)) == PARTITIONS, 60, "every partition is owned")
         until(lambda: not self.unready(), 60, "every tracker is ready")
@@ -270,7 +267,7 @@ class Stage:
         settings = {"session.timeout.ms": str(self.level.group_ms)} if kind == "consumer" else {}
 
         def command(incarnation: int) -> list[str]:
-            return Task(
+            return ChildTask(
                 name=name,
                 journal=str(self.out / f"{name}-{incarnation}.journal"),
                 bootstrap=self.connection.bootstrap,

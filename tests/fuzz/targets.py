@@ -18,8 +18,8 @@ from kmqpy.core.durations import duration_ms, parse_duration_ms
 from kmqpy.core.environment import from_environment
 from kmqpy.errors import ConfigError, DecodeError, KmqError, ReceiptError
 from kmqpy.kafka import queue as storage
-from kmqpy.kafka.admin import registry
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin import registry_entries
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import commit_of
 from kmqpy.kafka.markers import codec, snapshot
 from kmqpy.kafka.markers.codec import MAX_SPAN
@@ -135,25 +135,25 @@ def registered_queue(data: bytes) -> None:
         settings = QueueSettings.from_json(data, newer=True)
         assert QueueSettings.from_json(settings.to_json()) == settings
     with contextlib.suppress(ConfigError):
-        settings, deleting = registry.decode_queue("q", data)
-        again = registry.encode_queue(settings, deleting=deleting)
-        assert registry.decode_queue("q", again) == (settings, deleting)
+        settings, deleting = registry_entries.decode_queue("q", data)
+        again = registry_entries.encode_queue(settings, deleting=deleting)
+        assert registry_entries.decode_queue("q", again) == (settings, deleting)
 
 
 @target
 def registered_tracker(data: bytes) -> None:
     """The znode of a tracker."""
     with contextlib.suppress(ConfigError):
-        found = registry.decode_tracker("t", data)
-        assert registry.decode_tracker("t", found.to_json()) == found
+        found = registry_entries.decode_tracker("t", data)
+        assert registry_entries.decode_tracker("t", found.to_json()) == found
 
 
 @target
 def stored_offset(data: bytes) -> None:
     """The znode of a partition's safe offset, with its snapshot."""
-    found = registry.decode_offset("q", data)
+    found = registry_entries.decode_offset("q", data)
     if found is not None:
-        assert registry.decode_offset("q", found.to_json()) == found
+        assert registry_entries.decode_offset("q", found.to_json()) == found
 
 
 @target
@@ -169,7 +169,7 @@ def stored_snapshot(data: bytes) -> None:
         return
     assert snapshot.unpack(snapshot.pack(rows)) == rows
     stored = StoredOffset(0, "id", 0, in_flight=tuple(rows))
-    assert registry.decode_offset("q", stored.to_json()) == stored
+    assert registry_entries.decode_offset("q", stored.to_json()) == stored
 
 
 @target

@@ -171,7 +171,7 @@ def admin(
     with (
         Admin(connection, zookeeper) as admin,
         DeadLetters(settings, connection) as letters,
-        connect(zookeeper.hosts) as zk,
+        connect(zookeeper) as zk,
     ):
         topics = Topics(connection)
 

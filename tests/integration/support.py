@@ -18,9 +18,10 @@ from typing import Any, Self
 
 from confluent_kafka import OFFSET_INVALID, KafkaException, Producer, TopicPartition
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin.registry import Registry, connect
+from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.markers import codec
@@ -28,6 +29,7 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.message import Message
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -43,10 +45,8 @@ def until(
 ) -> float:
     """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes."""
     started = time.monotonic()
-    while not condition():
-        waited = time.monotonic() - started
-        assert waited < timeout, f"not within {timeout} s: {what() if callable(what) else what}"
-        time.sleep(every)
+    found = wait_until(condition, timeout, every_s=every)
+    assert found, f"not within {timeout} s: {what() if callable(what) else what}"
     return time.monotonic() - started
 
 
@@ -137,7 +137,7 @@ class LiveQueue:
 
     @contextlib.contextmanager
     def registry(self):
-        with connect(self.zookeeper.hosts, security=self.zookeeper.security) as zk:
+        with connect(self.zookeeper) as zk:
             yield Registry(zk, self.connection.root)
 
     def client(self, **arguments: Any) -> KmqClient:

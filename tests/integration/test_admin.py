@@ -10,14 +10,15 @@ from support import LEASE_S, collect, delete_topic, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.core.durations import DAY_MS
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.doctor import Kind, Severity
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.findings import Kind, Severity
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Marker, Op
+from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -52,7 +53,7 @@ def store(queue, offset):
     """Write the stored offset of partition 0, as a tracker does."""
     from kmqpy.zookeeper.session import connect
 
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
         if zk.exists(path):
             zk.set(path, offset.to_json())
@@ -140,8 +141,8 @@ class TestCreateAlterDelete:
             QueueSettings(name=names[1], dead_letter_topic=names[0]),
             QueueSettings(name=names[2], markers_topic=f"{names[0]}__markers"),
         ):
-            admin._topics.create(forged)
-            admin._registry.register(forged, 1)
+            admin._access.topics.create(forged)
+            admin._access.registry.register(forged, 1)
         found = [(one.queue, one.severity) for one in admin.doctor() if one.kind is Kind.SHARED_TOPIC]
         assert sorted(set(found)) == [
             (names[0], Severity.ERROR),
@@ -152,10 +153,10 @@ class TestCreateAlterDelete:
         ]
         admin.delete_queue(names[1])
         admin.delete_queue(names[2])
-        there = admin._topics.check(QueueSettings(name=names[0]))
+        there = admin._access.topics.check(QueueSettings(name=names[0]))
         assert (there.queue, there.markers) == (kept.queue, kept.markers)
         assert there.dead_letters is not None
-        assert not [one for one in admin._topics.names() if one.startswith((names[1], names[2]))]
+        assert not [one for one in admin._access.topics.names() if one.startswith((names[1], names[2]))]
 
     def test_retention_is_longer_than_the_longest_hold(self, admin, queue_name):
         settings = QueueSettings(name=queue_name, max_hold_ms=30 * DAY_MS)
@@ -487,7 +488,7 @@ class TestDoctor:
             group = librdkafka.new_consumer(queue.connection, {"group.id": queue.settings.consumer_group})
             group.commit(offsets=[TopicPartition(queue.name, 0, 0)], asynchronous=False)
             group.close()
-        kafka_admin = admin._topics._admin
+        kafka_admin = admin._access.topics._admin
         listed, asked = [], []
         list_groups = kafka_admin.list_consumer_groups
         list_offsets = kafka_admin.list_consumer_group_offsets
@@ -517,7 +518,7 @@ class TestDoctor:
     def test_r25_queues_whose_settings_cannot_be_read(self, admin, connection, zookeeper, queue_name):
         from kmqpy.zookeeper.session import connect
 
-        with connect(zookeeper.hosts) as zk:
+        with connect(zookeeper) as zk:
             for lost in (False, True):
                 admin.create_queue(queue_name, partitions=2)
                 zk.set(f"{connection.root}/queues/{queue_name}", b"\xff")
@@ -532,13 +533,13 @@ class TestDoctor:
             zk.set(f"{connection.root}/queues/{queue_name}", b"\xff")
             admin.delete_queue(queue_name)
             assert zk.get_children(f"{connection.root}/queues") == []
-        assert admin._topics.describe([queue_name]) == {}
+        assert admin._access.topics.describe([queue_name]) == {}
 
     def test_r25_more_partitions_than_the_topic_has(self, admin, connection, zookeeper, queue_name):
         from kmqpy.zookeeper.session import connect
 
         admin.create_queue(queue_name)
-        with connect(zookeeper.hosts) as zk:
+        with connect(zookeeper) as zk:
             zk.create(f"{connection.root}/queues/{queue_name}/partitions/1")
         assert f"trackers know of 2 partitions, {queue_name} has 1" in warnings(admin.doctor(queue_name))
 
@@ -577,6 +578,6 @@ def collect_one(queue):
 
 
 def test_topics_of_other_kinds_are_no_queues(admin, queue_name):
-    futures = admin._topics._admin.create_topics([NewTopic(queue_name, 1, 1)])
+    futures = admin._access.topics._admin.create_topics([NewTopic(queue_name, 1, 1)])
     futures[queue_name].result()
     assert queue_name not in [one.queue for one in admin.doctor()]

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev import Cluster, jars
 from kmqpy.dev import cluster as cluster_module
 from kmqpy.errors import ClusterError, ConfigError, MissingExtra
@@ -52,15 +52,6 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return True
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
     return True
 
 
@@ -116,8 +107,8 @@ def test_everything_is_gone_soon_after_its_owner_was_killed(halted: bool) -> Non
         assert all(is_alive(pid) for pid in pids)
         os.kill(owner.pid, signal.SIGKILL)
     try:
-        assert eventually(lambda: not any(is_alive(pid) for pid in pids))
-        assert eventually(lambda: not Path(folder).exists())
+        assert wait_until(lambda: not any(is_alive(pid) for pid in pids))
+        assert wait_until(lambda: not Path(folder).exists())
     finally:
         for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)

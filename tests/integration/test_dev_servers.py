@@ -19,6 +19,7 @@ import pymysql
 import pytest
 import redis
 
+from kmqpy.core.clock import wait_until
 from kmqpy.dev import Databases, watchdog
 from kmqpy.dev.databases import KINDS
 from kmqpy.errors import ClusterError, ConfigError
@@ -64,15 +65,6 @@ class Client:
 def connected(url: str) -> Iterator[Client]:
     with contextlib.closing(Client(url)) as client:
         yield client
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -160,8 +152,8 @@ def test_all_are_gone_soon_after_their_owner_was_killed() -> None:
         owner.stdin.flush()
         owner.stdout.readline()
         os.kill(owner.pid, signal.SIGKILL)
-    assert eventually(lambda: not watchdog.running(pids))
-    assert eventually(lambda: not Path(folder).exists())
+    assert wait_until(lambda: not watchdog.running(pids))
+    assert wait_until(lambda: not Path(folder).exists())
 
 
 def test_kept_data_is_found_at_the_next_start_on_the_same_port() -> None:

@@ -25,10 +25,11 @@ from kmqpy.core.durations import DAY_MS
 from kmqpy.dev import Cluster
 from kmqpy.errors import QueueNotFound
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin import admin, doctor
+from kmqpy.kafka.admin import doctor, queue_deletion, queue_removal
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.doctor import Finding, Kind
-from kmqpy.kafka.admin.registry import StoredOffset, TrackerInfo
+from kmqpy.kafka.admin.checks import settings_topic as settings_topic_checks
+from kmqpy.kafka.admin.findings import Finding, Kind
+from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -66,7 +67,7 @@ class Stage:
         if filled:
             self.fill(self.queue)
         self.admin = self.stack.enter_context(Admin(self.connection, self.zookeeper))
-        self.zk = self.stack.enter_context(connect(self.zookeeper.hosts))
+        self.zk = self.stack.enter_context(connect(self.zookeeper))
         self.path = f"{self.connection.root}/queues/{self.name}"
         self.monkeypatch.setenv("KMQ_BOOTSTRAP", self.connection.bootstrap)
         self.monkeypatch.setenv("KMQ_ZOOKEEPER", self.zookeeper.hosts)
@@ -144,7 +145,7 @@ class Stage:
     def own_settings_topic(self, partitions: int = 1, policy: str = "compact") -> str:
         """Another one than all tests share."""
         name = f"mirror-{self.name}"
-        for module in (settings_mirror, admin, doctor):
+        for module in (settings_mirror, queue_deletion, doctor, settings_topic_checks):
             self.monkeypatch.setattr(module, "SETTINGS_TOPIC", name)
         if partitions:
             new = NewTopic(name, partitions, 1, config={"cleanup.policy": policy})
@@ -218,7 +219,7 @@ def registered_with(partitions: int) -> Callable[[Stage], None]:
 
 def deleting(stage: Stage) -> None:
     stage.make()
-    stage.admin._registry._mark_deleting(stage.name)
+    queue_removal._mark_deleting(stage.admin._access.registry._znodes, stage.name)
 
 
 def unreadable(stage: Stage) -> None:
@@ -303,7 +304,7 @@ def other_group(stage: Stage) -> None:
     group.close()
 
 
-def beside_earlier_markers(end: str) -> Callable[[Stage], None]:
+def has_stale_markers(end: str) -> Callable[[Stage], None]:
     """The queue topic, or that of the dead letters, was recreated by itself."""
 
     def plant(stage: Stage) -> None:
@@ -346,7 +347,7 @@ def unreadable_record(stage: Stage) -> None:
 def of_no_queue(stage: Stage) -> None:
     """As after ZooKeeper has forgotten; the topics are there."""
     stage.tell(stage.settings)
-    stage.admin._registry.remove(stage.name)
+    stage.admin._access.registry.remove(stage.name)
 
 
 def of_nothing(stage: Stage) -> None:
@@ -408,8 +409,8 @@ PLANTED: dict[Kind, list[Callable[[Stage], None]]] = {
     Kind.NOT_SERVED: [a_tracker_for(["another"])],
     Kind.PARTITIONS_WITHOUT_TRACKER: [a_tracker_for([])],
     Kind.MARKERS_OF_EARLIER_TOPIC: [
-        beside_earlier_markers(""),
-        beside_earlier_markers("__undelivered"),
+        has_stale_markers(""),
+        has_stale_markers("__undelivered"),
         stored_of_earlier_topic,
     ],
     Kind.OFFSET_OF_EARLIER_TOPIC: [stored(0, "earlier")],
@@ -493,7 +494,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     queues = [stage.queue, *getattr(stage, "others", ())]
     before = [stage.content(queue) for queue in queues]
     kept = [stage.retention(queue) for queue in queues]
-    registered = stage.admin._registry.every_queue()[0]
+    registered = stage.admin._access.registry.every_queue()[0]
 
     for finding in stage.findings(kind):
         done = stage.follow(finding.to_do)
@@ -516,7 +517,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     for queue, old in zip(queues, kept, strict=True):
         assert all(ms >= old.get(topic, 0) for topic, ms in stage.retention(queue).items())
     wanted = {one.name: stage.settings if one.name == stage.name else one for one in registered}
-    for one in stage.admin._registry.every_queue()[0]:
+    for one in stage.admin._access.registry.every_queue()[0]:
         settings = wanted.pop(one.name, one)
         if kind is Kind.SHARED_TOPIC and one.name == stage.name:
             usual = QueueSettings(name=one.name)

@@ -8,10 +8,11 @@ import pytest
 from support import collect, stopped_after, until, value
 
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.registry import StoredOffset, connect
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.zookeeper.session import connect
 
 FOREIGN = [(b"good", b"1"), (b"caf\xe9", b"2"), (b"last", b"3")]
 FOREVER_MS = 2**63 - 1
@@ -221,7 +222,7 @@ def test_what_was_stored_with_a_time_ahead_keeps_what_remains_of_its_lease(queue
 
 
 def store(queue, data):
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         path = f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset"
         if zk.exists(path):
             zk.set(path, data)

@@ -17,7 +17,7 @@ from kmqpy.errors import AccessDenied, Fenced, ReceiptError, TopicError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.doctor import Kind
+from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, check_topics, settings_of

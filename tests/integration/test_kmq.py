@@ -20,6 +20,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 KMQ = str(Path(sys.executable).with_name("kmq"))
 NOWHERE = "127.0.0.1:1"
@@ -359,7 +360,7 @@ class TestBadInput:
         root = environment["KMQ_ROOT"]
         queue, stray = f"{root}/queues/{name}", f"{root}/trackers/copy"
         paths = [f"{queue}/partitions/0/leader", f"{queue}/foreign/below", f"{queue}/foreign"]
-        with connect(environment["KMQ_ZOOKEEPER"]) as zk:
+        with connect(ZooKeeperConnection(hosts=environment["KMQ_ZOOKEEPER"])) as zk:
             for path in (*paths, stray):
                 zk.ensure_path(path)
             shown = kmq("doctor", code=1)

@@ -17,10 +17,13 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NotEmptyError
 from kazoo.security import make_digest_acl
 
-from kmqpy.core.clock import SystemClock
+from kmqpy.core.clock import SystemClock, wait_until
 from kmqpy.errors import ConfigError, Unavailable
-from kmqpy.kafka.admin.registry import Registry, StoredOffset, TrackerInfo, connect
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.assignment import capacity
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.registry_view import RegistrySnapshot
@@ -39,7 +42,7 @@ def root(queue_name):
 
 @pytest.fixture
 def zk(cluster):
-    with connect(cluster.zookeeper, 4_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 4_000) as client:
         yield client
 
 
@@ -55,7 +58,7 @@ def join(cluster, root):
 
         def start(tracker_id: str, hosts: str = cluster.zookeeper, **settings) -> Leadership:
             settings = {"session_timeout_ms": SESSION_MS, **settings}
-            leadership = Leadership(hosts, tracker_id, root=root, **settings)
+            leadership = Leadership(ZooKeeperConnection(hosts=hosts), tracker_id, root=root, **settings)
             stack.enter_context(leadership)
             return leadership.start(10)
 
@@ -72,13 +75,17 @@ def epochs(leadership: Leadership) -> dict:
 
 def until(condition: Callable[[], object], *drained: Leadership, timeout: float = 10.0) -> float:
     """Wait for `condition`, letting go of what `drained` are asked for; s it took."""
-    started = time.monotonic()
-    while not condition():
+
+    def holds() -> bool:
+        if condition():
+            return True
         for leadership in drained:
             for partition in leadership.snapshot().releasing:
                 leadership.release(*partition)
-        assert time.monotonic() - started < timeout, [leadership.snapshot() for leadership in drained]
-        time.sleep(0.005)
+        return False
+
+    started = time.monotonic()
+    assert wait_until(holds, timeout, every_s=0.005), [leadership.snapshot() for leadership in drained]
     return time.monotonic() - started
 
 
@@ -171,10 +178,12 @@ def test_a_crashed_tracker_is_replaced_when_its_session_ends(registry, join, rec
 
 CHILD = """
 import sys, time
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.leadership import Leadership
 from tracker.spark.mandate import Mandate
 hosts, root, session_ms = sys.argv[1], sys.argv[2], int(sys.argv[3])
-leadership = Leadership(hosts, "child", root=root, session_timeout_ms=session_ms).start(10)
+zookeeper = ZooKeeperConnection(hosts=hosts)
+leadership = Leadership(zookeeper, "child", root=root, session_timeout_ms=session_ms).start(10)
 last = None
 while True:
     now = (leadership.may_redeliver(), len(leadership.snapshot().owned))
@@ -376,7 +385,7 @@ def test_a_znode_of_an_older_session_is_not_ours(registry, join, zk, root):
     time.sleep(0.5)
     assert owned(a) == set()
     assert not a.verify("q", 0)
-    assert not a.write_offset("q", 0, StoredOffset(1, "t", 1))
+    assert not a.write_offsets({("q", 0): StoredOffset(1, "t", 1)})
     zk.delete(leader)
     assert until(lambda: owned(a) == {("q", 0)}) < 0.5
 
@@ -398,7 +407,9 @@ def test_the_same_id_waits_for_the_end_of_the_older_session(registry, join, zk, 
 
 def test_an_id_in_use_is_a_clear_error(registry, join, cluster, root):
     join("a")
-    twin = Leadership(cluster.zookeeper, "a", root=root, session_timeout_ms=SESSION_MS)
+    twin = Leadership(
+        ZooKeeperConnection(hosts=cluster.zookeeper), "a", root=root, session_timeout_ms=SESSION_MS
+    )
     with pytest.raises(Unavailable, match="another session is registered"):
         twin.start(0.5)
 
@@ -408,12 +419,12 @@ def test_zookeeper_away_is_a_clear_error():
         taken.bind(("127.0.0.1", 0))  # nobody listens there
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(Unavailable, match=address):
-            Leadership(address, "a", session_timeout_ms=SESSION_MS).start(0.5)
+            Leadership(ZooKeeperConnection(hosts=address), "a", session_timeout_ms=SESSION_MS).start(0.5)
 
 
 def test_an_id_that_is_no_znode_name_is_refused():
     with pytest.raises(ConfigError, match="tracker_id"):
-        Leadership("127.0.0.1:1", "a/b")
+        Leadership(ZooKeeperConnection(hosts="127.0.0.1:1"), "a/b")
 
 
 def test_queues_come_grow_and_go_while_it_runs(registry, join):
@@ -493,9 +504,9 @@ def test_offsets(registry, join, zk, root):
     until(lambda: len(owned(a)) == 2)
     assert a.read_offset("q", 0) is None
     first, second = StoredOffset(1, "t", 10), StoredOffset(2, "t", 20)
-    assert a.write_offset("q", 0, first)
+    assert a.write_offsets({("q", 0): first})
     assert a.read_offset("q", 0) == first
-    assert a.write_offset("q", 0, second)
+    assert a.write_offsets({("q", 0): second})
     # Someone else's write between ours: BadVersion, read again, and written.
     zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
     assert a.write_offsets({("q", 0): second, ("q", 1): first, ("gone", 0): first}) == {
@@ -504,18 +515,18 @@ def test_offsets(registry, join, zk, root):
     }
     assert registry.offsets("q") == {0: second, 1: first}
     zk.delete(f"{root}/queues/q/partitions/0/offset")
-    assert a.write_offset("q", 0, first)
+    assert a.write_offsets({("q", 0): first})
     assert registry.offsets("q")[0] == first
     zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
     assert a.read_offset("q", 0) is None
-    assert a.write_offset("q", 0, first)
+    assert a.write_offsets({("q", 0): first})
 
 
 def test_who_lost_the_znode_stores_nothing(registry, join, zk, root):
     registry.register(QueueSettings(name="q"), 1)
     a = join("a")
     until(lambda: owned(a))
-    assert a.write_offset("q", 0, StoredOffset(5, "t", 1))
+    assert a.write_offsets({("q", 0): StoredOffset(5, "t", 1)})
     assert a.verify("q", 0)
     before = epochs(a)["q", 0]
     leader = f"{root}/queues/q/partitions/0/leader"
@@ -524,7 +535,7 @@ def test_who_lost_the_znode_stores_nothing(registry, join, zk, root):
     transaction.create(leader, b"other", ephemeral=True)
     transaction.commit()
     assert not a.verify("q", 0)
-    assert not a.write_offset("q", 0, StoredOffset(4, "t", 1))
+    assert not a.write_offsets({("q", 0): StoredOffset(4, "t", 1)})
     until(lambda: not owned(a))
     assert registry.offsets("q") == {0: StoredOffset(5, "t", 1)}
     zk.delete(leader)
@@ -543,7 +554,7 @@ def test_a_queue_that_is_gone_is_dropped_quietly(registry, join, zk, root):
         return not zk.exists(f"{root}/queues/q")
 
     until(deleted)
-    assert not a.write_offset("q", 0, StoredOffset(4, "t", 1))
+    assert not a.write_offsets({("q", 0): StoredOffset(4, "t", 1)})
     until(lambda: not owned(a) and not a.snapshot().queues)
     a.release("q", 0)
     assert not a.verify("q", 0)

@@ -15,11 +15,12 @@ from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import StoredOffset, connect
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
 
@@ -329,7 +330,7 @@ def test_r25_a_stored_offset_that_names_a_message_twice_makes_one_copy(own_queue
     queue.send("a", "b")
     row = Entry(0, 0, 1, 1, EntryState.HELD)
     stored = StoredOffset(1, queue.found.markers.topic_id, 1, in_flight=(row,) * 50)
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         zk.create(f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset", stored.to_json())
     queue.mark_all([Marker(0, 0, Op.TAKE, 100), Marker(0, 1, Op.TAKE, 100)])
     tracker = queue.tracker()

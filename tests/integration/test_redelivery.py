@@ -9,10 +9,11 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, until, value
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, MessageError
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op
+from kmqpy.kafka.markers.codec import Marker, Op
 
 LEASE_MS = int(LEASE_S * 1000)
 

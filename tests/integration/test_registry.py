@@ -8,20 +8,17 @@ import time
 import pytest
 
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.kafka.admin.registry import (
-    RegisteredQueue,
-    Registry,
-    StoredOffset,
-    TrackerInfo,
-    connect,
-    partitions_of,
-)
+from kmqpy.kafka.admin import queue_removal
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo, partitions_of
 from kmqpy.kafka.settings import QueueSettings
+from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 @pytest.fixture
 def zk(cluster):
-    with connect(cluster.zookeeper, 2_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 2_000) as client:
         yield client
 
 
@@ -64,7 +61,7 @@ def test_shrinking_is_refused(registry):
 
 def test_many_register_the_same_queue_at_once(cluster, root):
     def register(partitions):
-        with connect(cluster.zookeeper, 2_000) as client:
+        with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 2_000) as client:
             Registry(client, root).register(QueueSettings(name="orders"), partitions)
 
     threads = [threading.Thread(target=register, args=(5,)) for _ in range(6)]
@@ -72,7 +69,7 @@ def test_many_register_the_same_queue_at_once(cluster, root):
         thread.start()
     for thread in threads:
         thread.join()
-    with connect(cluster.zookeeper, 2_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 2_000) as client:
         assert Registry(client, root).get("orders").partitions == 5
 
 
@@ -133,16 +130,16 @@ def test_removal_without_owners(registry, zk, root):
 def test_a_queue_made_anew_while_a_second_call_removes_it_stays(registry, monkeypatch):
     queue = QueueSettings(name="q")
     registry.register(queue, 1)
-    mark, released = registry._mark_deleting, []
+    mark, released = queue_removal._mark_deleting, []
 
-    def overtaken(name):
-        marked = mark(name)
-        monkeypatch.setattr(registry, "_mark_deleting", mark)
+    def overtaken(znodes, name):
+        marked = mark(znodes, name)
+        monkeypatch.setattr(queue_removal, "_mark_deleting", mark)
         registry.remove(name)
         registry.register(queue, 2)
         return marked
 
-    monkeypatch.setattr(registry, "_mark_deleting", overtaken)
+    monkeypatch.setattr(queue_removal, "_mark_deleting", overtaken)
     registry.remove(queue.name, released=lambda: released.append(1))
     assert released == []
     assert [(one.partitions, one.deleting) for one in registry.queues()] == [(2, False)]
@@ -239,14 +236,14 @@ def test_zookeeper_away_is_one_clear_error():
         started = time.monotonic()
         with (
             pytest.raises(Unavailable, match=f"ZooKeeper at {address} does not answer"),
-            connect(address, 2_000, timeout=0.5),
+            connect(ZooKeeperConnection(hosts=address), 2_000, timeout=0.5),
         ):
             pass
         assert time.monotonic() - started < 5
 
 
 def test_a_closed_session_is_unavailable(cluster, root):
-    with connect(cluster.zookeeper, 2_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 2_000) as client:
         registry = Registry(client, root)
     with pytest.raises(Unavailable, match=cluster.zookeeper):
         registry.queues()

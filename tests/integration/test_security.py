@@ -37,7 +37,9 @@ from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import Registry, StoredOffset, ZnodePaths, connect
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
@@ -45,6 +47,7 @@ from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper import session
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -391,7 +394,7 @@ def test_certificates_instead_of_passwords(secured, queue_name):
         queue.tracker()
         with queue.registry() as registry:
             assert registry.get(queue_name).partitions == 1
-        with connect(zookeeper.hosts, security=security) as zk:
+        with connect(ZooKeeperConnection(hosts=zookeeper.hosts, security=security)) as zk:
             acls = zk.get_acls(ZnodePaths(queue.connection.root).queue(queue_name))[0]
         assert [(acl.id.scheme, acl.acl_list) for acl in acls] == [("x509", ["ALL"])]
 
@@ -481,7 +484,7 @@ def test_a_wrong_password_or_certificate_of_zookeeper(secured, who, address, mor
     hosts = getattr(secured, address)
     with refused(match):
         if who == "registry":
-            with connect(hosts, security=security) as zk:
+            with connect(ZooKeeperConnection(hosts=hosts, security=security)) as zk:
                 Registry(zk).queues()
         else:
             here = KafkaConnection(bootstrap=secured.open_kafka, root="/tried")
@@ -496,7 +499,7 @@ def test_tls_and_no_tls_of_zookeeper(secured):
     ):
         with (
             pytest.raises(Unavailable, match="check whether the address is one for TLS"),
-            connect(hosts, security=security, timeout=0.5),
+            connect(ZooKeeperConnection(hosts=hosts, security=security), timeout=0.5),
         ):
             pass
 
@@ -515,7 +518,7 @@ def test_strangers_read_and_write_nothing_in_zookeeper(secured, live, stranger):
     live.tracker(tracker_id="one")
     with live.registry() as registry:
         until(lambda: registry.offsets(live.name))
-    with connect(secured.zookeeper, security=ZooKeeperSecurity(**stranger)) as zk:
+    with connect(ZooKeeperConnection(hosts=secured.zookeeper, security=ZooKeeperSecurity(**stranger))) as zk:
         known = [
             paths.queues,
             paths.queue(live.name),
@@ -547,25 +550,27 @@ def test_others_may_do_what_the_acl_says(secured, queue_name):
     zookeeper = ZooKeeperConnection(hosts=secured.zookeeper_tls, security=security)
     with LiveQueue(connection, zookeeper, queue_name) as queue:
         root = queue.connection.root
-        with connect(secured.zookeeper) as zk:
+        with connect(ZooKeeperConnection(hosts=secured.zookeeper)) as zk:
             assert Registry(zk, root).get(queue_name).partitions == 1
             with pytest.raises(AccessDenied):
                 Registry(zk, root).register(queue.settings, 2)
-        with connect(secured.zookeeper, security=secured.security("other", ca="")) as zk:
+        with connect(
+            ZooKeeperConnection(hosts=secured.zookeeper, security=secured.security("other", ca=""))
+        ) as zk:
             Registry(zk, root).register(queue.settings, 2)
 
 
 def test_digest_takes_any_password_and_the_acls_decide(secured):
     root = f"/digest-{uuid.uuid4().hex}"
     security = secured.security(scheme="digest")
-    with connect(secured.zookeeper_tls, security=security) as zk:
+    with connect(ZooKeeperConnection(hosts=secured.zookeeper_tls, security=security)) as zk:
         zk.create(root, b"")
-    with connect(secured.zookeeper_tls, security=security) as zk:
+    with connect(ZooKeeperConnection(hosts=secured.zookeeper_tls, security=security)) as zk:
         assert zk.get(root)[0] == b""
     wrong = secured.security(scheme="digest", password="wrong")
     with (
         refused("we may not do this"),
-        connect(secured.zookeeper_tls, security=wrong) as zk,
+        connect(ZooKeeperConnection(hosts=secured.zookeeper_tls, security=wrong)) as zk,
         session.unavailable(zk),
     ):
         zk.get(root)
@@ -577,7 +582,7 @@ def test_files_of_zookeeper_that_can_not_be_used(secured, field):
     with pytest.raises(
         ConfigError, match=r"zookeeper_security\.(ca|certificate): .*nowhere.pem.*No such file"
     ):
-        session.new_client("127.0.0.1:1", security=security)
+        session.new_client(ZooKeeperConnection(hosts="127.0.0.1:1", security=security))
 
 
 # --- no secret is told --------------------------------------------------------------------------------
@@ -592,7 +597,7 @@ def test_no_log_of_any_library_tells_a_secret(secured, live, everything_logged):
         connection = secured.connection("client", root=root, kafka=kafka_settings)
         zookeeper = ZooKeeperConnection(hosts=secured.zookeeper_tls, security=security)
         logging.getLogger("test").info("%s %r %s", connection, connection, zookeeper)
-        with connect(zookeeper.hosts, security=security) as zk:
+        with connect(ZooKeeperConnection(hosts=zookeeper.hosts, security=security)) as zk:
             Registry(zk, root).register(live.settings, 1)
     live.send("one")
     with Tracker(connection, zookeeper, TrackerSettings(http_port=-1, session_timeout_ms=2_000)) as tracker:

@@ -17,8 +17,9 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, TopicError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.doctor import Kind
-from kmqpy.kafka.admin.registry import Registry, ZnodePaths
+from kmqpy.kafka.admin.findings import Kind
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, settings_of
 from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection, QueueSettings
@@ -308,7 +309,7 @@ def test_a_queue_of_another_root_whose_record_can_not_be_read_is_not_left_over(
 def test_what_is_left_over_of_a_queue_is_deleted_together_with_its_record(connection, zookeeper, settings):
     with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings.name)
-        admin._registry.remove(settings.name)
+        admin._access.registry.remove(settings.name)
         assert Kind.RECORD_OF_NO_QUEUE in {one.kind for one in admin.doctor() if one.queue == settings.name}
         assert (
             admin.delete_queue(settings.name, leftovers=True).topics.keys()

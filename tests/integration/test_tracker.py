@@ -167,7 +167,8 @@ def _recreated(queue) -> bool:
 def test_r8_an_offset_beyond_the_end_is_not_used(queue):
     from dataclasses import replace
 
-    from kmqpy.kafka.admin.registry import ZnodePaths, connect
+    from kmqpy.kafka.admin.znode_paths import ZnodePaths
+    from kmqpy.zookeeper.session import connect
 
     queue.send("m")
     queue.mark(take(0))
@@ -178,7 +179,7 @@ def test_r8_an_offset_beyond_the_end_is_not_used(queue):
     queue.mark(take(1))
     with queue.registry() as registry:
         stored = replace(registry.offsets(queue.name)[0], offset=10**6)
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         zk.set(ZnodePaths(queue.connection.root).offset(queue.name, 0), stored.to_json())
     redelivered(queue, queue.tracker(), 1)
 

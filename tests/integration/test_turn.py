@@ -65,7 +65,7 @@ class Driver:
     def __init__(self, queue, ends):
         self.queue, self._ends = queue, ends
         self.leadership = Leadership(
-            queue.zookeeper.hosts,
+            queue.zookeeper,
             "driver",
             root=queue.connection.root,
             queues=frozenset({queue.name}),
@@ -99,7 +99,7 @@ class Driver:
         return report
 
     def store_offset(self, report):
-        self.leadership.write_offset(self.queue.name, report.partition, report.stored)
+        self.leadership.write_offsets({(self.queue.name, report.partition): report.stored})
 
     def turns_until(self, condition, executor=None):
         """Turns of all partitions until it holds of their reports' sum."""

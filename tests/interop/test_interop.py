@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin.registry import Registry, connect
+from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.markers import codec
@@ -22,6 +22,7 @@ from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, ORIGINAL_TIMESTAMP
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
+from kmqpy.zookeeper.session import connect
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
@@ -164,16 +165,14 @@ def test_the_jvm_tracker_redelivers_what_our_client_does_not_acknowledge(connect
 
 
 def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connection, zookeeper, queue):
-    with connect(zookeeper.hosts) as zk:
+    with connect(zookeeper) as zk:
         Registry(zk, connection.root).register(queue, PARTITIONS)
     send(connection, queue, 0, COUNT)
     originals = {int(record.value()): record for record in records_of(connection, queue.name)}
 
     with Tracker(connection, zookeeper, TrackerSettings(session_timeout_ms=2_000, http_port=-1)):
         jvm_client(connection, queue)
-        deadline = SYSTEM_CLOCK.monotonic() + 15
-        while in_flight(connection, queue) and SYSTEM_CLOCK.monotonic() < deadline:
-            SYSTEM_CLOCK.sleep(0.1)
+        wait_until(lambda: not in_flight(connection, queue), 15, every_s=0.1)
         SYSTEM_CLOCK.sleep(LEASE_MS / 1000 + 0.5)  # a second redelivery would come now
 
     copies = [

@@ -44,7 +44,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Report:
+class MutantReport:
     """How one test ended, as tests.mutants.reports wrote it."""
 
     test: str
@@ -118,7 +118,7 @@ class Runner:
                 failures[arguments] = problem
         if tests:
 
-            def ended(reports: Sequence[Report]) -> None:
+            def ended(reports: Sequence[MutantReport]) -> None:
                 done = sum(any(report.belongs_to(test) for report in reports) for test in tests)
                 progress(len(simulations) + done, len(found))
 
@@ -151,8 +151,8 @@ class Runner:
         return Verdict.SURVIVED, f"{mutant.caught_by} passes"
 
     def _pytest(
-        self, tests: Sequence[str], ended: Callable[[Sequence[Report]], None] = lambda _: None
-    ) -> list[Report]:
+        self, tests: Sequence[str], ended: Callable[[Sequence[MutantReport]], None] = lambda _: None
+    ) -> list[MutantReport]:
         self._reports.write_text("")
         options = ["-p", "tests.mutants.reports", "-p", "no:cacheprovider", "--hypothesis-seed", "0", "-q"]
         # Of several, those that can't be collected must not keep the others from being run.
@@ -165,12 +165,12 @@ class Runner:
         if process.returncode < 0:
             why = f"ended by signal {-process.returncode}, after {_RUN_TIMEOUT_S:.0f} s at the latest"
             missing = [one for one in tests if not any(report.belongs_to(one) for report in reports)]
-            reports += [Report(one, "failed", why) for one in missing]
+            reports += [MutantReport(one, "failed", why) for one in missing]
         return reports
 
-    def _read_reports(self) -> list[Report]:
+    def _read_reports(self) -> list[MutantReport]:
         lines = self._reports.read_text().splitlines(keepends=True)
-        return [Report(**json.loads(line)) for line in lines if line.endswith("\n")]
+        return [MutantReport(**json.loads(line)) for line in lines if line.endswith("\n")]
 
     def _simulation_problem(self, arguments: str) -> str:
         """The first problem that the simulation finds; empty if it finds none."""
@@ -210,7 +210,7 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def not_passed(tests: Sequence[str], reports: Sequence[Report]) -> dict[str, str]:
+def not_passed(tests: Sequence[str], reports: Sequence[MutantReport]) -> dict[str, str]:
     """Those of `tests` that do not pass by these reports, and why."""
     found = {}
     for test in tests:

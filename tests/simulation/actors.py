@@ -5,15 +5,16 @@ threads, ZooKeeper's client, users.
 """
 
 import contextlib
+import traceback
 from collections.abc import Callable, Generator, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy.core.durations import MIN_LEASE_MS
-from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
-from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.errors import Closed, KmqError, ReceiptError, TopicError, Unavailable
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client import assigned_partition
 from kmqpy.kafka.message_headers import DELIVER_AT
 from kmqpy.kafka.receipt import Receipt
@@ -23,12 +24,12 @@ from kmqpy.kafka.topics import QueueTopics, TopicInfo
 from kmqpy.telemetry.base import Telemetry
 from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
-from tracker.partition.owned_partition import Phase
+from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
 from .checker import History
 from .kafka import Connection, LogReader, Module, QueueEnds, TrackerModule, timed_out
-from .model import ZK_SESSION_MS, NoSession, Process, Steps, World, ZooKeeper
+from .model import ZK_SESSION_MS, NoSession, Process, Steps, World
 from .stepwise import stepwise
 
 QUEUE = "q"
@@ -111,8 +112,8 @@ class NoMetrics:
 class Leadership:
     """tracker.leadership.leadership over the simulated ZooKeeper: the same decisions, one actor."""
 
-    def __init__(self, zookeeper: tuple[ZooKeeper, Process, QueueSettings, int], **settings: Any) -> None:
-        self._zk, self._process, queue, partitions = zookeeper
+    def __init__(self, zookeeper: SimpleNamespace, **settings: Any) -> None:
+        self._zk, self._process, queue, partitions = zookeeper.hosts
         self._world = self._process.world
         self._id: str = settings["tracker_id"]
         self._keys = [(QUEUE, p) for p in range(partitions)]
@@ -174,9 +175,6 @@ class Leadership:
         self._versions[queue, partition] = version
         yield self._world.latency()
         return stored
-
-    def write_offset(self, queue: str, partition: int, stored: Any) -> bool:
-        return bool(self.write_offsets({(queue, partition): stored}))
 
     def write_offsets(self, offsets: Mapping[Any, Any]) -> frozenset[Any]:
         if self._cut or self._session not in self._zk.sessions:
@@ -401,7 +399,9 @@ def watch(connection: Connection, *rest: Any) -> Any:
 _originals = stepwise(
     "tracker.redelivery.originals", {"fetch", "log_start", "_read"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
 )
-_ticker = stepwise("tracker.redelivery.ticker", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK)
+_tick_writer = stepwise(
+    "tracker.redelivery.tick_writer", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
+)
 _transaction = stepwise(
     "kmqpy.kafka.copies.copy_transaction", {"open_producer", "execute", "_abort"}, librdkafka=Module
 )
@@ -417,13 +417,31 @@ _redeliverer = stepwise(
 )
 _membership = stepwise("tracker.membership", set(), Leadership=Leadership)
 _problems = stepwise("tracker.health.problems", set())
+
+
+INTERNAL_ERROR = "internal error"
+
+
+def internal_error(what: str, error: BaseException) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{INTERNAL_ERROR} in {what}: {error!r} at {place.name}, line {place.lineno}"
+
+
+class Problems(_problems.Problems):
+    """tracker.health.problems.Problems, which makes the run fail after an internal error."""
+
+    def survived(self, what: str, error: Exception, *key: Any) -> None:
+        CLOCK.world.internal_errors.append(internal_error(what, error))
+        super().survived(what, error, *key)
+
+
 _background = stepwise("tracker.background", set(), ThreadPoolExecutor=lambda *_, **__: None)
 _markers_consumer = stepwise("tracker.reading.markers_consumer", set(), librdkafka=TrackerModule)
 _kafka_clients = stepwise(
     "tracker.kafka_clients",
     set(),
     MarkersConsumer=_markers_consumer.MarkersConsumer,
-    Ticker=_ticker.Ticker,
+    TickWriter=_tick_writer.TickWriter,
     QueueEnds=QueueEnds,
     Topics=TrackerTopics,
 )
@@ -464,6 +482,8 @@ class BackgroundJobs(_background.BackgroundJobs):
                 result = yield from result
         except Exception as error:  # as in the real one: handed to the loop
             result = error
+            if not isinstance(error, KmqError | KafkaException | _transaction.ProducerUnusable):
+                world.internal_errors.append(internal_error("a background job", error))
         self.hand_over(lambda: finished(result))
         world.wake(self.process.main)
 
@@ -524,7 +544,7 @@ _tracker = stepwise(
     KafkaClients=_kafka_clients.KafkaClients,
     MainLoop=_main_loop.MainLoop,
     Membership=_membership.Membership,
-    Problems=_problems.Problems,
+    Problems=Problems,
     TrackerMetrics=NoMetrics,
     check_connection=lambda connection: connection,
 )
@@ -543,7 +563,7 @@ _group_member = stepwise(
         "_wait_for_outcomes",
     },
     librdkafka=Module,
-    by_partition=_records.by_partition,
+    offsets_of_records=_records.offsets_of_records,
     find_starts=_crash_recovery.find_starts,
     leave_group=_leave_group.leave_group,
     returns_in_time=_leave_group.returns_in_time,
@@ -551,7 +571,7 @@ _group_member = stepwise(
 _start_barrier = stepwise("kmqpy.kafka.client.start_barrier", set(), librdkafka=Module)
 _start_markers = stepwise(
     "kmqpy.kafka.client.start_markers",
-    {"confirmed", "start"},
+    {"wait_until_confirmed", "start"},
     librdkafka=Module,
     StartBarrier=_start_barrier.StartBarrier,
 )
@@ -577,7 +597,7 @@ _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
     {"receive", "keep_alive", "_start"},
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
-    by_partition=_records.by_partition,
+    offsets_of_records=_records.offsets_of_records,
     have_headers=_records.have_headers,
 )
 _client = stepwise(
@@ -592,7 +612,7 @@ _receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker c
 STEPWISE = [
     module.__name__
     for module in (
-        *(_originals, _ticker, _redeliverer, _transaction, _problems, _markers_consumer, _marker_reader),
+        *(_originals, _tick_writer, _redeliverer, _transaction, _problems, _markers_consumer, _marker_reader),
         *(_offset_keeper, _topic_probe, _takeover, _partition_redelivery, _partition_lifecycle),
         *(_membership, _main_loop, _tracker),
         *(_group_member, _start_markers, _writer, _topics_in_use, _receiver, _client),
@@ -622,10 +642,10 @@ class Claim:
         self._started = started(partitions)
         self._starting = starting
 
-    def confirmed(self) -> Steps:
+    def wait_until_confirmed(self) -> Steps:
         """Say it at once, or when the truth is known."""
         if self._starting is not None:
-            yield from self._starting.confirmed()
+            yield from self._starting.wait_until_confirmed()
         yield 0.0
         return self._started
 
@@ -735,7 +755,7 @@ class Tracker(_tracker.Tracker):
             wait_s = min(wait_s, max(0.0, loop._probe._next_probe - now))
         for part in self._parts.values():
             wait_s = min(wait_s, part.seconds_to_tick(now, self._settings.silence_s))
-            if part.phase is Phase.FENCING and not part.busy:
+            if part.phase is TrackingPhase.FENCING and not part.busy:
                 wait_s = min(wait_s, part.retry_at - now)
         return max(1.0, wait_s * 1000)
 
@@ -794,7 +814,7 @@ def client(
                     use(message, lease)
             partitions = member._partitions.values()
             waiting = member._commit_schedule.uncommitted or any(
-                known.phase is not assigned_partition.Phase.ACTIVE for known in partitions
+                known.phase is not assigned_partition.ReceivePhase.ACTIVE for known in partitions
             )
             yield 20 * world.random() if messages else 100.0 if waiting else 400.0
         for _ in range(20):

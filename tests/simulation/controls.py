@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kmqpy.kafka.admin.registry import StoredOffset
-from kmqpy.kafka.client.assigned_partition import Phase
+from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.client.assigned_partition import ReceivePhase
 from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
@@ -151,7 +151,7 @@ class TakesAgainUnread(GroupMember):
 
     def _rewind(self, partition: int, known: Any, offset: int) -> None:
         super()._rewind(partition, known, offset)
-        known.phase = Phase.ACTIVE
+        known.phase = ReceivePhase.ACTIVE
 
 
 class ReadsTooEarly(GroupMember):

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -31,6 +31,7 @@ class Connection:
 
     bootstrap = "broker"
     root = "/kmq"
+    kafka: Mapping[str, str] = MappingProxyType({})
     queue_topic = "q"
     markers_topic = "q__markers"
 
@@ -126,6 +127,10 @@ class Module:
     @staticmethod
     def refresh_partition(*_: object) -> bool:
         return False
+
+    @staticmethod
+    def watermarks(reader: "Reader", topic: str, partition: int, _timeout_s: float) -> Steps:
+        return reader.get_watermark_offsets(TopicPartition(topic, partition))
 
     @staticmethod
     def new_admin(connection: Connection) -> Admin:
@@ -419,7 +424,7 @@ class Reader:
         self._position = 0
         self._told_end = -1
 
-    def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> Steps:
+    def get_watermark_offsets(self, place: TopicPartition) -> Steps:
         yield from self._connection.reach()
         if place.topic in self._connection.broker.missing:
             raise no_topic()

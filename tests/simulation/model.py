@@ -115,6 +115,8 @@ class World:
         self._turn = 0
         self._trace = trace
         self.tracing = trace is not None
+        self.internal_errors: list[str] = []
+        """What kmqpy caught and went on after, although nobody expects it (rule R21)."""
         # Set by the simulation, for whoever acts in it.
         self.controls: Any = None
         self.clients: list[Process] = []

@@ -164,7 +164,7 @@ class Simulation:
                 if self._is_finished():
                     break
         checker = Checker(self.broker, self.history, self.queue, strict_time=not self.history.clock_jumped)
-        problems = checker.check()
+        problems = world.internal_errors + checker.check()
         if world.steps >= MAX_STEPS:
             problems.append(f"no end after {MAX_STEPS} steps")
         problems += self._held_without_existing()

@@ -22,13 +22,12 @@ IO = {
     "_look_for_topics",
     "begin_transaction",
     "commit_transaction",
-    "confirmed",
+    "wait_until_confirmed",
     "abort_transaction",
     "init_transactions",
     "committed",
     "consume",
     "execute",
-    "get_watermark_offsets",
     "check",
     "fetch",
     "find_starts",
@@ -46,6 +45,7 @@ IO = {
     "start",
     "verify",
     "wait",
+    "watermarks",
     "write",
 }
 

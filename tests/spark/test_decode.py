@@ -8,9 +8,10 @@ import pytest
 from frames import frame_of as frame_of_records
 from frames import naive
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import INT64_MAX, MAX_SPAN, Marker, Op
+from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
 from kmqpy.spark.decode import decode_markers, each_message, number
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "unit" / "golden_markers.json").read_text())

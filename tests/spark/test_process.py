@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from operator import attrgetter
 from pathlib import Path
@@ -15,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 from support import until
 
 from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import wait_until
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op, encode, encode_key, encode_start, ranges
@@ -253,9 +253,9 @@ def test_a_message_is_ended_only_if_both_sides_of_a_union_handed_it_on(make_run,
         return frame
 
     def picky(frame):
-        deadline = time.monotonic() + 60
-        while not begun.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)  # else the other would leave alone what this one gives back
+        wait_until(
+            begun.exists, 60, every_s=0.01
+        )  # else the other would leave alone what this one gives back
         return frame.assign(kmq_error=["no" if value == b"bad" else None for value in frame["value"]])
 
     one, other = (run.kmq.process(df, function, "value binary") for function in (lenient, picky))

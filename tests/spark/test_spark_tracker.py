@@ -10,8 +10,9 @@ from support import SESSION_MS, collect, until, value
 
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin.registry import ZnodePaths, connect
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.kafka.topic_names import topics_of
+from kmqpy.zookeeper.session import connect
 from tests.spark.tracking import LONG_S, stored, take
 from tracker.settings import TrackerSettings
 from tracker.spark.query import _keys
@@ -135,7 +136,7 @@ def test_the_query_ends_with_the_leadership_and_begins_again_with_it(make_queue,
     tracker = start(queue)
     first = tracker._query
     leader = ZnodePaths(queue.connection.root).leader(queue.name, 0)
-    with connect(queue.zookeeper.hosts) as zk:
+    with connect(queue.zookeeper) as zk:
         zk.delete(leader)
         until(lambda: not first.isActive, LONG_S)
     until(lambda: tracker.owned() == [0] and tracker._query is not first, LONG_S, tracker.problems)

@@ -5,9 +5,10 @@ import random
 import pytest
 from frames import frame_of, naive
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op, encode_count
+from kmqpy.kafka.markers.codec import Marker, Op, encode_count
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.spark.state import dead_letters_of, depth, finished, latency, message_states

@@ -4,7 +4,7 @@ import pytest
 
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
@@ -58,7 +58,7 @@ CUSTOM = QueueSettings(name="q", markers_topic="marks", dead_letter_topic="dead"
 
 def admin_of(registry, topics):
     admin = Admin(KafkaConnection(), ZooKeeperConnection())
-    admin._registry_, admin._topics_ = registry, topics
+    admin._access._registry, admin._access._topics = registry, topics
     return admin
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.kafka.client.assigned_partition import AssignedPartition, Phase, StartsFound
+from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase, StartsFound
 from kmqpy.kafka.client.offset_commits import Commit
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 
@@ -137,7 +137,7 @@ class TestChecking:
 
     def test_r18_it_waits_and_then_reads_where_the_starts_may_be(self):
         partition = self.failed()
-        assert partition.phase is Phase.CHECKING
+        assert partition.phase is ReceivePhase.CHECKING
         assert received(partition, 2, 3) == []
         assert not partition.needs_markers(10.1)
         assert partition.needs_markers(10.2)
@@ -146,7 +146,7 @@ class TestChecking:
     def test_what_was_written_after_all_is_left_out_and_told(self):
         partition = self.failed()
         assert partition.checked(found(2, 9, end=9, in_flight=[2, 9])) == [2]
-        assert partition.phase is Phase.ACTIVE
+        assert partition.phase is ReceivePhase.ACTIVE
         assert received(partition, 2, 3) == [3]
 
     def test_what_was_written_and_finished_by_others_is_nobodys(self):

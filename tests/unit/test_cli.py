@@ -20,7 +20,7 @@ from kmqpy.core import logs
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import KmqError, MessageError, MissingExtra, Unavailable, Unfinished
 from kmqpy.kafka.admin.admin import QueueDescription
-from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.admin.stats import InFlightMessage, PartitionStats, QueueStats
 from kmqpy.kafka.dead_letters import DeadLetter
 from kmqpy.kafka.markers.entry import EntryState

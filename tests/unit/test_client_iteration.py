@@ -12,7 +12,7 @@ from kmqpy.kafka.client import receiver, topics_in_use
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.records import by_partition
+from kmqpy.kafka.markers.records import offsets_of_records
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 
@@ -54,7 +54,7 @@ class FakeWriter:
         return self
 
     def start(self, takes, *_):
-        return SimpleNamespace(confirmed=lambda: StartOutcome(dict.fromkeys(takes, 0), {}))
+        return SimpleNamespace(wait_until_confirmed=lambda: StartOutcome(dict.fromkeys(takes, 0), {}))
 
     def post(self, marker):
         if self.closed:
@@ -89,7 +89,7 @@ class FakeMember:
         records, self._coming = self._coming, []
         if not records:
             threading.Event().wait(wait_s)
-        return records, by_partition(records)
+        return records, offsets_of_records(records)
 
     def pop_orphaned_starts(self):
         return []
@@ -97,7 +97,7 @@ class FakeMember:
     def continues_at(self, _last_at):
         return True
 
-    def settle(self, *_):
+    def apply_start_outcome(self, *_):
         pass
 
     def start_over(self):
@@ -237,7 +237,9 @@ def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(clie
 
 def test_what_an_interrupted_receive_took_is_given_back(client, monkeypatch):
     calls = []
-    starting = SimpleNamespace(confirmed=lambda: 1 / 0, give_back=lambda: calls.append("given back"))
+    starting = SimpleNamespace(
+        wait_until_confirmed=lambda: 1 / 0, give_back=lambda: calls.append("given back")
+    )
     monkeypatch.setattr(client._topics.writer, "start", lambda *_: starting)
     with pytest.raises(ZeroDivisionError):
         client.receive()
@@ -264,11 +266,11 @@ class SlowLink:
     def start(self, takes, _delays, lease_ms, *_):
         self.leases_ms.append(lease_ms)
 
-        def confirmed():
+        def wait_until_confirmed():
             self.now += 0.08
             return StartOutcome(dict.fromkeys(takes, 0), {})
 
-        return SimpleNamespace(confirmed=confirmed)
+        return SimpleNamespace(wait_until_confirmed=wait_until_confirmed)
 
 
 def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_handed_out(client, monkeypatch):

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from kmqpy.core import settings as settings_module
 from kmqpy.core.durations import duration_ms, parse_duration_ms
 from kmqpy.core.environment import from_environment
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.admin.registry import decode_queue
+from kmqpy.kafka.admin.registry_entries import decode_queue
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.dead_letters import DeadLetters
@@ -27,8 +28,6 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings, is_secret, reda
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 from tracker.tracker import Tracker
-
-INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +112,15 @@ def test_an_address_that_can_be_one_is_taken(text):
 def test_of_the_issue_so_is_an_address_for_administration_and_trackers(make):
     with pytest.raises(ConfigError, match="connection: 'host:9092' is not a KafkaConnection"):
         make("host:9092")
+
+
+@pytest.mark.parametrize("given", ["zk:2181", None, KafkaConnection(), {"hosts": "zk:2181"}])
+@pytest.mark.parametrize("make", [Admin, Tracker])
+def test_a_zookeeper_that_is_none_is_named(make, given):
+    with pytest.raises(
+        ConfigError, match=r"zookeeper: .* is not a ZooKeeperConnection; write it as ZooKeeperConnection"
+    ):
+        make(KafkaConnection(), given)
 
 
 class TestParseDuration:
@@ -489,23 +497,23 @@ class TestQueueSettings:
         assert QueueSettings.from_json(b'{"name": "jobs"}') == QueueSettings(name="jobs")
 
     def test_it_is_known_what_was_said_and_what_was_left_open(self):
-        assert QueueSettings(name="q").said == {"name"}
-        assert QueueSettings(name="q", markers_topic="", max_redeliveries=3).said == {
+        assert QueueSettings(name="q").given_fields == {"name"}
+        assert QueueSettings(name="q", markers_topic="", max_redeliveries=3).given_fields == {
             "name",
             "max_redeliveries",
         }
         assert QueueSettings(name="q", max_redeliveries=3) == QueueSettings(name="q")
         settings = QueueSettings(name="q", max_hold_ms=500)
         for same in (copy.copy(settings), copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):
-            assert (same, same.said) == (settings, {"name", "max_hold_ms"})
-        assert settings_module.build(QueueSettings, {"name": "q"}, {"max_delay_ms": "5s"}).said == {
+            assert (same, same.given_fields) == (settings, {"name", "max_hold_ms"})
+        assert settings_module.build(QueueSettings, {"name": "q"}, {"max_delay_ms": "5s"}).given_fields == {
             "name",
             "max_delay_ms",
         }
         stored = QueueSettings.from_json(settings.to_json())
-        assert stored.said is None
-        assert pickle.loads(pickle.dumps(stored)).said is None
-        assert "said" not in repr(stored)
+        assert stored.given_fields is None
+        assert pickle.loads(pickle.dumps(stored)).given_fields is None
+        assert "given_fields" not in repr(stored)
 
     def test_unknown_settings_of_a_newer_version_can_be_left_out(self):
         data = b'{"name": "q", "max_hold_ms": 500, "colour": {"a": 1}}'

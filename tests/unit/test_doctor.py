@@ -6,16 +6,12 @@ import pytest
 
 from kmqpy.core.durations import DAY_MS
 from kmqpy.errors import AccessDenied
-from kmqpy.kafka.admin.doctor import (
-    Facts,
-    Kind,
-    Severity,
-    check,
-    records_of_no_queue,
-    settings_topic,
-    unregistered,
-)
-from kmqpy.kafka.admin.registry import RegisteredQueue, StoredOffset, TrackerInfo
+from kmqpy.kafka.admin.checks.settings_topic import check_records_of_no_queue, check_settings_topic
+from kmqpy.kafka.admin.checks.topics import check_unregistered_topics
+from kmqpy.kafka.admin.doctor import check
+from kmqpy.kafka.admin.facts import Facts
+from kmqpy.kafka.admin.findings import Kind, Severity
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
 from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicInfo
@@ -143,12 +139,14 @@ def test_settings_that_kafka_does_not_tell_are_no_fault():
 
 def test_queues_that_nobody_registered_are_found():
     topics = {*NAMES, "other", "other__markers", "lonely", "dead", "dead__markers"}
-    assert [one.queue for one in unregistered(topics, {*NAMES, "dead", "dead__markers"})] == ["other"]
+    assert [one.queue for one in check_unregistered_topics(topics, {*NAMES, "dead", "dead__markers"})] == [
+        "other"
+    ]
 
 
 def test_what_is_wrong_with_the_topic_of_all_queues_settings():
     def kinds(found, error=None, queues=("q",)):
-        return [one.kind for one in settings_topic(found, error, list(queues))]
+        return [one.kind for one in check_settings_topic(found, error, list(queues))]
 
     mirror = replace(topic("kmq.queues", partitions=1), config={"cleanup.policy": "compact"})
     assert kinds(mirror) == kinds(None, queues=()) == []
@@ -162,4 +160,4 @@ def test_a_record_that_says_what_the_registry_says_is_fine_and_so_are_defaults_w
     fine = Records(own={"q": QUEUE.with_topic_ids({name: f"id of {name}" for name in NAMES})})
     for records in (None, Records(), fine):
         assert [one.kind for one in check(facts(records=records))] == [Kind.OK]
-    assert records_of_no_queue(fine, ["q"], {}) == []
+    assert check_records_of_no_queue(fine, ["q"], {}) == []

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from kmqpy.core import settings as settings_module
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.admin import registry
+from kmqpy.kafka.admin import registry_entries
 from kmqpy.kafka.client.offset_commits import Commit, commit_of
 from kmqpy.kafka.topic_identity import TopicIds
 from tests.fuzz.targets import SEEDS, TARGETS, WORDS
@@ -79,13 +79,13 @@ class TestOnceBroken:
         at = TopicPartition("q", 0, 5, "kmq2:9223372036854775807:Q:M")
         assert commit_of(at, TopicIds("Q", "M")) == Commit(5, 2**63 - 1)
 
-    @pytest.mark.parametrize("decode_it", [registry.decode_queue, registry.decode_tracker])
+    @pytest.mark.parametrize("decode_it", [registry_entries.decode_queue, registry_entries.decode_tracker])
     def test_znodes_with_deep_json(self, decode_it):
         with pytest.raises(ConfigError, match="not JSON"):
             decode_it("q", b"[" * 200_000)
 
     def test_a_stored_offset_with_deep_json_is_as_if_absent(self):
-        assert registry.decode_offset("q", b"[" * 200_000) is None
+        assert registry_entries.decode_offset("q", b"[" * 200_000) is None
 
     def test_a_file_with_deep_toml(self):
         with pytest.raises(ConfigError, match=r"config file 'kmq\.toml'"):

@@ -16,7 +16,7 @@ from kmqpy.kafka.client.start_markers import StartOutcome
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
-from kmqpy.kafka.markers.records import by_partition
+from kmqpy.kafka.markers.records import offsets_of_records
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.telemetry.base import Telemetry
@@ -112,10 +112,10 @@ def active(markers_offset=None):
     return made
 
 
-def settle(member, *offsets, at=None, failed=None):
+def apply(member, *offsets, at=None, failed=None):
     """The start markers of messages below `failed` are confirmed, the last at this markers offset."""
     outcome = StartOutcome({} if at is None else {0: at}, {} if failed is None else {0: failed})
-    member.settle({0: offsets}, outcome)
+    member.apply_start_outcome({0: offsets}, outcome)
 
 
 def commit(member):
@@ -124,7 +124,7 @@ def commit(member):
 
 
 def test_a_commit_tells_where_the_starts_end_that_it_covers(member, consumer):
-    settle(member, 5, 6, 7, at=11)
+    apply(member, 5, 6, 7, at=11)
     commit(member)
     assert consumer.commits == [(8, "kmq2:12:Q:M")]
 
@@ -132,13 +132,13 @@ def test_a_commit_tells_where_the_starts_end_that_it_covers(member, consumer):
 def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(member, consumer):
     # The starts of 3 to 8 stand at 5 to 9, but that of 4 failed.
     member._partitions[0].commits.receive(6)
-    settle(member, *range(3, 9), at=9, failed=4)
+    apply(member, *range(3, 9), at=9, failed=4)
     commit(member)
     assert consumer.sought == 4
     # Taken again one by one, their new starts behind the old ones.
     for offset, at in [(4, 10), (5, 11), (6, 12), (7, 13), (8, 14), (9, 15)]:
         member._partitions[0].commits.receive(1)
-        settle(member, offset, at=at)
+        apply(member, offset, at=at)
         commit(member)
     assert consumer.commits == [
         (4, "kmq2:5:Q:M"),
@@ -154,9 +154,9 @@ def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(m
 def test_r10_what_is_recovered_and_lies_ahead_keeps_the_older_offset(member, consumer):
     known = member._partitions[0]
     known._add_found(2, StartsFound(OffsetRuns([(9, 1)])))
-    settle(member, 7, at=11)
+    apply(member, 7, at=11)
     commit(member)
-    settle(member, 10, at=12)
+    apply(member, 10, at=12)
     commit(member)
     assert consumer.commits == [(8, "kmq2:2:Q:M"), (11, "kmq2:13:Q:M")]
 
@@ -182,7 +182,7 @@ def take_one(member, consumer, offset, markers_offset):
     """Poll and take a message, and commit."""
     consumer.offsets = [offset]
     assert member.poll(1, 0)[1] == {0: range(offset, offset + 1)}
-    settle(member, offset, at=markers_offset)
+    apply(member, offset, at=markers_offset)
     commit(member)
 
 
@@ -201,7 +201,7 @@ def test_r10_what_a_predecessor_started_stays_in_reach_of_successors_until_it_is
 def test_r10_what_was_started_after_all_stays_in_reach_too(member, consumer, takes):
     """Found when a failed start had this member read markers again; 9 was started by another one."""
     member._partitions[0].commits.receive(1)
-    settle(member, 4, failed=4)
+    apply(member, 4, failed=4)
     member._partitions[0]._retry_at = 0.0
     takes.update({5: 4, 6: 9})
     take_one(member, consumer, 5, 7)
@@ -216,7 +216,7 @@ def test_r10_the_older_of_two_readings_is_where_successors_begin(member, consume
     member._on_assign(consumer, [TopicPartition("q", 0)])
     take_one(member, consumer, 3, 11)
     member._partitions[0].commits.receive(1)
-    settle(member, 4, failed=4)
+    apply(member, 4, failed=4)
     member._partitions[0]._retry_at = 0.0
     takes.update({12: 4})
     take_one(member, consumer, 5, 13)
@@ -240,7 +240,7 @@ def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_tim
     member._partitions[0] = active(markers_offset=5)
 
     def waits():
-        settle(member, 4, failed=4)
+        apply(member, 4, failed=4)
         began = clock.now
         while member.partitions != [0]:
             clock.sleep(0.05)
@@ -253,7 +253,7 @@ def test_r18_a_partition_whose_starts_fail_again_and_again_waits_longer_each_tim
     assert all(later > 1.5 * wait or later >= 9.9 for wait, later in itertools.pairwise(waited))
     assert waited[-1] == pytest.approx(10, abs=0.1)
     member._partitions[0].commits.receive(1)
-    settle(member, 4, at=20)
+    apply(member, 4, at=20)
     assert waits() == pytest.approx(waited[0], abs=0.1)
 
 
@@ -324,7 +324,7 @@ def test_a_busy_member_fetches_nothing_until_it_is_asked_again(member, consumer)
 def test_r11_a_busy_member_learns_which_failed_starts_were_written_after_all(member, consumer, takes):
     """Their leases run, and their messages were handed to nobody."""
     member._partitions[0].commits.receive(1)
-    settle(member, 4, failed=4)
+    apply(member, 4, failed=4)
     member._partitions[0]._retry_at = 0.0
     takes.update({5: 4})
     member._partitions[1] = AssignedPartition(0.0)  # just assigned: that can wait until messages are wanted
@@ -396,7 +396,7 @@ def test_what_came_with_a_record_that_shows_another_log_is_not_taken(member, con
     [({0: 11}, True), ({0: 12, 1: 0}, True), ({0: 10}, False), ({0: 0, 1: 99}, False), ({0: -1}, True)],
 )
 def test_r24_start_markers_that_stand_before_earlier_ones_are_in_another_log(member, last_at, continues):
-    settle(member, 7, at=10)
+    apply(member, 7, at=10)
     assert member.continues_at(last_at) is continues
 
 
@@ -418,10 +418,10 @@ def test_r24_what_came_from_behind_a_commit_of_another_topic_is_no_place_to_go_o
 
 
 def test_r24_another_markers_topic_alone_has_commits_lead_to_its_beginning(member, consumer):
-    settle(member, 7, at=11)
+    apply(member, 7, at=11)
     member.follow(TopicIds("Q", "new"))
     commit(member)
-    settle(member, 8, at=3)
+    apply(member, 8, at=3)
     commit(member)
     assert consumer.commits == [(8, "kmq2:0:Q:new"), (9, "kmq2:4:Q:new")]
 
@@ -433,11 +433,11 @@ def test_offsets_by_partition(steps):
         at[partition] += gap
         records.append(record(at[partition], partition))
         expected.setdefault(partition, []).append(at[partition])
-    found = by_partition(records)
+    found = offsets_of_records(records)
     assert {partition: list(offsets) for partition, offsets in found.items()} == expected
     for offsets in found.values():
         assert isinstance(offsets, range) == (offsets[-1] - offsets[0] + 1 == len(offsets))
 
 
 def test_offsets_that_go_back_are_no_range():
-    assert by_partition(list(map(record, (10, 12, 12)))) == {0: [10, 12, 12]}
+    assert offsets_of_records(list(map(record, (10, 12, 12)))) == {0: [10, 12, 12]}

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers import codec, entry_groups, inflight, lazy_min_heap, snapshot
 from kmqpy.kafka.markers import packed as packed_module
-from kmqpy.kafka.markers.codec import INT64_MAX, TICK_OFFSET, Marker, Op, tick
+from kmqpy.kafka.markers.codec import TICK_OFFSET, Marker, Op, tick
 from kmqpy.kafka.markers.entry import Entry, EntryState, TakenRun
 from kmqpy.kafka.markers.inflight import InFlight
 

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import RegisteredQueue, StoredOffset
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight
@@ -25,13 +25,13 @@ from kmqpy.kafka.topics import TopicInfo, Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.background import Pool
 from tracker.leadership.published_view import LeadershipView
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.partition.start_position import StartPosition
 from tracker.reading import existence_check
 from tracker.reading.markers_consumer import MarkersConsumer
 from tracker.redelivery.redeliverer import RedeliveryResult
 from tracker.redelivery.redelivery_plan import Copy
-from tracker.redelivery.ticker import Tick
+from tracker.redelivery.tick_writer import Tick
 from tracker.settings import TrackerSettings
 from tracker.takeover import TakeoverResult
 from tracker.topic_probe import TopicProbe
@@ -93,7 +93,7 @@ class FakeConsumer:
         return []
 
 
-class FakeTicker:
+class FakeTickWriter:
     def poll(self) -> None:
         pass
 
@@ -132,7 +132,7 @@ class Tracked:
             markers = MarkersConsumer(KafkaConnection())
         kafka = SimpleNamespace(
             markers=markers,
-            ticker=FakeTicker(),
+            tick_writer=FakeTickWriter(),
             ends=self.ends,
             topics=None,
             probed_topics=self.probed_topics,
@@ -161,7 +161,7 @@ class Tracked:
         for pool in (Pool.REDELIVERY, Pool.HOUSEKEEPING):
             self.jobs._pools[pool].submit(lambda: None).result(10)
         self.jobs.take_results()
-        while any(self.loop._existence._asking.values()):
+        while any(self.loop._existence._under_way.values()):
             self.take_one_result()
 
     def take_one_result(self) -> None:
@@ -260,25 +260,25 @@ def test_queues_with_one_markers_topic_do_not_end_the_tracker(tracked: Tracked) 
     takeover = TakeoverResult(("queue-id", "markers-id"), Tick(0, 0, 0.0), 0, begin)
     tracked.lifecycle._taken_over(first, takeover)
     tracked.lifecycle._taken_over(second, takeover)
-    assert (first.phase, second.phase) == (Phase.CATCHING_UP, Phase.FENCING)
+    assert (first.phase, second.phase) == (TrackingPhase.CATCHING_UP, TrackingPhase.FENCING)
     assert first.problems.takeover is None
     assert "also that of queue a" in (second.problems.takeover or "")
     tracked.lifecycle.drop(first, "leadership lost")
     tracked.lifecycle._taken_over(second, takeover)
-    assert second.phase is Phase.CATCHING_UP
+    assert second.phase is TrackingPhase.CATCHING_UP
     assert second.problems.takeover is None
 
 
 def test_a_tick_that_can_not_be_written_is_shown_until_markers_are_read(
     tracked: Tracked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FakeTicker:
+    class FakeTickWriter:
         def post_tick(self, *_: object) -> None:
             raise Unavailable("no tick")
 
-    tracked.lifecycle._ticker = FakeTicker()
+    tracked.lifecycle._tick_writer = FakeTickWriter()
     part = part_of(tracked, QueueSettings(name="q"))
-    part.phase = Phase.ACTIVE
+    part.phase = TrackingPhase.ACTIVE
     monkeypatch.setattr(part, "wants_tick", lambda *_: True)
     tracked.lifecycle.advance(part, now=0.0)
     assert tracked.problems() == ["queue q, partition 0: no tick"]
@@ -288,7 +288,7 @@ def test_a_tick_that_can_not_be_written_is_shown_until_markers_are_read(
 
 def test_a_stuck_message_is_shown_whatever_becomes_of_others_and_until_it_has_ended(tracked: Tracked) -> None:
     part = part_of(tracked, QueueSettings(name="q"))
-    part.phase = Phase.ACTIVE
+    part.phase = TrackingPhase.ACTIVE
     for offset in (1, 2):
         part.state.apply(Marker(0, offset, Op.TAKE, 0), at=offset, timestamp_ms=100)
     stuck, other = part.due(10)
@@ -305,7 +305,7 @@ def test_a_stuck_message_is_shown_whatever_becomes_of_others_and_until_it_has_en
 def test_what_is_due_while_nothing_can_be_done_does_not_keep_the_loop_busy(tracked: Tracked) -> None:
     part = part_of(tracked, QueueSettings(name="q"))
     part.start_reading(InFlight(now_ms=100), now=0.0)
-    part.phase = Phase.ACTIVE
+    part.phase = TrackingPhase.ACTIVE
     part.state.apply(Marker(0, 1, Op.TAKE, 50), at=1, timestamp_ms=100)
     assert tracked.loop._wait_s(1.0) == 0.001
     tracked.leadership.verified = False
@@ -385,14 +385,14 @@ def turning(tracked: Tracked) -> Tracked:
     for name in ("a", "b"):
         part = part_of(tracked, QueueSettings(name=name))
         part.start_reading(InFlight(), now=0.0)
-        part.phase = Phase.ACTIVE
+        part.phase = TrackingPhase.ACTIVE
     tracked.lifecycle.follow = lambda _: None
     return tracked
 
 
-@pytest.mark.parametrize("phase", [Phase.CATCHING_UP, Phase.ACTIVE])
+@pytest.mark.parametrize("phase", [TrackingPhase.CATCHING_UP, TrackingPhase.ACTIVE])
 def test_r24_topics_made_anew_are_noticed_also_before_all_markers_are_read(
-    turning: Tracked, phase: Phase
+    turning: Tracked, phase: TrackingPhase
 ) -> None:
     """What is to be read first can be behind the end of the new topic, for ever."""
     anew, same = turning.parts["a", 0], turning.parts["b", 0]
@@ -405,7 +405,7 @@ def test_r24_topics_made_anew_are_noticed_also_before_all_markers_are_read(
     turning.probed_topics.describe = lambda _: told
     TopicProbe.probe(turning.loop._probe, 1_000.0)
     turning.settle()
-    assert (anew.phase, same.phase) == (Phase.FENCING, Phase.ACTIVE)
+    assert (anew.phase, same.phase) == (TrackingPhase.FENCING, TrackingPhase.ACTIVE)
 
 
 def test_a_step_that_fails_is_told_and_tried_again_later_and_the_others_go_on(turning: Tracked) -> None:
@@ -454,7 +454,7 @@ def test_a_partition_that_fails_is_taken_over_again_and_the_others_go_on(turning
     turning.turn()
     turning.turn()
     assert len(advanced) == 2
-    assert (bad.phase, good.phase) == (Phase.FENCING, Phase.ACTIVE)
+    assert (bad.phase, good.phase) == (TrackingPhase.FENCING, TrackingPhase.ACTIVE)
     assert bad.retry_at > turning.clock.monotonic()
     assert turning.problems() == ["queue a, partition 0: IndexError: a fault; taking over again"]
 
@@ -618,7 +618,7 @@ def test_markers_that_were_fetched_and_lost_with_a_fault_are_read_again(turning:
 
     turning.consumer.consume = consume
     turning.turn()
-    assert {part.phase for part in turning.parts.values()} == {Phase.FENCING}
+    assert {part.phase for part in turning.parts.values()} == {TrackingPhase.FENCING}
     assert not any(part.reading for part in turning.parts.values())
 
 

@@ -209,7 +209,9 @@ def test_r26_what_an_unknown_error_prevents_is_not_taken_for_written(producer, m
 
 def test_r10_the_outcome_of_starts_is_known_when_a_tick_behind_them_is_written(producer):
     writer = MarkerWriter(KafkaConnection(), "m")
-    assert writer.starts.start({0: [1]}, {}, 1_000, None, 0.02).confirmed() == StartOutcome({}, {0: 1})
+    assert writer.starts.start({0: [1]}, {}, 1_000, None, 0.02).wait_until_confirmed() == StartOutcome(
+        {}, {0: 1}
+    )
     assert writer.starts.outcome_known(1)
     assert not writer.starts.outcome_known(0)
     assert not writer.starts.outcome_known(0)
@@ -219,7 +221,7 @@ def test_r10_the_outcome_of_starts_is_known_when_a_tick_behind_them_is_written(p
     assert not writer.starts.outcome_known(0)  # the tick failed
     producer.error = None
     assert writer.starts.outcome_known(0)
-    assert writer.starts.start({0: [1]}, {}, 1_000, None, 5).confirmed().failed == {}
+    assert writer.starts.start({0: [1]}, {}, 1_000, None, 5).wait_until_confirmed().failed == {}
     assert writer.starts.outcome_known(0)
     writer.close(1)
 
@@ -240,7 +242,7 @@ def test_r11_what_is_confirmed_too_late_is_given_back_right_behind_its_start(
     writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: list(range(300)), 1: [5]}  # many of one partition, which have no report of each
     batch = writer.starts.start(takes, {(1, 9): 60_000}, 1_000, None, 5.0, hand_out_until=0.0)
-    waiting = threading.Thread(target=lambda: found.append(batch.confirmed()))
+    waiting = threading.Thread(target=lambda: found.append(batch.wait_until_confirmed()))
     found = []
     waiting.start()
     while not batch._given_back:
@@ -267,14 +269,17 @@ def test_r11_what_is_confirmed_in_time_is_not_given_back(producer):
     producer.answers.set()
     writer = MarkerWriter(KafkaConnection(), "m")
     batch = writer.starts.start({0: [1]}, {}, 1_000, None, 5.0, SYSTEM_CLOCK.monotonic() + 60)
-    assert not batch.confirmed().given_back
+    assert not batch.wait_until_confirmed().given_back
     assert len(producer.log) == 1
     writer.close(1)
 
 
 def test_r10_close_waits_until_nothing_started_can_come_any_more(producer):
     writer = MarkerWriter(KafkaConnection(), "m")
-    assert writer.starts.start({0: [1], 1: [5]}, {}, 1_000, None, 0.02).confirmed().failed == {0: 1, 1: 5}
+    assert writer.starts.start({0: [1], 1: [5]}, {}, 1_000, None, 0.02).wait_until_confirmed().failed == {
+        0: 1,
+        1: 5,
+    }
     ends = threading.Thread(target=writer.close, args=(5.0,))
     ends.start()
     ends.join(0.2)
@@ -352,7 +357,7 @@ def test_r18_of_several_starts_that_failed_the_lowest_is_told(monkeypatch, coale
     writer = MarkerWriter(KafkaConnection(), "m", coalesce_ms=coalesce_ms)
     takes = {0: [number * apart for number in range(1, 5)], 1: [7, 8]}
     delays = {(0, number * apart): 500 for number in (5, 6)}
-    started = writer.starts.start(takes, delays, 1_000, None, 5).confirmed()
+    started = writer.starts.start(takes, delays, 1_000, None, 5).wait_until_confirmed()
     assert started.failed == {0: min(refused) * apart}
     assert started.last_at.keys() == {0, 1}
 
@@ -382,7 +387,7 @@ def test_f1_start_markers_without_a_report_of_each_count_as_written_only_when_th
     quiet.failures += [(report, encode_key(0, offset)) for offset in refused]
     quiet.stuck += [(report, encode_key(0, offset)) for offset in stuck]
     starts.report = batch.expect(0, [9])
-    assert batch.confirmed() == expected
+    assert batch.wait_until_confirmed() == expected
     assert all_written == ([] if expected.failed else [0])
 
 
@@ -390,4 +395,4 @@ def test_f1_a_start_marker_that_is_not_accepted_is_none():
     batch = StartBatch(Starts(), SYSTEM_CLOCK, 0.05, lambda: None, lambda _: None)
     batch.expect(0, [9])
     batch.refuse(None)
-    assert batch.confirmed() == StartOutcome({}, {0: 9})
+    assert batch.wait_until_confirmed() == StartOutcome({}, {0: 9})

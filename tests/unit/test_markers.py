@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, UnsupportedMarker
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op
+from kmqpy.kafka.markers.codec import Marker, Op
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_markers.json").read_text("utf-8"))
 

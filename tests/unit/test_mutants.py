@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.mutants import __main__ as command
 from tests.mutants.catalogue import Mutant, Stale, load, named
-from tests.mutants.run import Report, Runner, Tree, Verdict, not_passed
+from tests.mutants.run import MutantReport, Runner, Tree, Verdict, not_passed
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = load()
@@ -98,8 +98,8 @@ class FakeRunner(Runner):
 @pytest.mark.parametrize(
     ("reports", "verdict"),
     [
-        ([Report(MUTANT.caught_by, "failed", "wrong")], Verdict.CAUGHT),
-        ([Report(MUTANT.caught_by, "passed", "")], Verdict.SURVIVED),
+        ([MutantReport(MUTANT.caught_by, "failed", "wrong")], Verdict.CAUGHT),
+        ([MutantReport(MUTANT.caught_by, "passed", "")], Verdict.SURVIVED),
         ([], Verdict.STALE),
     ],
 )
@@ -119,12 +119,12 @@ def test_processes_are_killed_with_their_children_when_their_time_is_over(source
 
 def test_a_test_must_pass_without_the_mutant():
     reports = [
-        Report("t.py::test_a[1]", "passed", ""),
-        Report("t.py::test_a[2]", "passed", ""),
-        Report("t.py::T::test_b", "rerun", ""),
-        Report("t.py::T::test_b", "passed", ""),
-        Report("t.py::test_bad", "failed", "wrong"),
-        Report("t.py::test_skipped", "skipped", "no server"),
+        MutantReport("t.py::test_a[1]", "passed", ""),
+        MutantReport("t.py::test_a[2]", "passed", ""),
+        MutantReport("t.py::T::test_b", "rerun", ""),
+        MutantReport("t.py::T::test_b", "passed", ""),
+        MutantReport("t.py::test_bad", "failed", "wrong"),
+        MutantReport("t.py::test_skipped", "skipped", "no server"),
     ]
     tests = ["t.py::test_a", "t.py::T", "t.py::test_bad", "t.py::test_skipped", "t.py::test_gone"]
     assert not_passed(tests, reports).keys() == {"t.py::test_bad", "t.py::test_skipped", "t.py::test_gone"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
@@ -16,7 +16,7 @@ STORED = StoredOffset(50, "id", now_ms=7_000)
 
 
 @pytest.mark.parametrize(
-    ("stored", "topic_id", "log_start", "end", "begins_at", "markers_lost"),
+    ("stored", "markers_id", "log_start", "end", "begins_at", "markers_lost"),
     [
         (None, "id", 3, 90, 3, False),
         (STORED, "id", 50, 50, 50, False),
@@ -25,9 +25,9 @@ STORED = StoredOffset(50, "id", now_ms=7_000)
         (STORED, "another", 3, 90, 3, False),
     ],
 )
-def test_where_reading_begins(stored, topic_id, log_start, end, begins_at, markers_lost):
-    begin = start_position(stored, topic_id, log_start, end)
-    assert (begin.at.offset, begin.at.topic_id, begin.markers_lost) == (begins_at, topic_id, markers_lost)
+def test_where_reading_begins(stored, markers_id, log_start, end, begins_at, markers_lost):
+    begin = start_position(stored, markers_id, log_start, end)
+    assert (begin.at.offset, begin.at.markers_id, begin.markers_lost) == (begins_at, markers_id, markers_lost)
     assert (begin.problem is None) == (stored is None or begins_at == stored.offset)
 
 
@@ -86,5 +86,5 @@ def test_r23_what_remains_of_stored_leases_is_kept_when_the_stored_time_was_ahea
     now_ms, ahead_ms = 1_700_000_000_000, 3_600_000
     row = Entry(0, 7, now_ms + since_ms, now_ms + due_ms, EntryState.HELD)
     begin = StartPosition(StoredOffset(50, "id", now_ms + ahead_ms, in_flight=(row,)))
-    (kept,) = begin.believable(now_ms, QueueSettings(name="q"), 10, 5_000).at.in_flight
+    (kept,) = begin.corrected(now_ms, QueueSettings(name="q"), 10, 5_000).at.in_flight
     assert kept.due_ms - now_ms == left_ms

@@ -65,11 +65,13 @@ class TestZooKeeperSecurity:
     def test_sasl_without_its_extra(self, monkeypatch):
         monkeypatch.setattr(session, "find_spec", lambda _: None)
         with pytest.raises(MissingExtra, match=r"kmqpy\[sasl\]"):
-            session.new_client("h:1", security=ZooKeeperSecurity(username="me", password=CANARY))
+            session.new_client(
+                ZooKeeperConnection(hosts="h:1", security=ZooKeeperSecurity(username="me", password=CANARY))
+            )
 
     def test_a_client_tells_no_secret(self):
         security = ZooKeeperSecurity(username="me", password=CANARY, scheme="digest")
-        client = session.new_client("127.0.0.1:1", security=security)
+        client = session.new_client(ZooKeeperConnection(hosts="127.0.0.1:1", security=security))
         assert CANARY not in f"{security} {security!r} {client} {client!r} {session.address(client)}"
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.kafka.admin.registry import StoredOffset, decode_offset
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.kafka.admin.registry_entries import StoredOffset, decode_offset
 from kmqpy.kafka.markers import snapshot
-from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry, EntryState, TakenRun
 
 numbers = st.integers(0, INT64_MAX)

@@ -34,7 +34,7 @@ class FakeStarts:
         self.started.append((takes, delays))
         return self
 
-    def confirmed(self):
+    def wait_until_confirmed(self):
         self._clock.now += self._each_s
         failed = self._failed.pop(0) if self._failed else {}
         return SimpleNamespace(last_at={0: 40 + len(self.started)}, failed=failed)

@@ -153,7 +153,7 @@ class FakeAdmin:
 
     def list_consumer_group_offsets(self, request: list[Any], **_: Any) -> dict[Any, Future]:
         places = SimpleNamespace(topic_partitions=[TopicPartition("q", 1, 3), TopicPartition("x", 0)])
-        return self.answer("group_offsets", [request[0].group_id], lambda _: places)
+        return self.answer("offsets_of_records", [request[0].group_id], lambda _: places)
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ CALLS: dict[str, tuple[Callable[[Topics], Any], Any]] = {
     "list_offsets": (lambda topics: topics.offsets("q", [0, 1]), {0: (10, 10), 1: (11, 11)}),
     "delete_records": (lambda topics: topics.delete_records("q", {0: 7, 1: 7}), None),
     "list_groups": (lambda topics: topics.groups(), {"q": ["g", "{h}"]}),
-    "group_offsets": (lambda topics: topics.groups(), {"q": ["g", "{h}"]}),
+    "offsets_of_records": (lambda topics: topics.groups(), {"q": ["g", "{h}"]}),
 }
 
 
@@ -273,7 +273,7 @@ def test_what_does_not_pass_is_told_at_once(op, topics, admin, clock):
     with pytest.raises(AccessDenied):
         CALLS[op][0](topics)
     assert not clock.slept
-    assert len(admin.of(op)) == 1 + (op == "group_offsets")
+    assert len(admin.of(op)) == 1 + (op == "offsets_of_records")
 
 
 @pytest.mark.parametrize("code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT])

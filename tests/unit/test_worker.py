@@ -15,7 +15,7 @@ from kmqpy.core.clock import SystemClock
 from kmqpy.errors import Closed, ConfigError, Fenced, KmqError, Unavailable
 from kmqpy.queue import Queue
 from kmqpy.telemetry.base import Telemetry
-from kmqpy.worker.key_order import KeyedFifo
+from kmqpy.worker.keyed_fifo import KeyedFifo
 from kmqpy.worker.worker import Reject, Retry, Worker, _Task, described
 
 EXACT = Backoff(0.5, 2, 4, jitter=0)

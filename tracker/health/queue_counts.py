@@ -51,7 +51,7 @@ class Counted:
 
     waiting       the first messages from the group's commit on: offset and enqueued_ms; what was taken since
                   that commit is among them
-    more          how many there are behind these, at the most; None: it is not known what waits
+    more          how many there are after these, at the most; None: it is not known what waits
     dead_letters  those neither redriven nor purged; None: not known
     """
 

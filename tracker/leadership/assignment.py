@@ -236,7 +236,7 @@ class _Matching:
         """By member, what it keeps, the best bid first; made when it is first asked for."""
         self._walks: dict[Partition, Iterator[tuple[int, str]]] = {}
         """Of partitions that were turned away, the members that they have not asked yet."""
-        self._asking: list[Partition] = []
+        self._turned_away: list[Partition] = []
 
     def run(self) -> None:
         """Find owners for all partitions that are beyond the bound of their first choice."""
@@ -246,8 +246,8 @@ class _Matching:
                 self._turn_away(partition)
             del kept[self._bound :]
         homeless = []
-        while self._asking:
-            partition = self._asking.pop()
+        while self._turned_away:
+            partition = self._turned_away.pop()
             if not self._ask(partition):
                 homeless.append(partition)
         self._place_homeless(homeless)
@@ -270,7 +270,7 @@ class _Matching:
         if partition not in self._walks:
             walk = self._walks[partition] = self._walk(partition)
             next(walk)  # its first choice, which turns it away now
-        self._asking.append(partition)
+        self._turned_away.append(partition)
 
     def _place_homeless(self, homeless: Iterable[Partition]) -> None:
         """Give partitions whose members are all at their bound to the least loaded of them."""

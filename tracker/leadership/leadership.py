@@ -12,23 +12,25 @@ import logging
 import random
 import threading
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from kazoo.protocol.states import Callback
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closing import Closing
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
-from kmqpy.kafka.admin.registry import StoredOffset, TrackerInfo, ZnodePaths
+from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.zookeeper.session import address, check_access, gather, new_client, session_of, stop, unavailable
-from kmqpy.zookeeper.settings import ZooKeeperSecurity
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.leadership.assignment import Partition
 from tracker.leadership.offset_znodes import OffsetStore
 from tracker.leadership.ownership import LeaderZnodes, MemberZnode
 from tracker.leadership.planner import Planner
 from tracker.leadership.published_view import LeadershipView, PublishedView
 from tracker.leadership.registry_view import RegistryReader, RegistrySnapshot
-from tracker.leadership.session import TrackerSession
+from tracker.leadership.tracker_session import TrackerSession
 from tracker.leadership.znode_cache import ZnodeCache
 
 log = logging.getLogger(__name__)
@@ -39,15 +41,14 @@ _PAUSE = Backoff(0.1, 2, 2, jitter=0)
 _POLL_S = 0.05
 
 
-class Leadership:
+class Leadership(Closing):
     """Membership and ownership of one tracker, kept up by a thread of its own.
 
-    hosts               ZooKeeper, `host:port[,host:port]`
+    zookeeper           where ZooKeeper is, and who we are to it
     tracker_id          unique among the living trackers; the data of the leader znodes
     queues              the queues to serve; None: all that are registered
     session_timeout_ms  how long after this tracker's death others take over
     takeover_delay      s after which the next in rank takes what the proposed owner did not
-    security            who we are to ZooKeeper, and TLS
     wake                set whenever snapshot() has changed
 
     snapshot, may_redeliver, release and set_kafka_ok do no I/O and can be called from any thread.
@@ -57,7 +58,7 @@ class Leadership:
 
     def __init__(
         self,
-        hosts: str,
+        zookeeper: ZooKeeperConnection,
         tracker_id: str,
         *,
         root: str = "/kmq",
@@ -65,7 +66,6 @@ class Leadership:
         queues: frozenset[str] | None = None,
         session_timeout_ms: int = 6_000,
         takeover_delay: float = 3.0,
-        security: ZooKeeperSecurity | None = None,
         wake: threading.Event | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -81,7 +81,7 @@ class Leadership:
         self._denied: AccessDenied | None = None
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
         self._published = PublishedView(self.wake)
-        self._zk = new_client(hosts, session_timeout_ms, security or ZooKeeperSecurity())
+        self._zk = new_client(zookeeper, session_timeout_ms)
         self._session = TrackerSession(
             self._zk, self._paths.tracker(tracker_id), tracker_id, self._timeout, clock, self._signal.set
         )
@@ -143,17 +143,6 @@ class Leadership:
         stop(self._zk)
         self._published.publish(LeadershipView())
 
-    def __enter__(self) -> Leadership:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def snapshot(self) -> LeadershipView:
         """The partitions that this tracker owns and the queues it serves, as last seen."""
         return self._published.view
@@ -190,10 +179,6 @@ class Leadership:
     def read_offset(self, queue: str, partition: int) -> StoredOffset | None:
         """The stored offset; None when there is none or it can't be read. Raises Unavailable."""
         return self._offsets.read((queue, partition))
-
-    def write_offset(self, queue: str, partition: int, stored: StoredOffset) -> bool:
-        """write_offsets() of one partition: whether it was stored."""
-        return bool(self._offsets.write({(queue, partition): stored}))
 
     def write_offsets(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
         """Store offsets, pipelined; returns those stored.

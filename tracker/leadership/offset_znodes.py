@@ -9,7 +9,8 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NoAuthError, NodeExistsError, NoNodeError
 
-from kmqpy.kafka.admin.registry import StoredOffset, ZnodePaths, decode_offset
+from kmqpy.kafka.admin.registry_entries import StoredOffset, decode_offset
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.zookeeper.session import failure, gather, unavailable
 from tracker.leadership.assignment import Partition
 

@@ -12,7 +12,8 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 
 from kmqpy.errors import Unavailable
-from kmqpy.kafka.admin.registry import TrackerInfo, ZnodePaths
+from kmqpy.kafka.admin.registry_entries import TrackerInfo
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.zookeeper.session import failure, gather, session_of
 from tracker.leadership.assignment import Partition
 from tracker.leadership.registry_view import RegistrySnapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.zookeeper.session import session_of
 from tracker.leadership.assignment import STAND_INS, Member, Partition, Plan, assign, next_actions
 from tracker.leadership.registry_view import RegistrySnapshot

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from kmqpy.kafka.admin.registry import RegisteredQueue
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from tracker.leadership.assignment import Partition
 
 

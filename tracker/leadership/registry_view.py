@@ -10,13 +10,8 @@ from typing import Any
 from kazoo.exceptions import NoAuthError
 
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.admin.registry import (
-    RegisteredQueue,
-    ZnodePaths,
-    decode_queue,
-    decode_tracker,
-    partitions_of,
-)
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue, decode_queue, decode_tracker, partitions_of
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.kafka.settings import QueueSettings, is_topic_name
 from kmqpy.zookeeper.session import session_of
 from tracker.leadership.assignment import Member, Partition

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kmqpy.kafka.markers.inflight import InFlight
-from tracker.redelivery.ticker import Tick
+from tracker.redelivery.tick_writer import Tick
 
 _TICK_TIMEOUT_S = 2.0
 _STANDS_STILL_S = 1.0

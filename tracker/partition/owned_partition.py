@@ -6,16 +6,16 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.replay import ALL_EXIST, QueueEnd
 from kmqpy.kafka.settings import CLOCK_LEAD_MS, QueueSettings
 from tracker.leadership.assignment import Partition
 from tracker.partition.clock import PartitionClock
-from tracker.partition.problems import PartitionProblems
+from tracker.partition.partition_problems import PartitionProblems
 from tracker.redelivery.redeliverer import Redeliverer
-from tracker.redelivery.ticker import Tick
+from tracker.redelivery.tick_writer import Tick
 
 _TAKEOVER_PAUSE = Backoff(0.4, 2, 10, jitter=0)
 """Before a takeover that follows one that failed."""
@@ -33,7 +33,7 @@ class Doubt(NamedTuple):
     end: int
 
 
-class Phase(StrEnum):
+class TrackingPhase(StrEnum):
     """The phases of an owned partition."""
 
     FENCING = "fencing"
@@ -68,7 +68,7 @@ class OwnedPartition:
         self.epoch = epoch
         self.queue = queue
         self.redeliverer = redeliverer
-        self.phase = Phase.FENCING
+        self.phase = TrackingPhase.FENCING
         self.state = InFlight()
         self.clock = PartitionClock(self.state, lead_ms)
         self.problems = PartitionProblems()
@@ -124,8 +124,8 @@ class OwnedPartition:
         """
         self.clock.follow_tick(tick)
         self.queue_end = QueueEnd(queue_end, 0)
-        self.catch_up_offset = tick.at
-        self.phase = Phase.CATCHING_UP
+        self.catch_up_offset = tick.markers_offset
+        self.phase = TrackingPhase.CATCHING_UP
         # When reading went on all the while, the tick may have been read already.
         self._end_catching_up()
 
@@ -137,11 +137,11 @@ class OwnedPartition:
         return self._end_catching_up()
 
     def _end_catching_up(self) -> bool:
-        if self.phase is not Phase.CATCHING_UP or self.catch_up_offset is None:
+        if self.phase is not TrackingPhase.CATCHING_UP or self.catch_up_offset is None:
             return False
         if self._read_to < self.catch_up_offset:
             return False
-        self.phase = Phase.ACTIVE
+        self.phase = TrackingPhase.ACTIVE
         self.failures = 0
         # Whatever was in redelivery before the fencing either shows as ended now, or never will.
         self.state.retry_all()
@@ -149,7 +149,7 @@ class OwnedPartition:
 
     def due(self, limit: int) -> list[Entry]:
         """Messages to redeliver now."""
-        if self.phase is not Phase.ACTIVE or self.busy:
+        if self.phase is not TrackingPhase.ACTIVE or self.busy:
             return []
         return self.state.take_due(limit)
 
@@ -159,11 +159,13 @@ class OwnedPartition:
 
     def seconds_to_tick(self, now: float, silence_s: float) -> float:
         """How long until a tick, or another one, may be needed; infinite while nothing is waiting."""
-        return self.clock.seconds_to_tick(now, silence_s) if self.phase is Phase.ACTIVE else float("inf")
+        return (
+            self.clock.seconds_to_tick(now, silence_s) if self.phase is TrackingPhase.ACTIVE else float("inf")
+        )
 
     def take_over_again(self, at: float) -> None:
         """At the monotonic time `at`, before anything else: nothing is retried from memory (rule R1)."""
-        self.phase = Phase.FENCING
+        self.phase = TrackingPhase.FENCING
         self.retry_at = at
 
     def back_off(self, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import QueueSettings
@@ -20,7 +20,7 @@ class StartPosition(NamedTuple):
     ahead_s: float = 0.0
     """By how much the stored time was ahead of the broker's clock; 0 if that was not more than allowed."""
 
-    def believable(self, now_ms: int, queue: QueueSettings, queue_end: int, lead_ms: int) -> StartPosition:
+    def corrected(self, now_ms: int, queue: QueueSettings, queue_end: int, lead_ms: int) -> StartPosition:
         """The same, corrected by the broker's time `now_ms` and the end of the queue, `queue_end`.
 
         If the stored time is more than `lead_ms` ahead, it becomes `now_ms`, and deadlines move by as much,
@@ -73,15 +73,15 @@ class StartPosition(NamedTuple):
         return state
 
 
-def start_position(stored: StoredOffset | None, topic_id: str, log_start: int, end: int) -> StartPosition:
+def start_position(stored: StoredOffset | None, markers_id: str, log_start: int, end: int) -> StartPosition:
     """The start position that follows from the offset stored in ZooKeeper.
 
-    `topic_id`, `log_start` and `end` are those of the markers topic, asked after the fencing.
+    `markers_id`, `log_start` and `end` are those of the markers topic, asked after the fencing.
     """
-    fresh = StoredOffset(log_start, topic_id, now_ms=0)
+    fresh = StoredOffset(log_start, markers_id, now_ms=0)
     if stored is None:
         return StartPosition(fresh)
-    if stored.topic_id != topic_id:
+    if stored.markers_id != markers_id:
         return StartPosition(fresh, "markers topic was recreated; reading all of it")
     if stored.offset > end:
         return StartPosition(fresh, "stored offset is beyond the end; reading all markers")

@@ -44,13 +44,13 @@ class ExistenceCheck:
         self._jobs = context.jobs
         self._problems = context.problems
         self._supervisor = context.supervisor
-        self._asking = {False: False, True: False}
+        self._under_way = {False: False, True: False}
         """True while an answer is under way: to first questions (False), to questions asked again (True)."""
 
     @property
     def expects_answer(self) -> bool:
         """True while an answer is under way that should come soon."""
-        return self._asking[False]
+        return self._under_way[False]
 
     def ask(self, now: float) -> None:
         """Ask where the queues end whose markers wait for that.
@@ -64,14 +64,14 @@ class ExistenceCheck:
                 for part in waiting
                 if (part.ask_failures > 0 or part.doubt is not None) is again and part.ask_at <= now
             ]
-            if parts and not self._asking[again]:
+            if parts and not self._under_way[again]:
                 self._ask_for(parts, again)
 
     def _ask_for(self, parts: list[OwnedPartition], again: bool) -> None:
         # These markers are in their logs by now; later ones may name messages that are not there yet.
         asked = {part: _Question(part.unread[-1].offset() + 1, part.topic_ids) for part in parts}
         queues = [(part.queue.name, part.number) for part in parts]
-        self._asking[again] = True
+        self._under_way[again] = True
         job = partial(self._ends.each_of, queues, anew=again)
         self._jobs.run(Pool.ENDS, job, partial(self._answered, asked, again))
 
@@ -81,7 +81,7 @@ class ExistenceCheck:
         again: bool,
         found: Mapping[Partition, int | KmqError] | Exception,
     ) -> None:
-        self._asking[again] = False
+        self._under_way[again] = False
         for part, question in asked.items():
             if self._parts.get(part.key) is part and part.reading and part.topic_ids == question.topic_ids:
                 with self._supervisor.surviving(part):

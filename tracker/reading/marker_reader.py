@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 
 from kmqpy.kafka.markers.replay import Applied, replay_markers
 from tracker.context import TrackerContext
-from tracker.partition.owned_partition import OwnedPartition, Phase
+from tracker.partition.owned_partition import OwnedPartition, TrackingPhase
 from tracker.reading.markers_consumer import MarkersConsumer
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class MarkerReader:
     def apply(self, part: OwnedPartition, records: Sequence[Any], now: float) -> None:
         """Apply the partition's unread markers and then these, up to the first that must wait.
 
-        A marker waits, and so do all behind it, while nobody knows if its message exists (rule R22).
+        A marker waits, and so do all after it, while nobody knows if its message exists (rule R22).
         """
         waited = bool(part.unread)
         if not waited:
@@ -78,7 +78,7 @@ class MarkerReader:
         """Count the markers that were applied, and warn of those that could not be."""
         name = part.key[0]
         self._metrics.markers.labels(name).inc(applied.records)
-        if part.phase is Phase.ACTIVE:
+        if part.phase is TrackingPhase.ACTIVE:
             self._metrics.late_acks.labels(name).inc(applied.late_acks)
         if applied.newer:
             self._metrics.unsupported_markers.labels(name).inc(len(applied.newer))

@@ -73,16 +73,12 @@ class OriginalsReader:
 
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset there is; raises KafkaException."""
-        place = TopicPartition(topic, partition)
         try:
-            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
+            return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)[0]
         except KafkaException as exception:
             if not librdkafka.refresh_partition(self._consumer, topic, partition, exception):
                 raise
-            bounds = self._consumer.get_watermark_offsets(place, timeout=_FETCH_TIMEOUT_S)
-        if bounds is None:  # what librdkafka's binding gives for a time-out
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return int(bounds[0])
+            return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)[0]
 
     def close(self) -> None:
         """Release the connection."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers import snapshot
-from kmqpy.kafka.markers.codec import INT64_MAX, Marker
+from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.entry import Entry, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.inflight import InFlight, MarkerRun
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
-from kmqpy.kafka.admin.registry import StoredOffset, ZnodePaths, decode_offset
+from kmqpy.kafka.admin.registry_entries import StoredOffset, decode_offset
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from kmqpy.zookeeper.session import address, check_access, gather, new_client, session_of, stop, unavailable
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
@@ -29,7 +30,7 @@ class Mandate:
         self._paths = ZnodePaths(root)
         self._member = self._paths.tracker(tracker_id)
         self._clock = clock
-        self._zk = new_client(zookeeper.hosts, security=zookeeper.security)
+        self._zk = new_client(zookeeper)
         self._connected = self._zk.start_async()
         self._quiet_until = 0.0
 

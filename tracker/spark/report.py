@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers import snapshot
 
 

@@ -23,11 +23,13 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ConfigError, KmqError, MissingExtra, QueueNotFound, TopicError
-from kmqpy.kafka.admin.registry import Registry, StoredOffset, connect
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topic_identity import earlier_markers_error
+from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.kafka.topics import TopicInfo, Topics
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.health.metrics import TrackerMetrics
 from tracker.leadership.leadership import Leadership
@@ -253,12 +255,12 @@ class SparkTracker:
 
     def _connect(self) -> None:
         connection = self._connection
-        with connect(self._zookeeper.hosts, security=self._zookeeper.security) as zookeeper:
+        with connect(self._zookeeper) as zookeeper:
             registry = Registry(zookeeper, connection.root)
             queue, stored = registry.get(self._queue).settings, registry.offsets(self._queue)
         topics = Topics(connection).check(queue)
         if any(one.is_of_earlier_queue(topics.ids.queue, topics.ids.markers) for one in stored.values()):
-            raise earlier_markers_error(queue)
+            raise stale_markers_error(queue)
         self._topic_ids = {info.name: info.topic_id for info in (topics.queue, topics.markers)}
         self._session = self._spark.newSession()
         for key, value in SESSION.items():

@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol
 from confluent_kafka import KafkaException
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import KmqError
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers import snapshot
-from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.markers.replay import Applied, QueueEnd, replay_markers
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -32,7 +32,7 @@ from tracker.partition.start_position import StartPosition, start_position
 from tracker.reading.queue_ends import QueueEnds
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redeliverer import SOON_S, Redeliverer, RedeliveryResult
-from tracker.redelivery.ticker import Ticker
+from tracker.redelivery.tick_writer import TickWriter
 from tracker.settings import TrackerSettings
 from tracker.spark.buckets import BucketedState, Damaged, Head
 from tracker.spark.mandate import Mandate
@@ -116,7 +116,7 @@ class Executor:
         self.mandate = Mandate(task.zookeeper, connection.root, task.tracker_id, clock)
         self.markers = MarkersReader(connection, clock)
         self.originals = OriginalsReader(connection, clock)
-        self.ticker = Ticker(connection)
+        self.tick_writer = TickWriter(connection)
         self.queue_ends = QueueEnds(connection)
         self._topics = Topics(connection)
         self._topics_seen: tuple[QueueTopics, float] | None = None
@@ -361,13 +361,13 @@ class _Turn:
     def _catch_up(self, state: BucketedState) -> bool:
         """Read up to a tick that is written now: its time is the new now; False when it takes too long."""
         topic = self._queue.markers_topic
-        tick = self._executor.ticker.send_tick(topic, self._partition, _TICK_TIMEOUT_S)
+        tick = self._executor.tick_writer.send_tick(topic, self._partition, _TICK_TIMEOUT_S)
         written_at = self._clock.monotonic()
         self.report.ticks += 1
-        if tick.at < state.position:
+        if tick.markers_offset < state.position:
             raise Damaged(_SHORTER)
-        self._read(state, tick.at + 1, self._clock.monotonic() + _CATCH_UP_S)
-        if state.position <= tick.at:
+        self._read(state, tick.markers_offset + 1, self._clock.monotonic() + _CATCH_UP_S)
+        if state.position <= tick.markers_offset:
             self.report.problem = "markers up to now can't be read yet; a transaction may be open"
             return False
         self._executor.anchors[self._partition] = _Anchor(state.now_ms, written_at)
@@ -483,7 +483,7 @@ class _Turn:
 
 def _is_newer(stored: StoredOffset | None, head: Head, end: int) -> bool:
     """Whether another has stored where it was after `head`, which may know what can't be read any more."""
-    return stored is not None and stored.topic_id == head.topic_id and head.position < stored.offset <= end
+    return stored is not None and stored.markers_id == head.topic_id and head.position < stored.offset <= end
 
 
 _EXECUTORS: dict[str, Executor] = {}

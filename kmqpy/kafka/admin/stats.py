@@ -1,4 +1,4 @@
-"""What a queue holds: counts, and what is in flight. Read from Kafka; takes part in nothing.
+"""Counts of a queue, and its messages in flight. Read from Kafka without joining a group.
 
 *In flight* is what was taken and not ended. A message whose time has not come (`send(delay=…)`) is
 waiting, also after a client has looked at it; it counts in `depth`, like what nobody has taken yet.
@@ -15,11 +15,12 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin.registry import StoredOffset
+from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import commit_of
-from kmqpy.kafka.markers.codec import INT64_MAX, Op
+from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -81,7 +82,7 @@ class PartitionStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """What a queue holds, at about one moment.
+    """Counts of a queue, at about one moment.
 
     depth         waiting messages: neither in flight nor dead, delayed ones included
     in_flight     taken and not ended
@@ -156,7 +157,7 @@ class _Markers:
         bounds = partition_reader.bounds(connection, topics.markers.name, self.touched)
         for partition in self.touched:
             safe = stored.get(partition)
-            if safe is not None and safe.topic_id != topics.markers.topic_id:
+            if safe is not None and safe.markers_id != topics.markers.topic_id:
                 safe = None  # it speaks of a topic that is no more
             start = 0 if safe is None else safe.offset
             low, end = bounds[partition]
@@ -165,7 +166,7 @@ class _Markers:
                 # commit, nobody says where.
                 _, covered = committed.get(partition, (0, 0))
                 if covered is not None:
-                    # Behind the end, it speaks of a topic that is no more.
+                    # Beyond the end, it speaks of a topic that is no more.
                     start = covered if touched_only and covered <= end else min(start, covered)
             starts[partition] = max(start, low)
             self.states[partition] = InFlight(
@@ -241,7 +242,7 @@ def in_flight(
     stored: Mapping[int, StoredOffset] | None = None,
     limit: int | None = None,
 ) -> list[InFlightMessage]:
-    """What is in flight (delayed messages too), the oldest of each partition first.
+    """The messages in flight (delayed ones too), the oldest of each partition first.
 
     Raises QueueNotFound, TopicError, Unavailable.
     """
@@ -281,7 +282,7 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
 def open_entries(
     connection: KafkaConnection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
 ) -> dict[int, InFlight]:
-    """What is in flight in each partition; raises QueueNotFound, TopicError, Unavailable."""
+    """The messages in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
     return _Markers(connection, queue, topics, stored or {}, None).states
 

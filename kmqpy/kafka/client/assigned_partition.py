@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kmqpy.core.backoff import Backoff
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.client.offset_commits import Commit, PartitionCommits
-from kmqpy.kafka.markers.codec import INT64_MAX
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import ascends
 
 _RETRY = Backoff(0.2, 2, 10, jitter=0)
 
 
-class Phase(Enum):
+class ReceivePhase(Enum):
     """What has to be done before messages of a partition are received."""
 
     RECOVERING = auto()
@@ -56,17 +56,17 @@ class AssignedPartition:
     def __init__(self, assigned_at: float, *, log_end: int = INT64_MAX, seek_to: int | None = None) -> None:
         self.assigned_at = assigned_at
         self.seek_to = seek_to
-        self.phase = Phase.RECOVERING
+        self.phase = ReceivePhase.RECOVERING
         self.commits = PartitionCommits()
         self.position = 0
         """The lowest offset that may come next; what is below has come already."""
         self._log_end = log_end
         self._started = OffsetRuns()
-        """Offsets at or behind the committed one that the markers say were started before."""
+        """Offsets at or after the committed one that the markers say were started before."""
         self._uncertain: set[int] = set()
         """Offsets whose start markers failed and may have been written all the same."""
         self._markers_end = 0
-        """Where the markers ended when they were read last: later starts of this member are behind that."""
+        """Where the markers ended when they were read last: later starts of this member come after that."""
         self._retry_at = 0.0
         self._failures = 0
 
@@ -76,7 +76,7 @@ class AssignedPartition:
         """Whether all these messages can be received without a look at each; the usual case."""
         next_offset = self.commits.next_offset
         return (
-            self.phase is Phase.ACTIVE
+            self.phase is ReceivePhase.ACTIVE
             and not self._started
             and next_offset is not None
             and next_offset >= log_start
@@ -95,7 +95,7 @@ class AssignedPartition:
         It is not if it came before the partition was active, came a second time, was started before, or was
         deleted since it was fetched.
         """
-        if self.phase is not Phase.ACTIVE:
+        if self.phase is not ReceivePhase.ACTIVE:
             if self.seek_to is None:
                 self.seek_to = offset
             return False
@@ -112,7 +112,7 @@ class AssignedPartition:
 
     def shows_another_log(self, offset: int, log_end: int) -> bool:
         """Whether a message at `offset` comes from a log that ends below what was read: it was recreated."""
-        return self.phase is Phase.ACTIVE and offset < self.position and log_end < self.position
+        return self.phase is ReceivePhase.ACTIVE and offset < self.position and log_end < self.position
 
     # --- start markers ----------------------------------------------------------------------------
 
@@ -131,13 +131,13 @@ class AssignedPartition:
 
     def rewind(self, offset: int, now: float) -> None:
         """Read again from `offset` on, after a back-off and once it is known which starts were written."""
-        self.phase = Phase.CHECKING
+        self.phase = ReceivePhase.CHECKING
         self.commits.rewind()
         self.seek_to = self.position = offset
         self.back_off(now)
 
     def continues_at(self, markers_offset: int) -> bool:
-        """Whether a new start marker that was written at this markers offset is behind all that are known."""
+        """True if a new start marker, written at this markers offset, comes after all that are known."""
         known = max(self._markers_end, self.commits.markers_offset or 0)
         return markers_offset < 0 or markers_offset >= known  # -1: Kafka does not say where
 
@@ -150,7 +150,7 @@ class AssignedPartition:
 
     def needs_markers(self, now: float) -> bool:
         """Whether its markers have to be read, and it does not back off."""
-        return self.phase is not Phase.ACTIVE and now >= self._retry_at
+        return self.phase is not ReceivePhase.ACTIVE and now >= self._retry_at
 
     def back_off(self, now: float) -> None:
         """Wait before the next try, longer after each failure."""
@@ -165,8 +165,8 @@ class AssignedPartition:
         return Commit(0, 0)
 
     def recovered(self, commit: Commit, found: StartsFound) -> None:
-        """Become active behind `commit`, without the messages that `found` says were started."""
-        self.phase = Phase.ACTIVE
+        """Become active from `commit` on, without the messages that `found` says were started."""
+        self.phase = ReceivePhase.ACTIVE
         self._failures = 0
         self.position = max(self.seek_to or 0, commit.offset)
         self.commits.begin(commit.markers_offset)
@@ -183,7 +183,7 @@ class AssignedPartition:
         Returns those of them that are in flight although nobody was handed them: it was no attempt.
         """
         orphaned = [offset for offset in sorted(self._uncertain) if offset in found.in_flight]
-        self.phase = Phase.ACTIVE
+        self.phase = ReceivePhase.ACTIVE
         self._uncertain = set()
         self._add_found(self.commits.uncertain_from, found)
         return orphaned

@@ -20,7 +20,7 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed, ConfigError, Unavailable
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
-from kmqpy.kafka.client.message_places import MessagePlaces, by_partition
+from kmqpy.kafka.client.message_places import MessagePlaces, offsets_by_partition
 from kmqpy.kafka.client.read_ahead import ReadAhead
 from kmqpy.kafka.client.receiver import MIN_LEASE_LEFT, Receiver
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
@@ -29,7 +29,7 @@ from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
-from kmqpy.kafka.topic_identity import earlier_markers_error
+from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.message import Message, MessagesLike
 from kmqpy.telemetry.base import Telemetry
 
@@ -332,9 +332,9 @@ class KmqClient:
         self._receiver.join()
         self._start_housekeeper()
         self._follow_topics()
-        if self._topics.beside_earlier_markers:
+        if self._topics.has_stale_markers:
             self._closed.wait(wait_s)  # else who tries again at once would do nothing else
-            raise earlier_markers_error(self._queue)
+            raise stale_markers_error(self._queue)
         messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
         if messages:
             self._places.remember(messages, offsets)
@@ -345,7 +345,7 @@ class KmqClient:
 
     def _finish(self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, wait: bool) -> None:
         self._write(writer, batch, wait=wait)
-        places = by_partition((marker.partition, marker.offset) for marker in batch)
+        places = offsets_by_partition((marker.partition, marker.offset) for marker in batch)
         self._finished(places, op)
 
     def _finished(self, places: Offsets, op: str) -> None:
@@ -442,7 +442,7 @@ class KmqClient:
 
     def _give_back(self, places: Sequence[Place]) -> None:
         """Give back messages that nobody was handed."""
-        self._in_flight.discard(by_partition(places))
+        self._in_flight.discard(offsets_by_partition(places))
         self._topics.writer.give_back(places)
 
 

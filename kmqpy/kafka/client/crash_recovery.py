@@ -10,10 +10,11 @@ from functools import cache, partial
 from typing import Any
 
 from kmqpy.core.clock import Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.assigned_partition import StartsFound
-from kmqpy.kafka.markers.codec import INT64_MAX, Op
+from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 

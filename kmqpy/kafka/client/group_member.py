@@ -16,16 +16,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.assigned_partition import AssignedPartition, Phase, StartsFound
+from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase, StartsFound
 from kmqpy.kafka.client.crash_recovery import find_starts
 from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
 from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata, commit_of
 from kmqpy.kafka.client.start_markers import StartOutcome
-from kmqpy.kafka.markers.codec import INT64_MAX
-from kmqpy.kafka.markers.records import by_partition
+from kmqpy.kafka.markers.records import offsets_of_records
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -106,7 +106,7 @@ class GroupMember:
     @property
     def partitions(self) -> list[int]:
         """The partitions that this member has now, and whose messages it receives."""
-        return sorted(n for n, known in list(self._partitions.items()) if known.phase is Phase.ACTIVE)
+        return sorted(n for n, known in list(self._partitions.items()) if known.phase is ReceivePhase.ACTIVE)
 
     def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], Offsets]:
         """Up to `max_records` records, and their offsets by partition; waits at most `wait_s` for the first.
@@ -130,18 +130,18 @@ class GroupMember:
         self._last_poll = self._clock.monotonic()
         log_bounds = cache(self._log_bounds)
         if not any(map(Record.error, records)):
-            offsets = by_partition(records)
+            offsets = offsets_of_records(records)
             if all(self._expects(partition, ones, log_bounds) for partition, ones in offsets.items()):
                 for partition, ones in offsets.items():
                     self._partitions[partition].receive_expected(ones)
                 return records, offsets
         records = [record for record in records if self._receives(record, log_bounds)]
         # What came before a record that shows that the log is another one is not of that.
-        records = [one for one in records if self._partitions[one.partition()].phase is Phase.ACTIVE]
-        return records, by_partition(records)
+        records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
+        return records, offsets_of_records(records)
 
     def continues_at(self, last_at: Mapping[int, int]) -> bool:
-        """Whether start markers that were written at these markers offsets are behind all that are known.
+        """True if start markers that were written at these markers offsets come after all that are known.
 
         If not, the markers topic was recreated or cut short, which the ids tell up to a second later.
         """
@@ -151,7 +151,7 @@ class GroupMember:
             if partition in self._partitions
         )
 
-    def settle(self, offsets: Offsets, outcome: StartOutcome) -> None:
+    def apply_start_outcome(self, offsets: Offsets, outcome: StartOutcome) -> None:
         """Let messages with confirmed start markers be committed, and read the others again (rule R18).
 
         A partition whose start markers failed backs off. Messages of it that were started after all are not
@@ -318,7 +318,7 @@ class GroupMember:
                 and self._ids_known(known.assigned_at)
             ):
                 continue
-            if known.phase is Phase.CHECKING:  # not put off while idle: the leases run
+            if known.phase is ReceivePhase.CHECKING:  # not put off while idle: the leases run
                 self._check(partition, known)
             elif not self._idle:
                 self._recover(partition, known)
@@ -328,7 +328,7 @@ class GroupMember:
         wanted = {
             partition
             for partition, known in self._partitions.items()
-            if self._idle or known.phase is not Phase.ACTIVE
+            if self._idle or known.phase is not ReceivePhase.ACTIVE
         }
         pause, resume = wanted - self._paused, (self._paused - wanted) & self._partitions.keys()
         if pause:

@@ -10,12 +10,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closing import Closing
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ReceiptError, Unavailable
@@ -95,7 +95,7 @@ class _Waiter:
         return sum(ticket.size for ref in self._tickets if (ticket := ref()) is not None)
 
 
-class MarkerWriter:
+class MarkerWriter(Closing):
     """Writes the markers of what is done with messages: acknowledgements, nacks, extensions, dead letters.
 
     `put`, `post` and `end` return at once, from any thread; a thread of the writer's own sends the markers,
@@ -103,7 +103,7 @@ class MarkerWriter:
     partition gets its markers in the order in which they were given, except those that are sent again.
 
     Start markers have producers of their own, see `starts`: they are waited for, and would otherwise queue
-    behind all these.
+    after all these.
 
     delivery_timeout_ms  bounds one try
     coalesce_ms          collect end markers for this long and write them as ranges; takes are ranges, too.
@@ -284,14 +284,6 @@ class MarkerWriter:
         self._thread.join()
         for waiter in list(self._waiters):
             waiter.done.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _new_producer(self, **settings: Any) -> Producer:
         return librdkafka.new_producer(

@@ -11,7 +11,7 @@ from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.kafka.topic_identity import earlier_markers_error
+from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.message import Message
 
 _record_of = attrgetter("_record")
@@ -60,8 +60,10 @@ class MessagePlaces:
         if set(map(type, messages)) == {KafkaMessage}:
             for context in set(map(_context_of, messages)):
                 self._check("message", context.queue.name, context.topic_id)
-            return by_partition((record.partition(), record.offset()) for record in map(_record_of, messages))
-        return by_partition(map(self.place_of, messages))
+            return offsets_by_partition(
+                (record.partition(), record.offset()) for record in map(_record_of, messages)
+            )
+        return offsets_by_partition(map(self.place_of, messages))
 
     def place_of(self, message: Message | str) -> Place:
         """The place of one message."""
@@ -83,12 +85,12 @@ class MessagePlaces:
         if topic_id != self._topics.ids.queue:
             self._look_for_topics()
         if topic_id != self._topics.ids.queue:
-            if self._topics.beside_earlier_markers:
-                raise earlier_markers_error(self._queue)
+            if self._topics.has_stale_markers:
+                raise stale_markers_error(self._queue)
             raise ReceiptError(f"{what}: it is of another topic named {queue!r}, which was deleted since")
 
 
-def by_partition(places: Iterable[Place]) -> dict[int, list[int]]:
+def offsets_by_partition(places: Iterable[Place]) -> dict[int, list[int]]:
     """The offsets of places, by partition, in their order."""
     offsets: dict[int, list[int]] = {}
     for partition, offset in places:

@@ -1,7 +1,7 @@
 """Offset commits of a queue's consumer group: what they say, and when one is due. Pure: no I/O, no clock.
 
 A commit says two things. Its offset is the next queue offset, as in any consumer group. Its metadata says
-from which markers offset a successor must read to find every start marker at or behind that queue offset
+from which markers offset a successor must read to find every start marker at or after that queue offset
 (rule R10), and the ids of the topics that both offsets are of (rule R24).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from confluent_kafka import TopicPartition
 
-from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.topic_identity import TopicIds
 
 COMMIT_EVERY_S = 0.2
@@ -106,7 +106,7 @@ class PartitionCommits:
         self._pending = 0
         """Messages received whose start markers are not confirmed yet."""
         self._skipped_to = 0
-        """Behind the last message skipped; committed only when no message is pending."""
+        """The offset after the last message skipped; committed only when no message is pending."""
         self._found: _StartsAhead | None = None
         """Starts that were found when the markers were read."""
         self._uncertain: _StartsAhead | None = None
@@ -120,7 +120,7 @@ class PartitionCommits:
 
     @property
     def markers_offset(self) -> int | None:
-        """The markers offset behind the last confirmed start; at first, that of the predecessor's commit."""
+        """The markers offset after the last confirmed start; at first, that of the predecessor's commit."""
         return self._markers_offset
 
     @property
@@ -167,7 +167,7 @@ class PartitionCommits:
         self._found = _joined(self._found, _StartsAhead(markers_offset, last_offset))
 
     def rewind(self) -> None:
-        """Forget what is pending, and what was skipped behind it: Kafka sends it again."""
+        """Forget what is pending, and what was skipped after it: Kafka sends it again."""
         self._pending = 0
         self._skipped_to = 0
 

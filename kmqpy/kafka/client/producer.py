@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.closing import Closing
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
@@ -24,7 +24,7 @@ from kmqpy.kafka.topics import HEADROOM_BYTES, MAX_MESSAGE_BYTES, Topics
 from kmqpy.telemetry.base import Telemetry
 
 
-class KmqProducer:
+class KmqProducer(Closing):
     """Sends messages to one queue; safe to use from any thread.
 
     A message is sent once it is on all in-sync replicas; sending again inside the client makes no
@@ -130,14 +130,6 @@ class KmqProducer:
         """Release the connection; every send() has been confirmed or has raised before."""
         if not self._guard.inherited:
             self._producer.flush(5)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_size(self, value: bytes, key: bytes | None, headers: m.Headers) -> None:
         size = size_of(key, value, headers)

@@ -14,14 +14,14 @@ from typing import Any
 
 from kmqpy import message as m
 from kmqpy.core.clock import Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
-from kmqpy.kafka.markers.codec import INT64_MAX
-from kmqpy.kafka.markers.records import by_partition, have_headers, read_headers
+from kmqpy.kafka.markers.records import have_headers, offsets_of_records, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -40,7 +40,7 @@ _START_TIMEOUT_S = 3.0
 _SLOW_CONFIRMATION = 1 / 8
 """Start markers may take this part of a lease before it is lengthened."""
 
-_MANY = 500
+_GC_PAUSE_FROM = 500
 
 _record_of = attrgetter("_record")
 
@@ -185,7 +185,7 @@ class Receiver:
                 self._queue, self._topics.ids.queue, now_ms + lease_ms, self._telemetry, self._client
             )
             messages: list[Message] = list(map(KafkaMessage, records, repeat(context)))
-        outcome = start_batch.confirmed()
+        outcome = start_batch.wait_until_confirmed()
         if not outcome.failed:
             self._confirmed_in_s = self._clock.monotonic() - started_at
         if not member.continues_at(outcome.last_at):
@@ -200,10 +200,10 @@ class Receiver:
                 start_batch.give_back()
                 member.start_over()
                 return _NONE_STARTED
-        member.settle(offsets, outcome)
+        member.apply_start_outcome(offsets, outcome)
         if delays or outcome.failed:
             messages = [message for message in messages if _is_started(message, delays, outcome)]
-            offsets = by_partition(list(map(_record_of, messages)))
+            offsets = offsets_of_records(list(map(_record_of, messages)))
         if outcome.given_back:
             until = -math.inf  # nothing is left of their leases
         return _Started(messages, offsets, until)
@@ -262,7 +262,7 @@ def _collecting_later(count: int) -> Iterator[None]:
     None of them is garbage, but it would look at all objects there are again and again: with batches of
     5,000 that takes a third of the time of receive().
     """
-    if count < _MANY or not gc.isenabled():
+    if count < _GC_PAUSE_FROM or not gc.isenabled():
         yield
         return
     gc.disable()

@@ -29,7 +29,7 @@ from kmqpy.kafka.settings import (
     check_connection,
     is_topic_name,
 )
-from kmqpy.kafka.topic_identity import earlier_markers, earlier_markers_error
+from kmqpy.kafka.topic_identity import find_stale_markers, stale_markers_error
 from kmqpy.kafka.topic_names import markers_topics
 from kmqpy.kafka.topics import QueueTopics, Topics
 
@@ -92,25 +92,25 @@ def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> Queu
     """
     check_connection(connection)
     given = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
-    said = given.said
-    if said is None:
+    given_fields = given.given_fields
+    if given_fields is None:
         return given
     mirror = SettingsMirror(connection)
     known = mirror.recent(given.name)
-    if known is None or _contradictions(given, said, known):  # it may be out of date
+    if known is None or _contradictions(given, given_fields, known):  # it may be out of date
         known = mirror.find(given.name)
     if known is None:
         return QueueSettings.stored(dataclasses.asdict(given))
-    for problem in _contradictions(given, said, known):
+    for problem in _contradictions(given, given_fields, known):
         raise ConfigError(problem)
     return known
 
 
-def _contradictions(given: QueueSettings, said: Iterable[str], known: QueueSettings) -> list[str]:
+def _contradictions(given: QueueSettings, given_fields: Iterable[str], known: QueueSettings) -> list[str]:
     return [
         f"{name}: {getattr(given, name)!r} is not what queue {given.name!r} was made with, "
         f"{getattr(known, name)!r} (topic {SETTINGS_TOPIC}); leave it out, or change the queue"
-        for name in sorted(said)
+        for name in sorted(given_fields)
         if getattr(given, name) != getattr(known, name)
     ]
 
@@ -123,12 +123,12 @@ def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConn
     """
     now = {queue.name: there.ids.queue, queue.markers_topic: there.ids.markers}
     before = queue.topic_ids
-    if queue.said is None and not before:
+    if queue.given_fields is None and not before:
         before = SettingsMirror(connection).topic_ids(queue.name)
-    if earlier_markers(queue, before, now):  # or is it out of date?
+    if find_stale_markers(queue, before, now):  # or is it out of date?
         before = SettingsMirror(connection).topic_ids(queue.name, anew=True)
-        if earlier_markers(queue, before, now):
-            raise earlier_markers_error(queue)
+        if find_stale_markers(queue, before, now):
+            raise stale_markers_error(queue)
 
 
 class SettingsMirror:
@@ -250,7 +250,7 @@ class SettingsMirror:
                 changed[self._key(queue.name)] = _record(queue, ids)
         self._produce(changed)
         if mixed:
-            raise earlier_markers_error(mixed[0])
+            raise stale_markers_error(mixed[0])
 
     def remove(self, name: str) -> None:
         """Take away the record of a queue that was deleted; does nothing where there is none."""
@@ -371,12 +371,12 @@ def _dead_letters(queue: QueueSettings) -> list[str]:
 def _ids_to_write(
     queue: QueueSettings, recorded: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The ids that the record is to say, and what earlier_markers() says of them.
+    """The ids that the record is to say, and what find_stale_markers() says of them.
 
     Topics with messages and their markers topics go together: of such a pair, both ids are taken from `now`
     or none.
     """
-    earlier = earlier_markers(queue, recorded, now)
+    earlier = find_stale_markers(queue, recorded, now)
     ids = {}
     for messages, markers in markers_topics(queue).items():
         both = {messages, markers}

@@ -16,7 +16,7 @@ _LATE_REQUEST_S = 5.0
 
 
 class StartBarrier:
-    """Ticks behind the start markers of one partition, one from each producer that sent some of them.
+    """Ticks after the start markers of one partition, one from each producer that sent some of them.
 
     An idempotent producer writes in order, even when it gives a marker up: once its tick is in the log,
     nothing that it sent earlier can follow. A producer with a fatal error can't write a tick; its earlier

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.01
 _ERRORS_ONLY_POLL_S = 0.001
-_MANY = 200
+_MANY_PER_PARTITION = 200
 """From this many start markers of one partition on, they are written without a report of each."""
 
 
@@ -153,12 +153,12 @@ class StartBatch:
         self._give_back_at, self._write_back = moment, write_back
 
     def give_back(self) -> None:
-        """Give the messages back, once; in the log that is behind their start markers."""
+        """Give the messages back, once; in the log that comes after their start markers."""
         if not self._given_back:
             self._given_back = True
             self._write_back()
 
-    def confirmed(self) -> StartOutcome:
+    def wait_until_confirmed(self) -> StartOutcome:
         """Wait until the markers are confirmed, at most until the time-out.
 
         Failed means not confirmed: the marker may be in the log, or still get there; see StartBarrier.
@@ -268,7 +268,7 @@ class StartMarkerWriter:
     def outcome_known(self, partition: int) -> bool:
         """Whether no start marker of this partition can still come to the log.
 
-        After start markers of unknown outcome, it sends a tick behind them; to be called again until the
+        After start markers of unknown outcome, it sends a tick after them; to be called again until the
         tick has come through. Does not wait.
         """
         barrier = self._barriers.get(partition)
@@ -310,7 +310,7 @@ class StartMarkerWriter:
                     self._produce(batch, reporting, marker, batch.expect(partition, [marker.offset]))
                 continue
             value = codec.encode_start(lease_ms)
-            if headers is None and len(offsets) >= _MANY:
+            if headers is None and len(offsets) >= _MANY_PER_PARTITION:
                 # The report of the last one says where they are.
                 self._produce_errors_only(batch, partition, offsets[:-1], value)
                 offsets = offsets[-1:]
@@ -369,7 +369,7 @@ class StartMarkerWriter:
     def _give_back(self, batch: StartBatch, takes: Mapping[int, Sequence[int]]) -> None:
         """Write nack markers for messages whose start markers are still on their way.
 
-        They use the same producers as the start markers, so they are behind these in the log, and are written
+        They use the same producers as the start markers, so they come after these in the log, and are written
         about when these are. Not sent again when they fail.
         """
         for partition, offsets in takes.items():

@@ -8,7 +8,7 @@ from kmqpy.core.clock import Clock
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.settings_mirror import check_topics
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topic_identity import TopicIds, TopicWatch, earlier_markers_error
+from kmqpy.kafka.topic_identity import TopicIds, TopicWatch, stale_markers_error
 from kmqpy.kafka.topics import Topics
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class TopicsInUse:
     ids, writer             change_to() sets `ids`, then `writer`: read `writer` first, then `ids`. Then an
                             old writer may meet new ids, and its markers are refused; but no new writer meets
                             old ids, or markers of former messages would count for the new topic's
-    beside_earlier_markers  the queue topic was recreated, its markers topic was not: nothing is received
+    has_stale_markers  the queue topic was recreated, its markers topic was not: nothing is received
 
     Raises QueueNotFound, TopicError, Unavailable when it is made.
     """
@@ -38,7 +38,7 @@ class TopicsInUse:
         check_topics(queue, topics, connection)
         self.ids = topics.ids
         self.writer = self._new_writer()
-        self.beside_earlier_markers = False
+        self.has_stale_markers = False
         self._watch = TopicWatch(connection, queue, topics.ids, clock)
         self._partitions = topics.markers.partitions
 
@@ -55,10 +55,10 @@ class TopicsInUse:
     def look(self) -> TopicIds | None:
         """The ids of the topics that there are now if the client has to change to these; else None."""
         ids = self._watch.look()
-        mixed = ids.beside_earlier_markers(self.ids)
-        if mixed and not self.beside_earlier_markers:
-            _log.error("%s", earlier_markers_error(self._queue))
-        self.beside_earlier_markers = mixed
+        mixed = ids.has_stale_markers(self.ids)
+        if mixed and not self.has_stale_markers:
+            _log.error("%s", stale_markers_error(self._queue))
+        self.has_stale_markers = mixed
         return None if mixed or ids == self.ids else ids
 
     def change_to(self, ids: TopicIds) -> None:

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, UnsupportedMarker
 
 Headers = list[tuple[str, bytes | None]]
@@ -44,7 +45,6 @@ Encoded = tuple[bytes, bytes, Headers | None]
 TICK_OFFSET = -1
 """The queue offset of a tick: an end marker that only asks the broker for its time."""
 
-INT64_MAX = 2**63 - 1
 
 MAX_REASON = 1_000
 """Characters of a reason, which is written with the marker and again with the dead letter. A record that is

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers import packed
-from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op, Runs
+from kmqpy.kafka.markers.codec import Marker, Op, Runs
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.packed import PackedEntries
 

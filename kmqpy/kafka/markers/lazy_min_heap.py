@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.core.int64 import INT64_MAX
 
 G = TypeVar("G")
 
@@ -23,7 +23,7 @@ class LazyMinHeap(Generic[G]):
 
     Removing entries from a group can only raise its lowest value, so the value is computed again when the
     group comes first. Stale items are dropped when they outnumber the live ones: amortised O(1), and memory
-    follows what is in flight even behind one message that is held for hours.
+    follows what is in flight even if one older message is leased for hours.
 
     value  the lowest value among the entries of a group
     """

@@ -86,7 +86,7 @@ def _is_readable(headers: Headers) -> bool:
     return all(len(gc.get_referents(pair)) == len(pair) for pair in headers)
 
 
-def by_partition(records: list[Any]) -> dict[int, Sequence[int]]:
+def offsets_of_records(records: list[Any]) -> dict[int, Sequence[int]]:
     """The ascending offsets of Kafka records by partition; ranges where none is missing.
 
     The records of each partition are in the order of its log, and have no error.

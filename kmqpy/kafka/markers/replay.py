@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, UnsupportedMarker
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import INT64_MAX, Marker, Op
+from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight, MarkerRun
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_marker

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from kmqpy.kafka.markers.codec import INT64_MAX
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 
 _MAX_JSON_BYTES = 16_000_000

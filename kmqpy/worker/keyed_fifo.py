@@ -16,7 +16,7 @@ class KeyedFifo(Generic[T]):
 
     def __init__(self) -> None:
         self._ready: deque[tuple[bytes | None, T]] = deque()
-        # A key stands here while one of its items is ready or started; its value waits behind that.
+        # A key stands here while one of its items is ready or started; its value waits after that.
         self._lanes: dict[bytes, deque[T]] = {}
 
     def add(self, key: bytes | None, item: T) -> None:

@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 
 
 class Tick(NamedTuple):
-    """A tick that was written: its markers offset, and the broker's time then (ms since 1970).
+    """A tick that was written: its `markers_offset`, and the broker's time then (ms since 1970).
 
     `asked_at`: the monotonic time in s just before it was sent.
     """
 
-    at: int
+    markers_offset: int
     now_ms: int
     asked_at: float
 
@@ -36,7 +36,7 @@ class Tick(NamedTuple):
         return self.now_ms + max(0, int((now - self.asked_at) * 1000))
 
 
-class Ticker:
+class TickWriter:
     """Appends ticks, for any thread; raises Unavailable where that fails.
 
     A fatal error (a broker lost what it had acknowledged, or we may not write yet) ends an idempotent

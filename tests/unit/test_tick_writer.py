@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
-from tracker.redelivery.ticker import Ticker
+from tracker.redelivery.tick_writer import TickWriter
 
 
 class FakeProducer:
@@ -54,25 +54,25 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeProducer]:
 
 
 def test_a_takeover_works_again_after_a_fatal_error(made: list[FakeProducer]) -> None:
-    ticker = Ticker(KafkaConnection())
+    tick_writer = TickWriter(KafkaConnection())
     with pytest.raises(Unavailable, match=r"q__markers, partition 3: a tick could not be written: _FATAL"):
-        ticker.send_tick("q__markers", 3, 0.1)
-    assert ticker.send_tick("q__markers", 3, 0.1)[:2] == (7, 1_000)
+        tick_writer.send_tick("q__markers", 3, 0.1)
+    assert tick_writer.send_tick("q__markers", 3, 0.1)[:2] == (7, 1_000)
     assert len(made) == 2
 
 
 def test_a_fatal_error_that_is_reported_later(made: list[FakeProducer]) -> None:
-    ticker = Ticker(KafkaConnection())
+    tick_writer = TickWriter(KafkaConnection())
     made[0].later = True
-    ticker.post_tick("q__markers", 3, [].append)
-    ticker.poll()
-    ticker.post_tick("q__markers", 3, [].append)
+    tick_writer.post_tick("q__markers", 3, [].append)
+    tick_writer.poll()
+    tick_writer.post_tick("q__markers", 3, [].append)
     assert [producer.written for producer in made] == [0, 1]
 
 
 def test_idle_queues_are_redelivered_again_after_a_fatal_error(made: list[FakeProducer]) -> None:
-    ticker = Ticker(KafkaConnection())
+    tick_writer = TickWriter(KafkaConnection())
     with pytest.raises(Unavailable):
-        ticker.post_tick("q__markers", 3, [].append)
-    ticker.post_tick("q__markers", 3, [].append)
+        tick_writer.post_tick("q__markers", 3, [].append)
+    tick_writer.post_tick("q__markers", 3, [].append)
     assert [producer.written for producer in made] == [0, 1]

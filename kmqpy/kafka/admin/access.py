@@ -1,0 +1,127 @@
+"""Kafka and the registry, as the parts of administration use them: opened when first needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from kmqpy.core.clock import Clock
+from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, Unavailable
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset
+from kmqpy.kafka.admin.stats import QueueStats
+from kmqpy.kafka.client.settings_mirror import Records, SettingsMirror, settings_of
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.topics import TopicInfo, Topics
+from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+_log = logging.getLogger(__name__)
+
+
+class AdminAccess:
+    """The topics, the registry and kmq.queues. `timeout_s` bounds each answer."""
+
+    def __init__(
+        self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, timeout_s: float, clock: Clock
+    ) -> None:
+        self.connection = connection
+        self._zookeeper = zookeeper
+        self._timeout_s = timeout_s
+        self.clock = clock
+        self._stack = ExitStack()
+        self._topics: Topics | None = None
+        self._registry: Registry | None = None
+
+    @property
+    def has_registry(self) -> bool:
+        """False with NO_ZOOKEEPER."""
+        return bool(self._zookeeper.hosts)
+
+    @property
+    def topics(self) -> Topics:
+        """The topics in Kafka."""
+        if self._topics is None:
+            self._topics = Topics(self.connection, self._timeout_s, self.clock)
+        return self._topics
+
+    @property
+    def registry(self) -> Registry:
+        """The registry in ZooKeeper; raises ConfigError where none was named."""
+        if not self.has_registry:
+            raise ConfigError(
+                "zookeeper: no address given, and this needs the registry; name it as host:2181"
+            )
+        if self._registry is None:
+            client = self._stack.enter_context(connect(self._zookeeper, timeout=self._timeout_s))
+            self._registry = Registry(client, self.connection.root, timeout=self._timeout_s)
+        return self._registry
+
+    def close(self) -> None:
+        """Leave ZooKeeper."""
+        self._stack.close()
+        self._registry = None
+
+    def registered(self, name: str) -> RegisteredQueue | None:
+        """The queue's entry in the registry, if there is one."""
+        try:
+            return self.registry.get(name)
+        except QueueNotFound:
+            return None
+
+    def find(self, queue: str | QueueSettings) -> tuple[QueueSettings, RegisteredQueue | None]:
+        """The queue's settings, and its entry in the registry.
+
+        Without an entry the settings are the default. Without ZooKeeper they are those that clients know of.
+        """
+        name = queue.name if isinstance(queue, QueueSettings) else queue
+        if not self.has_registry:
+            return settings_of(queue, self.connection), None
+        default = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        known = self.registered(name)
+        if isinstance(queue, QueueSettings) or known is None:
+            return default, known
+        return known.settings, known
+
+    def described(self, settings: QueueSettings, known: RegisteredQueue | None) -> dict[str, TopicInfo]:
+        """Those of the queue's topics that exist, with their settings; raises QueueNotFound."""
+        topics = self.topics.describe(list(topics_of(settings)), with_config=True)
+        if known is None and settings.name not in topics:
+            raise queue_not_found(settings.name)
+        return topics
+
+    def tracked(
+        self, name: str, known: RegisteredQueue | None
+    ) -> tuple[dict[int, str], dict[int, StoredOffset]]:
+        """The tracker's id and the stored offset by partition."""
+        if known is None:
+            return {}, {}
+        return self.registry.owners(name), self.registry.offsets(name)
+
+    def stats(self, queue: str | QueueSettings) -> QueueStats:
+        """Counts of the queue and of each partition, and who tracks it."""
+        settings, known = self.find(queue)
+        owners, stored = self.tracked(settings.name, known)
+        return stats.queue_stats(self.connection, settings, owners=owners, stored=stored, clock=self.clock)
+
+    def records(self) -> tuple[Records | None, Unavailable | None]:
+        """The records of kmq.queues, or the error with which they could not be read."""
+        try:
+            return SettingsMirror(self.connection).records(), None
+        except Unavailable as error:
+            return None, error
+
+    def mirror(self, change: Callable[[SettingsMirror], None]) -> None:
+        """Tell clients; where we may not, trackers do, and the administrator is told."""
+        try:
+            change(SettingsMirror(self.connection))
+        except AccessDenied as error:
+            _log.error("clients are not told of it: %s", error)
+
+
+def queue_not_found(name: str) -> QueueNotFound:
+    """The error for a queue that is neither registered nor has a topic."""
+    return QueueNotFound(f"queue {name!r}: there is no such queue; create it with: kmq queue create {name}")

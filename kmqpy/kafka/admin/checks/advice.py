@@ -1,0 +1,67 @@
+"""Words of advice that several checks give: commands, settings of topics, durations."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kmqpy.core.durations import DAY_MS
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topics import TopicInfo
+
+
+def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], but: set[str]) -> str:
+    """The command that makes this queue, with topics of the usual names in place of those in `but`."""
+    default = QueueSettings(name=queue.name)
+    words = [f"kmq queue create {queue.name}"]
+    if queue.name in topics:
+        words.append(f"--partitions {topics[queue.name].partitions}")
+    if (retention := config_number(topics.get(queue.name), "retention.ms")) is not None and retention != -1:
+        words.append(f"--retention {duration_text(retention)}")
+    given = dataclasses.asdict(queue)
+    options: dict[str, Callable[[Any], str]] = {
+        "max_redeliveries": lambda limit: "none" if limit is None else str(limit),
+        **dict.fromkeys(("redeliver_after_ms", "max_delay_ms", "max_hold_ms"), duration_text),
+    }
+    names = ("markers_topic", "dead_letter_topic", "consumer_group", "redelivery_count_header")
+    options |= dict.fromkeys(names, shlex.quote)
+    words += [
+        f"--{key.removesuffix('_ms').replace('_', '-')} {shown(given[key])}"
+        for key, shown in options.items()
+        if given[key] != getattr(default, key) and given[key] not in but
+    ]
+    return " ".join(words)
+
+
+def grow_command(queue: QueueSettings, partitions: int) -> str:
+    """The command that gives the queue this many partitions."""
+    return f"`kmq queue alter {queue.name} --partitions {partitions}`"
+
+
+def set_advice(key: str, value: object, topic: str) -> str:
+    """How to change a setting of a topic, in the form that `Finding` describes."""
+    return f"set {key}={value} on {topic}"
+
+
+def config_number(topic: TopicInfo | None, key: str) -> int | None:
+    """A topic's setting as a number; None where the topic is missing or Kafka does not tell it."""
+    text = "" if topic is None else topic.config.get(key, "")
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def duration_text(ms: int) -> str:
+    """A duration as the commands take it, such as 14d; `ever` for Kafka's -1."""
+    if ms == -1:
+        return "ever"
+    for unit, size in (("d", DAY_MS), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if ms and ms % size == 0:
+            return f"{ms // size}{unit}"
+    return f"{ms}ms"
+
+
+def has_client_timestamps(topic: TopicInfo | None) -> bool:
+    """True if clients, not brokers, set the timestamps of the topic's records."""
+    config = {} if topic is None else topic.config
+    return config.get("message.timestamp.type", "LogAppendTime") != "LogAppendTime"

@@ -1,0 +1,25 @@
+"""Checks of what stands in the registry: unusable znodes, settings that can't be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kmqpy.kafka.admin.findings import Finding, Kind, Severity
+from kmqpy.kafka.admin.leftover_znodes import Leftover
+
+
+def unusable_znodes(name: str, leftovers: Iterable[Leftover]) -> list[Finding]:
+    """A finding for each unusable znode."""
+    to_do = "`kmq doctor --fix` removes it"
+    kind = Kind.UNUSABLE_ZNODE
+    return [Finding(Severity.WARNING, name, kind, f"{one.path}: {one.why}", to_do) for one in leftovers]
+
+
+def unreadable_settings(name: str, error: Exception) -> Finding:
+    """A queue whose settings in the registry can't be read."""
+    what = f"its settings in the registry can't be read, so trackers may not serve it: {error}"
+    to_do = (
+        f"`kmq queue create {name}` writes them anew, with what can be read of them; look at the result with "
+        f"`kmq queue describe {name}`"
+    )
+    return Finding(Severity.ERROR, name, Kind.UNREADABLE_SETTINGS, what, to_do)

@@ -1,0 +1,82 @@
+"""The findings of the doctor: kinds, severity, and the advice that goes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """How bad it is."""
+
+    ERROR = "error"
+    """Messages can get lost, or are not redelivered."""
+    WARNING = "warning"
+    """Works now; can go wrong."""
+    OK = "ok"
+
+
+class Kind(StrEnum):
+    """The kinds of findings; their values are stable, for scripts."""
+
+    OK = "ok"
+    QUEUE_TOPIC_MISSING = "queue-topic-missing"
+    MARKERS_TOPIC_MISSING = "markers-topic-missing"
+    DEAD_LETTER_TOPIC_MISSING = "dead-letter-topic-missing"
+    DEAD_LETTER_MARKERS_MISSING = "dead-letter-markers-missing"
+    NOT_REGISTERED = "not-registered"
+    DELETING = "deleting"
+    UNREGISTERED_TOPICS = "unregistered-topics"
+    UNREADABLE_SETTINGS = "unreadable-settings"
+    UNUSABLE_ZNODE = "unusable-znode"
+    SHARED_TOPIC = "shared-topic"
+    TOO_FEW_PARTITIONS = "too-few-partitions"
+    TOO_MANY_PARTITIONS = "too-many-partitions"
+    TOO_FEW_REGISTERED = "too-few-partitions-registered"
+    TOO_MANY_REGISTERED = "too-many-partitions-registered"
+    RETENTION_TOO_SHORT = "retention-too-short"
+    RETENTION_WITHOUT_RESERVE = "retention-without-reserve"
+    MARKERS_RETENTION_SHORTER = "markers-retention-shorter"
+    RETENTION_BYTES = "retention-bytes"
+    COMPACTED = "compacted"
+    CLIENT_TIMESTAMPS = "client-timestamps"
+    UNCLEAN_ELECTION = "unclean-leader-election"
+    TOO_FEW_IN_SYNC = "too-few-in-sync-replicas"
+    TOO_MANY_IN_SYNC = "too-many-in-sync-replicas"
+    ONE_REPLICA = "one-replica"
+    DEAD_LETTERS_TOO_LARGE = "dead-letters-too-large"
+    NO_TRACKER = "no-tracker"
+    NOT_SERVED = "not-served"
+    TRACKER_WITHOUT_KAFKA = "tracker-without-kafka"
+    PARTITIONS_WITHOUT_TRACKER = "partitions-without-tracker"
+    MARKERS_OF_EARLIER_TOPIC = "markers-of-earlier-topic"
+    OFFSET_OF_EARLIER_TOPIC = "offset-of-earlier-topic"
+    OFFSET_BELOW_LOG = "offset-below-log"
+    OFFSET_BEYOND_LOG = "offset-beyond-log"
+    DELETED_BEFORE_TAKEN = "deleted-before-taken"
+    MARKER_TIME_AHEAD = "marker-time-ahead"
+    STORED_TIME_AHEAD = "stored-time-ahead"
+    OTHER_GROUPS = "other-groups"
+    SETTINGS_TOPIC_MISSING = "settings-topic-missing"
+    SETTINGS_TOPIC_UNREADABLE = "settings-topic-unreadable"
+    SETTINGS_TOPIC_NOT_COMPACTED = "settings-topic-not-compacted"
+    SETTINGS_TOPIC_PARTITIONS = "settings-topic-partitions"
+    RECORD_MISSING = "record-missing"
+    RECORD_UNREADABLE = "record-unreadable"
+    RECORD_DIFFERS = "record-differs"
+    RECORD_OF_NO_QUEUE = "record-of-no-queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that `doctor` found: `what` it is, and what `to_do` (empty when all is well).
+
+    What to do is text; commands in it stand in backquotes, settings of a topic as `set key=value on topic`
+    (by Kafka's own tools). Whoever follows it loses nothing.
+    """
+
+    severity: Severity
+    queue: str
+    kind: Kind
+    what: str
+    to_do: str = ""

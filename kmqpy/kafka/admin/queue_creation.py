@@ -1,0 +1,201 @@
+"""Creating a queue: its topics, as far as they are missing, then its entry in the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping
+
+from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.errors import ConfigError, TopicError, Unavailable
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.access import AdminAccess
+from kmqpy.kafka.admin.registry_entries import RegisteredQueue
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
+from kmqpy.kafka.topic_identity import find_stale_markers
+from kmqpy.kafka.topic_names import markers_topics, shared_topics, topics_of
+from kmqpy.kafka.topics import DEFAULT_RETENTION_MS, QueueTopics, TopicInfo, ample_retention_ms
+
+_log = logging.getLogger(__name__)
+
+_FLUSH_S = 10.0
+
+
+class QueueCreation:
+    """Creates a queue; see Admin.create_queue()."""
+
+    def __init__(self, access: AdminAccess) -> None:
+        self._access = access
+
+    def create(
+        self,
+        queue: str | QueueSettings,
+        partitions: int | None,
+        replication: int | None,
+        retention: Duration | None,
+    ) -> QueueTopics:
+        """See Admin.create_queue()."""
+        settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        # Asked first: without ZooKeeper nothing is created.
+        registered, damaged = self._access.registry.every_queue() if self._access.has_registry else ([], [])
+        there = {one.name: one for one in registered}.get(settings.name)
+        known = None
+        if there is None:
+            check_new_queue_name(settings.name)
+        elif settings.name not in damaged:  # settings that can't be read are replaced
+            known = self._access.registered(settings.name)
+        if there is not None and not isinstance(queue, QueueSettings):
+            settings = there
+        if known is not None and known.deleting:
+            raise TopicError(
+                f"queue {settings.name!r} is being deleted; run: kmq queue delete {settings.name}"
+            )
+        if known is not None and known.settings != settings:
+            changed = ", ".join(_differences(known.settings, settings))
+            raise ConfigError(
+                f"queue {settings.name!r} exists with other settings ({changed}); use kmq queue alter"
+            )
+        if there is None or topics_of(there) != topics_of(settings):
+            _check_topics(settings, registered)
+        retention_ms = (
+            max(DEFAULT_RETENTION_MS, ample_retention_ms(settings))
+            if retention is None
+            else duration_ms(retention, "retention")
+        )
+        existing = self._access.topics.describe(list(topics_of(settings)))
+        tracked = 1 if known is None else known.partitions
+        if partitions is None:
+            most = max([tracked, *(topic.partitions for topic in existing.values())])
+            wanted = existing[settings.name].partitions if settings.name in existing else most
+        else:
+            wanted = partitions
+        obsolete = self._obsolete_markers(settings, known, registered, existing)
+        kept = self._delete_markers(obsolete)
+        found = self._access.topics.create(settings, wanted, replication, retention_ms, anew=kept)
+        for topic, old_ms in kept.items():
+            if retention is None and (old_ms == -1 or old_ms > retention_ms):
+                self._access.topics.configure(topic, {"retention.ms": str(old_ms)})
+        if settings.markers_topic in obsolete and settings.name in existing:
+            if partitions is None and found.partitions < tracked:
+                found = self._access.topics.grow(
+                    settings, tracked
+                )  # a broker made it, with as many as it pleased
+            self._give_back_what_was_taken(settings, found)
+        if self._access.has_registry:
+            self._access.registry.register(settings, found.partitions)
+            ids = {settings.name: found.ids.queue, settings.markers_topic: found.ids.markers}
+            self._access.mirror(lambda mirror: mirror.write([settings.with_topic_ids(ids)], certain=True))
+        return found
+
+    def _obsolete_markers(
+        self,
+        settings: QueueSettings,
+        known: RegisteredQueue | None,
+        registered: Iterable[QueueSettings],
+        existing: Mapping[str, TopicInfo],
+    ) -> dict[str, TopicInfo]:
+        """The queue's markers topics whose markers are of messages that are gone; raises TopicError.
+
+        It does where it is not known whether they are the queue's.
+        """
+        earlier = self._stale_markers(settings, known, existing)
+        there = any(topics_of(one) == topics_of(settings) for one in registered)
+        used = {
+            topic: one.name for one in registered if one.name != settings.name for topic in topics_of(one)
+        }
+        found = {}
+        for messages, markers in markers_topics(settings).items():
+            if markers not in existing or (messages in existing and messages not in earlier):
+                continue
+            if messages not in existing and (markers in used or not self._has_records(existing[markers])):
+                continue
+            if markers in used:
+                raise TopicError(
+                    f"topic {markers!r} has markers of an earlier topic {messages!r}, but queue "
+                    f"{used[markers]!r} uses it as well; kmq doctor says how to give each its own"
+                )
+            if not (there or messages in earlier):
+                raise TopicError(
+                    f"topic {markers!r} holds records, but there is no topic {messages!r}: markers of an "
+                    "earlier queue would count for the messages of the new one; delete that topic first"
+                )
+            found[markers] = existing[markers]
+        return found
+
+    def _has_records(self, topic: TopicInfo) -> bool:
+        offsets = self._access.topics.offsets(topic.name, range(topic.partitions))
+        return any(end > 0 for _low, end in offsets.values())
+
+    def _stale_markers(
+        self, settings: QueueSettings, known: RegisteredQueue | None, topics: Mapping[str, TopicInfo]
+    ) -> dict[str, str]:
+        """See find_stale_markers(): what was known before, stands in kmq.queues and in stored offsets."""
+        now = {name: topic.topic_id for name, topic in topics.items()}
+        found = find_stale_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
+        if known is not None and {settings.name, settings.markers_topic} <= now.keys():
+            ids = now[settings.name], now[settings.markers_topic]
+            stored = self._access.registry.offsets(settings.name).values()
+            if any(one.is_of_earlier_queue(*ids) for one in stored):
+                found[settings.name] = settings.markers_topic
+            elif any((one.queue_id, one.markers_id) == ids for one in stored):
+                found.pop(settings.name, None)  # ZooKeeper knows better than a record that anybody can write
+        return found
+
+    def _recorded_ids(self, name: str) -> Mapping[str, str]:
+        records, error = self._access.records()
+        if error is not None:
+            _log.warning("whether topics of queue %s were recreated is not known: %s", name, error)
+        return {} if records is None or name not in records.own else records.own[name].topic_ids
+
+    def _delete_markers(self, topics: Mapping[str, TopicInfo]) -> dict[str, int]:
+        """Delete these topics, unless they have been recreated; returns how long they kept records, in ms."""
+        if not topics:
+            return {}
+        found = self._access.topics.describe(list(topics), with_config=True)
+        same = {name: one for name, one in found.items() if one.topic_id == topics[name].topic_id}
+        _log.warning("markers of messages that are gone; recreated: %s", ", ".join(same))
+        self._access.topics.delete(same)
+        return {name: int(one.config.get("retention.ms", "0")) for name, one in same.items()}
+
+    def _give_back_what_was_taken(self, settings: QueueSettings, topics: QueueTopics) -> None:
+        """Have trackers redeliver what is in partitions of which somebody has committed offsets.
+
+        Clients that can't know that the markers were of an earlier topic (of an older version, of the JVM
+        library, without a right to read kmq.queues) took messages all the same, and the markers which said
+        so are gone. Commits can't be taken back while clients are members of the group.
+        """
+        committed = stats.committed_offsets(self._access.connection, settings, topics.partitions, topics.ids)
+        taken = [partition for partition, (offset, _) in committed.items() if offset > 0]
+        with MarkerWriter(self._access.connection, settings.markers_topic) as writer:
+            for partition, (low, end) in self._access.topics.offsets(settings.name, taken).items():
+                for offset in range(low, end):
+                    writer.post(Marker(partition, offset, Op.DELAY, counts=False))
+            if writer.flush(_FLUSH_S):
+                raise Unavailable(f"markers topic {settings.markers_topic}: markers are not confirmed")
+
+
+def _check_topics(settings: QueueSettings, others: Iterable[QueueSettings]) -> None:
+    """Raise ConfigError unless the queue's topics are four, and those of no other queue.
+
+    Markers say only partition and offset: those of two queues can't be told apart.
+    """
+    if len(topics_of(settings)) < 4:
+        raise ConfigError(
+            f"markers_topic: {settings.markers_topic!r} is that of the dead letters; choose another name"
+        )
+    for shared in shared_topics(settings, others):
+        fields = {"queue topic": "name", "markers topic": "markers_topic"}
+        field = fields.get(shared.role, "dead_letter_topic")
+        raise ConfigError(
+            f"{field}: {shared.name!r} is the {shared.role_there} of queue {shared.other!r}; "
+            "each queue needs topics of its own"
+        )
+
+
+def _differences(before: QueueSettings, after: QueueSettings) -> Iterable[str]:
+    new = dataclasses.asdict(after)
+    for key, old in dataclasses.asdict(before).items():
+        if new[key] != old:
+            yield f"{key}: {old}, not {new[key]}"

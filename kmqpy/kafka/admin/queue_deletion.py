@@ -1,0 +1,120 @@
+"""Deleting a queue: its topics, once trackers let go, and then its entry in the registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.errors import ConfigError, QueueNotFound, TopicError
+from kmqpy.kafka.admin.access import AdminAccess
+from kmqpy.kafka.client.settings_mirror import Records
+from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings, check_new_queue_name
+from kmqpy.kafka.topic_names import topics_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deletion:
+    """The topics that the deletion of a queue, or of its leftovers, takes away.
+
+    topics  how many records each of them holds, about
+    kept    topics of the queue that stay, each with the other queue that uses it
+    """
+
+    queue: str
+    topics: dict[str, int]
+    kept: dict[str, str]
+
+
+class QueueDeletion:
+    """Deletes a registered queue, or what is left over from one; see Admin.delete_queue()."""
+
+    def __init__(self, access: AdminAccess) -> None:
+        self._access = access
+
+    def delete(self, name: str, *, timeout: Duration, if_empty: bool, leftovers: bool) -> Deletion:
+        """See Admin.delete_queue()."""
+        found = self.deletion(name, leftovers=leftovers)
+        if if_empty:
+            self._check_empty(name)
+        if leftovers:
+            self._delete(name, list(found.topics))
+        else:
+            wait_s = duration_ms(timeout, "timeout") / 1000
+            # A queue that was made meanwhile may use one of them.
+            self._access.registry.remove(
+                name, wait_s, released=lambda: self._delete(name, self._to_delete(name, leftovers)[0])
+            )
+        return found
+
+    def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
+        """The topics that delete() would take away now; raises the same errors."""
+        names, kept = self._to_delete(name, leftovers)
+        topics = self._access.topics.describe(names)
+        records = {
+            topic: sum(
+                end - first
+                for first, end in self._access.topics.offsets(topic, range(one.partitions)).values()
+            )
+            for topic, one in topics.items()
+        }
+        return Deletion(queue=name, topics=records, kept=kept)
+
+    def _to_delete(self, name: str, leftovers: bool) -> tuple[list[str], dict[str, str]]:
+        """The topics to delete, which may not exist, and those to keep, with the queue that uses each."""
+        registered, damaged = self._access.registry.every_queue()
+        users = {topic: one.name for one in registered if one.name != name for topic in topics_of(one)}
+        own = {one.name: one for one in registered}.get(name)
+        if unknown := [one for one in damaged if one != name]:
+            raise ConfigError(
+                f"queue {unknown[0]!r}: its settings in the registry can't be read, so which topics it uses "
+                f"is not known, and none is deleted; write them anew with: kmq queue create {unknown[0]}"
+            )
+        if not leftovers and own is None:
+            part = f"; topic {name!r} is one of queue {users[name]!r}" if name in users else ""
+            raise QueueNotFound(
+                f"queue {name!r} is not registered{part}; topics that are left over from a queue are deleted "
+                f"with: kmq queue delete {name} --leftovers"
+            )
+        if leftovers and own is not None:
+            raise ConfigError(f"queue {name!r} is registered; delete it with: kmq queue delete {name}")
+        if own is None:
+            check_new_queue_name(name)
+            own = QueueSettings(name=name)
+        topics = list(topics_of(own))
+        if leftovers:
+            records, error = self._access.records()
+            if error is not None:
+                raise error
+            records = records or Records()
+            if name in records.strangers:
+                raise TopicError(
+                    f"topic {SETTINGS_TOPIC} has a record of a queue {name!r} of another ZooKeeper root that "
+                    "can't be read, so whose these topics are is not known, and none is deleted"
+                )
+            users = {topic: one.name for one in records.others for topic in topics_of(one)} | users
+            existing = self._access.topics.names()
+            if own.markers_topic not in existing:
+                topics.remove(name)  # then it does not look like a queue's
+            topics = [topic for topic in topics if topic in existing]
+            recorded = name in records.own and existing.isdisjoint(topics_of(records.own[name]))
+            if not recorded and not any(topic not in users for topic in topics):
+                raise QueueNotFound(
+                    f"nothing is left over from a queue {name!r} that belongs to no other queue"
+                )
+        kept = {topic: users[topic] for topic in topics if topic in users}
+        return [topic for topic in topics if topic not in kept], kept
+
+    def _delete(self, name: str, topics: list[str]) -> None:
+        self._access.topics.delete(topics)
+        self._access.mirror(lambda mirror: mirror.remove(name))
+
+    def _check_empty(self, name: str) -> None:
+        counted = self._access.stats(name)
+        held = {
+            "waiting": counted.depth,
+            "in flight": counted.in_flight,
+            "dead letters": counted.dead_letters,
+        }
+        if any(held.values()):
+            shown = ", ".join(f"{count} {what}" for what, count in held.items() if count)
+            raise TopicError(f"queue {name!r} is not empty ({shown}); nothing was deleted")

@@ -1,0 +1,79 @@
+"""Reading and changing the znodes of the registry; every call waits for a bounded time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
+
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
+from kmqpy.zookeeper.session import failure, gather, unavailable
+
+K = TypeVar("K")
+
+ATTEMPTS = 10
+"""How often a compare-and-set is tried that others keep disturbing."""
+
+
+class RegistryZnodes:
+    """The znodes under `root`, over a started client; `timeout` s bounds each answer."""
+
+    def __init__(self, zk: KazooClient, root: str, timeout: float) -> None:
+        self.zk = zk
+        self.paths = ZnodePaths(root)
+        self._timeout = timeout
+
+    def raw(self, name: str) -> tuple[tuple[bytes, Any] | None, list[str] | None]:
+        """(data, stat) of a queue and the children of its `partitions`; None where missing."""
+        data, children = gather(
+            [
+                self.zk.get_async(self.paths.queue(name)),
+                self.zk.get_children_async(self.paths.partitions(name)),
+            ],
+            self._timeout,
+        )
+        return data, children
+
+    def children(self, path: str) -> list[str]:
+        """The names of the znodes below, sorted; none where there is no such znode."""
+        with unavailable(self.zk):
+            return sorted(gather([self.zk.get_children_async(path)], self._timeout)[0] or ())
+
+    def data(self, keys: Iterable[K], path: Callable[[K], str]) -> list[tuple[K, bytes, Any]]:
+        """Key, data and stat of the znodes that exist."""
+        keys = list(keys)
+        with unavailable(self.zk):
+            found = gather([self.zk.get_async(path(key)) for key in keys], self._timeout)
+        return [(key, *value) for key, value in zip(keys, found, strict=True) if value]
+
+    def wait(self, result: Any) -> Any:
+        """The answer to a request that was sent."""
+        return result.get(timeout=self._timeout)
+
+    def tree(self, top: str) -> dict[str, Any]:
+        """The stat of the znode `top` and of all below it, parents first; empty when there is none."""
+        stats: dict[str, Any] = {}
+        level = [top]
+        while level:
+            found = gather([self.zk.exists_async(path) for path in level], self._timeout)
+            there = {path: stat for path, stat in zip(level, found, strict=True) if stat is not None}
+            stats |= there
+            parents = [path for path, stat in there.items() if stat.numChildren]
+            children = gather([self.zk.get_children_async(path) for path in parents], self._timeout)
+            level = [
+                f"{path}/{child}"
+                for path, names in zip(parents, children, strict=True)
+                for child in sorted(names or ())
+            ]
+        return stats
+
+    def commit(self, transaction: Any) -> bool:
+        """True if it went through, False if others were faster; raises other errors."""
+        error = failure(self.wait(transaction.commit_async()))
+        if error is None:
+            return True
+        if isinstance(error, BadVersionError | NodeExistsError | NoNodeError | NotEmptyError):
+            return False
+        raise error
