@@ -1,20 +1,40 @@
 """The one Spark session that all tests here share. A file of its own a session would cost a JVM each."""
 
 import contextlib
+import fcntl
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from support import LiveQueue
 
+from kmqpy.dev import class_archive
 from kmqpy.kafka.settings import KafkaConnection
-from tests.spark.sessions import INTERPRETED, small
+from tests.spark.sessions import CLASSES, INTERPRETED, small
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Again, if Spark gave up on a Python worker that was not there in ten seconds (nobody can set more)."""
     item.add_marker(pytest.mark.flaky(reruns=3, only_rerun=["Python worker failed to connect back"]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def archived_classes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make the archive of Spark's classes, once for this checkout: a dozen sessions use it in each run."""
+    if CLASSES is None or CLASSES.exists():
+        return
+    CLASSES.parent.mkdir(parents=True, exist_ok=True)
+    with CLASSES.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not CLASSES.exists():
+            recording = tmp_path_factory.mktemp("classes") / "spark.jsa"
+            command = [sys.executable, "-m", "tests.spark.training", str(recording)]
+            subprocess.run(command, cwd=Path(__file__).parents[2], check=True, capture_output=True)
+            class_archive.keep(recording, CLASSES)
 
 
 @pytest.fixture(scope="session")
