@@ -35,18 +35,25 @@ from tracker.tracker import Tracker
 LEASE_S = 0.3
 SESSION_MS = 2_000
 TICK_S = 0.5  # of the embedded ZooKeeper: it ends sessions that much late
+_RARELY_S = 0.2
 TAKER = Path(__file__).with_name("taker.py")
 
 
 def until(
     condition: Callable[[], Any], timeout: float = 10.0, what: object = "", every: float = 0.01
 ) -> float:
-    """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes."""
-    started = time.monotonic()
+    """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes.
+
+    It is asked `every` so many seconds, and less often if asking takes longer than that.
+    """
+    started = asked = time.monotonic()
     while not condition():
-        waited = time.monotonic() - started
+        answered = time.monotonic()
+        waited = answered - started
         assert waited < timeout, f"not within {timeout} s: {what() if callable(what) else what}"
-        time.sleep(every)
+        # Those that read topics would otherwise keep two cores busy until what they wait for happens.
+        time.sleep(max(every, min(2 * (answered - asked), _RARELY_S)))
+        asked = time.monotonic()
     return time.monotonic() - started
 
 
