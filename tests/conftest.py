@@ -162,7 +162,7 @@ def queue_name(request: pytest.FixtureRequest) -> Iterator[str]:
     with contextlib.suppress(KafkaException):
         topics = [topic for topic in admin.list_topics(timeout=30).topics if topic.startswith(name)]
         for deletion in admin.delete_topics(topics).values() if topics else ():
-            with contextlib.suppress(KafkaException):  # it is being deleted already
+            with contextlib.suppress(KafkaException, TimeoutError):  # it is being deleted already
                 deletion.result(30)
 
 
