@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,25 +23,25 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.flaky(reruns=3, only_rerun=["Python worker failed to connect back"]))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def archived_classes(tmp_path_factory: pytest.TempPathFactory) -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Make the archive of Spark's classes, once for this checkout: a dozen sessions use it in each run.
 
-    Other workers go on without it meanwhile, as all do if it takes too long.
+    Before all tests, as none has the time for it. If it takes too long, the tests go on without.
     """
-    if CLASSES is None or CLASSES.exists():
+    wanted = any(item.path.is_relative_to(Path(__file__).parent) for item in session.items)
+    if CLASSES is None or CLASSES.exists() or not wanted or session.config.option.collectonly:
         return
     CLASSES.parent.mkdir(parents=True, exist_ok=True)
-    with CLASSES.with_suffix(".lock").open("w") as lock, contextlib.suppress(BlockingIOError):
+    with (
+        CLASSES.with_suffix(".lock").open("w") as lock,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.suppress(BlockingIOError, subprocess.TimeoutExpired),  # another worker makes it
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        recording = tmp_path_factory.mktemp("classes") / "spark.jsa"
+        recording = Path(folder, "spark.jsa")
         command = [sys.executable, "-m", "tests.spark.training", str(recording)]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run = subprocess.run(
-                command, cwd=Path(__file__).parents[2], check=False, capture_output=True, timeout=90
-            )
-            assert run.returncode == 0, run.stderr.decode()[-3000:]
-            class_archive.keep(recording, CLASSES)
+        subprocess.run(command, cwd=session.config.rootpath, check=True, capture_output=True, timeout=90)
+        class_archive.keep(recording, CLASSES)
 
 
 @pytest.fixture(scope="session")
