@@ -42,13 +42,23 @@ class SystemClock:
 SYSTEM_CLOCK = SystemClock()
 
 
+_SLOW_CONDITION_S = 0.2
+"""A condition that answers slowly is asked at least this often."""
+
+
 def wait_until(
     condition: Callable[[], object], timeout_s: float, *, every_s: float = 0.05, clock: Clock = SYSTEM_CLOCK
 ) -> bool:
-    """Ask `condition` again and again; True as soon as it holds, False if it does not in time."""
-    deadline = clock.monotonic() + timeout_s
+    """Ask `condition` every `every_s` seconds; True as soon as it holds, False if it does not in time.
+
+    A condition that takes long to answer is asked less often, so that asking does not keep a core busy.
+    """
+    asked = clock.monotonic()
+    deadline = asked + timeout_s
     while not condition():
-        if clock.monotonic() > deadline:
+        answered = clock.monotonic()
+        if answered > deadline:
             return False
-        clock.sleep(every_s)
+        clock.sleep(max(every_s, min(2 * (answered - asked), _SLOW_CONDITION_S)))
+        asked = clock.monotonic()
     return True

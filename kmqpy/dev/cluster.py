@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from kmqpy.dev import kafka, watchdog, zookeeper
-from kmqpy.dev.jars import jar_set
+from kmqpy.dev import class_archive, kafka, watchdog, zookeeper
+from kmqpy.dev.jars import cache_folder, jar_set
 from kmqpy.dev.java import find_java
 from kmqpy.dev.ports import free_ports, is_free
 from kmqpy.dev.server import Kind, Server
@@ -69,6 +69,8 @@ class Cluster:
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._brokers: list[Server] = []
         self._zookeepers: list[Server] = []
+        self._archives: dict[str, Path | None] = {}
+        self._recorders: dict[Path, Server] = {}  # by the class archive that each will write
 
     @property
     def bootstrap(self) -> str:
@@ -102,8 +104,14 @@ class Cluster:
         """
         if self._watchdog is not None:
             return self
-        class_paths = {kind: os.pathsep.join(map(str, jar_set(kind))) for kind in self._counts}
-        java = (str(find_java()), *self._jvm_options)
+        jars = {kind: jar_set(kind) for kind in self._counts}
+        class_paths = {kind: os.pathsep.join(map(str, paths)) for kind, paths in jars.items()}
+        java_file = find_java()
+        java = (str(java_file), *self._jvm_options)
+        archives = cache_folder() / "classes"
+        self._archives = {
+            kind: class_archive.archive_path(kind, java_file, paths, archives) for kind, paths in jars.items()
+        }
         self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -118,17 +126,21 @@ class Cluster:
                         raise
                     self._kill_servers()
         except BaseException:
+            self._recorders.clear()  # what did not start has not loaded all classes
             self.stop()
             raise
         return self
 
     def stop(self) -> None:
         """Stop all servers, and remove their data unless it is kept. May be called twice."""
-        if self._keep:
-            for server in self._servers:  # all of them first: they don't wait for each other then
-                server.terminate()
-            for server in self._servers:
-                server.stop()
+        in_order = self._servers if self._keep else list(self._recorders.values())
+        for server in in_order:  # all of them first: they don't wait for each other then
+            server.terminate()
+        ended = [server for server in in_order if server.stop()]
+        for archive, server in self._recorders.items():
+            if server in ended and _recording(server.log).exists() and not archive.exists():
+                class_archive.keep(_recording(server.log), archive)
+        self._recorders.clear()
         self._kill_servers()
         if self._watchdog is not None:
             self._watchdog.kill()
@@ -173,16 +185,24 @@ class Cluster:
             ports, settings = self._ports[kind.name], self._settings[kind.name]
             own = settings(number, ports[number - 1]) if callable(settings) else settings
             config = kind.write_config(folder / name, number, ports, own)
-            return Server(
+            log, archive = folder / f"{name}.log", self._archives[kind.name]
+            # One of many records nothing: it can't stop in an orderly way when the others are gone.
+            recording = _recording(log) if self._counts[kind.name] == 1 else None
+            options = class_archive.java_options(archive, recording) if archive else ()
+            server = Server(
                 name,
-                [*java, kind.main_class, str(config)],
+                [*java, *options, kind.main_class, str(config)],
                 environment={**os.environ, "CLASSPATH": class_paths[kind.name]},
-                log=folder / f"{name}.log",
+                log=log,
                 answers=lambda log: kind.answers(log, config, ports[number - 1][0]),
                 group=group,
             )
+            if archive and recording and not archive.exists():
+                self._recorders[archive] = server
+            return server
 
         count = self._counts
+        self._recorders.clear()
         self._brokers = [make(kafka.KIND, f"broker-{i}", i) for i in range(1, count["kafka"] + 1)]
         self._zookeepers = [
             make(zookeeper.KIND, f"zookeeper-{i}", i) for i in range(1, count["zookeeper"] + 1)
@@ -193,8 +213,14 @@ class Cluster:
             server.start(wait=0)
         assert self.folder is not None
         configs = [self.folder / broker.name / kafka.CONFIG for broker in self._brokers]
-        kafka.format_storage(configs, cluster_id, java, class_paths["kafka"])
+        archive = self._archives["kafka"]
+        options = class_archive.java_options(archive, None) if archive else ()
+        kafka.format_storage(configs, cluster_id, [*java, *options], class_paths["kafka"])
         for server in self._brokers:
             server.start(wait=0)
         for server in self._servers:
             server.wait_until_it_answers()
+
+
+def _recording(log: Path) -> Path:
+    return log.with_suffix(".jsa")

@@ -14,7 +14,7 @@ from kmqpy.dev import watchdog
 from kmqpy.errors import ClusterError
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 30.0
 LINES_IN_ERROR = 15
 
 
@@ -106,14 +106,16 @@ class Server:
         if not wait_until(answers, timeout):
             raise self._failure(f"did not answer within {timeout:g} s")
 
-    def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Stop it in an orderly way; kill it if that takes longer than `timeout`."""
+    def stop(self, timeout: float = STOP_TIMEOUT_S) -> bool:
+        """Stop it in an orderly way; kill it, and return False, if that takes longer than `timeout`."""
         self.terminate()
         if self._process is not None:
             try:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self.kill()
+                return False
+        return True
 
     def terminate(self) -> None:
         """Ask it to stop and return at once."""
@@ -155,6 +157,9 @@ class Server:
     def _halt(self) -> list[int]:
         """Halt the process, so that it starts no more children, and return those it has."""
         self._signal(signal.SIGSTOP)
+        if self.pid and hasattr(os, "waitid"):  # macOS: since Python 3.13
+            # Threads go on for a moment on a busy machine. WNOWAIT: subprocess reaps it if it has ended.
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return self._children()
 
     def _children(self) -> list[int]:

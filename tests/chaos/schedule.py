@@ -144,7 +144,7 @@ _ONE_OF_EACH = dict.fromkeys(Kind, 1)
 
 TINY = Level(
     name="tiny",
-    messages=8_000,
+    messages=4_000,
     faults=_ONE_OF_EACH,
     gap_s=4.0,
     hold_s={**_HOLD_S, Kind.KAFKA_CUT: 12.0},

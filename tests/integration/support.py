@@ -43,7 +43,10 @@ TAKER = Path(__file__).with_name("taker.py")
 def until(
     condition: Callable[[], Any], timeout: float = 10.0, what: object = "", every: float = 0.01
 ) -> float:
-    """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes."""
+    """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes.
+
+    A condition that takes long to answer is asked less often than `every`.
+    """
     started = time.monotonic()
     found = wait_until(condition, timeout, every_s=every)
     assert found, f"not within {timeout} s: {what() if callable(what) else what}"

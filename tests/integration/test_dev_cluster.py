@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 from kmqpy.core.clock import wait_until
-from kmqpy.dev import Cluster, jars
+from kmqpy.dev import Cluster, jars, java
 from kmqpy.dev import cluster as cluster_module
 from kmqpy.errors import ClusterError, ConfigError, MissingExtra
 
@@ -132,8 +132,13 @@ def test_three_of_each_serve_with_one_of_each_killed() -> None:
         assert read(cluster.bootstrap, "t") == b"by two"
 
 
-def test_keep_keeps_data_and_ports(tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
+def test_keep_keeps_data_and_ports_and_the_second_start_has_the_classes_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache = tmp_path / "kept", tmp_path / "cache"
+    cache.mkdir()
+    (cache / "jars").symlink_to(jars.cache_folder() / "jars")
+    monkeypatch.setenv("KMQ_CACHE", str(cache))
     with Cluster(keep=folder) as first:
         addresses = first.bootstrap, first.zookeeper
         create_topic(first.bootstrap, "t")
@@ -141,6 +146,10 @@ def test_keep_keeps_data_and_ports(tmp_path: Path) -> None:
     with Cluster(keep=folder) as second:
         assert (second.bootstrap, second.zookeeper) == addresses
         assert read(second.bootstrap, "t") == b"kept"
+        if (java.find_java().resolve().parents[1] / "lib" / "server" / "classes.jsa").exists():
+            kafka, zookeeper = sorted((cache / "classes").iterdir())
+            for server, archive in ((second.broker(), kafka), (second.zookeeper_server(), zookeeper)):
+                assert str(archive) in Path(f"/proc/{server.pid}/maps").read_text()
     with pytest.raises(ConfigError, match="holds 1 kafka servers, not 3"):
         Cluster(keep=folder, brokers=3).start()
 
