@@ -24,7 +24,7 @@ from kmqpy import (
     Worker,
     ZooKeeperConnection,
 )
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.queue import KafkaQueue
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -77,7 +77,7 @@ def run() -> int:
         # In a service, `worker.run()` would work until SIGTERM and then drain.
         with worker:
             done = ended(queue)
-        with DeadLetters(settings, connection) as letters:
+        with KafkaDeadLetters(settings, connection) as letters:
             dead = sorted(letter.reason or "" for letter in letters.list())
     print(f"handler calls: {calls.total()}, dead letters: {dead}")
     expected = ["nack: ValueError: can't be read", "rejected: no such customer"]

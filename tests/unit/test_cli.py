@@ -669,7 +669,7 @@ class TestReceive:
 
 
 class Opened:
-    """Answers each call by its name; stands for Admin and DeadLetters, which are context managers."""
+    """Answers each call by its name; stands for Admin and KafkaDeadLetters, which are context managers."""
 
     def __init__(self, **answers):
         self.answers = answers
@@ -747,7 +747,7 @@ class TestTables:
             size=99,
         )
         first, dead = "1970-01-01T00:00:01.000Z", "1970-01-01T00:00:02.000Z"
-        assert rows("dlq list q", "kmqpy.kafka.dead_letters.DeadLetters", list=[one]) == [
+        assert rows("dlq list q", "kmqpy.kafka.dead_letters.KafkaDeadLetters", list=[one]) == [
             ["id", "key", "attempts", "dead since", "first enqueued", "origin", "reason"],
             ["0-17", "user-1", "4", dead, first, "jobs 2-5", "nack: no"],
         ]

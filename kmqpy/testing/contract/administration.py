@@ -11,7 +11,7 @@ import pytest
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Closed, ConfigError, DecodeError, MessageError, NotSupported, QueueNotFound
 from kmqpy.message import Message
-from kmqpy.queue import Storage, StorageQueue
+from kmqpy.queue import Queue, Storage
 from kmqpy.storages.codec import JsonCodec
 from kmqpy.testing.contract.target import MakeQueue, Target, drain, new_name, take, take_one
 
@@ -80,7 +80,7 @@ def test_a_queue_keeps_its_messages_and_settings_when_it_is_opened_again(
         assert storage.describe(queue.name).settings["max_redeliveries"] == 1
 
 
-OPERATIONS: dict[str, Callable[[StorageQueue, Message], object]] = {
+OPERATIONS: dict[str, Callable[[Queue, Message], object]] = {
     "send": lambda queue, _: queue.send("x"),
     "send_many": lambda queue, _: queue.send_many(["x"]),
     "receive": lambda queue, _: queue.receive(wait=0),
@@ -103,7 +103,7 @@ OPERATIONS: dict[str, Callable[[StorageQueue, Message], object]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_closed_queue_refuses_every_call_and_a_deleted_one_too(
-    kmq_target: Target, queue: StorageQueue, kmq_storage: Storage, name: str
+    kmq_target: Target, queue: Queue, kmq_storage: Storage, name: str
 ) -> None:
     queue.send("x")
     message = take_one(queue, lease=60)
@@ -122,7 +122,7 @@ def test_a_closed_queue_refuses_every_call_and_a_deleted_one_too(
             assert (anew.size(), anew.in_flight()) == (0, 0)
 
 
-def test_closing_ends_a_receive_that_waits(queue: StorageQueue) -> None:
+def test_closing_ends_a_receive_that_waits(queue: Queue) -> None:
     ended: list[BaseException | None] = []
     began = threading.Event()
 
@@ -143,7 +143,7 @@ def test_closing_ends_a_receive_that_waits(queue: StorageQueue) -> None:
     assert len(ended) == 1
 
 
-def test_a_closed_storage_closes_its_queues(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_closed_storage_closes_its_queues(kmq_target: Target, queue: Queue) -> None:
     storage = kmq_target.open()
     opened = storage.open(queue.name)
     storage.close()
@@ -154,7 +154,7 @@ def test_a_closed_storage_closes_its_queues(kmq_target: Target, queue: StorageQu
     assert queue.size() == 0
 
 
-def test_what_the_storage_can_not_do_is_refused(queue: StorageQueue, kmq_storage: Storage) -> None:
+def test_what_the_storage_can_not_do_is_refused(queue: Queue, kmq_storage: Storage) -> None:
     can = queue.capabilities
     assert can == kmq_storage.capabilities
     refused: list[tuple[bool, Callable[[], object]]] = [
@@ -176,7 +176,7 @@ def test_what_the_storage_can_not_do_is_refused(queue: StorageQueue, kmq_storage
     assert queue.size() == 0
 
 
-def test_a_codec_turns_objects_into_bodies_and_back(queue: StorageQueue, kmq_storage: Storage) -> None:
+def test_a_codec_turns_objects_into_bodies_and_back(queue: Queue, kmq_storage: Storage) -> None:
     typed = kmq_storage.open(queue.name, codec=JsonCodec())
     values = [{"a": [1, None, "ß\0"]}, "text", 5]
     typed.send_many(values)

@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from kmqpy.errors import ConfigError, ReceiptError
-from kmqpy.queue import StorageQueue
+from kmqpy.queue import Queue
 from kmqpy.testing.contract.target import LEASE_S, OVER_S, MakeQueue, Target, at_once, drain, take, take_one
 
 
-def test_the_size_is_what_is_neither_in_flight_nor_dead(queue: StorageQueue) -> None:
+def test_the_size_is_what_is_neither_in_flight_nor_dead(queue: Queue) -> None:
     queue.send_many(["x"] * 10)
     messages = take(queue, 4, lease=60)
     queue.dead_letter(messages[0], wait=True)
@@ -22,7 +22,7 @@ def test_the_size_is_what_is_neither_in_flight_nor_dead(queue: StorageQueue) -> 
         queue.size(0)
 
 
-def test_sizes_are_exact_under_load(queue: StorageQueue) -> None:
+def test_sizes_are_exact_under_load(queue: Queue) -> None:
     done = threading.Event()
     acked = [0] * 4
 
@@ -48,7 +48,7 @@ def test_sizes_are_exact_under_load(queue: StorageQueue) -> None:
     assert (sum(acked), queue.size(), queue.in_flight()) == (400, 0, 0)
 
 
-def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queue: StorageQueue) -> None:
+def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queue: Queue) -> None:
     queue.send_many([b"%d" % number for number in range(1250)])
     taken = take(queue, 1250, lease=60)
     queue.ack(taken[0], wait=True)
@@ -69,7 +69,7 @@ def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queu
     assert (queue.size(), queue.in_flight(), queue.orphans()) == (248, 0, [])
 
 
-def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: StorageQueue) -> None:
+def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["a", "b"])
     first = take_one(queue, lease=60)
     kmq_target.pass_time(OVER_S)
@@ -79,7 +79,7 @@ def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: StorageQueue)
     assert queue.orphans(older_than=3600) == []
 
 
-def test_orphans_by_the_time_they_were_queued(kmq_target: Target, queue: StorageQueue) -> None:
+def test_orphans_by_the_time_they_were_queued(kmq_target: Target, queue: Queue) -> None:
     queue.send("a")
     kmq_target.pass_time(0.05)
     queue.send("b")
@@ -92,14 +92,14 @@ def test_orphans_by_the_time_they_were_queued(kmq_target: Target, queue: Storage
         queue.orphans(1, queued_before_ms=1)
 
 
-def test_what_is_redelivered_is_no_orphan(kmq_target: Target, queue: StorageQueue) -> None:
+def test_what_is_redelivered_is_no_orphan(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     take_one(queue)
     kmq_target.pass_time(OVER_S)
     assert queue.orphans() == []
 
 
-def test_dead_letters_are_kept_with_their_reason(kmq_target: Target, queue: StorageQueue) -> None:
+def test_dead_letters_are_kept_with_their_reason(kmq_target: Target, queue: Queue) -> None:
     ids = queue.send_many(["a", "bb"], key="k", headers={"h": "1"})
     first, second = sorted(take(queue, 2, lease=60), key=lambda one: int(one.id))
     queue.dead_letter(first, reason="bad \ud800body", wait=True)
@@ -150,7 +150,7 @@ def test_dead_letters_are_redriven_as_new(kmq_target: Target, make_queue: MakeQu
             queue.redrive(wrong)
 
 
-def test_dead_letters_can_be_purged(queue: StorageQueue) -> None:
+def test_dead_letters_can_be_purged(queue: Queue) -> None:
     queue.send_many(["a", "b", "c"])
     queue.dead_letter(take(queue, 2), wait=True)
     assert queue.dead_letters.purge() == 2
@@ -158,7 +158,7 @@ def test_dead_letters_can_be_purged(queue: StorageQueue) -> None:
     assert (queue.dead_letters.list(), queue.size()) == ([], 1)
 
 
-def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: StorageQueue) -> None:
+def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["x"] * 9)
     messages = take(queue, 4, lease=LEASE_S)
     queue.dead_letter(messages[0], wait=True)
@@ -175,7 +175,7 @@ def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: StorageQu
     assert drain(queue) == [b"new"]
 
 
-def test_release_all_gives_back_what_is_in_flight_uncounted(queue: StorageQueue) -> None:
+def test_release_all_gives_back_what_is_in_flight_uncounted(queue: Queue) -> None:
     queue.send_many(["x"] * 5)
     taken = take(queue, 3, lease=3600)
     assert queue.release_all() == 3
@@ -185,7 +185,7 @@ def test_release_all_gives_back_what_is_in_flight_uncounted(queue: StorageQueue)
     assert queue.in_flight() == 5
 
 
-def test_a_peeked_dead_letter_has_no_receipt(queue: StorageQueue) -> None:
+def test_a_peeked_dead_letter_has_no_receipt(queue: Queue) -> None:
     queue.send("x")
     queue.dead_letter(take_one(queue), wait=True)
     with pytest.raises(ReceiptError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmqpy.errors import ConfigError, ReceiptError
-from kmqpy.queue import Storage, StorageQueue
+from kmqpy.queue import Queue, Storage
 from kmqpy.testing.contract.target import (
     LEASE_S,
     OVER_S,
@@ -20,7 +20,7 @@ from kmqpy.testing.contract.target import (
 )
 
 
-def test_a_message_is_redelivered_when_its_lease_is_over(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_message_is_redelivered_when_its_lease_is_over(kmq_target: Target, queue: Queue) -> None:
     sent = queue.send("x", key="k", headers={"h": "1"})
     first = take_one(queue)
     assert queue.receive(wait=0) == []
@@ -34,7 +34,7 @@ def test_a_message_is_redelivered_when_its_lease_is_over(kmq_target: Target, que
     assert again.enqueued_ms > first.enqueued_ms
 
 
-def test_an_acknowledged_message_is_not_redelivered(kmq_target: Target, queue: StorageQueue) -> None:
+def test_an_acknowledged_message_is_not_redelivered(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["a", "b", "c"])
     first, second, third = take(queue, 3)
     queue.ack(first, wait=True)
@@ -47,7 +47,7 @@ def test_an_acknowledged_message_is_not_redelivered(kmq_target: Target, queue: S
     assert (queue.size(), queue.in_flight()) == (0, 0)
 
 
-def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: StorageQueue) -> None:
+def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["a", "b"])
     long = take_one(queue, lease=10 * LEASE_S)
     short = take_one(queue)
@@ -57,7 +57,7 @@ def test_each_receive_has_a_lease_of_its_own(kmq_target: Target, queue: StorageQ
     queue.ack(long, wait=True)
 
 
-def test_an_extended_lease_ends_later(kmq_target: Target, queue: StorageQueue) -> None:
+def test_an_extended_lease_ends_later(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     message = take_one(queue)
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_an_extended_lease_ends_later(kmq_target: Target, queue: StorageQueue) -
             queue.extend(message, lease=wrong)
 
 
-def test_a_lease_can_be_shortened(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_lease_can_be_shortened(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     message = take_one(queue, lease=3600)
     queue.extend(message, lease=LEASE_S, wait=True)
@@ -80,13 +80,13 @@ def test_a_lease_can_be_shortened(kmq_target: Target, queue: StorageQueue) -> No
     assert take_one(queue).attempts == 2
 
 
-def test_extending_by_nothing_gives_back_uncounted(queue: StorageQueue) -> None:
+def test_extending_by_nothing_gives_back_uncounted(queue: Queue) -> None:
     queue.send("x")
     queue.extend(take_one(queue), lease=0, wait=True)
     assert take_one(queue).attempts == 1
 
 
-def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: StorageQueue) -> None:
+def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["acked", "given back"])
     messages = take(queue, 2)
     queue.ack(messages[0], wait=True)
@@ -95,7 +95,7 @@ def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: StorageQ
     assert (queue.size(), queue.in_flight()) == (1, 0)
 
 
-def test_a_counted_nack_is_an_attempt_and_enqueues_anew(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_counted_nack_is_an_attempt_and_enqueues_anew(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     first = take_one(queue)
     kmq_target.pass_time(0.01)
@@ -106,7 +106,7 @@ def test_a_counted_nack_is_an_attempt_and_enqueues_anew(kmq_target: Target, queu
     assert again.first_enqueued_ms == first.first_enqueued_ms
 
 
-def test_a_silent_nack_changes_neither_number_nor_time(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_silent_nack_changes_neither_number_nor_time(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     message = first = take_one(queue)
     for _ in range(10):
@@ -117,7 +117,7 @@ def test_a_silent_nack_changes_neither_number_nor_time(kmq_target: Target, queue
         assert message.enqueued_ms == message.first_enqueued_ms == first.enqueued_ms
 
 
-def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: Queue) -> None:
     needs(queue.capabilities, "delay")
     queue.send("x")
     queue.nack(take_one(queue), delay=LEASE_S, wait=True)
@@ -128,7 +128,7 @@ def test_a_nack_with_a_delay_is_redelivered_after_it(kmq_target: Target, queue: 
         queue.nack(queue.orphans()[0].receipt, delay=10**9)
 
 
-def test_a_requeued_message_goes_to_the_back(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_requeued_message_goes_to_the_back(kmq_target: Target, queue: Queue) -> None:
     needs(queue.capabilities, "fifo")
     queue.send_many(["a", "b", "c", "d"])
     first, _ = take(queue, 2)
@@ -194,7 +194,7 @@ def test_manual_redelivery_leaves_it_to_the_application(
 
 
 def test_a_late_acknowledgement_counts_until_the_message_is_taken_anew(
-    kmq_target: Target, queue: StorageQueue
+    kmq_target: Target, queue: Queue
 ) -> None:
     queue.send("x")
     message = take_one(queue)
@@ -204,7 +204,7 @@ def test_a_late_acknowledgement_counts_until_the_message_is_taken_anew(
     assert (queue.size(), queue.in_flight(), queue.receive(wait=0)) == (0, 0, [])
 
 
-def test_a_receipt_never_touches_the_take_of_another(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_receipt_never_touches_the_take_of_another(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     late = take_one(queue)
     kmq_target.pass_time(OVER_S)
@@ -232,7 +232,7 @@ def test_a_nack_counts_once_however_often_it_is_given(make_queue: MakeQueue) -> 
     assert (queue.size(), queue.in_flight()) == (1, 0)
 
 
-def test_of_many_who_finish_one_message_one_wins(queue: StorageQueue) -> None:
+def test_of_many_who_finish_one_message_one_wins(queue: Queue) -> None:
     queue.send_many(["x"] * 40)
     for message in take(queue, 40, lease=60):
         how = [queue.ack, queue.nack, queue.dead_letter, queue.ack]
@@ -242,7 +242,7 @@ def test_of_many_who_finish_one_message_one_wins(queue: StorageQueue) -> None:
     assert len({one.id for one in dead} | {one.id for one in queue.peek(100)}) == len(dead) + queue.size()
 
 
-def test_a_receipt_is_good_in_another_handle(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_receipt_is_good_in_another_handle(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["a", "b"])
     first, second = (one.receipt for one in take(queue, 2, lease=60))
     with kmq_target.open() as elsewhere, elsewhere.open(queue.name) as other:
@@ -288,7 +288,7 @@ def test_what_is_no_receipt_of_the_queue_is_refused_and_finishes_nothing(
     assert [one.in_flight() for one in (queue, other, anew)] == [1, 1, 1]
 
 
-def test_a_seen_message_is_not_taken(queue: StorageQueue) -> None:
+def test_a_seen_message_is_not_taken(queue: Queue) -> None:
     queue.send("x")
     for _ in range(2):
         (seen,) = queue.peek()

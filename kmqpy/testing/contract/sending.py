@@ -9,7 +9,7 @@ import pytest
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, NotSupported
 from kmqpy.message import OutgoingMessage
-from kmqpy.queue import StorageQueue
+from kmqpy.queue import Queue
 from kmqpy.testing.contract.target import (
     LEASE_S,
     OVER_S,
@@ -32,7 +32,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_a_body_comes_as_it_was_sent(queue: StorageQueue, body: bytes) -> None:
+def test_a_body_comes_as_it_was_sent(queue: Queue, body: bytes) -> None:
     queue.send(body)
     assert take_one(queue).body == body
     orphan = queue.orphans()[0].message
@@ -40,7 +40,7 @@ def test_a_body_comes_as_it_was_sent(queue: StorageQueue, body: bytes) -> None:
     assert orphan.body == body
 
 
-def test_a_message_has_all_that_was_sent(queue: StorageQueue) -> None:
+def test_a_message_has_all_that_was_sent(queue: Queue) -> None:
     headers: list[tuple[str, str | bytes | None]] = [
         ("a", "1"),
         ("a", b"\xff\x00"),
@@ -55,7 +55,7 @@ def test_a_message_has_all_that_was_sent(queue: StorageQueue) -> None:
     assert message.enqueued_ms == message.first_enqueued_ms > 0
 
 
-def test_messages_of_a_batch_have_their_own_key_headers_and_default(queue: StorageQueue) -> None:
+def test_messages_of_a_batch_have_their_own_key_headers_and_default(queue: Queue) -> None:
     ids = queue.send_many(["a", OutgoingMessage("b", key="own", headers={"h": "1"}), b"c"], key="common")
     found = take(queue, 3)
     assert {one.id: one.body for one in found} == dict(zip(ids, [b"a", b"b", b"c"], strict=True))
@@ -81,15 +81,13 @@ def test_messages_of_a_batch_have_their_own_key_headers_and_default(queue: Stora
         OutgoingMessage("\ud800"),
     ],
 )
-def test_a_message_that_cannot_be_sent_is_refused_before_any_is(
-    queue: StorageQueue, bad: OutgoingMessage
-) -> None:
+def test_a_message_that_cannot_be_sent_is_refused_before_any_is(queue: Queue, bad: OutgoingMessage) -> None:
     with pytest.raises(MessageError):
         queue.send_many(["good", bad])
     assert queue.size() == 0
 
 
-def test_a_body_is_not_taken_for_a_list_of_them(queue: StorageQueue) -> None:
+def test_a_body_is_not_taken_for_a_list_of_them(queue: Queue) -> None:
     for bodies in ("text", b"bytes"):
         with pytest.raises(MessageError, match="one body"):
             queue.send_many(bodies)
@@ -97,7 +95,7 @@ def test_a_body_is_not_taken_for_a_list_of_them(queue: StorageQueue) -> None:
         queue.send("x", delay=-1)
 
 
-def test_receive_takes_no_more_than_asked_and_returns_nothing_where_nothing_is(queue: StorageQueue) -> None:
+def test_receive_takes_no_more_than_asked_and_returns_nothing_where_nothing_is(queue: Queue) -> None:
     assert queue.receive(wait=0) == []
     queue.send_many(["x"] * 10)
     assert len(queue.receive(3, wait=0.2)) == 3
@@ -116,16 +114,14 @@ def test_receive_takes_no_more_than_asked_and_returns_nothing_where_nothing_is(q
         {"lease": "5s"},
     ],
 )
-def test_receive_refuses_bad_numbers_and_takes_nothing(
-    queue: StorageQueue, arguments: dict[str, object]
-) -> None:
+def test_receive_refuses_bad_numbers_and_takes_nothing(queue: Queue, arguments: dict[str, object]) -> None:
     queue.send("x")
     with pytest.raises(ConfigError):
         queue.receive(**arguments)  # type: ignore[arg-type]
     assert queue.size() == 1
 
 
-def test_messages_are_taken_in_the_order_they_were_sent(queue: StorageQueue) -> None:
+def test_messages_are_taken_in_the_order_they_were_sent(queue: Queue) -> None:
     needs(queue.capabilities, "fifo")
     queue.send_many([b"%d" % number for number in range(20)])
     for number in range(20, 40):
@@ -137,7 +133,7 @@ def test_messages_are_taken_in_the_order_they_were_sent(queue: StorageQueue) -> 
     assert found == [b"%d" % number for number in range(40)]
 
 
-def test_a_higher_priority_is_taken_first(queue: StorageQueue) -> None:
+def test_a_higher_priority_is_taken_first(queue: Queue) -> None:
     needs(queue.capabilities, "priority", "fifo")
     queue.send_many([OutgoingMessage("a"), OutgoingMessage("b", priority=9), OutgoingMessage("c")])
     queue.send_many(["d", "e"], priority=3)
@@ -145,7 +141,7 @@ def test_a_higher_priority_is_taken_first(queue: StorageQueue) -> None:
     assert drain(queue) == [b"b", b"d", b"e", b"a", b"c"]
 
 
-def test_a_delayed_message_comes_when_it_is_due(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_delayed_message_comes_when_it_is_due(kmq_target: Target, queue: Queue) -> None:
     needs(queue.capabilities, "delay")
     queue.send_many([OutgoingMessage("later", delay=LEASE_S), "now"])
     assert queue.size() == 2
@@ -156,7 +152,7 @@ def test_a_delayed_message_comes_when_it_is_due(kmq_target: Target, queue: Stora
     assert (message.body, message.attempts) == (b"later", 1)
 
 
-def test_messages_far_in_the_future_do_not_hide_those_of_now(queue: StorageQueue) -> None:
+def test_messages_far_in_the_future_do_not_hide_those_of_now(queue: Queue) -> None:
     needs(queue.capabilities, "delay")
     queue.send_many(["later"] * 300, delay=3600)
     queue.send("now")
@@ -164,9 +160,7 @@ def test_messages_far_in_the_future_do_not_hide_those_of_now(queue: StorageQueue
     assert queue.size() == 300
 
 
-def test_a_waiting_receive_returns_as_soon_as_a_message_is_sent(
-    kmq_target: Target, queue: StorageQueue
-) -> None:
+def test_a_waiting_receive_returns_as_soon_as_a_message_is_sent(kmq_target: Target, queue: Queue) -> None:
     if not kmq_target.real_time:
         pytest.skip("the clock of the storage stands still")
     # The best of three: a busy machine makes any of them late.
@@ -174,7 +168,7 @@ def test_a_waiting_receive_returns_as_soon_as_a_message_is_sent(
     assert late_s < (0.25 if queue.capabilities.blocking_take else 2)
 
 
-def _late_s(queue: StorageQueue) -> float:
+def _late_s(queue: Queue) -> float:
     sent_at: list[float] = []
 
     def send() -> None:
@@ -190,7 +184,7 @@ def _late_s(queue: StorageQueue) -> float:
         timer.join()
 
 
-def test_a_waiting_receive_returns_when_a_message_is_due(kmq_target: Target, queue: StorageQueue) -> None:
+def test_a_waiting_receive_returns_when_a_message_is_due(kmq_target: Target, queue: Queue) -> None:
     needs(queue.capabilities, "delay")
     if not kmq_target.real_time:
         pytest.skip("the clock of the storage stands still")
@@ -202,7 +196,7 @@ def test_a_waiting_receive_returns_when_a_message_is_due(kmq_target: Target, que
     assert message.attempts == 2
 
 
-def test_receive_waits_as_long_as_asked(kmq_target: Target, queue: StorageQueue) -> None:
+def test_receive_waits_as_long_as_asked(kmq_target: Target, queue: Queue) -> None:
     if not kmq_target.real_time:
         pytest.skip("the clock of the storage stands still")
     before = SYSTEM_CLOCK.monotonic()
@@ -210,7 +204,7 @@ def test_receive_waits_as_long_as_asked(kmq_target: Target, queue: StorageQueue)
     assert 0.5 <= SYSTEM_CLOCK.monotonic() - before < 5
 
 
-def test_eight_takers_get_nothing_twice_within_its_lease(queue: StorageQueue) -> None:
+def test_eight_takers_get_nothing_twice_within_its_lease(queue: Queue) -> None:
     ids = queue.send_many([b"%d" % number for number in range(2000)])
 
     def taker(_: int) -> list[str]:
@@ -225,7 +219,7 @@ def test_eight_takers_get_nothing_twice_within_its_lease(queue: StorageQueue) ->
     assert (queue.size(), queue.in_flight()) == (0, 2000)
 
 
-def test_takers_do_not_wait_for_one_row(queue: StorageQueue) -> None:
+def test_takers_do_not_wait_for_one_row(queue: Queue) -> None:
     for _ in range(20):
         queue.send_many(["x"] * 8)
         # None is told that there is nothing, because another was just taking the first.

@@ -13,7 +13,7 @@ import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.message import Message
-from kmqpy.queue import Capabilities, Storage, StorageQueue, storage_for
+from kmqpy.queue import Capabilities, Queue, Storage, storage_for
 
 T = TypeVar("T")
 LEASE_S = 1.0
@@ -50,7 +50,7 @@ class Target:
 class MakeQueue(Protocol):
     """Makes an empty queue with these settings, and opens it."""
 
-    def __call__(self, **settings: Any) -> StorageQueue: ...  # noqa: D102
+    def __call__(self, **settings: Any) -> Queue: ...  # noqa: D102
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ PREFIX = "kmq-contract-"
 def make_queue(kmq_storage: Storage) -> MakeQueue:
     """Makes queues with leases of LEASE_S, unless the test says otherwise."""
 
-    def make(**settings: Any) -> StorageQueue:
+    def make(**settings: Any) -> Queue:
         name = new_name()
         kmq_storage.create(name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
         return kmq_storage.open(name)
@@ -89,7 +89,7 @@ def make_queue(kmq_storage: Storage) -> MakeQueue:
 
 
 @pytest.fixture
-def queue(make_queue: MakeQueue) -> StorageQueue:
+def queue(make_queue: MakeQueue) -> Queue:
     """An empty queue."""
     return make_queue()
 
@@ -106,7 +106,7 @@ def needs(capabilities: Capabilities, *names: str) -> None:
             pytest.skip(f"the storage says that it can't: {name}")
 
 
-def take(queue: StorageQueue, number: int = 1, **arguments: Any) -> list[Message]:
+def take(queue: Queue, number: int = 1, **arguments: Any) -> list[Message]:
     """Take that many messages, in as many calls as it needs."""
     found: list[Message] = []
     deadline = SYSTEM_CLOCK.monotonic() + _PATIENCE_S
@@ -116,12 +116,12 @@ def take(queue: StorageQueue, number: int = 1, **arguments: Any) -> list[Message
     return found
 
 
-def take_one(queue: StorageQueue, **arguments: Any) -> Message:
+def take_one(queue: Queue, **arguments: Any) -> Message:
     """Take one message."""
     return take(queue, 1, **arguments)[0]
 
 
-def drain(queue: StorageQueue) -> list[bytes]:
+def drain(queue: Queue) -> list[bytes]:
     """Acknowledge all that can be taken; returns the bodies in order."""
     bodies: list[bytes] = []
     while messages := queue.receive(wait=0.05, lease=60):
