@@ -253,17 +253,16 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
         raise ConfigError("queue url: write it like kafka://host:9092,host2:9092?queue=name")
     if url.path not in ("", "/"):
         raise ConfigError("queue url: a kafka: url has no path")
-    own = {name: value for name, value in url.settings.items() if "." not in name}
+    kafka = {name: value for name, value in url.settings.items() if "." in name}
     of_queues = (*_NEW_QUEUE, "create") if url.queue else ()
-    dataclasses.replace(url, settings=own).refuse_unknown(
-        [*_CONNECTION, *_CLIENT, "idle_timeout_ms", *of_queues]
-    )
+    url.refuse_unknown([*_CONNECTION, *_CLIENT, "idle_timeout_ms", *of_queues, *kafka])
+    own = url.settings
     connection, zookeeper = build_connections(
         {"zookeeper": NO_ZOOKEEPER.hosts},
         *connection_layers(),
         {
             "bootstrap": url.address,
-            "kafka": {name: value for name, value in url.settings.items() if "." in name},
+            "kafka": kafka,
             **_part(own, _CONNECTION),
         },
     )

@@ -68,7 +68,14 @@ def storage_for(url: str, *, telemetry: Telemetry | None = None) -> Storage:
 
 
 def _opened(opener: OpenStorage, url: QueueUrl, telemetry: Telemetry | None) -> Storage:
-    storage = opener(url, telemetry)
+    try:
+        storage = opener(url, telemetry)
+    except KmqError:
+        raise
+    except Exception as error:  # of a storage of others, or of what it uses
+        raise ConfigError(
+            f"queue url: the storage for {url.scheme}: can't be opened: {type(error).__name__}"
+        ) from error
     if not hasattr(storage, "open_url") or not hasattr(storage, "close"):
         raise ConfigError(
             f"queue url: what opens {url.scheme}: returned an object of type {type(storage).__name__}, which "
