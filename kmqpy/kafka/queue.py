@@ -208,17 +208,15 @@ class KafkaQueue:
     def flush(self, timeout: Duration = 30) -> None:
         """See Queue.flush."""
         self._client.check_open()
-        if self._client.is_open:  # else nothing was finished, and what was sent is certain
+        if self._client.current is not None:  # else nothing was finished, and what was sent is certain
             with self._client.used() as client:
                 client.flush(timeout)
 
     @property
     def partitions(self) -> list[int]:
         """See KmqClient.partitions."""
-        if not self._client.is_open:
-            return []
-        with self._client.used() as client:
-            return client.partitions
+        client = self._client.current
+        return [] if client is None else client.partitions
 
     # --- looking ------------------------------------------------------------------------------------
 

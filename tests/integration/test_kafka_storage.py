@@ -1,8 +1,8 @@
 """What the storage on Kafka does beyond the contract."""
 
-import os
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from support import LiveQueue, until
@@ -20,7 +20,7 @@ def url(cluster, zookeeper) -> str:
 
 def threads() -> int:
     """How many threads this process has, those of librdkafka too."""
-    return len(os.listdir("/proc/self/task"))
+    return len([*Path("/proc/self/task").iterdir()])
 
 
 def take_one(queue, **arguments):
@@ -107,9 +107,8 @@ def test_without_zookeeper_queues_are_opened_only(make_queue):
 
 def test_a_message_knows_its_place_and_one_only_looked_at_is_not_acknowledged(make_queue):
     live: LiveQueue = make_queue()
-    with queue_for(
-        f"kafka://{live.connection.bootstrap}?root={live.connection.root}&queue={live.name}"
-    ) as queue:
+    url = f"kafka://{live.connection.bootstrap}?root={live.connection.root}&queue={live.name}"
+    with queue_for(url) as queue:
         queue.send_many(["a", "b"])
         (seen, _) = queue.peek()
         with pytest.raises(ReceiptError, match="only looked at"):

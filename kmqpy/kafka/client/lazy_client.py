@@ -31,9 +31,9 @@ class LazyClient:
         self._closed = False
 
     @property
-    def is_open(self) -> bool:
-        """Whether there is a client at the moment."""
-        return self._client is not None
+    def current(self) -> KmqClient | None:
+        """The client that there is at the moment; looking at it is no use of it."""
+        return self._client
 
     def check_open(self) -> None:
         """Raise Closed after close(), Forked in a child process."""

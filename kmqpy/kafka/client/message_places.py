@@ -76,9 +76,9 @@ class MessagePlaces:
         return receipt.partition, receipt.offset
 
     def _check_received(self, context: ReceiveContext) -> None:
-        self._check("message", context.queue.name, context.topic_id)
         if context.client is None:
-            raise ReceiptError(f"message: it is of queue {self._queue.name!r}, but was only looked at")
+            raise ReceiptError(f"message: this one of queue {context.queue.name!r} was only looked at")
+        self._check("message", context.queue.name, context.topic_id)
 
     def _check(self, what: str, queue: str, topic_id: str) -> None:
         if queue != self._queue.name:
