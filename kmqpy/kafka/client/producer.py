@@ -145,8 +145,11 @@ class KmqProducer:
             traced = []
             for one in outgoing:  # all are checked before the first is sent
                 sent_headers = sending.enter_context(self._telemetry.sending(self._queue.name, one.headers))
-                traced.append(one if sent_headers is one.headers else one._replace(headers=sent_headers))
-                self._check_size(traced[-1])
+                if sent_headers is one.headers:
+                    traced.append(one)
+                else:
+                    traced.append(_Record(one.value, one.key, sent_headers))
+                    self._check_size(traced[-1])
             reports = _Reports()
             for one in traced:
                 self._produce(one, partition, reports)
