@@ -12,8 +12,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import ConfigError, DecodeError, NotSupported
+from kmqpy.errors import Closed, ConfigError, DecodeError, NotSupported
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
@@ -112,6 +113,7 @@ class KafkaQueue:
         self._client = LazyClient(
             lambda: KmqClient(settings, connection, **options), f"queue {settings.name!r}", self._clock
         )
+        self._guard = ForkGuard(f"queue {settings.name!r}")
         self._opening = threading.RLock()
         self._producer: KmqProducer | None = None
         self._dead_letters = _DeadLetters(self)
@@ -198,7 +200,11 @@ class KafkaQueue:
     ) -> list[Message]:
         """See KmqClient.receive; they are KafkaMessages."""
         with self._client.used() as client:
-            return [*client.receive(max_messages, wait=wait, lease=lease)]
+            try:
+                return [*client.receive(max_messages, wait=wait, lease=lease)]
+            except Closed:
+                self._client.check_open()
+                return []  # only the client was closed, by rest()
 
     ack = _handed_on(KmqClient.ack)
     nack = _handed_on(KmqClient.nack)
@@ -307,6 +313,8 @@ class KafkaQueue:
 
     def close(self) -> None:
         """See Queue.close. A receive() that waits in another thread raises Closed."""
+        if self._guard.inherited:
+            return
         try:
             self._client.close()  # from here on no producer is made any more
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,8 @@ from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl, Storage
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
+
+_log = logging.getLogger(__name__)
 
 _QUEUE_FIELDS = tuple(field.name for field in dataclasses.fields(QueueSettings) if field.name != "name")
 _FIXED = {
@@ -212,7 +215,10 @@ class KafkaStorage:
         """Close what has not received for a while."""
         while not self._closed.wait(self._idle_s / 4):
             for queue in self._opened_queues():
-                queue.rest_if_idle(self._idle_s)
+                try:
+                    queue.rest_if_idle(self._idle_s)
+                except Exception:  # the thread must live, for the other queues
+                    _log.exception("closing what is idle failed", extra={"queue": queue.name})
 
     def _opened_queues(self) -> builtins.list[KafkaQueue]:
         with self._lock:
