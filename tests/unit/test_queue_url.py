@@ -126,6 +126,8 @@ def test_bad_urls_are_refused_in_one_line(url, told):
         "kafka://me:a?queue=hunter2@h:9092?queue=q",
         "kafka://me:a/hunter2@h:9092?queue=q",
         "memory://me:a?hunter2@here?queue=q",
+        "memory://me:a?hunter2=b@here&queue=q",
+        "kafka://me:a?hunter2=b@h:9092&queue=q",
         "memory://me:a#hunter2@here?queue=q",
     ],
 )
