@@ -245,10 +245,10 @@ class KafkaQueue:
         return size if most is None else min(size, most)
 
     def in_flight(self) -> int:
-        """See Queue.in_flight."""
+        """See Queue.in_flight; what was rejected is in flight until it is a dead letter."""
         with self._administered() as admin:
             found = admin.stats(self._settings)
-        return found.in_flight - found.released - found.rejected
+        return found.in_flight - found.released
 
     def orphans(
         self, older_than: Duration | None = None, *, queued_before_ms: int | None = None

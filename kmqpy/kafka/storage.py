@@ -135,7 +135,7 @@ class KafkaStorage:
             },
             ready=counted.depth - counted.delayed,
             delayed=delayed,
-            in_flight=counted.in_flight - counted.released - counted.rejected,
+            in_flight=counted.in_flight - counted.released,
             dead=counted.dead_letters,
         )
 

@@ -78,7 +78,6 @@ class PartitionStats:
     owner: str | None = None
     stored_offset: int | None = None
     released: int = 0
-    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,6 @@ class QueueStats:
     depth         waiting messages: neither in flight nor dead, delayed ones included
     in_flight     taken and not ended
     released      those of `in_flight` that were given back and wait for their redelivery
-    rejected      those of `in_flight` that a tracker is to dead-letter now
     delayed       those of `depth` that a client has seen and that are not due yet
     overdue       in flight or delayed, and past their time by this machine's clock
     dead_letters  dead letters that are neither redriven nor purged
@@ -106,7 +104,6 @@ class QueueStats:
     oldest_ms: int | None
     partitions: tuple[PartitionStats, ...] = field(default=())
     released: int = 0
-    rejected: int = 0
 
     @classmethod
     def of(cls, queue: str, partitions: Iterable[PartitionStats]) -> QueueStats:
@@ -123,7 +120,6 @@ class QueueStats:
             oldest_ms=min((part.oldest_ms for part in parts if part.oldest_ms is not None), default=None),
             partitions=parts,
             released=sum(part.released for part in parts),
-            rejected=sum(part.rejected for part in parts),
         )
 
 
@@ -238,7 +234,6 @@ def queue_stats(
                 owner=owners.get(partition),
                 stored_offset=stored[partition].offset if partition in stored else None,
                 released=states[EntryState.RELEASED],
-                rejected=states[EntryState.DEAD],
             )
         )
     return QueueStats.of(queue.name, parts)

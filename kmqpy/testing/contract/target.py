@@ -22,7 +22,7 @@ OVER_S = 1.3
 """After that a lease of LEASE_S is over, also on a slow machine."""
 PATIENCE_S = 60.0
 """How long what must come may take."""
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
