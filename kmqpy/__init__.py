@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from kmqpy.kafka.admin.admin import Admin
     from kmqpy.kafka.client.client import KmqClient
     from kmqpy.kafka.client.producer import KmqProducer
-    from kmqpy.kafka.client.record_message import KafkaMessage
     from kmqpy.kafka.settings import KafkaConnection, QueueSettings
     from kmqpy.message import Message
     from kmqpy.queue import Queue, queue_for
@@ -55,7 +54,6 @@ _MODULES = {
     "Admin": "kmqpy.kafka.admin.admin",
     "Backoff": "kmqpy.core.backoff",
     "KafkaConnection": "kmqpy.kafka.settings",
-    "KafkaMessage": "kmqpy.kafka.client.record_message",
     "KmqClient": "kmqpy.kafka.client.client",
     "KmqProducer": "kmqpy.kafka.client.producer",
     "Message": "kmqpy.message",
@@ -77,7 +75,6 @@ __all__ = [
     "ConfigError",
     "DecodeError",
     "KafkaConnection",
-    "KafkaMessage",
     "KmqClient",
     "KmqError",
     "KmqProducer",
