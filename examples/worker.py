@@ -24,7 +24,6 @@ from kmqpy import (
     Worker,
     ZooKeeperConnection,
 )
-from kmqpy.kafka.dead_letters import DeadLetters
 from kmqpy.kafka.queue import KafkaQueue
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -77,8 +76,7 @@ def run() -> int:
         # In a service, `worker.run()` would work until SIGTERM and then drain.
         with worker:
             done = ended(queue)
-        with DeadLetters(settings, connection) as letters:
-            dead = sorted(letter.reason or "" for letter in letters.list())
+        dead = sorted(letter.reason or "" for letter in queue.dead_letters.list())
     print(f"handler calls: {calls.total()}, dead letters: {dead}")
     expected = ["nack: ValueError: can't be read", "rejected: no such customer"]
     return 0 if done and calls.total() == DELIVERIES and dead == expected else 1

@@ -30,10 +30,11 @@ class Message:
     attempts            deliveries so far, this one included; starts at 1
     enqueued_ms         when this copy was appended to the queue (ms since 1970)
     first_enqueued_ms   when the message was first sent
-    lease_until_ms      when the lease ends, by this machine's clock; an estimate, since the
-                        broker's clock decides
+    lease_until_ms      when the lease ends, by this machine's clock; an estimate, since the storage's
+                        clock decides
     receipt             what acknowledges it, in any process; opaque, only its storage reads it
-    partition, offset   Kafka's; 0 in other storages. They leave for a message of Kafka's own
+
+    A storage may hand out messages of its own with more fields: kmqpy.kafka's have a partition and an offset.
     """
 
     queue: str
@@ -46,8 +47,6 @@ class Message:
     lease_until_ms: int
     receipt: str
     key: bytes | None = None
-    partition: int = 0
-    offset: int = 0
 
     def header(self, name: str) -> bytes | None:
         """The last header of that name, or None."""
@@ -74,13 +73,16 @@ class Message:
         )
 
 
+MAX_PRIORITY = 9
+
+
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
     """A message for send_many(), with a key, headers, delay and priority of its own.
 
     body      bytes or text; with a codec, an object
     delay     seconds or timedelta; the message is not handed out before
-    priority  0 to 9; a higher one is handed out first
+    priority  0 to MAX_PRIORITY; a higher one is handed out first
     """
 
     body: Any

@@ -49,9 +49,9 @@ def list_(cli: Cli, queue: str, limit: int, origin: str) -> None:
     Example:
       kmq dlq list jobs --limit 20
     """
-    from kmqpy.kafka.dead_letters import DeadLetters
+    from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
-    with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
+    with KafkaDeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         found = letters.list(limit)
     if cli.json:
         print_json([_object(one) for one in found])
@@ -85,9 +85,9 @@ def peek(cli: Cli, queue: str, limit: int, origin: str) -> None:
     Example:
       kmq dlq peek jobs --limit 1
     """
-    from kmqpy.kafka.dead_letters import DeadLetters
+    from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
-    with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
+    with KafkaDeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         for one in letters.peek(limit):
             print_json({**_object(one), **content("body", one.body), **headers_of(one.headers)})
 
@@ -111,10 +111,12 @@ def redrive(
       kmq dlq redrive jobs --rate 100
       kmq dlq redrive jobs 0-17 2-4
     """
-    from kmqpy.kafka.dead_letters import DeadLetters
+    from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
-    with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
-        result = letters.redrive(ids or None, rate=rate, progress=_progress if sys.stderr.isatty() else None)
+    with KafkaDeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
+        result = letters.run_redrive(
+            ids or None, rate=rate, progress=_progress if sys.stderr.isatty() else None
+        )
     if sys.stderr.isatty():
         click.echo(err=True)
     if cli.json:
@@ -141,9 +143,9 @@ def purge(cli: Cli, queue: str, origin: str, *, yes: bool) -> None:
     Example:
       kmq dlq purge jobs --yes
     """
-    from kmqpy.kafka.dead_letters import DeadLetters
+    from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
-    with DeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
+    with KafkaDeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
         shown = len(letters.list(_SHOWN))
         warn(f"to be deleted: {many(shown, 'dead letter')}{' or more' if shown == _SHOWN else ''}")
         confirmed(f"Throw away all dead letters of {origin or queue}?", yes=yes)

@@ -32,7 +32,7 @@ from kmqpy.errors import KmqError, MessageError
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.message import Message
+from kmqpy.kafka.client.record_message import KafkaMessage
 from kmqpy.zookeeper.session import connect
 
 _CHUNK = 256 * 1024
@@ -252,7 +252,7 @@ def _tracked(cli: Cli) -> bool:
         return True
 
 
-def _print(client: KmqClient, batch: list[Message], interrupted: list[int], *, ack: bool) -> None:
+def _print(client: KmqClient, batch: list[KafkaMessage], interrupted: list[int], *, ack: bool) -> None:
     """Print messages; what could not be printed is given back, not counted as an attempt."""
     printed = 0
     try:

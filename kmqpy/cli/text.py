@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from kmqpy.message import Headers, Message
+from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.message import Headers
 
 
-def as_object(message: Message) -> dict[str, Any]:
+def as_object(message: KafkaMessage) -> dict[str, Any]:
     """The fields that `kmq receive` prints of a message."""
     return {
         "receipt": message.receipt,

@@ -184,6 +184,13 @@ def check_count(settings: object, key: str) -> None:
         raise ConfigError(f"{key}: {value!r} must be a whole number, at least 0 and of 64 bits")
 
 
+def check_limit(value: object, name: str) -> int:
+    """`value`; raises ConfigError naming the argument unless it is a whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}: {value!r} must be a whole number, at least 1")
+    return value
+
+
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Names with dots, which TOML reads as tables in tables, put together again."""
     found: dict[str, Any] = {}

@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.settings import check_limit
 from kmqpy.errors import (
     ConfigError,
     DecodeError,
@@ -51,6 +52,7 @@ from kmqpy.kafka.redrive import DeadLetterMove, RedriveRun, number, redriven
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
+from kmqpy.queue import DeadLetter
 
 _log = logging.getLogger(__name__)
 
@@ -68,37 +70,21 @@ offsets are messages shows when they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A message that was given up. What its headers do not say, or say unreadably, is None.
+class KafkaDeadLetter(DeadLetter):
+    """A DeadLetter that knows where its last copy lay in the queue.
 
-    id                 "partition-offset" in the dead-letter topic
-    origin_…           where its last copy lay in the queue
-    attempts           how often it was delivered
-    first_enqueued_ms  when it was first sent (ms since 1970)
-    dead_since_ms      when it was dead-lettered
-    reason             `expired`, `nack` or `rejected`, these with `: ` and a reason if one was given; or
-                       `refused: …`, if Kafka does not take a copy
-    size               bytes of key, body and headers
-    body, headers      filled by peek(), empty from list(); a null Kafka value reads as empty
+    Its id is `partition-offset` in the dead-letter topic. A null Kafka value reads as an empty body. What its
+    headers do not say, or say unreadably, is None. A reason may also be `refused: …`: Kafka takes no copy.
     """
 
-    id: str
-    key: bytes | None
-    origin_topic: str | None
-    origin_partition: int | None
-    origin_offset: int | None
-    attempts: int | None
-    first_enqueued_ms: int | None
-    dead_since_ms: int
-    reason: str | None
-    size: int
-    body: bytes = b""
-    headers: m.Headers = ()
+    origin_topic: str | None = None
+    origin_partition: int | None = None
+    origin_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveResult:
-    """What redrive() did.
+    """What run_redrive() did.
 
     redriven   how many dead letters are back in the queue
     not_found  the ids that name no dead letter, or one that is finished
@@ -110,8 +96,8 @@ class RedriveResult:
     refused: tuple[str, ...] = ()
 
 
-class DeadLetters:
-    """The dead letters of one queue; for use by one thread at a time.
+class KafkaDeadLetters:
+    """The dead letters of one queue, see kmqpy.queue.DeadLetters; for use by one thread at a time.
 
     Those are the ones that came from it, by their header, though their topic may hold others. `origin`:
     instead those that came from a queue of that name, for example its former name. One without that header
@@ -152,15 +138,29 @@ class DeadLetters:
             self._reader.close()
             self._reader = None
 
-    def list(self, limit: int = 100) -> builtins.list[DeadLetter]:
+    def list(self, limit: int = 100) -> builtins.list[KafkaDeadLetter]:
         """The oldest `limit` dead letters that are not finished, oldest first."""
         return self._oldest(limit, with_body=False)
 
-    def peek(self, limit: int = 100) -> builtins.list[DeadLetter]:
+    def peek(self, limit: int = 100) -> builtins.list[KafkaDeadLetter]:
         """As list(), with body and headers."""
         return self._oldest(limit, with_body=True)
 
-    def redrive(
+    def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
+        """See DeadLetters.redrive. Raises Unfinished when it was stopped halfway."""
+        if ids is not None and limit is not None:
+            raise ConfigError("redrive: give ids or a limit, not both")
+        if isinstance(ids, str):
+            raise ConfigError("redrive: ids is text; give a list of ids")
+        if limit is not None:
+            wanted = [letter.id for letter in self.list(limit)]
+        elif ids is not None:
+            wanted = [one for one in ids if isinstance(one, str) and _ID.fullmatch(one)]
+        else:
+            return self.run_redrive().redriven
+        return self.run_redrive(wanted).redriven if wanted else 0
+
+    def run_redrive(
         self,
         ids: Iterable[str] | None = None,
         *,
@@ -228,9 +228,8 @@ class DeadLetters:
         _log.info("dead letters purged", extra={"queue": self._queue.name, "count": run.done})
         return run.done
 
-    def _oldest(self, limit: int, *, with_body: bool) -> builtins.list[DeadLetter]:
-        if limit < 1:
-            raise ConfigError(f"limit: {limit!r} must be at least 1")
+    def _oldest(self, limit: int, *, with_body: bool) -> builtins.list[KafkaDeadLetter]:
+        check_limit(limit, "limit")
         partitions = self._partitions()[self._dead.name]
         found = (
             (record.timestamp()[1], record.partition(), record.offset(), self._described(record, with_body))
@@ -239,12 +238,12 @@ class DeadLetters:
         )
         return [entry[3] for entry in heapq.nsmallest(limit, found, key=lambda entry: entry[:3])]
 
-    def _described(self, record: Any, with_body: bool) -> DeadLetter:
+    def _described(self, record: Any, with_body: bool) -> KafkaDeadLetter:
         headers = message_headers(record)
-        key, body = record.key(), record.value() or b""
-        return DeadLetter(
+        body = record.value() or b""
+        return KafkaDeadLetter(
             id=message_id(record.partition(), record.offset()),
-            key=key,
+            key=record.key(),
             origin_topic=_text(headers, DEAD_LETTER_TOPIC),
             origin_partition=number(headers, DEAD_LETTER_PARTITION),
             origin_offset=number(headers, DEAD_LETTER_OFFSET),
@@ -252,7 +251,7 @@ class DeadLetters:
             first_enqueued_ms=number(headers, ORIGINAL_TIMESTAMP),
             dead_since_ms=record.timestamp()[1],
             reason=_text(headers, DEAD_LETTER_REASON),
-            size=len(key or b"") + len(body) + sum(len(n.encode()) + len(v or b"") for n, v in headers),
+            size=len(body),
             body=body if with_body else b"",
             headers=headers if with_body else (),
         )

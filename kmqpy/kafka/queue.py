@@ -1,39 +1,88 @@
-"""What `kafka://h:9092,h2:9092?queue=q` opens: a KmqClient that sends, counts and redrives, too."""
+"""A queue on Kafka as the Queue protocol has it: a KmqClient, and what sends, counts and administers."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Unpack
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.core.settings import build
-from kmqpy.errors import ConfigError, DecodeError
+from kmqpy.core.forks import ForkGuard
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import Closed, ConfigError, DecodeError, NotSupported
+from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.stats import InFlightMessage
-from kmqpy.kafka.client.client import ClientOptions, KmqClient
+from kmqpy.kafka.client.client import ClientOptions, KmqClient, check_options
+from kmqpy.kafka.client.lazy_client import LazyClient
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
+from kmqpy.kafka.client.settings_mirror import check_topics, settings_of
+from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
-from kmqpy.kafka.settings import KafkaConnection, QueueSettings, build_connections, connection_layers
-from kmqpy.message import HeadersLike, Message
-from kmqpy.queue import Orphan, Queue, QueueUrl
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.shared_connections import SharedConnections
+from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
+from kmqpy.message import HeadersLike, Message, OutgoingMessage
+from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class KafkaQueue(KmqClient):
-    """A queue in Kafka, as the Queue protocol has it: a KmqClient that sends, counts and redrives, too.
+CAPABILITIES = Capabilities(
+    fifo=False,  # within a partition messages are in order, so those of a key; but for redelivered ones
+    priority=False,
+    requeue_to_front=False,
+    manual_redelivery=False,
+    at_most_once=False,
+    blocking_take=True,
+    max_body_bytes=MAX_MESSAGE_BYTES,
+    immediate=False,
+    stable_ids=False,
+    late_ack=False,
+    exact_sizes=False,
+    any_name=False,
+    bound_handles=False,
+    many_queues=False,
+)
+
+
+def _handed_on(
+    method: Callable[Concatenate[KmqClient, P], R],
+) -> Callable[Concatenate[KafkaQueue, P], R]:
+    """The method of the queue's client, as one of the queue."""
+
+    @functools.wraps(method)
+    def call(queue: KafkaQueue, /, *args: P.args, **arguments: P.kwargs) -> R:
+        with queue._client.used() as client:
+            return method(client, *args, **arguments)
+
+    return call
+
+
+class KafkaQueue:
+    """A queue on Kafka, see kmqpy.queue.Queue; what it receives are KafkaMessages.
 
     queue       its name; or settings, of which those that are not given are the queue's own
     connection  where Kafka is. Redelivery and dead letters need a tracker that runs
     zookeeper   where ZooKeeper is; without it `size`, `in_flight` and the like read the whole markers
                 topic, with it less
-    The other arguments are those of KmqClient.
+    shared      connections that several queues use and somebody else closes, in place of `connection` and
+                `zookeeper`; see KafkaStorage
+    codec       turns objects into bodies and back
+    on_close    is called when it is closed
+    The other arguments are those of KmqClient, which joins the consumer group when the first message is
+    received or acknowledged.
 
     Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
     the queue's own.
@@ -44,180 +93,297 @@ class KafkaQueue(KmqClient):
         queue: str | QueueSettings,
         connection: KafkaConnection,
         zookeeper: ZooKeeperConnection = NO_ZOOKEEPER,
+        *,
+        shared: SharedConnections | None = None,
+        codec: Codec | None = None,
+        on_close: Callable[[], None] | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        super().__init__(queue, connection, **options)
-        # Reentrant: a handler of signals may call close() in the middle of any call.
+        check_options(options)
+        self._settings = settings = settings_of(queue, connection)
+        self._connection = connection
+        self._clock = options.get("clock", SYSTEM_CLOCK)
+        self._telemetry = options.get("telemetry") or Telemetry()
+        self._codec = codec
+        self._on_close = on_close
+        self._shared = shared or SharedConnections(connection, zookeeper, clock=self._clock)
+        check_topics(settings, self._shared.topics().check(settings), connection)
+        self._owns_shared = shared is None
+        options.setdefault("acknowledged_by", self)
+        self._client = LazyClient(
+            lambda: KmqClient(settings, connection, **options), f"queue {settings.name!r}", self._clock
+        )
+        self._guard = ForkGuard(f"queue {settings.name!r}")
         self._opening = threading.RLock()
         self._producer: KmqProducer | None = None
-        self._administering = threading.RLock()
-        self._admin = Admin(connection, zookeeper, clock=self._clock)
+        self._dead_letters = _DeadLetters(self)
 
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._queue.name
+        return self._settings.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Queue.capabilities."""
+        return CAPABILITIES
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The queue's settings, as they were when it was opened."""
+        return self._settings
 
     @property
     def default_lease(self) -> float:
-        """Seconds that a message is its taker's where receive() names no lease."""
-        return self._queue.redeliver_after_ms / 1000
+        """See Queue.default_lease."""
+        return self._settings.redeliver_after_ms / 1000
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """See Queue.dead_letters."""
+        return self._dead_letters
+
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(
         self,
-        body: bytes | str,
+        body: Any,
         *,
         key: bytes | str | None = None,
         headers: HeadersLike | None = None,
         delay: Duration = 0,
+        priority: int = 0,
+        connection: Any = None,
     ) -> str:
         """See Queue.send. Messages of one key are in one partition."""
-        return self._sender().send(body, key=key, headers=headers, delay=delay)
+        message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
+        return self.send_many([message], connection=connection)[0]
 
     def send_many(
         self,
-        bodies: Iterable[bytes | str],
+        bodies: Iterable[Any],
         *,
         key: bytes | str | None = None,
         headers: HeadersLike | None = None,
         delay: Duration = 0,
+        priority: int = 0,
+        connection: Any = None,
     ) -> list[str]:
-        """See Queue.send_many."""
-        return self._sender().send_many(bodies, key=key, headers=headers, delay=delay)
+        """See Queue.send_many. Raises Unfinished where some were sent, and others too large for the topic."""
+        if connection is not None:
+            raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
+        encoded = bodies if self._codec is None else [_encoded(self._codec, body) for body in bodies]
+        return self._sender().send_many(encoded, key=key, headers=headers, delay=delay, priority=priority)
+
+    def decode(self, message: Message | DeadLetter) -> Any:
+        """See Queue.decode."""
+        return message.body if self._codec is None else self._codec.decode(message.body)
+
+    def _sender(self) -> KmqProducer:
+        self._client.check_open()  # before the lock, which may be held for ever in a child
+        with self._opening:
+            self._client.check_open()
+            if self._producer is None:
+                self._producer = KmqProducer(
+                    self._settings,
+                    self._connection,
+                    shared=self._shared.producer(),
+                    telemetry=self._telemetry,
+                    clock=self._clock,
+                )
+            return self._producer
+
+    # --- receiving and finishing --------------------------------------------------------------------
+
+    def receive(
+        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+    ) -> list[Message]:
+        """See KmqClient.receive; they are KafkaMessages."""
+        with self._client.used() as client:
+            try:
+                return [*client.receive(max_messages, wait=wait, lease=lease)]
+            except Closed:
+                self._client.check_open()
+                return []  # only the client was closed, by rest()
+
+    ack = _handed_on(KmqClient.ack)
+    nack = _handed_on(KmqClient.nack)
+    extend = _handed_on(KmqClient.extend)
+    dead_letter = _handed_on(KmqClient.dead_letter)
+
+    def flush(self, timeout: Duration = 30) -> None:
+        """See Queue.flush."""
+        self._client.check_open()
+        if self._client.current is not None:  # else nothing was finished, and what was sent is certain
+            with self._client.used() as client:
+                client.flush(timeout)
+
+    @property
+    def partitions(self) -> list[int]:
+        """See KmqClient.partitions."""
+        client = self._client.current
+        return [] if client is None else client.partitions
+
+    # --- looking ------------------------------------------------------------------------------------
 
     def peek(self, limit: int = 10) -> list[Message]:
         """See Queue.peek; delayed messages count towards `limit` and are left out."""
-        if limit < 1:
-            raise ConfigError(f"limit: {limit} must be at least 1")
-        self._check_open()
-        records = stats.waiting_records(self._connection, self._queue, limit=limit)
+        check_limit(limit, "limit")
+        self._client.check_open()
+        records = stats.waiting_records(self._connection, self._settings, limit=limit)
         now_ms = self._clock.wall_ms()
-        found = [self.message_of(record, lease_until_ms=now_ms) for record in records]
-        return [message for message in found if not self._is_delayed(message, now_ms)]
+        context = ReceiveContext(self._settings, "", now_ms, self._telemetry)
+        found = [KafkaMessage(record, context) for record in records]
+        return [message for message in found if not _is_delayed(message, now_ms)]
 
-    def size(self) -> int:
+    def size(self, limit: int | None = None) -> int:
         """See Queue.size; beyond 10,000 in a partition an upper bound."""
+        most = None if limit is None else check_limit(limit, "limit")
         with self._administered() as admin:
-            return admin.stats(self._queue).depth
+            found = admin.stats(self._settings)
+        size = found.depth + found.released
+        return size if most is None else min(size, most)
 
     def in_flight(self) -> int:
-        """See Queue.in_flight."""
+        """See Queue.in_flight; what was rejected is in flight until it is a dead letter."""
         with self._administered() as admin:
-            return admin.stats(self._queue).in_flight
+            found = admin.stats(self._settings)
+        return found.in_flight - found.released
 
-    def orphans(self, older_than: Duration) -> list[Orphan]:
+    def orphans(
+        self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
+    ) -> list[Orphan]:
         """See Queue.orphans."""
-        taken_before = self._clock.wall_ms() - duration_ms(older_than, "older_than")
+        if older_than is not None and queued_before_ms is not None:
+            raise ConfigError("orphans: give older_than or queued_before_ms, not both")
+        taken_for_ms = 0 if older_than is None else duration_ms(older_than, "older_than")
+        taken_before = self._clock.wall_ms() - taken_for_ms
+        held = [one for one in self._held() if older_than is None or one.since_ms < taken_before]
+        places = [(one.partition, one.offset) for one in held]
+        records = partition_reader.read_at(self._connection, self.name, places) if places else {}
+        found = [self._orphan(one, records.get((one.partition, one.offset))) for one in held]
         return [
-            Orphan(
-                receipt=one.receipt,
-                holder=one.holder,
-                since_ms=one.since_ms,
-                lease_until_ms=one.lease_until_ms,
-            )
-            for one in self._held_by_anybody()
-            if one.since_ms < taken_before
+            one
+            for one in found
+            if queued_before_ms is None or (one.message and one.message.enqueued_ms < queued_before_ms)
         ]
+
+    def _orphan(self, one: InFlightMessage, record: Any) -> Orphan:
+        topic_id = Receipt.parse(one.receipt).topic_id
+        context = ReceiveContext(self._settings, topic_id, one.lease_until_ms, self._telemetry, self)
+        return Orphan(
+            receipt=one.receipt,
+            holder=one.holder,
+            since_ms=one.since_ms,
+            lease_until_ms=one.lease_until_ms,
+            message=None if record is None else KafkaMessage(record, context),
+        )
+
+    def _held(self) -> list[InFlightMessage]:
+        """What anybody has taken; not what was given back and waits for its redelivery."""
+        with self._administered() as admin:
+            found = admin.in_flight(self._settings, limit=None)
+        return [one for one in found if one.state is EntryState.HELD]
+
+    # --- administration -----------------------------------------------------------------------------
 
     def purge(self) -> int:
         """See Queue.purge; what is in flight is ended first, so that it never counts as lost."""
         with self._administered() as admin:
-            return admin.purge(self._queue)
+            return admin.purge(self._settings)
 
     def redrive(self, limit: int | None = None) -> int:
         """See Queue.redrive. Raises Unfinished when it was stopped halfway."""
-        self._check_open()
-        with DeadLetters(self._queue, self._connection, self._clock) as letters:
-            ids = None if limit is None else [letter.id for letter in letters.list(limit)]
-            return letters.redrive(ids).redriven
+        return self._dead_letters.redrive(limit=limit)
 
     def release_all(self) -> int:
         """See Queue.release_all; what waits after a nack goes on to wait."""
-        held = self._held_by_anybody()
-        self.nack(*[one.receipt for one in held], count=False, wait=True)
+        held = self._held()
+        if held:
+            self.nack([one.receipt for one in held], count=False, wait=True)
         return len(held)
 
+    def rest(self) -> None:
+        """Leave the consumer group and close what receives; the next receive() joins again."""
+        self._client.rest()
+
+    def rest_if_idle(self, idle_s: float) -> None:
+        """As rest(), if nobody has received or finished for that long, and nothing received is in flight."""
+        self._client.close_if_idle(idle_s)
+
     def close(self) -> None:
-        """See Queue.close."""
+        """See Queue.close. A receive() that waits in another thread raises Closed."""
         if self._guard.inherited:
             return
         try:
-            super().close()  # from here on no producer is made any more
+            self._client.close()  # from here on no producer is made any more
         finally:
             with self._opening:
-                producer, self._producer = self._producer, None
-            if producer is not None:
-                producer.close()
-            with self._administering:
-                self._admin.close()
+                self._producer = None
+            if self._owns_shared:
+                self._shared.close()
+            on_close, self._on_close = self._on_close, None
+            if on_close is not None:
+                on_close()
 
-    def _sender(self) -> KmqProducer:
-        self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
-        with self._opening:
-            self._check_open()
-            if self._producer is None:
-                self._producer = KmqProducer(
-                    self._queue, self._connection, telemetry=self._telemetry, clock=self._clock
-                )
-            return self._producer
+    def __enter__(self) -> Self:
+        return self
 
-    def _is_delayed(self, message: Message, now_ms: int) -> bool:
-        try:
-            deliver_at = int_header(message.headers, DELIVER_AT)
-        except DecodeError:
-            return False
-        return deliver_at is not None and deliver_at > now_ms
-
-    def _held_by_anybody(self) -> list[InFlightMessage]:
-        with self._administered() as admin:
-            found = admin.in_flight(self._queue, limit=None)
-        return [one for one in found if one.state is EntryState.HELD]
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @contextmanager
     def _administered(self) -> Iterator[Admin]:
-        self._check_open()
-        with self._administering:
-            self._check_open()
-            yield self._admin
+        self._client.check_open()
+        with self._shared.admin() as admin:
+            self._client.check_open()
+            yield admin
+
+    @contextmanager
+    def _opened_dead_letters(self) -> Iterator[KafkaDeadLetters]:
+        self._client.check_open()
+        with KafkaDeadLetters(self._settings, self._connection, self._clock) as letters:
+            yield letters
 
 
-_IN_URLS = ("max_in_flight", "holder", "instance_id", "markers")
-"""Arguments of KmqClient that a url can give."""
+class _DeadLetters:
+    """The dead letters of an open queue, see kmqpy.queue.DeadLetters; connected only during each call."""
+
+    def __init__(self, queue: KafkaQueue) -> None:
+        self._opened = queue._opened_dead_letters
+
+    def list(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
+        """See DeadLetters.list."""
+        with self._opened() as letters:
+            return letters.list(limit)
+
+    def peek(self, limit: int = 100) -> Sequence[KafkaDeadLetter]:
+        """See DeadLetters.peek."""
+        with self._opened() as letters:
+            return letters.peek(limit)
+
+    def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:
+        """See DeadLetters.redrive."""
+        with self._opened() as letters:
+            return letters.redrive(ids, limit=limit)
+
+    def purge(self) -> int:
+        """See DeadLetters.purge."""
+        with self._opened() as letters:
+            return letters.purge()
 
 
-def open_queue(url: QueueUrl, telemetry: Telemetry | None = None) -> Queue:
-    """Open the queue of a kafka: url.
-
-    Its settings are the fields of QueueSettings, `zookeeper` and `root`, `max_in_flight`, `holder`,
-    `instance_id` and `markers` of KmqClient, and librdkafka settings (names with a dot). What the url leaves
-    open of the connections is as in KafkaConnection.from_environment(), but there is no default ZooKeeper.
-    """
-    if not url.address or "@" in url.address:
-        raise ConfigError("queue url: write it like kafka://host:9092,host2:9092?queue=name")
-    if url.path not in ("", "/"):
-        raise ConfigError(f"queue url: a kafka: url has no path, found {url.path!r}")
-    kafka = {name: value for name, value in url.settings.items() if "." in name}
-    own = {name: value for name, value in url.settings.items() if "." not in name}
-    queue_fields = [field.name for field in dataclasses.fields(QueueSettings) if field.name != "name"]
-    connection_fields = ["zookeeper", "root"]
-    dataclasses.replace(url, settings=own).refuse_unknown([*queue_fields, *connection_fields, *_IN_URLS])
-    client: dict[str, Any] = {name: own[name] for name in _IN_URLS if name in own}
-    if "max_in_flight" in client:
-        client["max_in_flight"] = _whole_number("max_in_flight", client["max_in_flight"])
-    connection = {name: own[name] for name in connection_fields if name in own}
-    return KafkaQueue(
-        build(QueueSettings, {"name": url.queue}, {name: own[name] for name in queue_fields if name in own}),
-        *build_connections(
-            {"zookeeper": NO_ZOOKEEPER.hosts},
-            *connection_layers(),
-            {"bootstrap": url.address, "kafka": kafka, **connection},
-        ),
-        telemetry=telemetry,
-        **client,
-    )
+def _encoded(codec: Codec, body: Any) -> bytes | OutgoingMessage:
+    if isinstance(body, OutgoingMessage):
+        return dataclasses.replace(body, body=codec.encode(body.body))
+    return codec.encode(body)
 
 
-def _whole_number(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{name}: {text!r} is not a whole number")
-    return int(text)
+def _is_delayed(message: Message, now_ms: int) -> bool:
+    try:
+        deliver_at = int_header(message.headers, DELIVER_AT)
+    except DecodeError:
+        return False
+    return deliver_at is not None and deliver_at > now_ms

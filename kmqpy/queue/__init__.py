@@ -3,7 +3,7 @@
 from kmqpy.message import OutgoingMessage
 from kmqpy.queue.capabilities import Capabilities
 from kmqpy.queue.opening import queue_for, storage_for
-from kmqpy.queue.protocol import DeadLetter, DeadLetters, Orphan, Queue, StorageQueue
+from kmqpy.queue.protocol import DeadLetter, DeadLetters, Orphan, Queue
 from kmqpy.queue.storage import Codec, QueueDescription, Storage
 from kmqpy.queue.url import QueueUrl, parse_url
 
@@ -18,7 +18,6 @@ __all__ = [
     "QueueDescription",
     "QueueUrl",
     "Storage",
-    "StorageQueue",
     "parse_url",
     "queue_for",
     "storage_for",

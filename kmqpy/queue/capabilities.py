@@ -23,6 +23,24 @@ class Capabilities:
     transactions       send(connection=…) and ack(connection=…) are part of the application's transaction
     blocking_take      a receive() that waits learns at once of a new message; else it asks again and again
     max_body_bytes     the largest body; None: as large as memory allows
+
+    Where one of these is missing, something is weaker, but nothing raises NotSupported:
+
+    immediate          the end of a lease, nack() and dead_letter() take effect at once, and receive(wait=0)
+                       finds what is there. Else they take effect a moment later, when another process has
+                       seen to it, and receive() has to wait for what is on its way
+    stable_ids         a redelivered message keeps its id, also as a dead letter, and after
+                       nack(count=False) its `enqueued_ms`. Else it is a copy with new ones
+    late_ack           an acknowledgement after the lease counts, until the message is taken again. Else it
+                       does nothing once the message is redelivered
+    exact_sizes        size() and in_flight() are exact also while others send and take. Else they are when
+                       nobody does, and an upper bound where very many messages wait
+    any_name           a queue may have any name of 1 to 200 printable characters. Else the storage has
+                       rules of its own
+    bound_handles      a queue that was opened before it was deleted and recreated raises QueueNotFound. Else
+                       it goes on with the new queue
+    many_queues        thousands of queues may be in use, since they share connections and threads. Else each
+                       one that receives has some of its own
     """
 
     fifo: bool = True
@@ -36,3 +54,10 @@ class Capabilities:
     transactions: bool = False
     blocking_take: bool = False
     max_body_bytes: int | None = None
+    immediate: bool = True
+    stable_ids: bool = True
+    late_ack: bool = True
+    exact_sizes: bool = True
+    any_name: bool = True
+    bound_handles: bool = True
+    many_queues: bool = True

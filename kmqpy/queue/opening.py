@@ -1,6 +1,6 @@
 """`queue_for(url)` opens a queue, `storage_for(url)` a storage.
 
-A storage is a module with a function that takes a `QueueUrl` and a telemetry; the tables below say which
+A storage is a module with a function that takes a `QueueUrl` and a telemetry; the table below says which
 scheme is whose. Storages of others are found by the entry-point group `kmqpy.storages`: the name of the entry
 point is the scheme, its object a function as in `_STORAGES`.
 """
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from kmqpy.core.settings import nearest
-from kmqpy.errors import ConfigError, NotSupported
+from kmqpy.errors import ConfigError, KmqError, NotSupported
 from kmqpy.queue.protocol import Queue
-from kmqpy.queue.storage import Storage
+from kmqpy.queue.storage import QUEUE_SETTINGS, Storage
 from kmqpy.queue.url import EXAMPLE, QueueUrl, parse_url, split
 from kmqpy.telemetry.base import Telemetry
 
 OpenStorage = Callable[[QueueUrl, Telemetry | None], Storage]
 """What an entry point of the group `kmqpy.storages` is."""
 
-_STORAGES = {"memory": "kmqpy.storages.memory:open_storage"}
+_STORAGES = {
+    "kafka": "kmqpy.kafka.storage:open_storage",
+    "memory": "kmqpy.storages.memory:open_storage",
+}
 """Scheme to `module:function`, an OpenStorage; imported when a queue of the scheme is opened."""
-
-_QUEUES = {"kafka": "kmqpy.kafka.queue:open_queue"}
-"""The same for what has no Storage yet: the function returns the Queue."""
 
 _PLANNED = ("zookeeper", "sqlite", "postgresql", "mariadb", "redis", "http", "https")
 """Schemes that are kept for storages to come."""
@@ -38,34 +38,50 @@ def queue_for(url: str, *, telemetry: Telemetry | None = None) -> Queue:
 
     Further query parameters are settings of the storage and of the queue. For Kafka, what they do not say of
     the connection is what the environment says (KMQ_CONFIG, KMQ_KAFKA_… and the like, as for
-    KafkaConnection.from_environment). Other storages open a StorageQueue, which closes its storage when it is
-    closed. A user, a password and the path are percent-decoded: `me:p%40ss%2Fw@db`. Close the queue, or use
-    it in a `with`.
+    KafkaConnection.from_environment). A user, a password and the path are percent-decoded:
+    `me:p%40ss%2Fw@db`. Close the queue, which closes its storage, or use it in a `with`.
 
     Raises ConfigError for a url or setting that is wrong, NotSupported for a scheme without a
     storage, and what opening the storage raises (QueueNotFound, Unavailable, MissingExtra).
     """
-    scheme = split(url).scheme
-    if scheme not in _QUEUES:
-        storage = _opener(scheme)(parsed := parse_url(url), telemetry)
-        try:
-            return storage.open_url(parsed)
-        except BaseException:
-            storage.close()
-            raise
+    opener = _opener(split(url).scheme)
     parsed = parse_url(url)
-    if parsed.user is not None:
-        raise ConfigError(f"queue url: a {scheme}: url has no user; {EXAMPLE}")
-    open_queue: Callable[[QueueUrl, Telemetry | None], Queue] = _load(_QUEUES[scheme])
-    return open_queue(parsed, telemetry)
+    storage = _opened(opener, parsed, telemetry)
+    try:
+        return storage.open_url(parsed)
+    except BaseException:
+        storage.close()
+        raise
 
 
 def storage_for(url: str, *, telemetry: Telemetry | None = None) -> Storage:
-    """Open the storage of a url, which is that of a queue without `queue=`; raises as queue_for does."""
-    scheme = split(url).scheme
-    if scheme in _QUEUES:
-        raise NotSupported(f"queue url: {scheme}: has queues only; use queue_for, or kmqpy.Admin")
-    return _opener(scheme)(parse_url(url, names_queue=False), telemetry)
+    """Open the storage of a url, which is that of a queue without `queue=` and the settings of a queue.
+
+    Raises as queue_for does.
+    """
+    opener = _opener(split(url).scheme)
+    parsed = parse_url(url, names_queue=False)
+    for name in parsed.settings:
+        if name in QUEUE_SETTINGS:
+            raise ConfigError(f"queue url: {name} is a setting of a queue; give it to Storage.create()")
+    return _opened(opener, parsed, telemetry)
+
+
+def _opened(opener: OpenStorage, url: QueueUrl, telemetry: Telemetry | None) -> Storage:
+    try:
+        storage = opener(url, telemetry)
+    except KmqError:
+        raise
+    except Exception as error:  # of a storage of others, or of what it uses
+        raise ConfigError(
+            f"queue url: the storage for {url.scheme}: can't be opened: {type(error).__name__}"
+        ) from error
+    if not hasattr(storage, "open_url") or not hasattr(storage, "close"):
+        raise ConfigError(
+            f"queue url: what opens {url.scheme}: returned an object of type {type(storage).__name__}, which "
+            "is no Storage"
+        )
+    return storage
 
 
 def _opener(scheme: str) -> OpenStorage:
@@ -73,13 +89,31 @@ def _opener(scheme: str) -> OpenStorage:
         return cast("OpenStorage", _load(_STORAGES[scheme]))
     import importlib.metadata  # here, since loading it takes longer than all of this package
 
-    others = importlib.metadata.entry_points(group=_GROUP)
-    if scheme in others.names:
-        return cast("OpenStorage", others[scheme].load())
+    others: dict[str, importlib.metadata.EntryPoint] = {}
+    for one in importlib.metadata.entry_points(group=_GROUP):
+        others.setdefault(one.name.lower(), one)  # as urls have it, where the case of a scheme says nothing
+    if scheme in others:
+        return _loaded(others[scheme])
     if scheme in _PLANNED:
         raise NotSupported(f"queue url: there is no storage for {scheme}: yet")
-    hint = nearest(scheme, [*_QUEUES, *_STORAGES, *_PLANNED, *others.names]) or f"; {EXAMPLE}"
+    hint = nearest(scheme, [*_STORAGES, *_PLANNED, *others]) or f"; {EXAMPLE}"
     raise NotSupported(f"queue url: there is no storage for {scheme}:{hint}")
+
+
+def _loaded(entry_point: Any) -> OpenStorage:
+    """The object of an entry point, which anybody can have installed; raises ConfigError that names it."""
+    named = f"storage {entry_point.name!r}: the entry point {entry_point.value!r} of the group {_GROUP}"
+    try:
+        found = entry_point.load()
+    except KmqError:  # a missing extra, for example
+        raise
+    except Exception as error:
+        raise ConfigError(f"{named} can't be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(
+            f"{named} is of type {type(found).__name__}; it must be a function that opens a Storage"
+        )
+    return cast("OpenStorage", found)
 
 
 def _load(target: str) -> Any:

@@ -1,13 +1,8 @@
-"""The `Queue` protocol: what every storage does; and `StorageQueue`, what the storages of kmqpy.storages do.
-
-`StorageQueue` is the whole protocol. Kafka does not follow it yet (it has no priorities, no capabilities, and
-its dead letters are a class of their own), so it stands beside `Queue`; once Kafka follows, the two become
-one.
-"""
+"""The `Queue` protocol: what every storage does with the messages of one queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -25,8 +20,8 @@ class Orphan:
     holder          who has it, where the taker gave a name
     since_ms        when it was taken (ms since 1970, the storage's clock)
     lease_until_ms  when it is redelivered, by the same clock; with manual redelivery, when its lease ends
-    message         the message with its body, its lease by the storage's clock; None where the storage
-                    lists receipts only (Kafka)
+    message         the message with its body, its lease by the storage's clock; None if the storage does
+                    not have it any more (Kafka, after its retention)
     """
 
     receipt: str
@@ -47,20 +42,23 @@ class DeadLetter:
     reason             `expired`, `nack` or `rejected`, these with `: ` and a reason if one was given
     size               bytes of its body
     body, headers      empty in list(), complete in peek()
+
+    `attempts`, `first_enqueued_ms` and `reason` are None where they are not known: in Kafka, anybody can
+    write to the topic of the dead letters.
     """
 
     id: str
     key: bytes | None
-    attempts: int
-    first_enqueued_ms: int
+    attempts: int | None
+    first_enqueued_ms: int | None
     dead_since_ms: int
-    reason: str
+    reason: str | None
     size: int
     body: bytes = b""
     headers: Headers = ()
 
 
-Listed = list[DeadLetter]
+Listed = Sequence[DeadLetter]
 
 
 class DeadLetters(Protocol):
@@ -92,127 +90,22 @@ class Queue(Protocol):
 
     At-least-once: a message that is not acknowledged before its lease ends is redelivered. Operations
     take messages, or receipts as text, which are good in any process: several of them, or one list.
-    Durations are seconds or `timedelta`. Every call may raise Unavailable when the storage does not
-    answer, and Closed after close().
+    Durations are seconds or `timedelta`. What a storage can't do it says in `capabilities`; asking for it
+    raises NotSupported. Every call may raise Unavailable when the storage does not answer, and Closed after
+    close().
+
+    A receipt whose lease has ended still acknowledges or dead-letters its message, as long as nobody else
+    has taken it since and it is no dead letter; extend() and nack() do nothing then. (Where the capability
+    `late_ack` is missing, all four do nothing.) Once the message is taken by another, the receipt does
+    nothing, and never anything to the new taker's message. A receipt of another storage, of another queue,
+    or of a queue that was deleted and recreated is a ReceiptError, and so is that of a message which was
+    only looked at.
     """
 
     @property
     def name(self) -> str:
         """The queue's name."""
         ...
-
-    def send(
-        self,
-        body: bytes | str,
-        *,
-        key: bytes | str | None = None,
-        headers: HeadersLike | None = None,
-        delay: Duration = 0,
-    ) -> str:
-        """Send one message, safe once this returns; returns its id.
-
-        It is not handed out before `delay` has passed. Raises MessageError for a message that the
-        storage can't take.
-        """
-        ...
-
-    def send_many(
-        self,
-        bodies: Iterable[bytes | str],
-        *,
-        key: bytes | str | None = None,
-        headers: HeadersLike | None = None,
-        delay: Duration = 0,
-    ) -> list[str]:
-        """Send messages; returns their ids in order. When it raises, some may have been sent."""
-        ...
-
-    def receive(
-        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
-    ) -> list[Message]:
-        """Take up to `max_messages`; returns as soon as there are some, [] after `wait`.
-
-        They are the caller's for `lease` (default: the queue's; at least 100 ms) and are redelivered unless
-        finished before. At least half of the lease is left on return. Raises ConfigError for bad numbers.
-        """
-        ...
-
-    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
-        """Acknowledge: the messages are not redelivered. Harmless when it comes too late.
-
-        Returns at once unless `wait`, which returns when it is certain. Raises ReceiptError.
-        """
-        ...
-
-    def nack(
-        self,
-        *messages: MessagesLike,
-        delay: Duration = 0,
-        count: bool = True,
-        reason: str | None = None,
-        wait: bool = False,
-    ) -> None:
-        """Give messages back; they are redelivered after `delay`. `count=False`: not an attempt."""
-        ...
-
-    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
-        """Let the leases end `lease` from now; does nothing to messages that are finished.
-
-        `lease=0` means `nack(count=False)`. Raises ConfigError for another one below 100 ms.
-        """
-        ...
-
-    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
-        """Move messages to the dead letters, without another try."""
-        ...
-
-    def peek(self, limit: int = 10) -> list[Message]:
-        """Messages that can be taken, without taking them, the oldest first."""
-        ...
-
-    def size(self) -> int:
-        """How many messages are neither in flight nor dead; delayed ones are among them."""
-        ...
-
-    def in_flight(self) -> int:
-        """How many messages are taken and not ended."""
-        ...
-
-    def orphans(self, older_than: Duration) -> list[Orphan]:
-        """Messages that somebody has had for more than `older_than`, the oldest first."""
-        ...
-
-    def purge(self) -> int:
-        """Remove every message but dead letters; returns about how many there were."""
-        ...
-
-    def redrive(self, limit: int | None = None) -> int:
-        """Put dead letters back in the queue, with no attempts yet; returns how many."""
-        ...
-
-    def release_all(self) -> int:
-        """Give back what anybody has taken and not finished, not as attempts; returns how many."""
-        ...
-
-    def close(self) -> None:
-        """Confirm what is to be confirmed and leave; a second close does nothing."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-class StorageQueue(Queue, Protocol):
-    """The whole protocol. What a storage can't do it says in `capabilities`, and raises NotSupported.
-
-    A receipt whose lease has ended still acknowledges or dead-letters its message, as long as nobody else
-    has taken it since and it is no dead letter; extend() and nack() do nothing then. Once the message is
-    taken by another, the receipt does nothing, and never anything to the new taker's message. A receipt of
-    another storage, of another queue, or of a queue that was deleted and recreated is a ReceiptError.
-    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -264,7 +157,8 @@ class StorageQueue(Queue, Protocol):
         """Send bodies, or OutgoingMessages with a key, headers, delay and priority each; returns their ids.
 
         The arguments are those of the bodies that are no OutgoingMessage. All messages are checked before
-        the first is sent. Raises MessageError.
+        the first is sent. Raises MessageError; where it raises Unavailable or Unfinished, some may have been
+        sent.
         """
         ...
 
@@ -276,19 +170,62 @@ class StorageQueue(Queue, Protocol):
         """Return when all that was sent and finished is certain; raises Unavailable after `timeout`."""
         ...
 
-    def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
-        """See Queue.ack. `connection`: as of send(), the acknowledgement is part of a transaction.
+    def receive(
+        self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
+    ) -> list[Message]:
+        """Take up to `max_messages`; returns as soon as there are some, [] after `wait`.
 
-        In a transaction it must not be late: if the message was taken by somebody else or finished before,
-        it raises ReceiptError, so that what the transaction did for the message is rolled back.
+        They are the caller's for `lease` (default: the queue's; at least 100 ms) and are redelivered unless
+        finished before. At least half of the lease is left on return. Raises ConfigError for bad numbers.
         """
         ...
 
+    def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
+        """Acknowledge: the messages are not redelivered. Harmless when it comes too late.
+
+        Returns at once unless `wait`, which returns when it is certain. Raises ReceiptError.
+
+        `connection`: as of send(), the acknowledgement is part of a transaction. In a transaction it must
+        not be late: if the message was taken by somebody else or finished before, it raises ReceiptError, so
+        that what the transaction did for the message is rolled back.
+        """
+        ...
+
+    def nack(
+        self,
+        *messages: MessagesLike,
+        delay: Duration = 0,
+        count: bool = True,
+        reason: str | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Give messages back; they are redelivered after `delay`. `count=False`: not an attempt."""
+        ...
+
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
+        """Let the leases end `lease` from now; does nothing to messages that are finished.
+
+        `lease=0` means `nack(count=False)`. Raises ConfigError for another one below 100 ms.
+        """
+        ...
+
+    def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
+        """Move messages to the dead letters, without another try."""
+        ...
+
+    def peek(self, limit: int = 10) -> list[Message]:
+        """Messages that can be taken, without taking them, the oldest first; they acknowledge nothing."""
+        ...
+
     def size(self, limit: int | None = None) -> int:
-        """How many messages are neither in flight nor dead, delayed ones included; exact.
+        """How many messages are neither in flight nor dead, delayed ones included.
 
         `limit`: count no further, since counting may cost; the result is then at most `limit`.
         """
+        ...
+
+    def in_flight(self) -> int:
+        """How many messages are taken and not finished."""
         ...
 
     def orphans(
@@ -304,3 +241,25 @@ class StorageQueue(Queue, Protocol):
         without one, all that is in flight is listed.
         """
         ...
+
+    def purge(self) -> int:
+        """Remove every message but dead letters; returns about how many there were."""
+        ...
+
+    def redrive(self, limit: int | None = None) -> int:
+        """Put dead letters back in the queue, with no attempts yet; returns how many."""
+        ...
+
+    def release_all(self) -> int:
+        """Give back what anybody has taken and not finished, not as attempts; returns how many."""
+        ...
+
+    def close(self) -> None:
+        """Confirm what is to be confirmed and leave; a second close does nothing."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

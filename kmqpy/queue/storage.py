@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from kmqpy.queue.capabilities import Capabilities
-from kmqpy.queue.protocol import StorageQueue
+from kmqpy.queue.protocol import Queue
 from kmqpy.queue.url import QueueUrl
+from kmqpy.queue_policy import QueuePolicy
+
+QUEUE_SETTINGS = frozenset(
+    {
+        *(field.name for field in dataclasses.fields(QueuePolicy)),
+        *("requeue_to", "order", "redelivery", "ephemeral", "create"),
+    }
+)
+"""What a url may say of a queue in any storage, beside its name: not for the url of a storage."""
 
 
 class Codec(Protocol):
@@ -72,11 +82,11 @@ class Storage(Protocol):
         """Delete a queue with all its messages; raises QueueNotFound."""
         ...
 
-    def open(self, name: str, *, codec: Codec | None = None) -> StorageQueue:
+    def open(self, name: str, *, codec: Codec | None = None) -> Queue:
         """Open a queue; raises QueueNotFound."""
         ...
 
-    def open_url(self, url: QueueUrl) -> StorageQueue:
+    def open_url(self, url: QueueUrl) -> Queue:
         """Open the queue that a url names, with the settings in it; closing it closes this storage.
 
         Raises QueueNotFound, and ConfigError for settings that contradict the queue's own.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -10,6 +12,7 @@ from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError
 
 EXAMPLE = "write it like kafka://host:9092?queue=name"
+_SECRET = re.compile(r"pass(word|phrase)|secret|token|key", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +38,20 @@ class QueueUrl:
         names = [*known]
         for key in self.settings:
             if key not in names:
-                raise ConfigError(f"queue url: unknown setting {key!r}{nearest(key, names)}")
+                raise ConfigError(
+                    f"queue url: unknown setting {_named(key, self.settings)}{nearest(key, names)}"
+                )
 
 
 def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
-    """Take a url apart; raises ConfigError, which never shows the url: it may hold a password."""
+    """Take a url apart; raises ConfigError, which never shows what may be a part of a password."""
     parts = split(url)
+    if "@" in parts.path + parts.query + parts.fragment:
+        # What is before it may be the end of a password with a bare /, ? or #, so none of it may be shown.
+        raise ConfigError(
+            "queue url: an @ stands after the address; write / ? # @ in a password as %2F %3F %23 %40, and @ "
+            "in a path or setting as %40"
+        )
     try:
         pairs = parse_qsl(
             parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), errors="strict"
@@ -64,12 +75,19 @@ def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"queue url: {name!r} is given more than once")
+            raise ConfigError(f"queue url: {_named(name, names)} is given more than once")
     if names_queue and not parsed.queue:
         raise ConfigError(f"queue url: it names no queue; {EXAMPLE}")
     if not names_queue and "queue" in names:
         raise ConfigError("queue url: that of a storage names no queue; leave queue= out")
     return parsed
+
+
+def _named(name: str, names: Iterable[str]) -> str:
+    """The name of a setting, for errors; not after a secret, of which it may be the part behind a bare &."""
+    before = itertools.takewhile(lambda one: one != name, names)
+    secret = next((one for one in before if _SECRET.search(one)), None)
+    return repr(name) if secret is None else f"after {secret} (write & in a secret as %26)"
 
 
 def _decoded(text: str) -> str:

@@ -25,7 +25,7 @@ _PAGE = 1_000
 
 
 class StoredQueue(Closing):
-    """A queue in a storage; see kmqpy.queue.StorageQueue. Made by StoredStorage.open().
+    """A queue in a storage; see kmqpy.queue.Queue. Made by StoredStorage.open().
 
     It has no state but whether it is closed, so that threads share it without a lock, and any number of
     queues share one engine.
@@ -60,17 +60,17 @@ class StoredQueue(Closing):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See StorageQueue.capabilities."""
+        """See Queue.capabilities."""
         return self._engine.capabilities
 
     @property
     def default_lease(self) -> float:
-        """See StorageQueue.default_lease."""
+        """See Queue.default_lease."""
         return self._settings.redeliver_after_ms / 1000
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """See StorageQueue.dead_letters."""
+        """See Queue.dead_letters."""
         return self._dead_letters
 
     # --- sending ----------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class StoredQueue(Closing):
         priority: int = 0,
         connection: Any = None,
     ) -> str:
-        """See StorageQueue.send."""
+        """See Queue.send."""
         message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
         return self._send([message], connection)[0]
 
@@ -99,7 +99,7 @@ class StoredQueue(Closing):
         priority: int = 0,
         connection: Any = None,
     ) -> list[str]:
-        """See StorageQueue.send_many."""
+        """See Queue.send_many."""
         if self._codec is None and isinstance(bodies, str | bytes):
             raise MessageError("bodies: that is one body; use send(), or a list of bodies")
         headers = headers_from(headers)  # once: they may be an iterator
@@ -114,11 +114,11 @@ class StoredQueue(Closing):
         )
 
     def decode(self, message: Message | DeadLetter) -> Any:
-        """See StorageQueue.decode."""
+        """See Queue.decode."""
         return message.body if self._codec is None else self._codec.decode(message.body)
 
     def flush(self, timeout: Duration = 30) -> None:
-        """See StorageQueue.flush; every call here is certain when it returns."""
+        """See Queue.flush; every call here is certain when it returns."""
         duration_ms(timeout, "timeout")
         self._check_open()
 
@@ -194,7 +194,7 @@ class StoredQueue(Closing):
     # --- finishing --------------------------------------------------------------------------------
 
     def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:  # noqa: ARG002
-        """See StorageQueue.ack."""
+        """See Queue.ack."""
         takes = self._parsed(messages)
         self._check_connection(connection)
         if takes and self._settings.ephemeral:
@@ -280,7 +280,7 @@ class StoredQueue(Closing):
         return [self._message(row._replace(take=0), 0) for row in rows]
 
     def size(self, limit: int | None = None) -> int:
-        """See StorageQueue.size."""
+        """See Queue.size."""
         self._check_open()
         counts = self._engine.counts(self._queue, None if limit is None else check_limit(limit))
         size = counts.ready + counts.delayed
@@ -294,7 +294,7 @@ class StoredQueue(Closing):
     def orphans(
         self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
     ) -> list[Orphan]:
-        """See StorageQueue.orphans."""
+        """See Queue.orphans."""
         self._check_open()
         if older_than is not None and queued_before_ms is not None:
             raise ConfigError("orphans: give older_than or queued_before_ms, not both")

@@ -89,7 +89,7 @@ class TracingTelemetry(Telemetry):
         attributes["messaging.message.id"] = message.id
         attributes["messaging.message.body.size"] = len(message.body)
         attributes["kmq.attempts"] = message.attempts
-        if self._system == "kafka":
+        if hasattr(message, "partition") and hasattr(message, "offset"):  # one of Kafka's
             attributes["messaging.destination.partition.id"] = str(message.partition)
             attributes["messaging.kafka.offset"] = message.offset
         span = self._tracer.start_span(

@@ -17,7 +17,7 @@ from kmqpy.core import settings as settings_module
 from kmqpy.core.durations import duration_ms, parse_duration_ms
 from kmqpy.core.environment import from_environment
 from kmqpy.errors import ConfigError, DecodeError, KmqError, ReceiptError
-from kmqpy.kafka import queue as storage
+from kmqpy.kafka import storage
 from kmqpy.kafka.admin import registry_entries
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.offset_commits import commit_of

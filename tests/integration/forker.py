@@ -19,7 +19,7 @@ from kmqpy.errors import KmqError
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, build_connections
 from kmqpy.kafka.topics import Topics
@@ -170,7 +170,7 @@ def admin(
     """Administration, which keeps connections to Kafka and ZooKeeper."""
     with (
         Admin(connection, zookeeper) as admin,
-        DeadLetters(settings, connection) as letters,
+        KafkaDeadLetters(settings, connection) as letters,
         connect(zookeeper) as zk,
     ):
         topics = Topics(connection)

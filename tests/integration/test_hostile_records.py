@@ -9,7 +9,7 @@ from support import collect, stopped_after, until, value
 
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry_entries import StoredOffset
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.zookeeper.session import connect
@@ -76,9 +76,9 @@ def test_a_message_with_a_foreign_header_name_is_taken_and_redelivered_like_othe
 
 def test_a_dead_letter_with_a_foreign_header_name_is_listed_and_redriven(queue):
     foreign_headers.write(queue.connection.bootstrap, queue.settings.dead_letter_topic, b"dead", FOREIGN)
-    with DeadLetters(queue.settings, queue.connection) as letters:
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
         assert [letter.headers for letter in letters.peek()] == [(("good", b"1"), ("last", b"3"))]
-        assert letters.redrive().redriven == 1
+        assert letters.run_redrive().redriven == 1
         until(lambda: letters.list() == [])
     (message,) = collect(queue.client(), 1, ack=True)
     assert message.body == b"dead"
@@ -131,7 +131,7 @@ def test_a_marker_that_names_another_partition_is_undecodable_to_everybody(make_
     for topic in (dead_markers, queue.settings.markers_topic):
         for content in (start, end):
             queue.append(codec.encode_key(partition, 0), content, topic=topic)
-    with DeadLetters(queue.settings, queue.connection) as letters:
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
         assert [letter.body for letter in letters.peek()] == [b"dead"]
     with Admin(queue.connection, queue.zookeeper) as admin:
         found = admin.stats(queue.settings)

@@ -21,7 +21,7 @@ from kmqpy.kafka.admin.findings import Kind
 from kmqpy.kafka.client import settings_mirror
 from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.client.settings_mirror import SettingsMirror, check_topics, settings_of
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -160,7 +160,7 @@ def test_r24_messages_are_of_their_queue_and_storage_like_receipts(make_queue, q
                 finish(mine, message)
     client.flush()
     assert queue.ended() == set()
-    copy = dataclasses.replace(mine, body=b"changed", partition=7, offset=7)
+    copy = dataclasses.replace(mine, body=b"changed")
     assert (type(copy), copy.body, copy.receipt) == (Message, b"changed", mine.receipt)
     client.ack(copy, wait=True)
     assert queue.ended() == {0}
@@ -428,13 +428,13 @@ def test_r24_dead_letters_whose_topic_was_made_anew_are_listed_again_when_it_is_
     queue.mark(Marker(0, 0, Op.END), topic=f"{dead}__markers")
     make_alone_anew(queue, dead)
     queue.append(None, b"new", topic=dead)
-    with DeadLetters(queue.settings, queue.connection) as letters:
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
         assert list(letters.list()) == []
     kind = Kind.MARKERS_OF_EARLIER_TOPIC
     assert [f"{dead}__markers" in one.what for one in admin.doctor(queue.name) if one.kind is kind] == [True]
     queue.client().close()  # that is no reason to refuse
     admin.create_queue(queue.name)
-    with DeadLetters(queue.settings, queue.connection) as letters:
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
         assert len(list(letters.list())) == 1
     assert kind not in {one.kind for one in admin.doctor(queue.name)}
 

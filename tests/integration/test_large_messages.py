@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from support import LiveQueue, collect, until, value
 
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op
 
 LIMIT = 2_000
@@ -69,11 +69,11 @@ def test_r7_what_fits_only_compressed_comes_again_and_ends_as_dead_letter(make_q
     assert all(one.body == body for one in taken)
     until(lambda: value(tracker, queue.name, "dead_lettered") == 1, what=tracker.problems)
     assert tracker.problems() == []
-    with DeadLetters(queue.settings, queue.connection) as letters:
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
         until(letters.list)
         (letter,) = letters.peek()
         assert (letter.body == body, letter.attempts, letter.reason) == (True, 2, "expired")
-        assert letters.redrive().redriven == 1
+        assert letters.run_redrive().redriven == 1
     (again,) = collect(client, 1, ack=True)
     assert (again.attempts, again.body == body) == (1, True)
 
@@ -103,14 +103,14 @@ def test_r7_a_message_at_the_limit_is_a_dead_letter_when_its_attempts_are_used_u
     assert (letter.key(), letter.value()) == (key, body)
     assert letter.headers()[: len(headers)] == headers
     until(lambda: [record.value() for record in queue.records()] == [body, b"other", b"other"])
-    with DeadLetters(queue.settings, queue.connection) as letters:
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
         (shown,) = letters.list()
         assert shown.attempts == 1
         assert shown.reason.startswith(f"refused: topic {queue.name} takes no copy of about ")
         assert shown.reason.endswith(" bytes (MSG_SIZE_TOO_LARGE); expired")
-        assert letters.redrive().refused == (shown.id,)
+        assert letters.run_redrive().refused == (shown.id,)
         queue.topics.configure(queue.name, {"max.message.bytes": "10000"})
-        until(lambda: letters.redrive().redriven == 1)
+        until(lambda: letters.run_redrive().redriven == 1)
 
 
 def test_r7_without_a_limit_of_attempts_it_waits_for_a_larger_topic(make_small):

@@ -129,7 +129,7 @@ def test_of_the_issue_a_list_is_taken_as_well_as_several_arguments(queue):
     queue.ack(taken[2:4], wait=True)
     taken[5].ack(wait=True)
     queue.ack([], wait=True)
-    until(lambda: queue.in_flight() == 2)
+    until(lambda: (queue.size(), queue.in_flight()) == (2, 0))
     for wrong in ([taken], 5, None, [taken[0], 5]):
         with pytest.raises(ReceiptError, match="is not a receipt"):
             queue.ack(wrong)

@@ -11,7 +11,7 @@ from support import LEASE_S, bodies, collect, delete_topic, nothing_comes, stopp
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers.codec import Marker, Op, decode_count, encode_end, encode_key, encode_start
 from tracker.leadership.leadership import Leadership
 from tracker.redelivery.originals import OriginalsReader
@@ -274,8 +274,8 @@ def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(mak
     client.nack(taken[2], delay=60)
     client.ack(taken[3])
     becomes(depth=0, dead_letters=2, in_flight=1)
-    with DeadLetters(queue.settings, queue.connection) as letters:
-        letters.redrive([letters.list()[0].id])
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
+        letters.run_redrive([letters.list()[0].id])
         becomes(depth=1, dead_letters=1)
         letters.purge()
     becomes(dead_letters=0)

@@ -10,7 +10,7 @@ from support import collect, stopped_after, until
 from kmqpy.errors import ConfigError, KmqError, QueueNotFound, TopicError
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import INT64_MAX as FOREVER_MS
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
@@ -176,8 +176,8 @@ def test_dead_letters_that_were_redriven(spark, make_queue):
     assert [(bytes(row["body"]), row["reason"]) for row in spark.table("letters").collect()] == [
         (b"bad", "rejected: bad")
     ]
-    with DeadLetters(queue.settings, queue.connection) as letters:
-        assert letters.redrive().redriven == 1
+    with KafkaDeadLetters(queue.settings, queue.connection) as letters:
+        assert letters.run_redrive().redriven == 1
     until(lambda: kmq.undelivered().count() == 0)
     assert sorted(row["state"] for row in kmq.messages().collect()) == ["dead", "pending"]
 

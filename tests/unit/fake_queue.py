@@ -51,7 +51,6 @@ class FakeQueue:
                     lease_until_ms=0,
                     receipt=f"r{number}",
                     key=None if key is None else key.encode(),
-                    offset=number,
                 )
             )
             self.changed.notify_all()

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -22,11 +23,10 @@ from kmqpy.errors import KmqError, MessageError, MissingExtra, Unavailable, Unfi
 from kmqpy.kafka.admin.admin import QueueDescription
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.admin.stats import InFlightMessage, PartitionStats, QueueStats
-from kmqpy.kafka.dead_letters import DeadLetter
+from kmqpy.kafka.dead_letters import KafkaDeadLetter
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicInfo
-from kmqpy.message import Message
 from tracker.command import _from_environment
 
 
@@ -402,7 +402,7 @@ def test_durations_have_units(text, expected):
 def message(**fields):
     standard = {"queue": "q", "id": "0-1", "body": b"b", "headers": (), "attempts": 1, "enqueued_ms": 5}
     times = {"first_enqueued_ms": 4, "lease_until_ms": 6, "receipt": "1.x", "partition": 0, "offset": 1}
-    return Message(**{**standard, **times, **fields})
+    return SimpleNamespace(**{**standard, **times, "key": None, **fields})
 
 
 class TestOutput:
@@ -669,7 +669,7 @@ class TestReceive:
 
 
 class Opened:
-    """Answers each call by its name; stands for Admin and DeadLetters, which are context managers."""
+    """Answers each call by its name; stands for Admin and KafkaDeadLetters, which are context managers."""
 
     def __init__(self, **answers):
         self.answers = answers
@@ -734,7 +734,7 @@ class TestTables:
         ]
 
     def test_dead_letters(self, rows):
-        one = DeadLetter(
+        one = KafkaDeadLetter(
             id="0-17",
             key=b"user-1",
             origin_topic="jobs",
@@ -747,7 +747,7 @@ class TestTables:
             size=99,
         )
         first, dead = "1970-01-01T00:00:01.000Z", "1970-01-01T00:00:02.000Z"
-        assert rows("dlq list q", "kmqpy.kafka.dead_letters.DeadLetters", list=[one]) == [
+        assert rows("dlq list q", "kmqpy.kafka.dead_letters.KafkaDeadLetters", list=[one]) == [
             ["id", "key", "attempts", "dead since", "first enqueued", "origin", "reason"],
             ["0-17", "user-1", "4", dead, first, "jobs 2-5", "nack: no"],
         ]

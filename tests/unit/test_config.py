@@ -22,7 +22,7 @@ from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry_entries import decode_queue
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.dead_letters import DeadLetters
+from kmqpy.kafka.dead_letters import KafkaDeadLetters
 from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, is_secret, redacted
 from kmqpy.kafka.topics import Topics
@@ -52,7 +52,7 @@ def sample(**values: Any) -> Sample:
 
 
 @pytest.mark.parametrize("given", ["host:9092", None, {"bootstrap": "host:9092"}])
-@pytest.mark.parametrize("make", [KmqClient, KmqProducer, KafkaQueue, DeadLetters])
+@pytest.mark.parametrize("make", [KmqClient, KmqProducer, KafkaQueue, KafkaDeadLetters])
 def test_of_the_issue_a_connection_that_is_none_is_named(make, given):
     with pytest.raises(
         ConfigError, match=r"connection: .* is not a KafkaConnection; write it as KafkaConnection"

@@ -26,7 +26,7 @@ class Counting(Telemetry):
         self.failures.append((queue, what))
 
 
-def message(headers=None, value=b"body", telemetry=None):
+def message(headers=None, value=b"body", telemetry=None, client=None):
     record = Record(
         topic="jobs",
         partition=3,
@@ -36,17 +36,19 @@ def message(headers=None, value=b"body", telemetry=None):
         headers=headers,
         timestamp=(TIMESTAMP_LOG_APPEND_TIME, 1_000),
     )
-    return KafkaMessage(record, ReceiveContext(QUEUE, "an-id", 5_000, telemetry or Telemetry()))
+    return KafkaMessage(record, ReceiveContext(QUEUE, "an-id", 5_000, telemetry or Telemetry(), client))
 
 
 def test_fields():
-    one = message([("kmq-redelivery-count", b"\x02"), ("kmq-original-timestamp", b"700"), ("a", b"1")])
+    headers = [("kmq-redelivery-count", b"\x02"), ("kmq-original-timestamp", b"700"), ("a", b"1")]
+    one = message(headers, client=Client())
     assert isinstance(one, Message)
     assert (one.queue, one.id, one.key, one.body) == ("jobs", "3-17", b"k", b"body")
-    assert (one.partition, one.offset, one.attempts) == (3, 17, 3)
+    assert (one.topic, one.partition, one.offset, one.attempts) == ("jobs", 3, 17, 3)
     assert (one.enqueued_ms, one.first_enqueued_ms, one.lease_until_ms) == (1_000, 700, 5_000)
     assert one.header("a") == b"1"
     assert Receipt.parse(one.receipt) == Receipt("jobs", "an-id", 3, 17)
+    assert message().receipt == ""  # that was only looked at
 
 
 def test_a_first_delivery():

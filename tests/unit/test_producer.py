@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
+from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.message import OutgoingMessage
 from kmqpy.telemetry.base import Telemetry
 
 SENT, TOO_LARGE, TIMED_OUT = 0, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._MSG_TIMED_OUT
@@ -50,7 +51,10 @@ def fake(monkeypatch):
         ({"key": 5}, MessageError, "key: int 5 is neither"),
         ({"headers": {"a": 1}}, MessageError, "headers: 'a': int 1 is neither"),
         ({"bodies": [{"a": 1}]}, MessageError, "body: dict is neither"),
-        ({"bodies": "text"}, ConfigError, "bodies: expected several"),
+        ({"bodies": "text"}, MessageError, "bodies: that is one body"),
+        ({"priority": 3}, NotSupported, "priority: queues on Kafka have none"),
+        ({"bodies": ["0", OutgoingMessage("1", priority=10)]}, MessageError, "priority: 10 is no"),
+        ({"bodies": ["0", OutgoingMessage("1", key=5)]}, MessageError, "key: int 5 is neither"),
         ({"partition": "1"}, ConfigError, "partition: '1' is not a whole number"),
     ],
 )

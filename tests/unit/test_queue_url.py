@@ -1,13 +1,18 @@
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from kmqpy.errors import ConfigError, NotSupported
-from kmqpy.kafka import queue
+from kmqpy.kafka import storage
 from kmqpy.kafka.settings import KafkaConnection
-from kmqpy.queue import opening, parse_url, queue_for
+from kmqpy.queue import opening, parse_url, queue_for, storage_for
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+
+class Opened:
+    """A queue."""
 
 
 @pytest.fixture
@@ -17,16 +22,16 @@ def opened(monkeypatch):
     for name in [name for name in os.environ if name.startswith("KMQ_")]:
         monkeypatch.delenv(name)
 
-    def note(settings, *connections, **arguments):
-        calls.append((settings, connections, arguments))
-        return "the queue"
+    def note(settings, connection, *, shared, codec, on_close, **arguments):
+        calls.append((settings, (connection, shared.zookeeper), arguments))
+        return Opened()
 
-    monkeypatch.setattr(queue, "KafkaQueue", note)
+    monkeypatch.setattr(storage, "KafkaQueue", note)
     return calls
 
 
 def test_a_kafka_url_names_brokers_and_queue(opened):
-    assert queue_for("kafka://h:9092,h2:9092?queue=q") == "the queue"
+    assert isinstance(queue_for("KAFKA://h:9092,h2:9092?queue=q"), Opened)
     settings, (connection, zookeeper), arguments = opened[0]
     assert (settings.name, connection.bootstrap, zookeeper.hosts) == ("q", "h:9092,h2:9092", "")
     assert arguments == {"telemetry": None}
@@ -85,6 +90,9 @@ def test_what_the_url_leaves_open_is_as_the_environment_says(opened, monkeypatch
         ("kafka://h:9092?queue=q&bootstrap=x", "unknown setting 'bootstrap'"),
         ("kafka://h:9092?queue=q&max_redeliveries=many", "max_redeliveries"),
         ("kafka://h:9092?queue=q&max_in_flight=-1", "max_in_flight"),
+        ("kafka://h:9092?queue=q&idle_timeout_ms=soon", "idle_timeout_ms"),
+        ("kafka://h:9092?queue=q&create=maybe&redeliver_after_ms=5", "redeliver_after_ms"),
+        ("kafka://h:9092?queue=q&order=lifo", "order: 'lifo' is neither 'any' nor 'fifo'"),
         ("kafka://h:9092?queue=q&holder=a&holder=b", "more than once"),
         ("kafka://h:9092?queue=a/b", "topic name"),
         ("kafka://h:9092", "names no queue"),
@@ -112,6 +120,15 @@ def test_bad_urls_are_refused_in_one_line(url, told):
         "kafka://user:hunter2@h:9092?queue=q",
         "kafka://h:9092?sasl.password=hunter2",
         "kafka://h:9092?queue=q&sasl.password=hunter2#hunter2",
+        "kafka://h:9092?queue=q&sasl.password=x&hunter2=1",
+        "kafka://h:9092?queue=q&sasl.password=x&hunter2=1&hunter2=2",
+        "kafka://me:hunter2?hunter2=hunter2@h:9092?queue=q",
+        "kafka://me:a?queue=hunter2@h:9092?queue=q",
+        "kafka://me:a/hunter2@h:9092?queue=q",
+        "memory://me:a?hunter2@here?queue=q",
+        "memory://me:a?hunter2=b@here&queue=q",
+        "kafka://me:a?hunter2=b@h:9092&queue=q",
+        "memory://me:a#hunter2@here?queue=q",
     ],
 )
 def test_a_password_is_never_shown(url):
@@ -119,6 +136,23 @@ def test_a_password_is_never_shown(url):
         queue_for(url)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in repr(parse_url("kafka://h?queue=q&sasl.password=hunter2"))
+
+
+def test_what_kafka_can_not_do_is_not_supported(opened):
+    for setting in ("order=fifo", "requeue_to=front", "redelivery=manual", "ephemeral=false"):
+        with pytest.raises(NotSupported, match=setting.partition("=")[0]):
+            queue_for(f"kafka://h:9092?queue=q&{setting}")
+    assert opened == []
+    queue_for("kafka://h:9092?queue=q&order=any&requeue_to=back&redelivery=automatic&ephemeral=true")
+
+
+def test_the_url_of_a_kafka_storage_has_no_settings_of_queues():
+    for setting in ("max_redeliveries=1", "create=true"):
+        with pytest.raises(ConfigError, match="is a setting of a queue"):
+            storage_for(f"kafka://h:9092?{setting}")
+    with pytest.raises(ConfigError, match="unknown setting 'markers_topic'"):
+        storage_for("kafka://h:9092?markers_topic=m")
+    storage_for("kafka://h:9092?markers=range&idle_timeout_ms=5s&root=/r").close()
 
 
 @pytest.mark.parametrize("url", ["sqs://foo", "sqs://foo?queue", "sqs://foo?queue=q#x", "h:9092/q"])
@@ -152,7 +186,7 @@ def test_an_unknown_scheme_is_told_the_nearest():
 
 
 def test_a_storage_is_a_line_in_the_table(monkeypatch):
-    monkeypatch.setitem(opening._QUEUES, "sqlite", "test_queue_url:open_probe")
+    monkeypatch.setitem(opening._STORAGES, "sqlite", "test_queue_url:open_probe")
     parsed, telemetry = queue_for("sqlite:///dir/f%20g.db?queue=q&x=1")
     assert (parsed.address, parsed.path, parsed.queue, parsed.settings) == (
         "",
@@ -164,7 +198,7 @@ def test_a_storage_is_a_line_in_the_table(monkeypatch):
 
 
 def open_probe(url, telemetry):
-    return url, telemetry
+    return SimpleNamespace(open_url=lambda again: (again, telemetry), close=lambda: None)
 
 
 def test_user_password_and_path_are_decoded_after_they_were_split():

@@ -181,8 +181,10 @@ def test_settings_in_a_url_must_be_those_of_the_queue():
 def test_the_url_of_a_storage_names_no_queue():
     with pytest.raises(ConfigError, match="leave queue= out"):
         storage_for("memory:?queue=q")
-    with pytest.raises(NotSupported, match="Admin"):
-        storage_for("kafka://h:9092")
+    for setting in ("max_redeliveries=1", "create=true", "order=any"):
+        name = setting.partition("=")[0]
+        with pytest.raises(ConfigError, match=f"{name} is a setting of a queue"):
+            storage_for(f"memory:?{setting}")
 
 
 def test_storages_of_others_are_found_by_their_entry_point(monkeypatch):
@@ -194,6 +196,42 @@ def test_storages_of_others_are_found_by_their_entry_point(monkeypatch):
         assert queue.size() == 1
     with pytest.raises(NotSupported, match="did you mean mine"):
         queue_for("mnie://h?queue=q")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("Mine", "test_stored_queue:open_mine", None),  # a url has its scheme in lower case
+        ("mine", "no_such_module:open", "'no_such_module:open' .* can't be loaded: ModuleNotFoundError"),
+        ("mine", "test_stored_queue:missing", "can't be loaded: AttributeError"),
+        ("mine", "test_stored_queue", "is of type module; it must be a function"),
+        (
+            "mine",
+            "test_stored_queue:opens_nothing",
+            "returned an object of type NoneType, which is no Storage",
+        ),
+        ("mine", "test_stored_queue:raises", "can't be opened: ZeroDivisionError"),
+    ],
+)
+def test_a_broken_entry_point_is_one_clear_error(monkeypatch, name, value, told):
+    points = EntryPoints([EntryPoint(name, value, "kmqpy.storages")])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: points.select(group=group))
+    url = "MINE://h?queue=q"
+    if told is None:
+        queue_for(url).close()
+        return
+    with pytest.raises(ConfigError, match=told):
+        queue_for(url)
+    with pytest.raises(ConfigError, match=told):
+        storage_for("mine://h")
+
+
+def opens_nothing(url, telemetry):
+    return None
+
+
+def raises(url, telemetry):
+    return 1 // 0
 
 
 def open_mine(url, telemetry):

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from confluent_kafka import Message as Record
 from fake_queue import FakeQueue
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -11,6 +12,8 @@ from opentelemetry.semconv._incubating.attributes import messaging_attributes as
 from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import SpanKind, StatusCode
 
+from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.message import last_header
 from kmqpy.telemetry.opentelemetry import SCHEMA_URL, TracingTelemetry
 from kmqpy.worker.worker import Worker
@@ -82,6 +85,16 @@ def test_a_send_that_fails_says_so_without_the_text(spans):
     assert SECRET.decode() not in span.to_json()
 
 
+def test_a_message_of_kafka_says_where_it_lies(spans):
+    record = Record(topic="jobs", partition=3, offset=17, value=b"body", timestamp=(2, 1))
+    context = ReceiveContext(QueueSettings(name="jobs"), "an-id", 5_000, spans.telemetry)
+    with spans.telemetry.processing(KafkaMessage(record, context)):
+        pass
+    found = spans.one("process jobs").attributes
+    assert found[names.MESSAGING_DESTINATION_PARTITION_ID] == "3"
+    assert found["messaging.kafka.offset"] == 17
+
+
 def test_receive_is_linked_to_every_send(spans):
     queue = FakeQueue()
     for name in ("a", "b"):
@@ -130,8 +143,6 @@ def test_process_is_a_child_of_the_send_and_settles_inside(spans):
         names.MESSAGING_OPERATION_TYPE: "process",
         names.MESSAGING_MESSAGE_ID: "m1",
         names.MESSAGING_MESSAGE_BODY_SIZE: len(SECRET),
-        names.MESSAGING_DESTINATION_PARTITION_ID: "0",
-        names.MESSAGING_KAFKA_OFFSET: 1,
         "kmq.attempts": 1,
     }
     for span in spans.memory.get_finished_spans():

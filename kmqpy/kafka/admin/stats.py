@@ -78,6 +78,7 @@ class PartitionStats:
     oldest_ms: int | None
     owner: str | None = None
     stored_offset: int | None = None
+    released: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,7 @@ class QueueStats:
 
     depth         waiting messages: neither in flight nor dead, delayed ones included
     in_flight     taken and not ended
+    released      those of `in_flight` that were given back and wait for their redelivery
     delayed       those of `depth` that a client has seen and that are not due yet
     overdue       in flight or delayed, and past their time by this machine's clock
     dead_letters  dead letters that are neither redriven nor purged
@@ -102,6 +104,7 @@ class QueueStats:
     exact: bool
     oldest_ms: int | None
     partitions: tuple[PartitionStats, ...] = field(default=())
+    released: int = 0
 
     @classmethod
     def of(cls, queue: str, partitions: Iterable[PartitionStats]) -> QueueStats:
@@ -117,6 +120,7 @@ class QueueStats:
             exact=all(part.exact for part in parts),
             oldest_ms=min((part.oldest_ms for part in parts if part.oldest_ms is not None), default=None),
             partitions=parts,
+            released=sum(part.released for part in parts),
         )
 
 
@@ -230,6 +234,7 @@ def queue_stats(
                 oldest_ms=left.oldest_ms,
                 owner=owners.get(partition),
                 stored_offset=stored[partition].offset if partition in stored else None,
+                released=states[EntryState.RELEASED],
             )
         )
     return QueueStats.of(queue.name, parts)

@@ -17,20 +17,21 @@ from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
-from kmqpy.errors import Closed, ConfigError, Unavailable
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import Closed, ConfigError, NotSupported, Unavailable
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.message_places import MessagePlaces, offsets_by_partition
 from kmqpy.kafka.client.read_ahead import ReadAhead
 from kmqpy.kafka.client.receiver import MIN_LEASE_LEFT, Receiver
-from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
+from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_identity import stale_markers_error
-from kmqpy.message import Message, MessagesLike
+from kmqpy.message import MessagesLike
 from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -55,8 +56,19 @@ class ClientOptions(TypedDict, total=False):
     instance_id: str | None
     markers: Literal["jvm", "range"]
     coalesce_ms: float
+    acknowledged_by: Acknowledges | None
     telemetry: Telemetry | None
     clock: Clock
+
+
+def check_options(options: ClientOptions) -> None:
+    """Raise ConfigError for what can't be an argument of KmqClient."""
+    check_limit(options.get("max_in_flight", 1), "max_in_flight")
+    markers, coalesce_ms = options.get("markers", "jvm"), options.get("coalesce_ms", 0)
+    if markers not in ("jvm", "range"):
+        raise ConfigError(f"markers: {markers!r} is neither 'jvm' nor 'range'")
+    if not 0 <= coalesce_ms <= 1_000:
+        raise ConfigError(f"coalesce_ms: {coalesce_ms!r} must be from 0 to 1000")
 
 
 class KmqClient:
@@ -64,16 +76,16 @@ class KmqClient:
 
     Clients share a queue by its partitions: one client takes from each, further clients are on standby.
 
-    queue          its name; or settings, of which those that are not given are the queue's own
-    connection     where Kafka is; ZooKeeper is not needed
-    max_in_flight  messages taken and neither finished nor expired; receive() waits when they are as
-                   many
-    holder         a name that stands beside the messages this client holds; for people
-    instance_id    static membership in the group: a restart within the session moves no partitions
-    markers        "jvm": the format of the JVM library; "range": kmqpy's own, one marker for many
-                   messages, several times as fast. A queue that JVM trackers look after must stay
-                   with "jvm"; kmqpy's trackers read both, mixed.
-    coalesce_ms    for how long end markers are collected into ranges
+    queue            its name; or settings, of which those that are not given are the queue's own
+    connection       where Kafka is; ZooKeeper is not needed
+    max_in_flight    messages taken and neither finished nor expired; receive() waits when they are as many
+    holder           a name that stands beside the messages this client holds; for people
+    instance_id      static membership in the group: a restart within the session moves no partitions
+    markers          "jvm": the format of the JVM library; "range": kmqpy's own, one marker for many
+                     messages, several times as fast. A queue that JVM trackers look after must stay with
+                     "jvm"; kmqpy's trackers read both, mixed.
+    coalesce_ms      for how long end markers are collected into ranges
+    acknowledged_by  does what message.ack() asks for; default: this client
 
     At-least-once: a message can come twice, when its lease ended or when a client was killed.
 
@@ -94,15 +106,11 @@ class KmqClient:
         instance_id: str | None = None,
         markers: Literal["jvm", "range"] = "jvm",
         coalesce_ms: float = 5,
+        acknowledged_by: Acknowledges | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if max_in_flight < 1:
-            raise ConfigError(f"max_in_flight: {max_in_flight} must be at least 1")
-        if markers not in ("jvm", "range"):
-            raise ConfigError(f"markers: {markers!r} is neither 'jvm' nor 'range'")
-        if not 0 <= coalesce_ms <= 1_000:
-            raise ConfigError(f"coalesce_ms: {coalesce_ms!r} must be from 0 to 1000")
+        check_options({"max_in_flight": max_in_flight, "markers": markers, "coalesce_ms": coalesce_ms})
         self._connection = check_connection(connection)
         self._queue = settings_of(queue, connection)
         self._guard = ForkGuard(f"the client of queue {self._queue.name!r}")
@@ -118,7 +126,7 @@ class KmqClient:
             self._queue,
             self._topics,
             self._in_flight,
-            client=self,
+            client=acknowledged_by or self,
             holder=holder,
             instance_id=instance_id,
             look_for_topics=self._look_for_topics,
@@ -159,7 +167,7 @@ class KmqClient:
 
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
-    ) -> list[Message]:
+    ) -> list[KafkaMessage]:
         """Take up to `max_messages`; returns as soon as there are some, [] after `wait` seconds.
 
         The first call joins the consumer group; that is part of `wait`, see `partitions`.
@@ -173,8 +181,7 @@ class KmqClient:
         Raises ConfigError for bad numbers, TopicError when the queue's topic is gone, or was recreated
         without its markers topic.
         """
-        if max_messages < 1:
-            raise ConfigError(f"max_messages: {max_messages} must be at least 1")
+        check_limit(max_messages, "max_messages")
         lease_ms = self._lease_ms(lease)
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
@@ -190,7 +197,7 @@ class KmqClient:
             if self._clock.monotonic() >= deadline:
                 return []
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[KafkaMessage]:
         """Messages one by one, for as long as the client is open.
 
         They are taken in batches. Those whose leases run out before it is their turn are given back,
@@ -208,7 +215,7 @@ class KmqClient:
             except Closed:
                 return
 
-    def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
+    def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
         """Acknowledge messages, or the messages of receipts: they do not come again.
 
         They may be several arguments or one list, here and below.
@@ -217,8 +224,11 @@ class KmqClient:
         confirmed. With `wait`, it waits until its own end markers are confirmed, and raises Unavailable
         when they are not after 10 s. An ack that comes after the redelivery is harmless.
 
-        Raises ReceiptError.
+        Raises ReceiptError; NotSupported for a `connection`, since Kafka has no part in transactions of
+        databases.
         """
+        if connection is not None:
+            raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
         writer = self._topics.writer  # before the ids are looked at, see TopicsInUse
         places = self._places.offsets_of(m.each_of(messages))
         self._write(writer, places.items(), wait=wait)
@@ -302,12 +312,6 @@ class KmqClient:
             self._topics.writer.close(_CLOSE_TIMEOUT_S)
             self._receiver.close()
 
-    def message_of(self, record: Any, lease_until_ms: int) -> Message:
-        """A record of the queue topic as a message, whoever read it."""
-        return KafkaMessage(
-            record, ReceiveContext(self._queue, self._topics.ids.queue, lease_until_ms, self._telemetry)
-        )
-
     def __enter__(self) -> Self:
         return self
 
@@ -327,7 +331,7 @@ class KmqClient:
             batch = self.receive(wait=_SLICE_S)
             self._read_ahead.extend(batch, asked + self._queue.redeliver_after_ms / 1000)
 
-    def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[Message]:
+    def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[KafkaMessage]:
         self._check_open()
         self._receiver.join()
         self._start_housekeeper()
@@ -447,4 +451,10 @@ class KmqClient:
 
 
 def _cut(reason: str | None) -> str | None:
-    return None if reason is None else reason[:MAX_REASON]
+    """The reason of a dead letter, short, and in characters that every storage can keep."""
+    if reason is None:
+        return None
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason: an object of type {type(reason).__name__} is not text")
+    clean = reason[:MAX_REASON].encode(errors="replace").decode()
+    return clean.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, is_
 
 from kmqpy.errors import ReceiptError
-from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.receipt import Receipt
@@ -59,7 +59,7 @@ class MessagePlaces:
             return offsets
         if set(map(type, messages)) == {KafkaMessage}:
             for context in set(map(_context_of, messages)):
-                self._check("message", context.queue.name, context.topic_id)
+                self._check_received(context)
             return offsets_by_partition(
                 (record.partition(), record.offset()) for record in map(_record_of, messages)
             )
@@ -68,8 +68,7 @@ class MessagePlaces:
     def place_of(self, message: Message | str) -> Place:
         """The place of one message."""
         if type(message) is KafkaMessage:
-            context = _context_of(message)
-            self._check("message", context.queue.name, context.topic_id)
+            self._check_received(_context_of(message))
             return message.partition, message.offset
         # A message that was copied or pickled is known by its receipt, and so is one of another storage.
         receipt = Receipt.parse(message.receipt if isinstance(message, Message) else message)
@@ -77,6 +76,11 @@ class MessagePlaces:
         if not self._topics.has(receipt.partition):
             raise ReceiptError(f"receipt: queue {receipt.queue!r} has no partition {receipt.partition}")
         return receipt.partition, receipt.offset
+
+    def _check_received(self, context: ReceiveContext) -> None:
+        if context.client is None:
+            raise ReceiptError(f"message: this one of queue {context.queue.name!r} was only looked at")
+        self._check("message", context.queue.name, context.topic_id)
 
     def _check(self, what: str, queue: str, topic_id: str) -> None:
         if queue != self._queue.name:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closing import Closing
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
-from kmqpy.errors import ConfigError, MessageError, Unavailable, Unfinished
+from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
@@ -24,6 +24,26 @@ from kmqpy.kafka.topics import HEADROOM_BYTES, MAX_MESSAGE_BYTES, Topics
 from kmqpy.telemetry.base import Telemetry
 
 
+def new_producer(
+    connection: KafkaConnection, *, timeout_ms: int = 30_000, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> Producer:
+    """A producer of librdkafka for messages; each send takes at most `timeout_ms`."""
+    return librdkafka.new_producer(
+        connection,
+        {
+            "linger.ms": 1,
+            "message.timeout.ms": max(timeout_ms, 10),
+            "message.max.bytes": max_message_bytes + HEADROOM_BYTES,
+        },
+    )
+
+
+class _Record(NamedTuple):
+    value: bytes
+    key: bytes | None
+    headers: m.Headers
+
+
 class KmqProducer(Closing):
     """Sends messages to one queue; safe to use from any thread.
 
@@ -31,7 +51,9 @@ class KmqProducer(Closing):
     duplicate. `delivery_timeout` (seconds) bounds how long that may take. It is of the process that
     made it: after a fork, the child's calls raise Forked.
 
-    `queue` is its name; or settings, of which those that are not given are the queue's own.
+    `queue` is its name; or settings, of which those that are not given are the queue's own. `shared` is one
+    of new_producer(), which several queues use and somebody else closes; who gives it has seen to it that the
+    queue is there.
 
     Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
     the queue's own.
@@ -44,6 +66,7 @@ class KmqProducer(Closing):
         *,
         delivery_timeout: Duration = 30.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        shared: Producer | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -55,14 +78,11 @@ class KmqProducer(Closing):
         self._clock = clock
         self._guard = ForkGuard(f"the producer of queue {self._queue.name!r}")
         # Asked first, because a broker that creates topics by itself would do so at the first send.
-        Topics(connection).check(self._queue)
-        self._producer = librdkafka.new_producer(
-            connection,
-            {
-                "linger.ms": 1,
-                "message.timeout.ms": max(self._timeout_ms, 10),
-                "message.max.bytes": max_message_bytes + HEADROOM_BYTES,
-            },
+        if shared is None:
+            Topics(connection).check(self._queue)
+        self._is_shared = shared is not None
+        self._producer = shared or new_producer(
+            connection, timeout_ms=self._timeout_ms, max_message_bytes=max_message_bytes
         )
 
     def send(
@@ -72,6 +92,7 @@ class KmqProducer(Closing):
         key: bytes | str | None = None,
         headers: m.HeadersLike | None = None,
         delay: Duration = 0,
+        priority: int = 0,
         partition: int | None = None,
     ) -> str:
         """Send one message and wait for Kafka's confirmation; returns the message id.
@@ -80,77 +101,105 @@ class KmqProducer(Closing):
         attempt. Headers named `kmq-…` are left out: they belong to kmqpy.
 
         Raises MessageError (too large, delay above the queue's max_delay, a key, header or body that is
-        neither bytes nor text), Unavailable.
+        neither bytes nor text), NotSupported for a `priority`, Unavailable.
         """
-        return self.send_many([body], key=key, headers=headers, delay=delay, partition=partition)[0]
+        message = m.OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
+        return self.send_many([message], partition=partition)[0]
 
     def send_many(
         self,
-        bodies: Iterable[bytes | str],
+        bodies: Iterable[bytes | str | m.OutgoingMessage],
         *,
         key: bytes | str | None = None,
         headers: m.HeadersLike | None = None,
         delay: Duration = 0,
+        priority: int = 0,
         partition: int | None = None,
     ) -> list[str]:
         """Send messages and wait until all are confirmed; returns their ids in order.
+
+        The other arguments but `partition` are those of the bodies that are no OutgoingMessage.
 
         Not atomic: when it raises, some of the messages may have been sent. None after MessageError; where
         some were, and the topic's own limit was too low for others, it is Unfinished.
         """
         self._guard.raise_if_inherited()
-        delay_ms = duration_ms(delay, "delay")
-        if delay_ms > self._queue.max_delay_ms:
-            raise MessageError(f"delay: {delay!r} is longer than max_delay, {self._queue.max_delay_ms} ms")
-        own: m.Headers = m.headers_from(headers)
-        if delay_ms:
-            own += ((DELIVER_AT, str(self._clock.wall_ms() + delay_ms).encode()),)
-        reports = _Reports()
-        key_bytes = None if key is None else m.as_bytes(key, "key")
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
             raise ConfigError(f"partition: {partition!r} is not a whole number")
         if isinstance(bodies, bytes | str):
-            raise ConfigError("bodies: expected several, found one; send() takes one")
-        values = [m.as_bytes(body, "body") for body in bodies]
-        for value in values:
-            self._check_size(value, key_bytes, own)
+            raise MessageError("bodies: that is one body; use send(), or a list of bodies")
+        # What is the same for many is looked at once.
+        common = self._checked(
+            m.OutgoingMessage("", key=key, headers=headers, delay=delay, priority=priority)
+        )
+        outgoing = [
+            self._checked(body)
+            if isinstance(body, m.OutgoingMessage)
+            else _Record(m.as_bytes(body, "body"), common.key, common.headers)
+            for body in bodies
+        ]
+        for one in outgoing:
+            self._check_size(one)
         timeout_s = self._timeout_ms / 1000 + 1
         with ExitStack() as sending:  # until they are confirmed
-            sent_with = []
-            for value in values:  # all are checked before the first is sent
-                sent_with.append(sending.enter_context(self._telemetry.sending(self._queue.name, own)))
-                self._check_size(value, key_bytes, sent_with[-1])
-            for value, sent in zip(values, sent_with, strict=True):
-                self._produce(value, key_bytes, sent, partition, reports)
+            traced = []
+            for one in outgoing:  # all are checked before the first is sent
+                sent_headers = sending.enter_context(self._telemetry.sending(self._queue.name, one.headers))
+                if sent_headers is one.headers:
+                    traced.append(one)
+                else:
+                    traced.append(_Record(one.value, one.key, sent_headers))
+                    self._check_size(traced[-1])
+            reports = _Reports()
+            for one in traced:
+                self._produce(one, partition, reports)
             ids = reports.wait(self._producer, timeout_s, self._connection, self._queue.name)
         self._telemetry.finished(self._queue.name, "send", len(ids))
         return ids
 
     def close(self) -> None:
         """Release the connection; every send() has been confirmed or has raised before."""
-        if not self._guard.inherited:
+        if not self._guard.inherited and not self._is_shared:
             self._producer.flush(5)
 
-    def _check_size(self, value: bytes, key: bytes | None, headers: m.Headers) -> None:
-        size = size_of(key, value, headers)
+    def _checked(self, message: m.OutgoingMessage) -> _Record:
+        """The record of a message; raises MessageError, NotSupported."""
+        priority = message.priority
+        if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= m.MAX_PRIORITY:
+            raise MessageError(f"priority: {priority!r} is no whole number from 0 to {m.MAX_PRIORITY}")
+        if priority:
+            raise NotSupported(
+                f"priority: queues on Kafka have none; that of queue {self._queue.name!r} is 0"
+            )
+        delay_ms = duration_ms(message.delay, "delay")
+        if delay_ms > self._queue.max_delay_ms:
+            raise MessageError(
+                f"delay: {message.delay!r} is longer than max_delay, {self._queue.max_delay_ms} ms"
+            )
+        headers = m.headers_from(message.headers)
+        if delay_ms:
+            headers += ((DELIVER_AT, str(self._clock.wall_ms() + delay_ms).encode()),)
+        key = None if message.key is None else m.as_bytes(message.key, "key")
+        return _Record(m.as_bytes(message.body, "body"), key, headers)
+
+    def _check_size(self, record: _Record) -> None:
+        size = size_of(record.key, record.value, record.headers)
         if size > self._max_bytes:
             raise MessageError(
                 f"message of {size} bytes (key, body and headers): the limit is {self._max_bytes} bytes"
             )
 
-    def _produce(
-        self, value: bytes, key: bytes | None, headers: m.Headers, partition: int | None, reports: _Reports
-    ) -> None:
+    def _produce(self, record: _Record, partition: int | None, reports: _Reports) -> None:
         report = reports.next()
         while True:
             try:
                 self._producer.produce(
                     self._queue.name,
-                    value,
-                    key,
+                    record.value,
+                    record.key,
                     -1 if partition is None else partition,
                     on_delivery=report,
-                    headers=list(headers),
+                    headers=list(record.headers),
                 )
             except BufferError:
                 self._producer.poll(0.1)

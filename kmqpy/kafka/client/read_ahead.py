@@ -6,26 +6,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from kmqpy.kafka.client.record_message import KafkaMessage
 from kmqpy.kafka.places import Place
-from kmqpy.message import Message
 
 
 class ReadAhead:
     """Messages that wait for their turn, each with the end of its lease; safe to use from any thread."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[float, Message]] = deque()
+        self._waiting: deque[tuple[float, KafkaMessage]] = deque()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def extend(self, messages: Iterable[Message], until: float) -> None:
+    def extend(self, messages: Iterable[KafkaMessage], until: float) -> None:
         """Add messages whose leases end at the monotonic time `until`, not before those that wait already."""
         with self._lock:
             self._waiting.extend((until, message) for message in messages)
 
-    def pop(self) -> Message | None:
+    def pop(self) -> KafkaMessage | None:
         """The next message; None if there is none."""
         with self._lock:
             return self._waiting.popleft()[1] if self._waiting else None

@@ -26,7 +26,6 @@ from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
-from kmqpy.message import Message
 from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ _record_of = attrgetter("_record")
 class _Started:
     """Messages whose start markers are confirmed, and the monotonic time at which their leases end."""
 
-    messages: list[Message]
+    messages: list[KafkaMessage]
     offsets: Offsets
     until: float
 
@@ -114,7 +113,7 @@ class Receiver:
             )
         return self._member
 
-    def receive(self, max_messages: int, wait_s: float, lease_ms: int) -> tuple[list[Message], Offsets]:
+    def receive(self, max_messages: int, wait_s: float, lease_ms: int) -> tuple[list[KafkaMessage], Offsets]:
         """Messages for the caller, and their offsets by partition; waits at most `wait_s` for records.
 
         Also reads the markers of partitions that are new to this client; see GroupMember.poll().
@@ -184,7 +183,7 @@ class Receiver:
             context = ReceiveContext(
                 self._queue, self._topics.ids.queue, now_ms + lease_ms, self._telemetry, self._client
             )
-            messages: list[Message] = list(map(KafkaMessage, records, repeat(context)))
+            messages: list[KafkaMessage] = list(map(KafkaMessage, records, repeat(context)))
         outcome = start_batch.wait_until_confirmed()
         if not outcome.failed:
             self._confirmed_in_s = self._clock.monotonic() - started_at
@@ -272,7 +271,7 @@ def _collecting_later(count: int) -> Iterator[None]:
         gc.enable()
 
 
-def _is_started(message: Message, delays: Collection[Place], outcome: StartOutcome) -> bool:
+def _is_started(message: KafkaMessage, delays: Collection[Place], outcome: StartOutcome) -> bool:
     partition, offset = message.partition, message.offset
     return (partition, offset) not in delays and offset < outcome.failed.get(partition, INT64_MAX)
 

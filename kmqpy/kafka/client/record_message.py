@@ -36,11 +36,17 @@ class ReceiveContext:
     lease_until_ms: int
     telemetry: Telemetry
     client: Acknowledges | None = None
-    """Who received them; None: nobody did, they were only looked at."""
+    """Acknowledges them; None: nobody received them, they were only looked at."""
 
 
 class KafkaMessage(Message):
-    """See Message."""
+    """A Message that knows its place in Kafka.
+
+    topic, partition, offset  where this copy lies; a redelivered message is another copy
+    receipt                   empty for a message that was only looked at
+
+    Copies of it, and what is unpickled, are a plain Message.
+    """
 
     __slots__ = ("_context", "_record")
     _context: ReceiveContext
@@ -84,6 +90,10 @@ class KafkaMessage(Message):
         return self._record.value() or b""
 
     @property
+    def topic(self) -> str:
+        return self._record.topic()  # type: ignore[no-any-return]
+
+    @property
     def partition(self) -> int:
         return self._record.partition()  # type: ignore[no-any-return]
 
@@ -122,6 +132,8 @@ class KafkaMessage(Message):
 
     @property
     def receipt(self) -> str:
+        if self._context.client is None:
+            return ""
         return str(Receipt(self.queue, self._context.topic_id, self.partition, self.offset))
 
 

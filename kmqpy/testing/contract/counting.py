@@ -6,49 +6,68 @@ import threading
 
 import pytest
 
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, ReceiptError
-from kmqpy.queue import StorageQueue
-from kmqpy.testing.contract.target import LEASE_S, OVER_S, MakeQueue, Target, at_once, drain, take, take_one
+from kmqpy.queue import Queue
+from kmqpy.testing.contract.target import (
+    LEASE_S,
+    OVER_S,
+    PATIENCE_S,
+    MakeQueue,
+    Target,
+    at_once,
+    drain,
+    has,
+    has_dead,
+    own_headers,
+    settles,
+    take,
+    take_one,
+)
 
 
-def test_the_size_is_what_is_neither_in_flight_nor_dead(queue: StorageQueue) -> None:
+def test_the_size_is_what_is_neither_in_flight_nor_dead(queue: Queue) -> None:
     queue.send_many(["x"] * 10)
     messages = take(queue, 4, lease=60)
     queue.dead_letter(messages[0], wait=True)
     queue.ack(messages[1], wait=True)
-    assert (queue.size(), queue.in_flight(), len(queue.dead_letters.list())) == (6, 2, 1)
+    has_dead(queue, 1)
+    has(queue, 6, 2)
     assert [queue.size(limit) for limit in (1, 5, 6, 100)] == [1, 5, 6, 6]
     with pytest.raises(ConfigError):
         queue.size(0)
 
 
-def test_sizes_are_exact_under_load(queue: StorageQueue) -> None:
+def test_sizes_are_exact_under_load(queue: Queue) -> None:
     done = threading.Event()
     acked = [0] * 4
+    deadline = SYSTEM_CLOCK.monotonic() + PATIENCE_S
 
     def run(number: int) -> None:
         if number == 0:
-            while not done.is_set():
+            while queue.capabilities.exact_sizes and not done.is_set():
                 assert 0 <= queue.size() + queue.in_flight() <= 400
             return
         if number <= 4:
             for _ in range(10):
                 queue.send_many(["x"] * 10)
             return
-        while messages := queue.receive(3, wait=1, lease=60):
+        while not done.is_set() and SYSTEM_CLOCK.monotonic() < deadline:
+            messages = queue.receive(3, wait=0.2, lease=60)
             queue.ack(messages, wait=True)
             acked[number - 5] += len(messages)
-            if sum(acked) == 400:
+            if sum(acked) >= 400:
                 done.set()
 
     try:
         at_once(9, run)
     finally:
         done.set()
-    assert (sum(acked), queue.size(), queue.in_flight()) == (400, 0, 0)
+    assert sum(acked) == 400
+    has(queue, 0, 0)
 
 
-def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queue: StorageQueue) -> None:
+def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queue: Queue) -> None:
     queue.send_many([b"%d" % number for number in range(1250)])
     taken = take(queue, 1250, lease=60)
     queue.ack(taken[0], wait=True)
@@ -66,10 +85,11 @@ def test_orphans_are_all_that_is_taken_and_not_finished(kmq_target: Target, queu
     assert orphans[1000].message is not None
     orphans[1000].message.ack(wait=True)
     queue.nack([one.receipt for one in orphans[1001:]], count=False, wait=True)
-    assert (queue.size(), queue.in_flight(), queue.orphans()) == (248, 0, [])
+    has(queue, 248, 0)
+    assert queue.orphans() == []
 
 
-def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: StorageQueue) -> None:
+def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["a", "b"])
     first = take_one(queue, lease=60)
     kmq_target.pass_time(OVER_S)
@@ -79,7 +99,7 @@ def test_orphans_by_the_age_of_the_take(kmq_target: Target, queue: StorageQueue)
     assert queue.orphans(older_than=3600) == []
 
 
-def test_orphans_by_the_time_they_were_queued(kmq_target: Target, queue: StorageQueue) -> None:
+def test_orphans_by_the_time_they_were_queued(kmq_target: Target, queue: Queue) -> None:
     queue.send("a")
     kmq_target.pass_time(0.05)
     queue.send("b")
@@ -92,31 +112,31 @@ def test_orphans_by_the_time_they_were_queued(kmq_target: Target, queue: Storage
         queue.orphans(1, queued_before_ms=1)
 
 
-def test_what_is_redelivered_is_no_orphan(kmq_target: Target, queue: StorageQueue) -> None:
+def test_what_is_redelivered_is_no_orphan(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     take_one(queue)
     kmq_target.pass_time(OVER_S)
-    assert queue.orphans() == []
+    settles(queue, lambda: len(queue.orphans()), 0)
 
 
-def test_dead_letters_are_kept_with_their_reason(kmq_target: Target, queue: StorageQueue) -> None:
+def test_dead_letters_are_kept_with_their_reason(kmq_target: Target, queue: Queue) -> None:
     ids = queue.send_many(["a", "bb"], key="k", headers={"h": "1"})
-    first, second = sorted(take(queue, 2, lease=60), key=lambda one: int(one.id))
+    first, second = sorted(take(queue, 2, lease=60), key=lambda one: one.body)
     queue.dead_letter(first, reason="bad \ud800body", wait=True)
     kmq_target.pass_time(0.01)
     queue.dead_letter(second.receipt, wait=True)
-    listed, peeked = queue.dead_letters.list(), queue.dead_letters.peek()
-    assert [(one.id, one.size, one.attempts, one.key) for one in listed] == [
-        (ids[0], 1, 1, b"k"),
-        (ids[1], 2, 1, b"k"),
-    ]
+    listed, peeked = has_dead(queue, 2), queue.dead_letters.peek()
+    assert [(one.size, one.attempts, one.key) for one in listed] == [(1, 1, b"k"), (2, 1, b"k")]
+    assert [one.id for one in listed] == ids or not queue.capabilities.stable_ids
     assert [one.reason for one in listed] == ["rejected: bad ?body", "rejected"]
     assert [(one.body, one.headers) for one in listed] == [(b"", ())] * 2
-    assert [(one.body, one.headers) for one in peeked] == [
+    assert [(one.body, own_headers(one)) for one in peeked] == [
         (b"a", (("h", b"1"),)),
         (b"bb", (("h", b"1"),)),
     ]
-    assert all(one.dead_since_ms >= one.first_enqueued_ms == first.first_enqueued_ms for one in listed)
+    sent_ms = [first.first_enqueued_ms, second.first_enqueued_ms]
+    assert [one.first_enqueued_ms for one in listed] == sent_ms
+    assert all(one.dead_since_ms >= max(sent_ms) for one in listed)
     assert len(queue.dead_letters.list(1)) == 1
     queue.ack(first, wait=True)
     assert len(queue.dead_letters.list()) == 2
@@ -131,62 +151,73 @@ def test_dead_letters_are_redriven_as_new(kmq_target: Target, make_queue: MakeQu
     for message in taken:
         queue.nack(message, wait=True)
         kmq_target.pass_time(0.01)
-    ids = [one.id for one in taken]
-    assert queue.dead_letters.redrive([ids[3], ids[3], "0", "99999999", "x", ids[3][:0]]) == 1
+    has_dead(queue, 4)
+    ids = {one.body: one.id for one in queue.dead_letters.peek()}
+    sent_ms = {one.body: one.first_enqueued_ms for one in taken}
+    last = ids[taken[3].body]
+    assert queue.dead_letters.redrive([last, last, "0", "99999999", "x", ""]) == 1
     assert queue.redrive(1) == 1
-    assert sorted(one.id for one in queue.dead_letters.list()) == sorted(ids[1:3])
+    left = {one.id for one in has_dead(queue, 2)}
+    assert left == {ids[one.body] for one in taken[1:3]}
     again = take(queue, 2, lease=60)
-    assert sorted(one.id for one in again) == sorted([ids[0], ids[3]])
+    assert {one.body for one in again} == {taken[0].body, taken[3].body}
     for message in again:
         assert message.attempts == 1
-        assert message.enqueued_ms > message.first_enqueued_ms == taken[0].first_enqueued_ms
+        assert message.enqueued_ms > message.first_enqueued_ms == sent_ms[message.body]
     queue.ack(taken, wait=True)  # by receipts of the takes before
-    assert queue.in_flight() == 2
+    has(queue, 0, 2)
     assert queue.redrive() == 2
     assert (queue.redrive(), queue.dead_letters.redrive([])) == (0, 0)
-    assert (queue.size(), queue.in_flight()) == (2, 2)
+    has(queue, 2, 2)
     for wrong in (0, -1, True):
         with pytest.raises(ConfigError):
             queue.redrive(wrong)
 
 
-def test_dead_letters_can_be_purged(queue: StorageQueue) -> None:
+def test_dead_letters_can_be_purged(queue: Queue) -> None:
     queue.send_many(["a", "b", "c"])
     queue.dead_letter(take(queue, 2), wait=True)
+    has_dead(queue, 2)
     assert queue.dead_letters.purge() == 2
     assert queue.dead_letters.purge() == 0
-    assert (queue.dead_letters.list(), queue.size()) == ([], 1)
+    has_dead(queue, 0)
+    has(queue, 1, 0)
 
 
-def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: StorageQueue) -> None:
+def test_purge_removes_all_but_dead_letters(kmq_target: Target, queue: Queue) -> None:
     queue.send_many(["x"] * 9)
-    messages = take(queue, 4, lease=LEASE_S)
+    # What is redelivered during a purge may stay, as what is sent.
+    messages = take(queue, 4, lease=LEASE_S if queue.capabilities.immediate else 60)
     queue.dead_letter(messages[0], wait=True)
+    has_dead(queue, 1)
     if queue.capabilities.delay:
         queue.nack(messages[1], delay=60, wait=True)
     assert queue.purge() == 8
-    assert (queue.size(), queue.in_flight(), len(queue.dead_letters.list())) == (0, 0, 1)
+    has(queue, 0, 0)
+    has_dead(queue, 1)
     queue.nack(messages[2], wait=True)
     queue.extend(messages[2], lease=60, wait=True)
     queue.ack(messages[3], wait=True)
     kmq_target.pass_time(OVER_S)
     assert (queue.receive(wait=0), queue.purge()) == ([], 0)
     queue.send("new")
-    assert drain(queue) == [b"new"]
+    assert drain(queue, 1) == [b"new"]
 
 
-def test_release_all_gives_back_what_is_in_flight_uncounted(queue: StorageQueue) -> None:
+def test_release_all_gives_back_what_is_in_flight_uncounted(queue: Queue) -> None:
     queue.send_many(["x"] * 5)
     taken = take(queue, 3, lease=3600)
     assert queue.release_all() == 3
-    assert (queue.release_all(), queue.size(), queue.in_flight()) == (0, 5, 0)
+    assert queue.release_all() == 0
+    has(queue, 5, 0)
     assert [one.attempts for one in take(queue, 5, lease=60)] == [1] * 5
     queue.ack(taken, wait=True)
-    assert queue.in_flight() == 5
+    has(queue, 0, 5)
 
 
-def test_a_peeked_dead_letter_has_no_receipt(queue: StorageQueue) -> None:
+def test_a_peeked_dead_letter_has_no_receipt(queue: Queue) -> None:
     queue.send("x")
     queue.dead_letter(take_one(queue), wait=True)
+    has_dead(queue, 1)
     with pytest.raises(ReceiptError):
         queue.ack(queue.dead_letters.peek()[0].id)

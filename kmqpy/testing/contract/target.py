@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -12,15 +12,17 @@ from uuid import uuid4
 import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.message import Message
-from kmqpy.queue import Capabilities, Storage, StorageQueue, storage_for
+from kmqpy.message import Headers, Message
+from kmqpy.queue import Capabilities, DeadLetter, Queue, Storage, storage_for
 
 T = TypeVar("T")
 LEASE_S = 1.0
 """The lease of the queues under test."""
 OVER_S = 1.3
 """After that a lease of LEASE_S is over, also on a slow machine."""
-_PATIENCE_S = 20.0
+PATIENCE_S = 60.0
+"""How long what must come may take."""
+_LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Target:
 class MakeQueue(Protocol):
     """Makes an empty queue with these settings, and opens it."""
 
-    def __call__(self, **settings: Any) -> StorageQueue: ...  # noqa: D102
+    def __call__(self, **settings: Any) -> Queue: ...  # noqa: D102
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ PREFIX = "kmq-contract-"
 def make_queue(kmq_storage: Storage) -> MakeQueue:
     """Makes queues with leases of LEASE_S, unless the test says otherwise."""
 
-    def make(**settings: Any) -> StorageQueue:
+    def make(**settings: Any) -> Queue:
         name = new_name()
         kmq_storage.create(name, **{"redeliver_after_ms": int(LEASE_S * 1000), **settings})
         return kmq_storage.open(name)
@@ -89,7 +91,7 @@ def make_queue(kmq_storage: Storage) -> MakeQueue:
 
 
 @pytest.fixture
-def queue(make_queue: MakeQueue) -> StorageQueue:
+def queue(make_queue: MakeQueue) -> Queue:
     """An empty queue."""
     return make_queue()
 
@@ -106,28 +108,53 @@ def needs(capabilities: Capabilities, *names: str) -> None:
             pytest.skip(f"the storage says that it can't: {name}")
 
 
-def take(queue: StorageQueue, number: int = 1, **arguments: Any) -> list[Message]:
+def take(queue: Queue, number: int = 1, **arguments: Any) -> list[Message]:
     """Take that many messages, in as many calls as it needs."""
     found: list[Message] = []
-    deadline = SYSTEM_CLOCK.monotonic() + _PATIENCE_S
+    deadline = SYSTEM_CLOCK.monotonic() + PATIENCE_S
     while len(found) < number:
         assert SYSTEM_CLOCK.monotonic() < deadline, f"{len(found)} of {number} messages came"
         found += queue.receive(number - len(found), **{"wait": 0.2, **arguments})
     return found
 
 
-def take_one(queue: StorageQueue, **arguments: Any) -> Message:
+def take_one(queue: Queue, **arguments: Any) -> Message:
     """Take one message."""
     return take(queue, 1, **arguments)[0]
 
 
-def drain(queue: StorageQueue) -> list[bytes]:
-    """Acknowledge all that can be taken; returns the bodies in order."""
-    bodies: list[bytes] = []
-    while messages := queue.receive(wait=0.05, lease=60):
-        bodies += [message.body for message in messages]
-        queue.ack(messages, wait=True)
-    return bodies
+def drain(queue: Queue, count: int) -> list[bytes]:
+    """Acknowledge all messages, which are `count`; returns the bodies in the order in which they came."""
+    messages = take(queue, count, lease=60)
+    queue.ack(messages, wait=True)
+    assert queue.receive(wait=0) == []
+    return [message.body for message in messages]
+
+
+def settles(queue: Queue, look: Callable[[], T], expected: T) -> None:
+    """Assert that `look()` is `expected`: now, or a moment later where the storage is not immediate."""
+    deadline = SYSTEM_CLOCK.monotonic() + PATIENCE_S
+    while (found := look()) != expected and not queue.capabilities.immediate:
+        if SYSTEM_CLOCK.monotonic() > deadline:
+            break
+        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
+    assert found == expected
+
+
+def has(queue: Queue, size: int, in_flight: int) -> None:
+    """Assert the sizes of a queue, as settles() does."""
+    settles(queue, lambda: (queue.size(), queue.in_flight()), (size, in_flight))
+
+
+def has_dead(queue: Queue, count: int) -> Sequence[DeadLetter]:
+    """The dead letters of a queue, which are `count`, without bodies."""
+    settles(queue, lambda: len(queue.dead_letters.list()), count)
+    return queue.dead_letters.list()
+
+
+def own_headers(message: Message | DeadLetter) -> Headers:
+    """The headers that were sent; those named kmq-… are the storage's."""
+    return tuple(header for header in message.headers if not header[0].startswith("kmq-"))
 
 
 def at_once(count: int, job: Callable[[int], T]) -> list[T]:
@@ -135,7 +162,7 @@ def at_once(count: int, job: Callable[[int], T]) -> list[T]:
     barrier = threading.Barrier(count)
 
     def started(number: int) -> T:
-        barrier.wait(_PATIENCE_S)
+        barrier.wait(PATIENCE_S)
         return job(number)
 
     with ThreadPoolExecutor(count) as threads:

@@ -1,0 +1,91 @@
+"""A client that is there while somebody uses it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kmqpy.core.clock import Clock
+from kmqpy.core.forks import ForkGuard
+from kmqpy.errors import Closed
+from kmqpy.kafka.client.client import KmqClient
+
+
+class LazyClient:
+    """Opens a client for its first user, and another one after it was closed; safe to use from any thread.
+
+    `what` names it in errors.
+    """
+
+    def __init__(self, make: Callable[[], KmqClient], what: str, clock: Clock) -> None:
+        self._make = make
+        self._what = what
+        self._clock = clock
+        self._guard = ForkGuard(what)
+        # Reentrant: a handler of signals may call close() in the middle of any call.
+        self._lock = threading.RLock()
+        self._client: KmqClient | None = None
+        self._users = 0
+        self._used_at = 0.0
+        self._closed = False
+
+    @property
+    def current(self) -> KmqClient | None:
+        """The client that there is at the moment; looking at it is no use of it."""
+        return self._client
+
+    def check_open(self) -> None:
+        """Raise Closed after close(), Forked in a child process."""
+        self._guard.raise_if_inherited()
+        if self._closed:
+            raise Closed(f"{self._what} is closed")
+
+    @contextmanager
+    def used(self) -> Iterator[KmqClient]:
+        """The client, not closed as idle meanwhile. Raises Closed, Forked, and what opening it does."""
+        self.check_open()  # before the lock, which may be held for ever in a child
+        with self._lock:
+            self.check_open()
+            if self._client is None:
+                client = self._make()
+                if self._closed:  # by a handler of signals
+                    client.close()
+                    self.check_open()
+                self._client = client
+            client = self._client
+            self._users += 1
+        try:
+            yield client
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._used_at = self._clock.monotonic()
+
+    def close_if_idle(self, idle_s: float) -> None:
+        """Close the client if nobody has used it for that long and it has no messages in flight."""
+        with self._lock:
+            unused_for = self._clock.monotonic() - self._used_at
+            if (
+                self._client is not None
+                and not self._users
+                and unused_for >= idle_s
+                and not self._client.held
+            ):
+                self.rest()
+
+    def rest(self) -> None:
+        """Close the client; the next user opens another one."""
+        with self._lock:  # until it has left: the next one joins the same group
+            client, self._client = self._client, None
+            if client is not None:
+                client.close()
+
+    def close(self) -> None:
+        """Close the client for good; its users' calls raise Closed. Does nothing in a child process."""
+        if self._guard.inherited:
+            return
+        self._closed = True
+        client = self._client
+        if client is not None:
+            client.close()  # not under the lock, which another thread may have while it opens a client

@@ -1,0 +1,312 @@
+"""Queues on Kafka as the Storage protocol has them. `open_storage` is what `kafka://` opens."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, NoReturn, Self, Unpack
+from weakref import WeakSet
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.forks import ForkGuard
+from kmqpy.core.settings import build, convert, nearest, refuse_unknown
+from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.client.client import ClientOptions, check_options
+from kmqpy.kafka.queue import CAPABILITIES, KafkaQueue
+from kmqpy.kafka.settings import (
+    KafkaConnection,
+    QueueSettings,
+    build_connections,
+    connection_layers,
+    is_topic_name,
+)
+from kmqpy.kafka.shared_connections import SharedConnections
+from kmqpy.queue import Capabilities, Codec, QueueDescription, QueueUrl, Storage
+from kmqpy.telemetry.base import Telemetry
+from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
+
+_log = logging.getLogger(__name__)
+
+_QUEUE_FIELDS = tuple(field.name for field in dataclasses.fields(QueueSettings) if field.name != "name")
+_FIXED = {
+    "requeue_to": ("back", "front"),
+    "order": ("any", "fifo"),
+    "redelivery": ("automatic", "manual"),
+    "ephemeral": (True, False),
+}
+"""Settings that queues of other storages have: what they are on Kafka, and what Kafka can't do."""
+_TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}
+"""How the topics of a new queue are made."""
+_NEW_QUEUE = (*_QUEUE_FIELDS, *_FIXED, *_TOPIC_SETTINGS)
+_LONGEST_NAME = 200
+"""Of a new queue; its other topics have longer names."""
+_IDLE_TIMEOUT_MS = 60_000
+
+
+class KafkaStorage:
+    """The queues of one Kafka and ZooKeeper root, see kmqpy.queue.Storage.
+
+    Its queues share a producer and an administrator. Each queue is a consumer group, so what receives is the
+    queue's own: it is opened when the first message is received or finished, and closed when that has not
+    happened for `idle_timeout_ms` and nothing received is in flight.
+
+    zookeeper        without it, only `open` works, and `describe` where the settings are known to clients
+    idle_timeout_ms  0: what receives is closed only with its queue
+    options          of KmqClient, for all queues
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection = NO_ZOOKEEPER,
+        *,
+        idle_timeout_ms: int = _IDLE_TIMEOUT_MS,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        check_options(options)
+        if isinstance(idle_timeout_ms, bool) or not isinstance(idle_timeout_ms, int) or idle_timeout_ms < 0:
+            raise ConfigError(f"idle_timeout_ms: {idle_timeout_ms!r} must be a whole number, at least 0")
+        self._connection = connection
+        self._idle_s = idle_timeout_ms / 1000
+        self._options = options
+        self._guard = ForkGuard("the storage")
+        self._shared = SharedConnections(connection, zookeeper, clock=options.get("clock", SYSTEM_CLOCK))
+        self._lock = threading.RLock()
+        self._queues: WeakSet[KafkaQueue] = WeakSet()
+        self._closed = threading.Event()
+        self._keeper: threading.Thread | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Storage.capabilities."""
+        return CAPABILITIES
+
+    def create(self, name: str, **settings: Any) -> None:
+        """See Storage.create. Makes the queue's topics and registers it.
+
+        The settings are the fields of QueueSettings, and `partitions`, `replication` and `retention_ms` of
+        its topics, see Admin.create_queue. Those of other storages (`order` and the like) may say what holds
+        on Kafka anyway. Topics that are there already are taken over.
+        """
+        self._check_open()
+        _check_name(name)
+        if len(name) > _LONGEST_NAME:
+            raise ConfigError(f"queue: {name!r} is longer than {_LONGEST_NAME} characters")
+        refuse_unknown(settings, _NEW_QUEUE)
+        for key in settings.keys() & _FIXED.keys():
+            _check_fixed(key, settings[key])
+        made = build(QueueSettings, {"name": name}, _part(settings, _QUEUE_FIELDS))
+        topics = {
+            key: convert(key, settings[key], hint) for key, hint in _TOPIC_SETTINGS.items() if key in settings
+        }
+        retention_ms = topics.pop("retention_ms", None)
+        with self._administered() as admin:
+            if any(one.settings.name == name for one in admin.list_queues()):
+                raise ConfigError(f"queue: there is a queue {name!r} already")
+            admin.create_queue(
+                made, retention=None if retention_ms is None else retention_ms / 1000, **topics
+            )
+
+    def list(self) -> builtins.list[str]:
+        """See Storage.list: the queues that are registered."""
+        with self._administered() as admin:
+            return sorted(one.settings.name for one in admin.list_queues() if not one.deleting)
+
+    def describe(self, name: str) -> QueueDescription:
+        """See Storage.describe; the generation is the id of the queue's topic."""
+        _check_name(name)
+        with self._administered() as admin, self._hinting(admin, name):
+            found = admin.describe_queue(name)
+            counted = admin.stats(name)
+        delayed = counted.delayed + counted.released
+        return QueueDescription(
+            name=name,
+            generation=next((one.topic_id for one in found.topics if one.name == name), ""),
+            settings={
+                **dataclasses.asdict(found.settings),
+                **{key: value for key, (value, _) in _FIXED.items()},
+                "partitions": found.partitions,
+            },
+            ready=counted.depth - counted.delayed,
+            delayed=delayed,
+            in_flight=counted.in_flight - counted.released,
+            dead=counted.dead_letters,
+        )
+
+    def delete(self, name: str) -> None:
+        """See Storage.delete. Waits until the trackers have let go; raises Unavailable if they do not."""
+        _check_name(name)
+        with self._administered() as admin, self._hinting(admin, name):
+            for queue in self._opened_queues():
+                if queue.name == name:
+                    queue.rest()
+            admin.delete_queue(name)
+
+    def open(self, name: str, *, codec: Codec | None = None) -> KafkaQueue:
+        """See Storage.open."""
+        _check_name(name)
+        with self._administered() as admin, self._hinting(admin, name):
+            return self._opened(admin.settings(name), codec=codec)
+
+    def open_url(self, url: QueueUrl) -> KafkaQueue:
+        """See Storage.open_url. With `create=true`, a missing queue is made with the settings of the url."""
+        given = _part(url.settings, _QUEUE_FIELDS)
+        settings = build(QueueSettings, {"name": url.queue}, given)
+        for key in url.settings.keys() & _FIXED.keys():
+            _check_fixed(key, url.settings[key])
+        try:
+            return self._opened(settings, on_close=self.close)
+        except QueueNotFound:
+            if not convert("create", url.settings.get("create", False), bool):
+                raise
+        self.create(url.queue, **_part(url.settings, _NEW_QUEUE))
+        return self._opened(settings, on_close=self.close)
+
+    def close(self) -> None:
+        """See Storage.close. Does nothing in a child process."""
+        if self._guard.inherited:
+            return
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            queues = self._opened_queues()
+        with ExitStack() as all_of_them:  # also when one raises
+            all_of_them.callback(self._shared.close)
+            if self._keeper is not None and self._keeper is not threading.current_thread():
+                all_of_them.callback(self._keeper.join)
+            for queue in queues:
+                all_of_them.callback(queue.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _opened(
+        self,
+        queue: str | QueueSettings,
+        *,
+        codec: Codec | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> KafkaQueue:
+        self._check_open()
+        opened = KafkaQueue(
+            queue, self._connection, shared=self._shared, codec=codec, on_close=on_close, **self._options
+        )
+        with self._lock:
+            self._check_open()
+            self._queues.add(opened)
+            if self._keeper is None and self._idle_s:
+                self._keeper = threading.Thread(target=self._keep, name="kmq-storage", daemon=True)
+                self._keeper.start()
+        return opened
+
+    def _keep(self) -> None:
+        """Close what has not received for a while."""
+        while not self._closed.wait(self._idle_s / 4):
+            for queue in self._opened_queues():
+                try:
+                    queue.rest_if_idle(self._idle_s)
+                except Exception:  # the thread must live, for the other queues
+                    _log.exception("closing what is idle failed", extra={"queue": queue.name})
+
+    def _opened_queues(self) -> builtins.list[KafkaQueue]:
+        with self._lock:
+            return [*self._queues]
+
+    @contextmanager
+    def _administered(self) -> Iterator[Admin]:
+        self._check_open()
+        with self._shared.admin() as admin:
+            self._check_open()
+            yield admin
+
+    @contextmanager
+    def _hinting(self, admin: Admin, name: str) -> Iterator[None]:
+        """Names the nearest queue where there is none of this name."""
+        try:
+            yield
+        except QueueNotFound:
+            _raise_not_found(admin, name, has_registry=bool(self._shared.zookeeper.hosts))
+
+    def _check_open(self) -> None:
+        self._guard.raise_if_inherited()
+        if self._closed.is_set():
+            raise Closed("the storage is closed")
+
+
+def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> Storage:
+    """Open the storage of a kafka: url.
+
+    Its settings are `zookeeper`, `root`, `idle_timeout_ms`, `max_in_flight`, `holder`, `instance_id` and
+    `markers` of KmqClient, and librdkafka settings (names with a dot). That of a queue may also have the
+    fields of QueueSettings, and `create=true` with what KafkaStorage.create takes. What the url leaves open
+    of the connections is as in KafkaConnection.from_environment(), but there is no default ZooKeeper.
+    """
+    if url.user is not None:
+        raise ConfigError("queue url: a kafka: url has no user; use sasl.username and sasl.password")
+    if not url.address or "@" in url.address:
+        raise ConfigError("queue url: write it like kafka://host:9092,host2:9092?queue=name")
+    if url.path not in ("", "/"):
+        raise ConfigError("queue url: a kafka: url has no path")
+    kafka = {name: value for name, value in url.settings.items() if "." in name}
+    of_queues = (*_NEW_QUEUE, "create") if url.queue else ()
+    url.refuse_unknown([*_CONNECTION, *_CLIENT, "idle_timeout_ms", *of_queues, *kafka])
+    own = url.settings
+    connection, zookeeper = build_connections(
+        {"zookeeper": NO_ZOOKEEPER.hosts},
+        *connection_layers(),
+        {
+            "bootstrap": url.address,
+            "kafka": kafka,
+            **_part(own, _CONNECTION),
+        },
+    )
+    options = ClientOptions(telemetry=telemetry)
+    if "max_in_flight" in own:
+        options["max_in_flight"] = convert("max_in_flight", own["max_in_flight"], int)
+    if "holder" in own:
+        options["holder"] = own["holder"]
+    if "instance_id" in own:
+        options["instance_id"] = own["instance_id"]
+    if "markers" in own:
+        options["markers"] = own["markers"]  # type: ignore[typeddict-item]  # KafkaStorage checks it
+    idle_ms = convert("idle_timeout_ms", own.get("idle_timeout_ms", _IDLE_TIMEOUT_MS), int)
+    return KafkaStorage(connection, zookeeper, idle_timeout_ms=idle_ms, **options)
+
+
+_CONNECTION = ("zookeeper", "root")
+_CLIENT = ("max_in_flight", "holder", "instance_id", "markers")
+
+
+def _part(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: settings[name] for name in names if name in settings}
+
+
+def _check_fixed(key: str, value: Any) -> None:
+    here, other = _FIXED[key]
+    value = convert(key, value, type(here))
+    if value == other:
+        raise NotSupported(f"{key}: Kafka can't do {value!r}; there it is always {here!r}")
+    if value != here:
+        raise ConfigError(f"{key}: {value!r} is neither {here!r} nor {other!r}")
+
+
+def _check_name(name: object) -> None:
+    if not is_topic_name(name):
+        raise ConfigError(f"queue: {name!r} is no name; on Kafka, 1 to 249 of a-z A-Z 0-9 . _ - are")
+
+
+def _raise_not_found(admin: Admin, name: str, *, has_registry: bool) -> NoReturn:
+    names = [one.settings.name for one in admin.list_queues()] if has_registry else []
+    raise QueueNotFound(f"queue: there is no queue {name!r}{nearest(name, names)}") from None

@@ -1,0 +1,123 @@
+"""What the storage on Kafka does beyond the contract."""
+
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from support import LiveQueue, until
+
+from kmqpy.errors import ConfigError, NotSupported, QueueNotFound, ReceiptError
+from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.queue import queue_for, storage_for
+
+
+@pytest.fixture
+def url(cluster, zookeeper) -> str:
+    """Of a storage with a root of its own; nothing redelivers."""
+    return f"kafka://{cluster.bootstrap}?zookeeper={zookeeper.hosts}&root=/kmq-{uuid.uuid4().hex[:8]}"
+
+
+def threads() -> int:
+    """How many threads this process has, those of librdkafka too."""
+    return len([*Path("/proc/self/task").iterdir()])
+
+
+def take_one(queue, **arguments):
+    found = []
+    until(lambda: found.extend(queue.receive(1, wait=0.5, **arguments)) or found, 60)
+    return found[0]
+
+
+def test_queues_that_only_send_and_count_share_their_connections(url):
+    names = [f"shared-{uuid.uuid4().hex[:8]}" for _ in range(4)]
+    with storage_for(url) as storage:
+        for name in names:
+            storage.create(name)
+        first = storage.open(names[0])
+        first.send("x")
+        assert first.size() == 1
+        before = threads()
+        queues = [storage.open(name) for name in names * 5]
+        for queue in queues:
+            queue.send("x")
+        assert threads() - before <= 5
+        assert queues[0].size() == 6
+        for name in names:
+            storage.delete(name)
+
+
+def test_what_receives_is_closed_when_it_is_idle_and_opened_again(url):
+    name = f"idle-{uuid.uuid4().hex[:8]}"
+    with storage_for(f"{url}&idle_timeout_ms=200ms") as storage:
+        storage.create(name)
+        queue = storage.open(name)
+        queue.send_many(["a", "b"])
+        assert queue.partitions == []  # only sends so far
+        message = take_one(queue, lease=60)
+        assert queue.partitions == [0]
+        time.sleep(1)
+        assert queue.partitions == [0]  # it has a message in flight
+        message.ack(wait=True)
+        until(lambda: queue.partitions == [], 60)
+        message.ack(wait=True)  # harmless, and does not need the client that received it
+        other = take_one(queue, lease=60)
+        assert {message.body, other.body} == {b"a", b"b"}
+        storage.delete(name)
+
+
+def test_a_missing_queue_is_made_where_the_url_says_so(url):
+    name = f"made-{uuid.uuid4().hex[:8]}"
+    with pytest.raises(QueueNotFound, match=name):
+        queue_for(f"{url}&queue={name}")
+    made = f"{url}&queue={name}&create=true&partitions=3&max_redeliveries=1"
+    for _ in range(2):
+        with queue_for(made) as queue:
+            assert queue.settings.max_redeliveries == 1
+    with pytest.raises(ConfigError, match="max_redeliveries: 2 is not what"):
+        queue_for(f"{url}&queue={name}&max_redeliveries=2")
+    with storage_for(url) as storage:
+        found = storage.describe(name)
+        assert (found.settings["partitions"], found.settings["order"], found.ready) == (3, "any", 0)
+        for setting, error in [
+            ({"order": "fifo"}, NotSupported),
+            ({"partitions": "many"}, ConfigError),
+            ({"retention_ms": 1}, ConfigError),
+            ({"markers_topic": "a/b"}, ConfigError),
+        ]:
+            with pytest.raises(error, match=next(iter(setting)).partition("_")[0]):
+                storage.create(f"{name}-2", **setting)
+        assert storage.list() == [name]
+        storage.delete(name)
+        with pytest.raises(QueueNotFound):
+            storage.describe(name)
+
+
+def test_without_zookeeper_queues_are_opened_only(make_queue):
+    live: LiveQueue = make_queue()
+    url = f"kafka://{live.connection.bootstrap}?root={live.connection.root}"
+    with storage_for(url) as storage:
+        with storage.open(live.name) as queue:
+            queue.send("x")
+        assert storage.describe(live.name).ready == 1
+        for needs_it in (storage.list, lambda: storage.create("x"), lambda: storage.delete(live.name)):
+            with pytest.raises(ConfigError, match="zookeeper"):
+                needs_it()
+
+
+def test_a_message_knows_its_place_and_one_only_looked_at_is_not_acknowledged(make_queue):
+    live: LiveQueue = make_queue()
+    url = f"kafka://{live.connection.bootstrap}?root={live.connection.root}&queue={live.name}"
+    with queue_for(url) as queue:
+        queue.send_many(["a", "b"])
+        (seen, _) = queue.peek()
+        with pytest.raises(ReceiptError, match="only looked at"):
+            queue.ack([seen, seen])
+        with pytest.raises(ReceiptError, match="only looked at"):
+            queue.nack(seen)
+        message = take_one(queue)
+        assert isinstance(message, KafkaMessage)
+        assert (message.topic, message.partition, message.offset) == (live.name, 0, 0)
+        assert (seen.id, seen.receipt, message.id) == ("0-0", "", "0-0")
+        queue.ack(message, wait=True)
+    assert live.ended() == {0}

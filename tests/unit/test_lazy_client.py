@@ -1,0 +1,102 @@
+"""A client that is opened when it is used, and closed when nobody does."""
+
+import threading
+
+import pytest
+
+from kmqpy.errors import Closed
+from kmqpy.kafka.client.lazy_client import LazyClient
+from kmqpy.testing import ManualClock
+
+
+class Client:
+    def __init__(self):
+        self.held = 0
+        self.closed = False
+
+    def close(self):
+        self.closed = True
+
+
+class Lazy(LazyClient):
+    def __init__(self):
+        self.made = []
+        self.clock = ManualClock()
+        super().__init__(self.new, "queue 'q'", self.clock)
+
+    def new(self):
+        self.made.append(Client())
+        return self.made[-1]
+
+    def use(self):
+        with self.used() as client:
+            return client
+
+
+def test_it_is_opened_once_by_its_first_user():
+    lazy = Lazy()
+    assert (lazy.current, lazy.made) == (None, [])
+    assert lazy.use() is lazy.use()
+    assert [lazy.current] == lazy.made
+
+
+def test_it_is_closed_when_nobody_has_used_it_for_long_enough_and_nothing_is_in_flight():
+    lazy = Lazy()
+    first = lazy.use()
+    lazy.clock.advance(9)
+    lazy.close_if_idle(10)
+    assert not first.closed
+    first.held = 1
+    lazy.clock.advance(1)
+    lazy.close_if_idle(10)
+    assert not first.closed
+    first.held = 0
+    with lazy.used():
+        lazy.clock.advance(20)
+        lazy.close_if_idle(10)
+        assert not first.closed
+    lazy.clock.advance(10)
+    lazy.close_if_idle(10)
+    assert first.closed
+    lazy.close_if_idle(10)
+    assert lazy.use() is not first
+    assert len(lazy.made) == 2
+
+
+def test_a_closed_one_opens_no_more():
+    lazy = Lazy()
+    client = lazy.use()
+    lazy.close()
+    assert client.closed
+    for call in (lazy.use, lazy.check_open):
+        with pytest.raises(Closed, match="queue 'q' is closed"):
+            call()
+    assert len(lazy.made) == 1
+
+
+def test_one_that_is_closed_while_it_is_opened_is_left_to_nobody():
+    lazy = Lazy()
+    opening, may_open = threading.Event(), threading.Event()
+
+    def new():
+        opening.set()
+        may_open.wait(60)
+        return Lazy.new(lazy)
+
+    lazy._make = new
+    raised = []
+
+    def use():
+        try:
+            lazy.use()
+        except Closed as error:
+            raised.append(error)
+
+    user = threading.Thread(target=use)
+    user.start()
+    opening.wait(60)
+    lazy.close()
+    may_open.set()
+    user.join(60)
+    assert [client.closed for client in lazy.made] == [True]
+    assert len(raised) == 1
