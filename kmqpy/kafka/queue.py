@@ -63,6 +63,11 @@ class KafkaQueue(KmqClient):
         """Seconds that a message is its taker's where receive() names no lease."""
         return self._queue.redeliver_after_ms / 1000
 
+    @property
+    def max_lease(self) -> float:
+        """The longest lease that receive() and extend() take, in seconds."""
+        return self._queue.max_hold_ms / 1000
+
     def send(
         self,
         body: bytes | str,

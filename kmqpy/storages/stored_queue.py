@@ -69,6 +69,16 @@ class StoredQueue:
         return self._settings.redeliver_after_ms / 1000
 
     @property
+    def max_lease(self) -> float:
+        """See StorageQueue.max_lease."""
+        return self._settings.max_hold_ms / 1000
+
+    @property
+    def at_most_once(self) -> bool:
+        """See StorageQueue.at_most_once."""
+        return not self._settings.ephemeral
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """See StorageQueue.dead_letters."""
         return self._dead_letters

@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import ParamSpec, Self, TypeVar, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
@@ -26,6 +25,7 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed
 from kmqpy.message import HeadersLike, Message, MessagesLike
 from kmqpy.queue import Queue
+from kmqpy.worker.signals import called_at_signals
 from kmqpy.worker.worker import Worker, WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ class AsyncWorker:
         Raises what ended the worker: ConfigError, NotSupported, Closed, Forked.
         """
         self._loop = asyncio.get_running_loop()
-        with self._signals(self._loop) if self._handle_signals else nullcontext():
+        with called_at_signals(self._loop, self._stop_at) if self._handle_signals else nullcontext():
             self._worker.start()
             try:
                 while not self._worker.stopping:
@@ -304,24 +304,9 @@ class AsyncWorker:
             return error
         return None
 
-    @contextmanager
-    def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Stop at SIGTERM and SIGINT, where the loop can look after signals."""
-        before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                previous = signal.getsignal(number)
-                try:
-                    loop.add_signal_handler(number, self.stop)
-                except (NotImplementedError, RuntimeError):  # Windows
-                    continue
-                before[number] = previous
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    def _stop_at(self, number: signal.Signals) -> None:
+        self._worker.log_signal(number)
+        self.stop()
 
 
 async def _in_thread(function: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from fake_queue import FakeQueue
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import Closed, ConfigError, NotSupported
 from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
-from kmqpy.worker.worker import Reject
+from kmqpy.worker.outcome import Reject
 
 
 @pytest.fixture(autouse=True)
