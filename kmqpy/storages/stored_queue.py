@@ -10,7 +10,7 @@ from typing import Any, Self
 from kmqpy.core.clock import Clock
 from kmqpy.core.durations import DAY_MS, INT64_MAX, Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
-from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, ReceiptError, shown
+from kmqpy.errors import Closed, ConfigError, KmqError, MessageError, NotSupported, ReceiptError, shown
 from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, as_bytes, each_of, headers_from
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
@@ -171,7 +171,13 @@ class StoredQueue:
     def _encoded(self, value: Any) -> bytes:
         if self._codec is None:
             return as_bytes(value, "body")
-        body = self._codec.encode(value)
+        try:
+            body = self._codec.encode(value)
+        except KmqError:
+            raise
+        except Exception as error:  # its text may hold the value
+            kind = type(value).__name__
+            raise MessageError(f"body: the codec can't encode {kind}: {type(error).__name__}") from error
         if not isinstance(body, bytes):  # a codec of somebody else's
             raise MessageError(f"body: the codec made {type(body).__name__} of it, not bytes")
         return body
