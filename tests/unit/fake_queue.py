@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Self
 
-from kmqpy.errors import Closed, KmqError, NotSupported
+from kmqpy.errors import Closed, NotSupported, ReceiptError
 from kmqpy.message import Message, MessagesLike, headers_from
 from kmqpy.queue import Orphan
 
@@ -164,6 +164,6 @@ class FakeQueue:
             receipts = [one if isinstance(one, str) else one.receipt for one in messages]
             for receipt in receipts:
                 if receipt not in self.taken:
-                    raise KmqError(f"{op} of {receipt}, which is not in flight")
+                    raise ReceiptError(f"{op} of {receipt}, which is not in flight")
             self._note(op, receipts, arguments)
             return [self.taken.pop(receipt) for receipt in receipts]
