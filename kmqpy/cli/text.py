@@ -8,13 +8,12 @@ from typing import Any
 from kmqpy.message import Headers, Message
 
 
-def as_object(message: Message) -> dict[str, Any]:
-    """The fields that `kmq receive` prints of a message."""
+def as_object(message: Message, *, places: bool = True) -> dict[str, Any]:
+    """The fields that `kmq receive` prints of a message; `places`: it has a partition and an offset."""
     return {
         "receipt": message.receipt,
         "queue": message.queue,
-        "partition": message.partition,
-        "offset": message.offset,
+        **({"partition": message.partition, "offset": message.offset} if places else {"id": message.id}),
         **content("key", message.key),
         **content("body", message.body),
         **headers_of(message.headers),

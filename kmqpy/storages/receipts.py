@@ -46,20 +46,34 @@ class Receipts:
         return TakeRef(*found)
 
     def _difference(self, prefix: str) -> str:
-        encoded = prefix.removeprefix(_VERSION)
-        try:
-            padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)
-            origin = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        except (ValueError, RecursionError):
-            origin = None
-        match origin:
-            case [str() as storage, str() as queue, str()] if prefix.startswith(_VERSION):
+        match _origin(prefix):
+            case [str() as storage, str() as queue, str()]:
                 if storage != self._origin[0]:
                     return "is one of another storage"
                 if queue != self._origin[1]:
                     return f"is one of queue {queue!r}, not of {self._origin[1]!r}"
                 return f"is one of a queue {queue!r} that was deleted; another has its name now"
         return "is not a receipt of a storage of kmqpy"
+
+
+def queue_named_in(receipt: str) -> str:
+    """The name of the queue that a receipt is of, which may be of any storage; raises ReceiptError."""
+    match _origin(receipt.rsplit(".", 2)[0]):
+        case [str(), str() as queue, str()]:
+            return queue
+    raise ReceiptError(f"receipt: {shown(receipt)} is not a receipt of a storage of kmqpy")
+
+
+def _origin(prefix: str) -> object:
+    """What stands before the numbers of a receipt; None where that is none."""
+    if not prefix.startswith(_VERSION):
+        return None
+    encoded = prefix.removeprefix(_VERSION)
+    try:
+        padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)
+        return json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        return None
 
 
 def parse_number(text: object) -> int | None:
