@@ -30,13 +30,12 @@ _HELP = {
 class Root(click.Group):
     """Lists commands in the order of use, and finds those of other packages without importing them."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; those of other packages are not loaded, and what they need neither."""
         own = [(name, command.get_short_help_str(78)) for name, command in self.commands.items()]
-        plugins = _plugins()
-        others = [(name, _help_of(plugins[name])) for name in sorted(plugins) if name not in self.commands]
+        others = [(name, _HELP.get(name, "(of another package)")) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([*own, *others])
+            formatter.write_dl([*own, *others[len(own) :]])
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Our own in their order, then those of plug-ins."""
@@ -163,11 +162,6 @@ def _failed(text: str, code: int = 2) -> int:
 
 def _plugins() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=PLUGINS)}
-
-
-def _help_of(plugin: EntryPoint) -> str:
-    package = "another package" if plugin.dist is None else plugin.dist.name
-    return _HELP.get(plugin.name, f"(of {package})")
 
 
 def _broken(name: str, error: Exception) -> click.Command:
