@@ -33,6 +33,7 @@ from kmqpy.kafka.settings import (
     build_connections,
     connections_in_environment,
     is_secret,
+    unknown_in_environment,
 )
 from kmqpy.queue import Queue
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -269,6 +270,8 @@ def _cli(ctx: click.Context) -> Cli:
     file = read_file(config) if config else {}
     tables = {table: file.pop(table) for table in OTHER_TABLES if table in file}
     environment = connections_in_environment()
+    for name, hint in unknown_in_environment().items():
+        warn(f"{name} in the environment is unknown{hint}")
     for table, option in (("kafka", "-X"), ("zookeeper_security", "-Z")):
         if values := given.pop(table, ()):
             given[table] = _public(table, pairs(values, option), option)

@@ -146,7 +146,9 @@ class StoredQueue:
                 row._replace(headers=stack.enter_context(self._telemetry.sending(self.name, row.headers)))
                 for row in rows
             ]
-            return [str(one) for one in self._engine.put(self._queue, traced, connection)]
+            ids = [str(one) for one in self._engine.put(self._queue, traced, connection)]
+        self._telemetry.finished(self.name, "send", len(ids))
+        return ids
 
     def _row(self, message: OutgoingMessage) -> NewRow:
         body = self._encoded(message.body)

@@ -258,6 +258,7 @@ class Worker:
             for one in held:
                 self._ready.add(one.key, one)
             self._changed.notify_all()
+        self._tell_in_flight()
         if self._stopping.is_set():
             self._release_waiting()
 
@@ -330,6 +331,13 @@ class Worker:
         with self._changed:
             self._unsettled -= len(messages)
             self._changed.notify_all()
+        self._tell_in_flight()
+
+    def _tell_in_flight(self) -> None:
+        try:
+            self._telemetry.in_flight(self._queue.name, self._unsettled)
+        except Exception:  # no thread of ours may end because of it
+            _log.exception("telemetry failed", extra={"queue": self._queue.name})
 
     # --- stopping ---------------------------------------------------------------------------------
 

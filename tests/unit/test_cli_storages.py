@@ -9,6 +9,7 @@ import click
 import pytest
 
 from kmqpy.cli.app import _HELP, kmq, run
+from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.queue import opening, storage_for
 
 KAFKA_ONLY = [
@@ -190,6 +191,25 @@ def test_help_loads_neither_plug_ins_nor_what_storages_need():
 def test_the_short_help_of_plug_ins_is_their_own():
     for name, text in _HELP.items():
         assert kmq.get_command(click.Context(kmq), name).get_short_help_str(200) == text
+
+
+def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch, kmq_at, caplog):
+    monkeypatch.setenv("KMQ_BOOTSTAP", "h:1")
+    monkeypatch.setenv("KMQ_FOO_BAR", "1")
+    for known in ("KMQ_TRACKER_WORKERS", "KMQ_KAFKA_CLIENT_ID", "KMQ_CACHE", "KMQ_QUEUE_URL"):
+        monkeypatch.setenv(known, "")
+    monkeypatch.setenv("KMQ_FOO_SERVICE_HOST", "10.0.0.1")  # Kubernetes
+    code, lines, errors = kmq_at("queue", "list")
+    assert (code, lines) == (0, ["queue"])
+    assert errors.splitlines() == [
+        "kmq: KMQ_BOOTSTAP in the environment is unknown; did you mean KMQ_BOOTSTRAP?",
+        "kmq: KMQ_FOO_BAR in the environment is unknown",
+    ]
+    monkeypatch.setattr("kmqpy.kafka.settings._warned_of", set())
+    caplog.clear()
+    for _ in range(2):
+        KafkaConnection.from_environment()
+    assert len([record for record in caplog.records if "KMQ_BOOTSTAP" in record.getMessage()]) == 1
 
 
 @pytest.mark.skipif("sqlite" not in opening._STORAGES, reason="no storage here is shared by processes yet")

@@ -66,6 +66,7 @@ def test_telemetry_hears_of_everything_late_acknowledgements_too(clock):
     queue.dead_letter(messages[3])
     assert telemetry.calls == [
         *[("send", "q")] * 4,
+        ("send", 4),
         ("received", 4),
         ("ack", 1),
         ("ack", 1),
