@@ -257,11 +257,7 @@ def receive(
     if interrupted:
         ctx.exit(interrupted[0])
     if not count:
-        hint = (
-            ""
-            if cli.url is not None or _tracked(cli)
-            else "; no tracker runs, so nothing is redelivered: kmq tracker"
-        )
+        hint = "" if _tracked(cli) else "; no tracker runs, so nothing is redelivered: kmq tracker"
         warn(f"no message within {span(milliseconds(wait))}{hint}")
 
 
@@ -298,8 +294,8 @@ def _check_lease(lease: timedelta | None, longest_ms: int) -> None:
 
 
 def _tracked(cli: Cli) -> bool:
-    """False when it is certain that no tracker runs."""
-    if not cli.has_registry:
+    """False when it is certain that no tracker runs, and one is needed."""
+    if cli.url is not None or not cli.has_registry:
         return True
     try:
         with connect(cli.zookeeper.hosts, timeout=2, security=cli.zookeeper.security) as zookeeper:
