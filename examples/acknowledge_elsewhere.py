@@ -12,6 +12,7 @@ import sys
 import uuid
 
 from kmqpy import Admin, KafkaConnection, KmqClient, KmqProducer, QueueSettings, ZooKeeperConnection
+from kmqpy.errors import KmqError
 
 connection = KafkaConnection.from_environment()
 zookeeper = ZooKeeperConnection.from_environment()
@@ -53,4 +54,7 @@ def run(queue: QueueSettings, admin: Admin) -> None:
 
 
 if __name__ == "__main__":
-    acknowledge(sys.argv[1]) if len(sys.argv) > 1 else main()
+    try:
+        acknowledge(sys.argv[1]) if len(sys.argv) > 1 else main()
+    except KmqError as error:
+        sys.exit(f"error: {error} (KMQ_BOOTSTRAP and KMQ_ZOOKEEPER: the line that kmq dev up prints)")

@@ -12,6 +12,7 @@ import sys
 import uuid
 
 from kmqpy import Admin, KafkaConnection, Message, QueueSettings, ZooKeeperConnection
+from kmqpy.errors import KmqError
 from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
 from tracker.settings import TrackerSettings
@@ -61,7 +62,7 @@ async def main() -> int:
     return 0 if (read, len(handled), left) == (5, 100, 0) else 1
 
 
-if __name__ == "__main__":
+def run() -> int:
     # A tracker warns of a queue with one replica, which is all that a small cluster has.
     logging.basicConfig(level=logging.ERROR)
     with Admin(connection, zookeeper) as admin:
@@ -69,7 +70,13 @@ if __name__ == "__main__":
         try:
             # A tracker redelivers what was given back. In production: `kmq tracker`, in processes of its own.
             with Tracker(connection, zookeeper, TrackerSettings(queues=(settings.name,), http_port=-1)):
-                code = asyncio.run(main())
+                return asyncio.run(main())
         finally:
             admin.delete_queue(settings.name)
-    sys.exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run())
+    except KmqError as error:
+        sys.exit(f"error: {error} (KMQ_BOOTSTRAP and KMQ_ZOOKEEPER: the line that kmq dev up prints)")

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 import pandas as pd
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy import Admin, KafkaConnection, KmqProducer, QueueSettings, ZooKeeperConnection
+from kmqpy.errors import KmqError
 from kmqpy.spark import KmqSpark, configure_spark_with_kmq
 from kmqpy.spark.health import health
 from kmqpy.spark.pipeline import Sink, run_pipeline, written
@@ -97,4 +99,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KmqError as error:
+        sys.exit(f"error: {error} (KMQ_BOOTSTRAP and KMQ_ZOOKEEPER: the line that kmq dev up prints)")

@@ -105,4 +105,4 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except KmqError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {error} (KMQ_BOOTSTRAP and KMQ_ZOOKEEPER: the line that kmq dev up prints)")

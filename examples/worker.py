@@ -24,6 +24,7 @@ from kmqpy import (
     Worker,
     ZooKeeperConnection,
 )
+from kmqpy.errors import KmqError
 from kmqpy.kafka.queue import KafkaQueue
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
@@ -41,9 +42,9 @@ lock = threading.Lock()
 
 def handle(message: Message) -> None:
     """Called in one of several threads; while it runs, the lease of its message is extended."""
-    with lock:
+    with lock:  # of print, too: lines of several threads would run into each other
         calls[message.body] += 1
-    print(f"{message.body.decode()}, attempt {message.attempts}")
+        print(f"{message.body.decode()}, attempt {message.attempts}", flush=True)
     if message.body == b"unknown customer":
         raise Reject("no such customer")  # to the dead letters, without another try
     if message.body == b"till is busy" and message.attempts == 1:
@@ -93,4 +94,7 @@ def ended(queue: KafkaQueue, timeout: float = 60) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KmqError as error:
+        sys.exit(f"error: {error} (KMQ_BOOTSTRAP and KMQ_ZOOKEEPER: the line that kmq dev up prints)")

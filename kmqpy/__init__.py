@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from kmqpy.message import Message
     from kmqpy.queue import Queue, queue_for
     from kmqpy.telemetry.base import Telemetry
-    from kmqpy.worker.worker import Reject, Retry, Worker
+    from kmqpy.worker.outcome import Reject, Retry
+    from kmqpy.worker.worker import Worker
     from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 _MODULES = {
@@ -59,8 +60,8 @@ _MODULES = {
     "Message": "kmqpy.message",
     "Queue": "kmqpy.queue",
     "QueueSettings": "kmqpy.kafka.settings",
-    "Reject": "kmqpy.worker.worker",
-    "Retry": "kmqpy.worker.worker",
+    "Reject": "kmqpy.worker.outcome",
+    "Retry": "kmqpy.worker.outcome",
     "Telemetry": "kmqpy.telemetry.base",
     "Worker": "kmqpy.worker.worker",
     "ZooKeeperConnection": "kmqpy.zookeeper.settings",

@@ -21,6 +21,17 @@ KmqError
 
 from __future__ import annotations
 
+_SHOWN_CHARS = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: its repr, cut where it is long; never raises."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of more than 4,300 digits, for one
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
 
 class KmqError(Exception):
     """The base of all errors of kmqpy."""

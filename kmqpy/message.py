@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Union
 
 from kmqpy.core.durations import Duration
-from kmqpy.errors import DecodeError, MessageError, ReceiptError
+from kmqpy.errors import DecodeError, MessageError, ReceiptError, shown
 
 Headers = tuple[tuple[str, bytes | None], ...]
 """Message headers: names may repeat, order is kept."""
@@ -116,15 +116,19 @@ def headers_from(headers: HeadersLike | None) -> Headers:
         return ()
     found = []
     try:
-        for name, value in headers.items() if isinstance(headers, Mapping) else headers:
+        for pair in headers.items() if isinstance(headers, Mapping) else headers:
+            if isinstance(pair, str | bytes):  # one of two characters would pass for a pair of them
+                raise TypeError
+            name, value = pair
             if not isinstance(name, str):
                 raise MessageError(f"headers: the name {_shown_value(name)} is not text")
             as_bytes(name, "headers: the name")
             if not name.startswith("kmq-"):
                 found.append((name, None if value is None else as_bytes(value, f"headers: {name!r}")))
     except (TypeError, ValueError):
-        shown = _shown_value(headers)
-        raise MessageError(f"headers: {shown} is neither a mapping nor pairs of name and value") from None
+        raise MessageError(
+            f"headers: {_shown_value(headers)} is neither a mapping nor pairs of name and value"
+        ) from None
     return tuple(found)
 
 
@@ -155,5 +159,5 @@ def without(headers: Headers, *names: str) -> Headers:
 
 def _shown_value(value: object) -> str:
     """A value of a wrong type, for errors: its type, and numbers as they are; others may be a payload."""
-    shown = f" {value!r}" if value is None or isinstance(value, int | float) else ""
-    return f"{type(value).__name__}{shown}"
+    number = f" {shown(value)}" if value is None or isinstance(value, int | float) else ""
+    return f"{type(value).__name__}{number}"

@@ -20,9 +20,22 @@ PLUGINS = "kmqpy.commands"
 
 INTERRUPTED = 130
 
+_HELP = {
+    "tracker": "Redeliver what is not acknowledged in time.",
+    "spark-tracker": "Redeliver on the executors of a Spark cluster.",
+}
+"""Short help of commands that are not loaded to be listed."""
+
 
 class Root(click.Group):
     """Lists commands in the order of use, and finds those of other packages without importing them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; those of other packages are not loaded, and what they need neither."""
+        own = [(name, command.get_short_help_str(78)) for name, command in self.commands.items()]
+        others = [(name, _HELP.get(name, "(of another package)")) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([*own, *others[len(own) :]])
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Our own in their order, then those of plug-ins."""
@@ -57,7 +70,8 @@ class Root(click.Group):
 @click.group(
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Addresses: options, KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, or a file (--config, KMQ_CONFIG).",
+    epilog="Addresses: options, KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, or a file (--config, KMQ_CONFIG); "
+    "KMQ_QUEUE_URL for another storage, also where the url holds a password.",
 )
 @click.version_option(version("kmqpy"), prog_name="kmq", message="%(prog)s %(version)s")
 @connection_options
@@ -73,6 +87,10 @@ def kmq() -> None:
       kmq receive jobs --lease 30s           prints JSON with a receipt
       kmq ack RECEIPT                        from any machine
       kmq stats jobs
+
+    \b
+    Most commands work with queues of other storages, too:
+      kmq --queue-url sqlite:///jobs.db queue create jobs
     """
 
 
@@ -84,8 +102,11 @@ for _command in (
     receipts.nack,
     receipts.extend,
     receipts.dead_letter,
-    state.in_flight,
+    state.peek,
+    state.size,
     state.stats,
+    state.in_flight,
+    state.orphans,
     dead_letters.dlq,
     queues.purge,
     state.doctor,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from kmqpy.cli.options import Cli, connected
+from kmqpy.cli import stored
+from kmqpy.cli.options import Cli, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, warn, when
 from kmqpy.cli.text import content, headers_of
 
@@ -33,28 +35,34 @@ _LIMIT = click.option(
 
 
 _ORIGIN = click.option(
-    "--origin", default="", metavar="NAME", help="Instead those that came from a queue of that name."
+    "--origin", default="", metavar="NAME", help="Instead those that came from that queue; Kafka only."
 )
 
 
 @dlq.command(name="list")
-@click.argument("queue")
+@queue_argument
 @_LIMIT
 @_ORIGIN
-@connected
-def list_(cli: Cli, queue: str, limit: int, origin: str) -> None:
+@connected_to_any
+def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
     """List dead letters, the oldest first, with their ids.
 
     \b
     Example:
       kmq dlq list jobs --limit 20
     """
+    name = cli.named_queue(queue)
+    if cli.url is not None:
+        cli.kafka_only(origin=origin)
+        with cli.url.opened(name) as opened:
+            stored.print_dead_letters(opened.dead_letters.list(limit), as_json=cli.json)
+        return
     from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
-    with KafkaDeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
+    with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
         found = letters.list(limit)
     if cli.json:
-        print_json([_object(one) for one in found])
+        print_json([stored.dead_letter_object(one) for one in found])
         return
     print_table(
         ["id", "key", "attempts", "dead since", "first enqueued", "origin", "reason"],
@@ -74,33 +82,44 @@ def list_(cli: Cli, queue: str, limit: int, origin: str) -> None:
 
 
 @dlq.command()
-@click.argument("queue")
+@queue_argument
 @_LIMIT
 @_ORIGIN
-@connected
-def peek(cli: Cli, queue: str, limit: int, origin: str) -> None:
+@connected_to_any
+def peek(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
     """Print dead letters with body and headers, a JSON object a line; they stay where they are.
 
     \b
     Example:
       kmq dlq peek jobs --limit 1
     """
+    name = cli.named_queue(queue)
+    if cli.url is not None:
+        cli.kafka_only(origin=origin)
+        with cli.url.opened(name) as opened:
+            _print_whole(opened.dead_letters.peek(limit))
+        return
     from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
-    with KafkaDeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
-        for one in letters.peek(limit):
-            print_json({**_object(one), **content("body", one.body), **headers_of(one.headers)})
+    with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
+        _print_whole(letters.peek(limit))
+
+
+def _print_whole(letters: Iterable[Any]) -> None:
+    for one in letters:
+        shown = stored.dead_letter_object(one)
+        print_json({**shown, **content("body", one.body), **headers_of(one.headers)})
 
 
 @dlq.command()
-@click.argument("queue")
+@queue_argument
 @click.argument("ids", nargs=-1)
-@click.option("--rate", type=float, help="Redrive at most this many messages a second.")
+@click.option("--rate", type=float, help="At most this many messages a second; Kafka only.")
 @_ORIGIN
-@connected
+@connected_to_any
 @click.pass_context
 def redrive(
-    ctx: click.Context, cli: Cli, queue: str, ids: tuple[str, ...], rate: float | None, origin: str
+    ctx: click.Context, cli: Cli, queue: str | None, ids: tuple[str, ...], rate: float | None, origin: str
 ) -> None:
     """Send dead letters back to the queue, all of them or those named by id; they start anew.
 
@@ -111,18 +130,22 @@ def redrive(
       kmq dlq redrive jobs --rate 100
       kmq dlq redrive jobs 0-17 2-4
     """
+    name, ids = cli.named_queue_and(queue, ids)
+    if cli.url is not None:
+        cli.kafka_only(origin=origin, rate=rate)
+        ctx.exit(stored.redrive(cli.url, name, ids, as_json=cli.json))
     from kmqpy.kafka.dead_letters import KafkaDeadLetters
 
-    with KafkaDeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
+    with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
         result = letters.run_redrive(
             ids or None, rate=rate, progress=_progress if sys.stderr.isatty() else None
         )
     if sys.stderr.isatty():
         click.echo(err=True)
     if cli.json:
-        print_json({"queue": queue, **dataclasses.asdict(result)})
+        print_json({"queue": name, **dataclasses.asdict(result)})
     else:
-        print_text(f"queue {queue}: {many(result.redriven, 'dead letter')} sent back")
+        print_text(f"queue {name}: {many(result.redriven, 'dead letter')} sent back")
     for one in result.not_found:
         warn(f"no dead letter {one}")
     for one in result.refused:
@@ -132,28 +155,38 @@ def redrive(
 
 
 @dlq.command()
-@click.argument("queue")
+@queue_argument
 @click.option("--yes", is_flag=True, help="Don't ask; the count is shown all the same.")
 @_ORIGIN
-@connected
-def purge(cli: Cli, queue: str, origin: str, *, yes: bool) -> None:
+@connected_to_any
+def purge(cli: Cli, queue: str | None, origin: str, *, yes: bool) -> None:
     """Throw away all dead letters of a queue; those of another queue in the same topic stay.
 
     \b
     Example:
       kmq dlq purge jobs --yes
     """
-    from kmqpy.kafka.dead_letters import KafkaDeadLetters
-
-    with KafkaDeadLetters(cli.queue(queue), cli.connection, origin=origin) as letters:
-        shown = len(letters.list(_SHOWN))
-        warn(f"to be deleted: {many(shown, 'dead letter')}{' or more' if shown == _SHOWN else ''}")
-        confirmed(f"Throw away all dead letters of {origin or queue}?", yes=yes)
-        count = letters.purge()
-    if cli.json:
-        print_json({"queue": queue, "purged": count})
+    name = cli.named_queue(queue)
+    if cli.url is not None:
+        cli.kafka_only(origin=origin)
+        with cli.url.opened(name) as opened:
+            count = _purged(opened.dead_letters, name, yes=yes)
     else:
-        print_text(f"queue {queue}: {many(count, 'dead letter')} deleted")
+        from kmqpy.kafka.dead_letters import KafkaDeadLetters
+
+        with KafkaDeadLetters(cli.queue(name), cli.connection, origin=origin) as letters:
+            count = _purged(letters, origin or name, yes=yes)
+    if cli.json:
+        print_json({"queue": name, "purged": count})
+    else:
+        print_text(f"queue {name}: {many(count, 'dead letter')} deleted")
+
+
+def _purged(letters: Any, name: str, *, yes: bool) -> int:
+    shown = len(letters.list(_SHOWN))
+    warn(f"to be deleted: {many(shown, 'dead letter')}{' or more' if shown == _SHOWN else ''}")
+    confirmed(f"Throw away all dead letters of {name}?", yes=yes)
+    return int(letters.purge())
 
 
 _SHOWN = 10_000
@@ -162,12 +195,3 @@ _SHOWN = 10_000
 
 def _progress(done: int, total: int) -> None:
     click.echo(f"\r{done} of {total}", nl=False, err=True)
-
-
-def _object(one: Any) -> dict[str, Any]:
-    plain = {
-        field.name: getattr(one, field.name)
-        for field in dataclasses.fields(one)
-        if field.name not in ("key", "body", "headers")
-    }
-    return {**plain, **content("key", one.key)}

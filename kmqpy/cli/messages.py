@@ -6,14 +6,15 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import click
 
-from kmqpy.cli.options import DURATION, Cli, connected, milliseconds, pairs
+from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import (
     Partly,
     check_stdout,
@@ -27,12 +28,12 @@ from kmqpy.cli.output import (
 )
 from kmqpy.cli.text import as_object
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.core.durations import MIN_LEASE_MS
+from kmqpy.core.durations import MIN_LEASE_MS, Duration
 from kmqpy.errors import KmqError, MessageError
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
-from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.message import Message, MessagesLike
 from kmqpy.zookeeper.session import connect
 
 _CHUNK = 256 * 1024
@@ -46,27 +47,29 @@ _MORE_S = 0.5
 
 
 @click.command()
-@click.argument("queue")
+@queue_argument
 @click.argument("message", nargs=-1)
-@click.option("--key", help="Messages of one key go to one partition, in order.")
+@click.option("--key", help="On Kafka, messages of one key go to one partition, in order.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option("--delay", type=DURATION, default="0s", help="Not to be received before.")
-@click.option("--partition", type=click.IntRange(min=0), help="Send to this partition.")
-@connected
+@click.option("--partition", type=click.IntRange(min=0), help="Send to this partition; Kafka only.")
+@click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the highest comes first; not on Kafka.")
+@connected_to_any
 @click.pass_context
 def send(
     ctx: click.Context,
     cli: Cli,
-    queue: str,
+    queue: str | None,
     message: tuple[str, ...],
     key: str | None,
     headers: tuple[str, ...],
     delay: timedelta,
     partition: int | None,
+    priority: int | None,
 ) -> None:
     """Send messages: arguments, or lines of standard input.
 
-    Prints their ids (partition-offset) when Kafka has confirmed them. Lines that are too large are named,
+    Prints their ids (on Kafka partition-offset) when they are confirmed. Lines that are too large are named,
     and the others sent (exit code 1). Where the topic allows less than 1 MiB, it may stop at one.
 
     \b
@@ -74,20 +77,16 @@ def send(
       kmq send jobs "resize 17" --key user-1 --header source=web --delay 5s
       seq 1000 | kmq send jobs
     """
+    name, message = cli.named_queue_and(queue, message)
     if not message:
         standard_input("give messages as arguments")
-    settings = cli.queue(queue)
-    if milliseconds(delay) > settings.max_delay_ms:
-        limit = span(settings.max_delay_ms)
-        raise click.BadParameter(f"longer than the queue allows, {limit}", param_hint="--delay")
     given: dict[str, Any] = {
         "key": None if key is None else os.fsencode(key),
         "headers": [(name, os.fsencode(value)) for name, value in pairs(headers, "--header", "name=value")],
         "delay": delay,
-        "partition": partition,
     }
-    with KmqProducer(settings, cli.connection) as producer:
-        sending = _Sending(cli, producer, given)
+    with _sender(cli, name, given, partition, priority) as send_many:
+        sending = _Sending(cli, send_many)
         if message:
             sending.send([os.fsencode(one) for one in message])
         else:
@@ -97,13 +96,36 @@ def send(
         ctx.exit(1 if sending.sent else 2)
 
 
+SendMany = Callable[[Sequence[bytes]], list[str]]
+
+
+@contextmanager
+def _sender(
+    cli: Cli, name: str, given: dict[str, Any], partition: int | None, priority: int | None
+) -> Iterator[SendMany]:
+    """Sends to the queue of this name, with the options that were given."""
+    if cli.url is not None:
+        cli.kafka_only(partition=partition is not None)
+        with cli.url.opened(name) as queue:
+            yield partial(queue.send_many, priority=priority or 0, **given)
+        return
+    if priority is not None:
+        raise click.UsageError("--priority: queues on Kafka have no priorities")
+    settings = cli.queue(name)
+    if milliseconds(given["delay"]) > settings.max_delay_ms:
+        limit = span(settings.max_delay_ms)
+        raise click.BadParameter(f"longer than the queue allows, {limit}", param_hint="--delay")
+    with KmqProducer(settings, cli.connection) as producer:
+        yield partial(producer.send_many, partition=partition, **given)
+
+
 class _Sending:
     """Sends batches and counts."""
 
-    def __init__(self, cli: Cli, producer: KmqProducer, given: dict[str, Any]) -> None:
+    def __init__(self, cli: Cli, send_many: SendMany) -> None:
         self._json = cli.json
-        self._producer = producer
-        self._given = given
+        self._has_places = cli.url is None
+        self._send_many = send_many
         self._number = 0
         self.sent = 0
         self.refused = 0
@@ -123,7 +145,7 @@ class _Sending:
 
     def _send(self, batch: list[bytes]) -> list[str]:
         try:
-            return self._producer.send_many(batch, **self._given)
+            return self._send_many(batch)
         except MessageError:
             raise
         except KmqError as error:
@@ -140,11 +162,13 @@ class _Sending:
 
     def _print(self, ids: list[str]) -> None:
         for one in ids:
-            partition, _, offset = one.partition("-")
-            if self._json:
+            if not self._json:
+                print_text(one)
+            elif self._has_places:
+                partition, _, offset = one.partition("-")
                 print_json({"id": one, "partition": int(partition), "offset": int(offset)})
             else:
-                print_text(one)
+                print_json({"id": one})
 
 
 def _lines() -> Iterator[list[bytes]]:
@@ -160,7 +184,7 @@ def _lines() -> Iterator[list[bytes]]:
 
 
 @click.command()
-@click.argument("queue")
+@queue_argument
 @click.option("--max", "limit", type=click.IntRange(min=1), help="At most this many [1; --follow: no limit].")
 @click.option(
     "--wait",
@@ -170,15 +194,15 @@ def _lines() -> Iterator[list[bytes]]:
     help="For the first message, once the group has assigned partitions (within 15s).",
 )
 @click.option("--lease", type=DURATION, help="How long they are yours [the queue's lease].")
-@click.option("--holder", help="A name that in-flight shows beside them [kmq-HOST-PID].")
+@click.option("--holder", help="A name that in-flight shows beside them; Kafka only [kmq-HOST-PID].")
 @click.option("--ack", is_flag=True, help="Acknowledge each once it is printed.")
 @click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
-@connected
+@connected_to_any
 @click.pass_context
 def receive(
     ctx: click.Context,
     cli: Cli,
-    queue: str,
+    queue: str | None,
     limit: int | None,
     wait: timedelta,
     lease: timedelta | None,
@@ -194,7 +218,8 @@ def receive(
 
     \b
     Fields: receipt queue partition offset key body headers attempts enqueued_ms first_enqueued_ms
-    lease_until_ms; what is no UTF-8 text is in key_base64, body_base64, headers_base64.
+    lease_until_ms; what is no UTF-8 text is in key_base64, body_base64, headers_base64. With --queue-url,
+    id instead of partition and offset.
 
     \b
     Example:
@@ -204,21 +229,16 @@ def receive(
     check_stdout()  # or messages would be taken that nobody sees
     if lease is not None and milliseconds(lease) < MIN_LEASE_MS:
         raise click.BadParameter(f"must be at least {span(MIN_LEASE_MS)}", param_hint="--lease")
-    settings = cli.queue(queue)
-    if lease is not None and milliseconds(lease) > settings.max_hold_ms:
-        allowed = span(settings.max_hold_ms)
-        raise click.BadParameter(f"longer than the queue allows, {allowed}", param_hint="--lease")
     count = 0
     left = limit if limit is not None else None if follow else 1
     until = math.inf
     join_until = SYSTEM_CLOCK.monotonic() + _JOIN_S
-    name = holder or f"kmq-{socket.gethostname()}-{os.getpid()}"
     with (
-        KmqClient(settings, cli.connection, holder=name) as client,
+        _receiver(cli, cli.named_queue(queue), lease, holder) as (client, is_ready),
         _interruptible() as interrupted,
     ):
         while not interrupted and left != 0:
-            if until == math.inf and (client.partitions or SYSTEM_CLOCK.monotonic() >= join_until):
+            if until == math.inf and (is_ready() or SYSTEM_CLOCK.monotonic() >= join_until):
                 until = SYSTEM_CLOCK.monotonic() + wait.total_seconds()
             remaining = until - SYSTEM_CLOCK.monotonic()
             batch = client.receive(
@@ -241,9 +261,41 @@ def receive(
         warn(f"no message within {span(milliseconds(wait))}{hint}")
 
 
+class Receiver(Protocol):
+    """What receives here: a queue of a storage, or a KmqClient."""
+
+    def receive(self, max_messages: int, *, wait: Duration, lease: Duration | None) -> Sequence[Message]: ...  # noqa: D102
+    def ack(self, *messages: MessagesLike) -> None: ...  # noqa: D102
+    def nack(self, *messages: MessagesLike, count: bool) -> None: ...  # noqa: D102
+    def flush(self) -> None: ...  # noqa: D102
+
+
+@contextmanager
+def _receiver(
+    cli: Cli, name: str, lease: timedelta | None, holder: str | None
+) -> Iterator[tuple[Receiver, Callable[[], bool]]]:
+    """What receives from the queue of this name, and whether messages may come by now."""
+    if cli.url is not None:
+        cli.kafka_only(holder=holder)
+        with cli.url.opened(name) as queue:
+            _check_lease(lease, round(queue.max_lease * 1000))
+            yield queue, lambda: True
+        return
+    settings = cli.queue(name)
+    _check_lease(lease, settings.max_hold_ms)
+    holder = holder or f"kmq-{socket.gethostname()}-{os.getpid()}"
+    with KmqClient(settings, cli.connection, holder=holder) as client:
+        yield client, lambda: bool(client.partitions)
+
+
+def _check_lease(lease: timedelta | None, longest_ms: int) -> None:
+    if lease is not None and milliseconds(lease) > longest_ms:
+        raise click.BadParameter(f"longer than the queue allows, {span(longest_ms)}", param_hint="--lease")
+
+
 def _tracked(cli: Cli) -> bool:
-    """False when it is certain that no tracker runs."""
-    if not cli.has_registry:
+    """False when it is certain that no tracker runs, and one is needed."""
+    if cli.url is not None or not cli.has_registry:
         return True
     try:
         with connect(cli.zookeeper, timeout=2) as zookeeper:
@@ -252,7 +304,7 @@ def _tracked(cli: Cli) -> bool:
         return True
 
 
-def _print(client: KmqClient, batch: list[KafkaMessage], interrupted: list[int], *, ack: bool) -> None:
+def _print(client: Receiver, batch: Sequence[Message], interrupted: list[int], *, ack: bool) -> None:
     """Print messages; what could not be printed is given back, not counted as an attempt."""
     printed = 0
     try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from kmqpy.cli.output import warn
+from kmqpy.cli.storage_url import VARIABLE, StorageUrl
 from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.first_contact import first_contact_within
@@ -23,6 +25,7 @@ from kmqpy.core.settings import read_file
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.client.settings_mirror import settings_of
+from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import (
     OTHER_TABLES,
     KafkaConnection,
@@ -30,7 +33,9 @@ from kmqpy.kafka.settings import (
     build_connections,
     connections_in_environment,
     is_secret,
+    unknown_in_environment,
 )
+from kmqpy.queue import Queue
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,6 +77,7 @@ class Cli:
     has_registry  whether a ZooKeeper address was given; then a queue's settings are the registered ones
     tables        what the config file holds for other parts of kmqpy
     named         the settings of the connections that an option, the environment or the file gave
+    url           another storage than Kafka: that of --queue-url or KMQ_QUEUE_URL
     """
 
     connection: KafkaConnection
@@ -80,6 +86,7 @@ class Cli:
     has_registry: bool
     tables: Mapping[str, Any]
     named: frozenset[str] = frozenset()
+    url: StorageUrl | None = None
 
     def table(self, name: str) -> Mapping[str, Any]:
         """A table of the config file; empty when there is none. Raises ConfigError."""
@@ -99,6 +106,38 @@ class Cli:
         with self.admin() as admin:
             self.check_root(admin)
             return admin.settings(name)
+
+    def named_queue(self, name: str | None) -> str:
+        """The queue's name, from QUEUE or the url; raises click's UsageError where both or neither say it."""
+        found, rest = self.named_queue_and(name, ())
+        if rest:
+            raise click.UsageError(f"QUEUE: --queue-url names queue {found!r} already; leave {name!r} out")
+        return found
+
+    def named_queue_and(self, name: str | None, rest: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+        """The queue's name and the other arguments. Where the url names it, QUEUE is one of the others."""
+        if self.url is not None and self.url.queue:
+            return self.url.queue, rest if name is None else (name, *rest)
+        if name is None:
+            raise click.UsageError("Missing argument 'QUEUE'")
+        return name, rest
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Queue]:
+        """The queue of this name, of any storage."""
+        if self.url is not None:
+            with self.url.opened(name) as queue:
+                yield queue
+        else:
+            with KafkaQueue(self.queue(name), self.connection, self.zookeeper) as queue:
+                yield queue
+
+    def kafka_only(self, **options: object) -> None:
+        """Raise click's UsageError where an option was given that other storages don't have."""
+        for name, value in options.items():
+            if self.url is not None and value:
+                flag = name.replace("_", "-")
+                raise click.UsageError(f"--{flag} is for queues on Kafka only; leave it out, or --queue-url")
 
     def check_root(self, admin: Admin) -> None:
         """Raise ConfigError where a root was named that is not there: nothing would be found under it."""
@@ -125,6 +164,11 @@ def connection_options(function: F) -> F:
             metavar="KEY=VALUE",
             multiple=True,
             help="One of [zookeeper_security]; repeatable.",
+        ),
+        click.option(
+            "--queue-url",
+            metavar="URL",
+            help="Queues of another storage than Kafka (KMQ_QUEUE_URL).",
         ),
         click.option("-o", "--output", type=click.Choice(["text", "json"]), help="How to print [text]."),
         click.option("-v", "--verbose", is_flag=True, default=None, help="Log to stderr."),
@@ -158,26 +202,46 @@ def given_defaults(ctx: click.Context) -> dict[str, Any]:
     return {key: value for key, value in ctx.meta.get(_META, {}).items() if value}
 
 
+def queue_argument(function: F) -> F:
+    """Add the argument QUEUE, which is left out where --queue-url names the queue."""
+    return click.argument("queue", required=False, metavar="QUEUE")(function)
+
+
 def connected(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a command take the shared options, and be called with a `Cli` as its first argument.
 
-    It gives up soon where Kafka or ZooKeeper does not answer at all.
+    It gives up soon where Kafka or ZooKeeper does not answer at all. It is for queues on Kafka only.
     """
+    return connection_options(_with_cli(_impatient(function), any_storage=False))
 
+
+def connected_to_any(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a command that works with queues of any storage."""
+    return connection_options(_with_cli(_impatient(function), any_storage=True))
+
+
+def connected_service(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as connected() for what runs on and on: it waits for servers that are just starting."""
+    return connection_options(_with_cli(function, any_storage=False))
+
+
+def _impatient(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def impatient(*args: Any, **kwargs: Any) -> Any:
         with first_contact_within(_FIRST_CONTACT_S):
             return function(*args, **kwargs)
 
-    return connected_service(impatient)
+    return impatient
 
 
-def connected_service(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for what runs on and on: it waits for servers that are just starting."""
-
+def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_cli(*args: Any, **kwargs: Any) -> Any:
-        cli = _cli(click.get_current_context())
+        context = click.get_current_context()
+        cli = _cli(context)
+        if cli.url is not None and not any_storage:
+            command = context.command_path
+            raise click.UsageError(f"{command} is for Kafka only; leave --queue-url and {VARIABLE} out")
         try:
             return function(cli, *args, **kwargs)
         except Unavailable as error:
@@ -186,7 +250,7 @@ def connected_service(function: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             raise Unavailable(f"{error}{hint}") from error
 
-    return connection_options(with_cli)
+    return with_cli
 
 
 def _unset(cli: Cli, error: str) -> str:
@@ -201,17 +265,26 @@ def _cli(ctx: click.Context) -> Cli:
     given = dict(ctx.meta.get(_META, {}))
     _log(verbose=bool(given.pop("verbose", False)))
     as_json = given.pop("output", None) == "json"
+    url = _storage_url(given.pop("queue_url", None))
     config = given.pop("config", None) or os.environ.get("KMQ_CONFIG")
     file = read_file(config) if config else {}
     tables = {table: file.pop(table) for table in OTHER_TABLES if table in file}
     environment = connections_in_environment()
+    for name, hint in unknown_in_environment().items():
+        warn(f"{name} in the environment is unknown{hint}")
     for table, option in (("kafka", "-X"), ("zookeeper_security", "-Z")):
         if values := given.pop(table, ()):
             given[table] = _public(table, pairs(values, option), option)
     connection, zookeeper = build_connections(file, environment, given)
     named = frozenset({*file, *environment, *given})
     has_registry = "zookeeper" in named and bool(zookeeper.hosts)
-    return Cli(connection, zookeeper, as_json, has_registry, tables, named)
+    return Cli(connection, zookeeper, as_json, has_registry, tables, named, url)
+
+
+def _storage_url(option: str | None) -> StorageUrl | None:
+    """An empty option, or an empty variable, means Kafka."""
+    text = os.environ.get(VARIABLE, "") if option is None else option
+    return StorageUrl.of(text, on_command_line=option is not None) if text else None
 
 
 def _public(table: str, settings: list[tuple[str, str]], option: str) -> dict[str, str]:

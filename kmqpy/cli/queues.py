@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from kmqpy.cli.options import DURATION, Cli, connected, milliseconds
+from kmqpy.cli import stored
+from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import confirmed, many, print_json, print_table, print_text, span, warn
 from kmqpy.core.settings import build
 from kmqpy.kafka.admin.admin import Admin, QueueDescription
@@ -76,7 +77,10 @@ def queue() -> None:
 @click.option("--dead-letter-topic", help="[NAME__undelivered]")
 @click.option("--consumer-group", help="[kmq-NAME]")
 @click.option("--redelivery-count-header", help="[kmq-redelivery-count]")
-@connected
+@click.option(
+    "--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting, with --queue-url; repeatable."
+)
+@connected_to_any
 def create(
     cli: Cli,
     name: str,
@@ -87,6 +91,7 @@ def create(
     redeliver_after: timedelta | None,
     max_delay: timedelta | None,
     max_hold: timedelta | None,
+    more: tuple[str, ...],
     **names: str | None,
 ) -> None:
     """Create a queue.
@@ -98,10 +103,17 @@ def create(
     \b
     Example:
       kmq queue create jobs --partitions 4 --max-redeliveries 5 --redeliver-after 1m
+      kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
     changes = _changes(
         max_redeliveries, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
     )
+    if cli.url is not None:
+        cli.kafka_only(partitions=partitions, replication=replication, retention=retention, **names)
+        stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
+        return
+    if more:
+        raise click.UsageError("--set is for queues of --queue-url")
     given = {key: value for key, value in names.items() if value}
     settings = build(QueueSettings, {"name": name}, changes, given)
     with cli.admin() as admin:
@@ -135,7 +147,7 @@ def _created(settings: QueueSettings, topics: QueueTopics) -> dict[str, Any]:
 
 
 @queue.command(name="list")
-@connected
+@connected_to_any
 def list_(cli: Cli) -> None:
     """List the registered queues.
 
@@ -143,6 +155,9 @@ def list_(cli: Cli) -> None:
     Example:
       kmq queue list -o json
     """
+    if cli.url is not None:
+        stored.list_queues(cli.url, as_json=cli.json)
+        return
     with cli.admin() as admin:
         cli.check_root(admin)
         found = admin.list_queues()
@@ -171,7 +186,7 @@ def list_(cli: Cli) -> None:
 
 @queue.command()
 @click.argument("name")
-@connected
+@connected_to_any
 def describe(cli: Cli, name: str) -> None:
     """Show settings, topics and trackers of a queue.
 
@@ -179,6 +194,9 @@ def describe(cli: Cli, name: str) -> None:
     Example:
       kmq queue describe jobs
     """
+    if cli.url is not None:
+        stored.describe(cli.url, name, as_json=cli.json)
+        return
     with cli.admin() as admin:
         cli.check_root(admin)
         found = admin.describe_queue(name)
@@ -289,7 +307,7 @@ def alter(
 @click.option("--timeout", type=DURATION, default="30s", show_default=True, help="For trackers to let go.")
 @click.option("--if-empty", is_flag=True, help="Only if it holds neither messages nor dead letters.")
 @click.option("--leftovers", is_flag=True, help="Instead the topics of a queue that is not registered.")
-@connected
+@connected_to_any
 def delete(cli: Cli, name: str, timeout: timedelta, *, yes: bool, if_empty: bool, leftovers: bool) -> None:
     """Delete a queue with all its messages and dead letters.
 
@@ -305,6 +323,10 @@ def delete(cli: Cli, name: str, timeout: timedelta, *, yes: bool, if_empty: bool
     """
     if if_empty and leftovers:
         raise click.UsageError("--if-empty is for queues that are registered, --leftovers for others")
+    if cli.url is not None:
+        cli.kafka_only(leftovers=leftovers)
+        stored.delete(cli.url, name, yes=yes, if_empty=if_empty, as_json=cli.json)
+        return
     with cli.admin() as admin:
         cli.check_root(admin)
         found = admin.deletion(name, leftovers=leftovers)
@@ -326,24 +348,28 @@ def _records(count: int) -> str:
 
 
 @click.command()
-@click.argument("queue")
+@queue_argument
 @click.option("--yes", is_flag=True, help="Don't ask; the count is shown all the same.")
-@connected
-def purge(cli: Cli, queue: str, *, yes: bool) -> None:
+@connected_to_any
+def purge(cli: Cli, queue: str | None, *, yes: bool) -> None:
     """Delete every message of a queue, in flight or not. Dead letters stay (see kmq dlq purge).
 
     \b
     Example:
       kmq purge jobs --yes
     """
+    name = cli.named_queue(queue)
+    if cli.url is not None:
+        stored.purge(cli.url, name, yes=yes, as_json=cli.json)
+        return
     with cli.admin() as admin:
         cli.check_root(admin)
-        held = admin.stats(queue)
+        held = admin.stats(name)
         about = "" if held.exact else "up to "
         warn(f"to be deleted: {about}{many(held.depth, 'message')} waiting, {held.in_flight} in flight")
-        confirmed(f"Delete every message of queue {queue}?", yes=yes)
-        count = admin.purge(queue)
+        confirmed(f"Delete every message of queue {name}?", yes=yes)
+        count = admin.purge(name)
     if cli.json:
-        print_json({"queue": queue, "purged": count})
+        print_json({"queue": name, "purged": count})
     else:
-        print_text(f"queue {queue}: {many(count, 'message')} deleted")
+        print_text(f"queue {name}: {many(count, 'message')} deleted")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 
 import click
 
-from kmqpy.cli.options import DURATION, Cli, connected
+from kmqpy.cli.options import DURATION, Cli, connected_to_any
 from kmqpy.cli.output import print_error, print_json, print_text, standard_input
 from kmqpy.errors import ConfigError, ReceiptError, TopicError
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.receipt import Receipt
-from kmqpy.kafka.settings import QueueSettings
+from kmqpy.queue import Queue
+from kmqpy.storages.receipts import queue_named_in
 
 _FLUSH_S = 10.0
 _RECEIPTS = click.argument("receipts", nargs=-1)
@@ -22,7 +23,7 @@ _RECEIPTS = click.argument("receipts", nargs=-1)
 
 @click.command()
 @_RECEIPTS
-@connected
+@connected_to_any
 @click.pass_context
 def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
     """Acknowledge messages: they are not redelivered.
@@ -43,7 +44,7 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 @click.option("--delay", type=DURATION, default="0s", help="Deliver again after this time.")
 @click.option("--reason", help="Shown by in-flight, and in the dead letter if it comes to that.")
 @click.option("--no-count", is_flag=True, help="This delivery is not an attempt.")
-@connected
+@connected_to_any
 @click.pass_context
 def nack(
     ctx: click.Context,
@@ -64,7 +65,7 @@ def nack(
       kmq nack 1.WyJqb2JzIiwi... --delay 30s --reason "no disk space"
     """
 
-    def act(client: KmqClient, receipt: str) -> None:
+    def act(client: Finisher, receipt: str) -> None:
         client.nack(receipt, delay=delay, count=not no_count, reason=reason)
 
     _each(ctx, cli, receipts, "given back", act)
@@ -75,7 +76,7 @@ def nack(
 @click.option(
     "--lease", type=DURATION, required=True, help="The lease ends this long from now [0s: nack --no-count]."
 )
-@connected
+@connected_to_any
 @click.pass_context
 def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timedelta) -> None:
     """Keep messages for longer (or shorter) than their lease.
@@ -93,12 +94,12 @@ def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timed
 @click.command(name="dead-letter")
 @_RECEIPTS
 @click.option("--reason", help="The dead letter's reason.")
-@connected
+@connected_to_any
 @click.pass_context
 def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason: str | None) -> None:
     """Move messages to the dead letters.
 
-    Without another try; a tracker does it.
+    Without another try; on Kafka a tracker does it.
     RECEIPTS are those that receive printed; without any, they are read from standard input, as by kmq ack.
     Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters.
 
@@ -114,18 +115,17 @@ def _each(
     cli: Cli,
     receipts: tuple[str, ...],
     done_word: str,
-    act: Callable[[KmqClient, str], None],
+    act: Callable[[Finisher, str], None],
 ) -> None:
     """Do it for each receipt; those that can't be used are named, and the others done (exit code 1)."""
     done = failed = 0
-    clients: dict[str, KmqClient] = {}
+    clients: dict[str, Finisher] = {}
     with ExitStack() as stack:
         for text in dict.fromkeys(receipts) or _from_stdin():
             try:
-                name = Receipt.parse(text).queue
+                name = _queue_of(cli, text)
                 if name not in clients:
-                    client = KmqClient(_settings(cli, name), cli.connection)
-                    clients[name] = stack.enter_context(client)
+                    clients[name] = stack.enter_context(_finisher(cli, name))
                 act(clients[name], text)
                 done += 1
             except (ReceiptError, TopicError) as error:
@@ -141,11 +141,23 @@ def _each(
         ctx.exit(1 if done else 2)
 
 
-def _settings(cli: Cli, name: str) -> QueueSettings:
+Finisher = KmqClient | Queue
+
+
+def _queue_of(cli: Cli, receipt: str) -> str:
+    if cli.url is None:
+        return Receipt.parse(receipt).queue
+    return cli.url.queue or queue_named_in(receipt)
+
+
+def _finisher(cli: Cli, name: str) -> AbstractContextManager[Finisher]:
+    if cli.url is not None:
+        return cli.url.opened(name)
     try:
-        return cli.queue(name)
+        settings = cli.queue(name)
     except ConfigError as error:
         raise ReceiptError(f"receipt: {error}") from None
+    return KmqClient(settings, cli.connection)
 
 
 def _from_stdin() -> Iterable[str]:

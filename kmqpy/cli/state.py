@@ -1,37 +1,45 @@
-"""`kmq in-flight`, `kmq stats`, `kmq doctor`."""
+"""`kmq in-flight`, `orphans`, `peek`, `size`, `stats`, `doctor`."""
 
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 
 import click
 
-from kmqpy.cli.options import Cli, connected
+from kmqpy.cli import stored
+from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, queue_argument
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
+from kmqpy.cli.text import as_object
 from kmqpy.kafka.admin.findings import Severity
 from kmqpy.kafka.admin.leftover_znodes import Leftover
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
 
 
 @click.command(name="in-flight")
-@click.argument("queue")
+@queue_argument
 @click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many."
 )
-@connected
-def in_flight(cli: Cli, queue: str, limit: int) -> None:
+@connected_to_any
+def in_flight(cli: Cli, queue: str | None, limit: int) -> None:
     """List messages taken and not acknowledged.
 
-    Messages taken longest ago come first. Also lists messages that are delayed, given back (released) or
-    about to be dead-lettered (dead).
+    Messages taken longest ago come first. On Kafka, messages that are delayed, given back (released) or about
+    to be dead-lettered (dead) are listed, too.
 
     \b
     Example:
       kmq in-flight jobs -o json
     """
+    name = cli.named_queue(queue)
+    if cli.url is not None:
+        with cli.url.opened(name) as opened:
+            stored.print_orphans(opened.orphans()[:limit], as_json=cli.json)
+        return
     with cli.admin() as admin:
         cli.check_root(admin)
-        found = admin.in_flight(queue, limit)
+        found = admin.in_flight(name, limit)
     if cli.json:
         print_json([dataclasses.asdict(one) for one in found])
         return
@@ -55,9 +63,63 @@ def in_flight(cli: Cli, queue: str, limit: int) -> None:
 
 
 @click.command()
-@click.argument("queue")
-@connected
-def stats(cli: Cli, queue: str) -> None:
+@queue_argument
+@click.option("--older-than", type=DURATION, required=True, help="Taken longer ago than this.")
+@connected_to_any
+def orphans(cli: Cli, queue: str | None, older_than: timedelta) -> None:
+    """List messages taken long ago and not acknowledged, with their receipts.
+
+    \b
+    Example:
+      kmq orphans jobs --older-than 1h
+    """
+    with cli.opened(cli.named_queue(queue)) as opened:
+        stored.print_orphans(opened.orphans(older_than), as_json=cli.json)
+
+
+@click.command()
+@queue_argument
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="At most this many.")
+@connected_to_any
+def peek(cli: Cli, queue: str | None, limit: int) -> None:
+    """Print messages that can be taken, a JSON object a line; they stay where they are.
+
+    \b
+    Example:
+      kmq peek jobs --limit 1
+    """
+    with cli.opened(cli.named_queue(queue)) as opened:
+        for message in opened.peek(limit):
+            shown = as_object(message)
+            print_json({key: value for key, value in shown.items() if key not in _OF_TAKES})
+
+
+_OF_TAKES = ("receipt", "lease_until_ms")
+
+
+@click.command()
+@queue_argument
+@connected_to_any
+def size(cli: Cli, queue: str | None) -> None:
+    """Print how many messages are neither in flight nor dead; delayed ones are included.
+
+    \b
+    Example:
+      kmq size jobs
+    """
+    name = cli.named_queue(queue)
+    with cli.opened(name) as opened:
+        count = opened.size()
+    if cli.json:
+        print_json({"queue": name, "size": count})
+    else:
+        print_text(str(count))
+
+
+@click.command()
+@queue_argument
+@connected_to_any
+def stats(cli: Cli, queue: str | None) -> None:
     """Count what a queue holds.
 
     \b
@@ -68,14 +130,19 @@ def stats(cli: Cli, queue: str) -> None:
     dead       dead letters that are neither redriven nor purged
     offset     what the tracker has stored: all markers before it are dealt with
     A ~ marks a number that is an upper bound (above 10,000 only offsets are counted).
+    With --queue-url: depth, in flight, delayed and dead, all exact.
 
     \b
     Example:
       kmq stats jobs
     """
+    name = cli.named_queue(queue)
+    if cli.url is not None:
+        stored.stats(cli.url, name, as_json=cli.json)
+        return
     with cli.admin() as admin:
         cli.check_root(admin)
-        found = admin.stats(queue)
+        found = admin.stats(name)
     if cli.json:
         print_json(dataclasses.asdict(found))
         return

@@ -6,16 +6,18 @@ import base64
 from typing import Any
 
 from kmqpy.kafka.client.record_message import KafkaMessage
-from kmqpy.message import Headers
+from kmqpy.message import Headers, Message
 
 
-def as_object(message: KafkaMessage) -> dict[str, Any]:
-    """The fields that `kmq receive` prints of a message."""
+def as_object(message: Message) -> dict[str, Any]:
+    """The fields that `kmq receive` prints of a message; a message of Kafka has a partition and an offset."""
+    place: dict[str, Any] = {"id": message.id}
+    if isinstance(message, KafkaMessage):
+        place = {"partition": message.partition, "offset": message.offset}
     return {
         "receipt": message.receipt,
         "queue": message.queue,
-        "partition": message.partition,
-        "offset": message.offset,
+        **place,
         **content("key", message.key),
         **content("body", message.body),
         **headers_of(message.headers),

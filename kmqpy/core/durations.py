@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from kmqpy.core.int64 import INT64_MAX
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, shown
 
 Duration = float | int | timedelta
 """Seconds, or a timedelta."""
@@ -24,10 +24,10 @@ def parse_duration_ms(text: str, name: str = "duration") -> int:
     """`500ms`, `30s`, `5m`, `1h` or `7d` as ms, rounded up; raises ConfigError naming both."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{name}: {text!r} is not a duration; write it like 500ms, 30s, 5m, 1h, 7d")
+        raise ConfigError(f"{name}: {shown(text)} is not a duration; write it like 500ms, 30s, 5m, 1h, 7d")
     duration = math.ceil(Decimal(match[1]) * _UNITS_MS[match[2]])
     if duration > INT64_MAX:
-        raise ConfigError(f"{name}: {text!r} is longer than 2**63 - 1 ms")
+        raise ConfigError(f"{name}: {shown(text)} is longer than 2**63 - 1 ms")
     return duration
 
 
@@ -39,9 +39,9 @@ def duration_ms(value: Duration, name: str) -> int:
         whole, rest = divmod(value, _MILLISECOND)
         return whole + bool(rest)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name}: {value!r} is neither seconds nor a timedelta")
+        raise ConfigError(f"{name}: {shown(value)} is neither seconds nor a timedelta")
     if not 0 <= value < 2**53:
-        raise ConfigError(f"{name}: {value!r} must not be negative, and below 2**53 s")
+        raise ConfigError(f"{name}: {shown(value)} must not be negative, and below 2**53 s")
     # By way of its shortest decimal form: 0.07 * 1000 is 70.00000000000001 to a float.
     return math.ceil(Decimal(repr(float(value))) * 1000)
 

@@ -6,10 +6,10 @@ import dataclasses
 import os
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from kmqpy.core.settings import is_table, keys, read_file
+from kmqpy.core.settings import is_table, keys, nearest, read_file
 
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP|SCTP)")
 _ADDRESSES = ("tcp://", "udp://", "sctp://")
@@ -44,6 +44,34 @@ def from_environment(cls: type[Any], environ: Mapping[str, str], prefix: str = "
         elif name in environ:
             found[key] = environ[name]
     return found
+
+
+def unknown_variables(
+    environ: Mapping[str, str],
+    classes: Iterable[type[Any]],
+    others: Collection[str],
+    prefixes: tuple[str, ...],
+) -> dict[str, str]:
+    """The `KMQ_…` variables that nothing reads, each with `; did you mean …?` or an empty text.
+
+    Read are the settings of `classes`, the variables `others`, and those that begin with one of `prefixes`.
+    """
+    known = set(others)
+    for cls in classes:
+        hints = typing.get_type_hints(cls)
+        for key, field in keys(cls).items():
+            known.add(f"KMQ_{key.upper()}")
+            if is_table(hints[field]):
+                prefixes += (f"KMQ_{key.upper()}_",)
+    words = [name.removeprefix("KMQ_") for name in known]  # of the common beginning all names are near
+    return {
+        name: nearest(name.removeprefix("KMQ_"), words).replace("mean ", "mean KMQ_")
+        for name, value in environ.items()
+        if name.startswith("KMQ_")
+        and name not in known
+        and not name.startswith(prefixes)
+        and not of_kubernetes(name, value)
+    }
 
 
 def of_kubernetes(name: str, value: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.int64 import INT64_MAX
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, shown
 
 T = TypeVar("T")
 _ADDRESS = re.compile(
@@ -172,6 +172,8 @@ def _parse(key: str, text: str, hint: Any) -> Any:
     if key.endswith("_ms") and not text.lstrip("-").isdigit():
         return parse_duration_ms(text, key)
     try:
+        if not text.isascii():  # int() and float() read the digits of every script
+            raise ValueError
         return hint(text)
     except (TypeError, ValueError):
         raise ConfigError(f"{key}: {_shown(key, text)} is not of type {hint.__name__}") from None
@@ -181,7 +183,7 @@ def check_count(settings: object, key: str) -> None:
     """Raise ConfigError unless the setting is a whole number from 0 to 2**63 - 1."""
     value = getattr(settings, key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= INT64_MAX:
-        raise ConfigError(f"{key}: {value!r} must be a whole number, at least 0 and of 64 bits")
+        raise ConfigError(f"{key}: {shown(value)} must be a whole number, at least 0 and of 64 bits")
 
 
 def check_limit(value: object, name: str) -> int:
@@ -200,4 +202,4 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(key: str, value: Any) -> str:
-    return "***" if _SECRET.search(key) else repr(value)
+    return "***" if _SECRET.search(key) else shown(value)

@@ -139,6 +139,16 @@ class KafkaQueue:
         return self._settings.redeliver_after_ms / 1000
 
     @property
+    def max_lease(self) -> float:
+        """See Queue.max_lease."""
+        return self._settings.max_hold_ms / 1000
+
+    @property
+    def at_most_once(self) -> bool:
+        """See Queue.at_most_once; a queue on Kafka never is."""
+        return False
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """See Queue.dead_letters."""
         return self._dead_letters

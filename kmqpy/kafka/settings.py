@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import logging
 import os
 import re
 import typing
@@ -13,11 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from kmqpy.core.durations import MIN_LEASE_MS
-from kmqpy.core.environment import config_file, from_environment
+from kmqpy.core.environment import config_file, from_environment, unknown_variables
 from kmqpy.core.settings import build, check_addresses, convert, flat, keys, refuse_unknown
 from kmqpy.errors import ConfigError
 from kmqpy.queue_policy import LEASES, QueuePolicy
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+_log = logging.getLogger(__name__)
 
 KafkaSettings = Mapping[str, Any]
 """librdkafka settings by their own names; handed on untouched."""
@@ -222,8 +225,24 @@ def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
     return file, connections_in_environment()
 
 
+_OTHER_VARIABLES = ("KMQ_CONFIG", "KMQ_QUEUE_URL", "KMQ_CACHE")
+_OTHER_PREFIXES = (*(f"KMQ_{table.upper()}_" for table in OTHER_TABLES), "KMQ_TEST_")
+_warned_of: set[str] = set()
+
+
+def unknown_in_environment() -> dict[str, str]:
+    """The `KMQ_…` variables that nothing reads, each with `; did you mean …?` or an empty text."""
+    return unknown_variables(
+        os.environ, [KafkaConnection, ZooKeeperConnection], _OTHER_VARIABLES, _OTHER_PREFIXES
+    )
+
+
 def connections_in_environment() -> dict[str, Any]:
-    """What the environment says of the connections, by key."""
+    """What the environment says of the connections, by key; logs once each variable that nothing reads."""
+    for name, hint in unknown_in_environment().items():
+        if name not in _warned_of:
+            _warned_of.add(name)
+            _log.warning("%s in the environment is unknown%s", name, hint)
     return {
         **from_environment(KafkaConnection, os.environ),
         **from_environment(ZooKeeperConnection, os.environ),

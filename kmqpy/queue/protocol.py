@@ -118,6 +118,16 @@ class Queue(Protocol):
         ...
 
     @property
+    def max_lease(self) -> float:
+        """The longest lease that receive() and extend() take, in seconds."""
+        ...
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether a message is forgotten when it is taken: it can't be extended or given back."""
+        ...
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """The messages that failed too often or were rejected."""
         ...

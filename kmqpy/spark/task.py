@@ -33,7 +33,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.report import Report
 from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, TakenBefore, Taker, taker_of
 from kmqpy.spark.values import NotOfSchema, as_column, check
-from kmqpy.worker.worker import Reject, Retry, described, shortened
+from kmqpy.worker.outcome import Reject, Retry, described, shortened
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kmqpy.worker.worker import described
+from kmqpy.worker.outcome import described
 
 _TIMES = (DatetimeType, AnsiIntervalType)
 _LOOKED_AT = (IntegralType, FloatType, *_TIMES, ArrayType, MapType, StructType)

@@ -82,8 +82,12 @@ class _Heap:
         """Add a row; `live` is how many rows there are at most, so that void entries don't pile up."""
         heapq.heappush(self._entries, (key, row.version, row))
         if len(self._entries) > 2 * live + 64:
-            self._entries = [entry for entry in self._entries if entry[1] == entry[2].version]
-            heapq.heapify(self._entries)
+            self.drop_void()
+
+    def drop_void(self) -> None:
+        """Let go of the entries that are void, and so of their rows."""
+        self._entries = [entry for entry in self._entries if entry[1] == entry[2].version]
+        heapq.heapify(self._entries)
 
     def first(self) -> tuple[tuple[int, ...], _Row] | None:
         while self._entries:
@@ -131,11 +135,14 @@ class _Queue:
         del self.rows[row.id]
         self.counts[row.state] -= 1
         row.version += 1
+        row.body, row.key, row.headers = b"", None, ()  # a void entry in a heap may keep the row for long
 
     def clear(self, *states: _State) -> int:
         gone = [row for row in self.rows.values() if row.state in states]
         for row in gone:
             self.remove(row)
+        self.ready.drop_void()
+        self.due.drop_void()
         return len(gone)
 
     def requeue(
@@ -422,7 +429,10 @@ class MemoryEngine:
         """Does nothing: the messages stay until the process ends."""
 
     def _now_ms(self) -> int:
-        return self._start_ms + round(self._clock.monotonic() * 1000)
+        return self._now_us() // 1000
+
+    def _now_us(self) -> int:
+        return self._start_ms * 1000 + round(self._clock.monotonic() * 1_000_000)
 
     def _queue(self, queue: QueueRow) -> _Queue:
         with self._lock:
@@ -432,27 +442,31 @@ class MemoryEngine:
         return found
 
     def _entered(self, queue: QueueRow) -> _Entered:
-        return _Entered(self._queue(queue), self._now_ms)
+        return _Entered(self._queue(queue), self._now_us)
 
 
 class _Entered:
-    """Holds a queue's lock; the queue is up to date with the clock."""
+    """Holds a queue's lock; the queue is up to date with the clock.
 
-    def __init__(self, queue: _Queue, now_ms: Callable[[], int]) -> None:
+    The time it gives is rounded up, and a time has come when the clock, rounded down, has reached it, so that
+    no delay or lease is shorter than asked.
+    """
+
+    def __init__(self, queue: _Queue, now_us: Callable[[], int]) -> None:
         self._queue = queue
-        self._now_ms = now_ms
+        self._now_us = now_us
 
     def __enter__(self) -> tuple[_Queue, int]:
         self._queue.changed.acquire()
         try:
-            now_ms = self._now_ms()
+            now_us = self._now_us()
             if self._queue.deleted:
                 raise QueueNotFound(f"queue {self._queue.row.name!r} was deleted")
-            self._queue.pass_time(now_ms)
+            self._queue.pass_time(now_us // 1000)
         except BaseException:  # Ctrl-C, too: other threads must not wait for ever
             self._queue.changed.release()
             raise
-        return self._queue, now_ms
+        return self._queue, -(-now_us // 1000)
 
     def __exit__(self, *_: object) -> None:
         self._queue.changed.release()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import json
 
-from kmqpy.errors import ReceiptError
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import ReceiptError, shown
 from kmqpy.storages.engine import QueueRow, TakeRef
 
 _VERSION = "2."
-_DIGITS = 19
-"""Of the largest 64-bit number."""
+_MOST_DIGITS = len(str(INT64_MAX))
 
 
 class Receipts:
@@ -39,20 +39,15 @@ class Receipts:
             raise ReceiptError(f"receipt: an object of type {type(text).__name__} is not a receipt")
         prefix, *numbers = text.rsplit(".", 2)
         if prefix != self._prefix:
-            raise ReceiptError(f"receipt: {_shown(text)} {self._difference(prefix)}")
-        if len(numbers) != 2 or not all(map(_is_number, numbers)):
-            raise ReceiptError(f"receipt: {_shown(text)} is damaged")
-        return TakeRef(int(numbers[0]), int(numbers[1]))
+            raise ReceiptError(f"receipt: {shown(text)} {self._difference(prefix)}")
+        found = [number for number in map(parse_number, numbers) if number is not None]
+        if len(found) != 2:
+            raise ReceiptError(f"receipt: {shown(text)} is damaged")
+        return TakeRef(*found)
 
     def _difference(self, prefix: str) -> str:
-        encoded = prefix.removeprefix(_VERSION)
-        try:
-            padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)
-            origin = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        except (ValueError, RecursionError):
-            origin = None
-        match origin:
-            case [str() as storage, str() as queue, str()] if prefix.startswith(_VERSION):
+        match _origin(prefix):
+            case [str() as storage, str() as queue, str()]:
                 if storage != self._origin[0]:
                     return "is one of another storage"
                 if queue != self._origin[1]:
@@ -61,10 +56,29 @@ class Receipts:
         return "is not a receipt of a storage of kmqpy"
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+def queue_named_in(receipt: str) -> str:
+    """The name of the queue that a receipt is of, which may be of any storage; raises ReceiptError."""
+    match _origin(receipt.rsplit(".", 2)[0]):
+        case [str(), str() as queue, str()]:
+            return queue
+    raise ReceiptError(f"receipt: {shown(receipt)} is not a receipt of a storage of kmqpy")
 
 
-def _shown(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+def _origin(prefix: str) -> object:
+    """What stands before the numbers of a receipt; None where that is none."""
+    if not prefix.startswith(_VERSION):
+        return None
+    encoded = prefix.removeprefix(_VERSION)
+    try:
+        padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)
+        return json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        return None
+
+
+def parse_number(text: object) -> int | None:
+    """An id, or the number of a take: decimal digits, at most 2**63 - 1. None for anything else."""
+    if not isinstance(text, str) or not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        return None
+    number = int(text)
+    return number if number <= INT64_MAX else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kmqpy.core.settings import build
-from kmqpy.errors import ConfigError, NotSupported
+from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import QueuePolicy
 
@@ -49,9 +49,9 @@ class StoredQueueSettings(QueuePolicy):
         for key, choices in _CHOICES.items():
             value = getattr(self, key)
             if value not in choices:
-                raise ConfigError(f"{key}: {value!r} is neither {choices[0]!r} nor {choices[1]!r}")
+                raise ConfigError(f"{key}: {shown(value)} is neither {choices[0]!r} nor {choices[1]!r}")
         if not isinstance(self.ephemeral, bool):
-            raise ConfigError(f"ephemeral: {self.ephemeral!r} is neither True nor False")
+            raise ConfigError(f"ephemeral: {shown(self.ephemeral)} is neither True nor False")
 
     @property
     def to_front(self) -> bool:
@@ -101,7 +101,7 @@ SETTING_NAMES = tuple(field.name for field in dataclasses.fields(StoredQueueSett
 def check_queue_name(name: object) -> str:
     """`name`; raises ConfigError unless it is text of 1 to 200 printable characters, with no space around."""
     if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
-        raise ConfigError(f"queue: {name!r} is no name; 1 to 200 printable characters are")
+        raise ConfigError(f"queue: {shown(name)} is no name; 1 to 200 printable characters are")
     if name != name.strip():
         raise ConfigError(f"queue: {name!r} begins or ends with a space")
     return name

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kmqpy.errors import ConfigError
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import ConfigError, shown
 from kmqpy.queue import DeadLetter
 from kmqpy.storages.engine import Engine, MessageRow, QueueRow
+from kmqpy.storages.receipts import parse_number
 
 Listed = list[DeadLetter]
 
@@ -32,11 +34,9 @@ class StoredDeadLetters:
         self._check_open()
         if ids is not None and limit is not None:
             raise ConfigError("redrive: give ids or a limit, not both")
-        if isinstance(ids, str):
-            raise ConfigError("redrive: ids is text; give a list of ids")
         if limit is not None:
             check_limit(limit)
-        known = None if ids is None else [int(one) for one in ids if _is_id(one)]
+        known = None if ids is None else _parsed(ids)
         if known == []:
             return 0
         return self._engine.redrive(self._queue, ids=known, limit=limit)
@@ -53,9 +53,9 @@ class StoredDeadLetters:
 
 
 def check_limit(limit: object, name: str = "limit") -> int:
-    """`limit`; raises ConfigError unless it is a whole number, at least 1."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError(f"{name}: {limit!r} must be a whole number, at least 1")
+    """`limit`; raises ConfigError unless it is a whole number, at least 1 and of 64 bits."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= INT64_MAX:
+        raise ConfigError(f"{name}: {shown(limit)} must be a whole number, at least 1 and of 64 bits")
     return limit
 
 
@@ -73,5 +73,8 @@ def _letter(row: MessageRow) -> DeadLetter:
     )
 
 
-def _is_id(text: object) -> bool:
-    return isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= 19
+def _parsed(ids: object) -> list[int]:
+    """The numbers of ids; what can't be an id is left out."""
+    if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
+        raise ConfigError(f"ids: {shown(ids)} is no list of ids")
+    return [number for number in map(parse_number, ids) if number is not None]

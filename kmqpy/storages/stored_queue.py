@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.closing import Closing
-from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
+from kmqpy.core.durations import DAY_MS, Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
-from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, ReceiptError
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import Closed, ConfigError, KmqError, MessageError, NotSupported, ReceiptError, shown
 from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, as_bytes, each_of, headers_from
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
@@ -69,6 +70,16 @@ class StoredQueue(Closing):
         return self._settings.redeliver_after_ms / 1000
 
     @property
+    def max_lease(self) -> float:
+        """See Queue.max_lease."""
+        return self._settings.max_hold_ms / 1000
+
+    @property
+    def at_most_once(self) -> bool:
+        """See Queue.at_most_once."""
+        return not self._settings.ephemeral
+
+    @property
     def dead_letters(self) -> DeadLetters:
         """See Queue.dead_letters."""
         return self._dead_letters
@@ -100,8 +111,11 @@ class StoredQueue(Closing):
         connection: Any = None,
     ) -> list[str]:
         """See Queue.send_many."""
-        if self._codec is None and isinstance(bodies, str | bytes):
-            raise MessageError("bodies: that is one body; use send(), or a list of bodies")
+        if isinstance(bodies, str | bytes | Mapping | OutgoingMessage):
+            kind = type(bodies).__name__
+            raise MessageError(f"bodies: {kind} is one body, not several; use send(), or a list of bodies")
+        if not isinstance(bodies, Iterable):
+            raise MessageError(f"bodies: {shown(bodies)} is no list of bodies")
         headers = headers_from(headers)  # once: they may be an iterator
         return self._send(
             [
@@ -133,10 +147,12 @@ class StoredQueue(Closing):
                 row._replace(headers=stack.enter_context(self._telemetry.sending(self.name, row.headers)))
                 for row in rows
             ]
-            return [str(one) for one in self._engine.put(self._queue, traced, connection)]
+            ids = [str(one) for one in self._engine.put(self._queue, traced, connection)]
+        self._telemetry.finished(self.name, "send", len(ids))
+        return ids
 
     def _row(self, message: OutgoingMessage) -> NewRow:
-        body = as_bytes(message.body, "body") if self._codec is None else self._codec.encode(message.body)
+        body = self._encoded(message.body)
         most = self.capabilities.max_body_bytes
         if most is not None and len(body) > most:
             raise MessageError(f"body: {len(body)} bytes are more than this storage takes, {most}")
@@ -149,20 +165,36 @@ class StoredQueue(Closing):
             self._check_can("delay", self.capabilities.delay)
         priority = message.priority
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
-            raise MessageError(f"priority: {priority!r} is no whole number from 0 to {MAX_PRIORITY}")
+            raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {MAX_PRIORITY}")
         if priority:
             self._check_can("priority", self.capabilities.priority)
         key = None if message.key is None else as_bytes(message.key, "key")
         return NewRow(body, key, headers_from(message.headers), delay_ms, priority)
+
+    def _encoded(self, value: Any) -> bytes:
+        if self._codec is None:
+            return as_bytes(value, "body")
+        try:
+            body = self._codec.encode(value)
+        except KmqError:
+            raise
+        except Exception as error:  # its text may hold the value
+            kind = type(value).__name__
+            raise MessageError(f"body: the codec can't encode {kind}: {type(error).__name__}") from error
+        if not isinstance(body, bytes):  # a codec of somebody else's
+            raise MessageError(f"body: the codec made {type(body).__name__} of it, not bytes")
+        return body
 
     # --- taking -----------------------------------------------------------------------------------
 
     def receive(
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[Message]:
-        """See Queue.receive."""
+        """See Queue.receive; a wait of more than a day ends after a day."""
         check_limit(max_messages, "max_messages")
-        deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
+        # No timeout of an operating system or driver is too small for a day.
+        wait_ms = min(duration_ms(wait, "wait"), DAY_MS)
+        deadline = self._clock.monotonic() + wait_ms / 1000
         lease_ms = self._settings.redeliver_after_ms
         if lease is not None:
             lease_ms = self._bounded(lease_duration_ms(lease), "lease")
@@ -219,6 +251,8 @@ class StoredQueue(Closing):
         """See Queue.nack; `delay` is at most the queue's max_hold."""
         takes = self._parsed(messages)
         delay_ms = self._bounded(duration_ms(delay, "delay"), "delay")
+        if not isinstance(count, bool):
+            raise ConfigError(f"count: {shown(count)} is neither True nor False")
         if delay_ms:
             self._check_can("delay", self.capabilities.delay)
         self._check_kept("given back")
@@ -298,6 +332,14 @@ class StoredQueue(Closing):
         self._check_open()
         if older_than is not None and queued_before_ms is not None:
             raise ConfigError("orphans: give older_than or queued_before_ms, not both")
+        if queued_before_ms is not None and (
+            isinstance(queued_before_ms, bool)
+            or not isinstance(queued_before_ms, int)
+            or not 0 <= queued_before_ms <= INT64_MAX
+        ):
+            raise ConfigError(
+                f"queued_before_ms: {shown(queued_before_ms)} is no time in ms since 1970, a whole number"
+            )
         taken_for_ms = None if older_than is None else duration_ms(older_than, "older_than")
         rows: list[MessageRow] = []
         while True:

@@ -32,7 +32,8 @@ class TracingTelemetry(Telemetry):
     send         kind PRODUCER; its context goes into the message's headers, unless those hold one
     receive      kind CLIENT, linked to every message's send
     process      kind CONSUMER, child of the message's send and linked to it
-    ack, nack …  kind CLIENT, child of what is current: in a handler, of the message's process span
+    ack, nack …  kind CLIENT, child of what is current: in a handler, of the message's process span. A worker
+                 finishes messages in batches: child of the process span of the first
     redeliver, dead-letter  kind PRODUCER, by a tracker, child of the message's send
 
     The current span, if there is one when a message is processed, becomes another link. `system` is

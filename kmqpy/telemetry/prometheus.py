@@ -53,7 +53,7 @@ class PrometheusTelemetry(Telemetry):
         )
         self._seconds = Histogram(
             "kmq_worker_handler_seconds",
-            "How long handlers take, with finishing their message.",
+            "How long handlers take.",
             ["queue", "outcome"],
             registry=registry,
             buckets=_SECONDS,

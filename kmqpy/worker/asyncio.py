@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
-import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed
-from kmqpy.message import HeadersLike, Message, MessagesLike
+from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, each_of, headers_from
 from kmqpy.queue import Queue
+from kmqpy.worker.batches import Batches, each_result
+from kmqpy.worker.signals import called_at_signals
 from kmqpy.worker.worker import Worker, WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -43,9 +45,12 @@ _AHEAD = 10
 class AsyncQueue:
     """A queue whose operations are awaited; each runs in one of `threads` threads.
 
+    send() and ack() of concurrent coroutines are gathered: while one batch of them is under way, the next
+    one grows. They are done in the order of the calls.
+
     A cancelled receive() loses no message: what arrives after the cancellation is given back and
-    not counted as an attempt. Any other operation that is cancelled may have happened. Closing this
-    closes the queue.
+    not counted as an attempt; on an at-most-once queue the next receive() returns it. Any other operation
+    that is cancelled may have happened: a message may have been sent. Closing this closes the queue.
     """
 
     def __init__(self, queue: Queue, *, threads: int = 4, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -55,6 +60,10 @@ class AsyncQueue:
         # Apart, so that receives which wait for messages don't hold up acknowledgements.
         self._takers = ThreadPoolExecutor(threads, "kmq-aio-receive")
         self._pool = ThreadPoolExecutor(threads, "kmq-aio")
+        self._sends: Batches[OutgoingMessage, str] = Batches("kmq-aio-send", self._send_all)
+        self._acks: Batches[_Ack, None] = Batches("kmq-aio-ack", partial(each_result, self._ack_all))
+        self._at_most_once = queue.at_most_once
+        self._kept: deque[Message] = deque()  # that can't be given back
         self._ahead: deque[Message] = deque()  # of one batch
         self._use_until = 0.0
         self._giving_back: asyncio.TimerHandle | None = None
@@ -73,18 +82,22 @@ class AsyncQueue:
 
     async def send(
         self,
-        body: bytes | str,
+        body: Any,
         *,
         key: bytes | str | None = None,
         headers: HeadersLike | None = None,
         delay: Duration = 0,
+        priority: int = 0,
     ) -> str:
-        """See Queue.send."""
-        return await self.call(self._queue.send, body, key=key, headers=headers, delay=delay)
+        """See Queue.send; within a transaction: `await q.call(q.queue.send, …, connection=…)`."""
+        self._check_open()
+        own = None if headers is None else headers_from(headers)  # now: they may be an iterator
+        message = OutgoingMessage(body, key=key, headers=own, delay=delay, priority=priority)
+        return await self._sends.submit(message)
 
     async def send_many(
         self,
-        bodies: Iterable[bytes | str],
+        bodies: Iterable[Any],
         *,
         key: bytes | str | None = None,
         headers: HeadersLike | None = None,
@@ -106,7 +119,8 @@ class AsyncQueue:
 
     async def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         """See Queue.ack."""
-        await self.call(self._queue.ack, *messages, wait=wait)
+        self._check_open()
+        await self._acks.submit(_Ack(each_of(messages), wait))
 
     async def nack(
         self,
@@ -171,11 +185,14 @@ class AsyncQueue:
         async with self._turn:
             if self._ahead:  # of another `async for`
                 return
-            messages, self._use_until = await self._receive(_AHEAD, _SLICE_S, None)
+            most = 1 if self._at_most_once else _AHEAD
+            messages, self._use_until = await self._receive(most, _SLICE_S, None)
             self._ahead.extend(messages)
             if self._giving_back is not None:
                 self._giving_back.cancel()
             left_s = self._use_until - self._clock.monotonic()
+            if self._at_most_once:
+                return
             self._giving_back = asyncio.get_running_loop().call_later(left_s, self._give_back_ahead)
 
     def _give_back_ahead(self) -> None:
@@ -187,6 +204,8 @@ class AsyncQueue:
         self, max_messages: int, wait_s: float, lease: Duration | None
     ) -> tuple[list[Message], float]:
         self._check_open()
+        if self._kept:
+            return [self._kept.popleft() for _ in range(min(max_messages, len(self._kept)))], math.inf
         taking = self._takers.submit(self._take, max_messages, wait_s, lease)
         try:
             return await asyncio.wrap_future(taking)
@@ -198,6 +217,8 @@ class AsyncQueue:
         """Messages, and until when they may be handed out: half a lease must be left (rule R11)."""
         messages = self._queue.receive(max_messages, wait=wait_s, lease=lease)
         now_ms = self._clock.wall_ms()
+        if self._at_most_once:
+            return messages, math.inf
         left_ms = min((one.lease_until_ms - now_ms for one in messages), default=0)
         return messages, self._clock.monotonic() + left_ms / 2000
 
@@ -207,6 +228,9 @@ class AsyncQueue:
             self._pool.submit(self._give_back, messages)
 
     def _give_back(self, messages: list[Message]) -> None:
+        if self._at_most_once:
+            self._kept.extend(messages)
+            return
         try:
             self._queue.nack(*messages, count=False)
         except Exception:  # nobody waits for it; the messages are redelivered when their leases end
@@ -214,15 +238,37 @@ class AsyncQueue:
 
     def _close(self, ahead: list[Message]) -> None:
         self._takers.shutdown()  # first: what its calls still receive is given back by the other pool
+        self._sends.close()
+        self._acks.close()
         self._pool.shutdown()
         if ahead:
             self._give_back(ahead)
+        if self._kept:
+            _log.warning(
+                "the queue is at most once: messages that nobody has handled are lost",
+                extra={"queue": self._queue.name, "count": len(self._kept)},
+            )
         self._queue.close()
+
+    def _send_all(self, messages: Sequence[OutgoingMessage]) -> list[str | BaseException]:
+        return each_result(self._queue.send_many, messages)
+
+    def _ack_all(self, asked: Sequence[_Ack]) -> list[None]:
+        messages = [message for one in asked for message in one.messages]
+        self._queue.ack(*messages, wait=any(one.wait for one in asked))
+        return [None] * len(asked)
 
     def _check_open(self) -> None:
         self._guard.raise_if_inherited()
         if self._closed:
             raise Closed(f"the queue {self._queue.name!r} is closed")
+
+
+class _Ack(NamedTuple):
+    """A call of ack()."""
+
+    messages: Sequence[Message | str]
+    wait: bool
 
 
 class AsyncWorker:
@@ -255,7 +301,7 @@ class AsyncWorker:
         Raises what ended the worker: ConfigError, NotSupported, Closed, Forked.
         """
         self._loop = asyncio.get_running_loop()
-        with self._signals(self._loop) if self._handle_signals else nullcontext():
+        with called_at_signals(self._loop, self._stop_at) if self._handle_signals else nullcontext():
             self._worker.start()
             try:
                 while not self._worker.stopping:
@@ -304,24 +350,9 @@ class AsyncWorker:
             return error
         return None
 
-    @contextmanager
-    def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Stop at SIGTERM and SIGINT, where the loop can look after signals."""
-        before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                previous = signal.getsignal(number)
-                try:
-                    loop.add_signal_handler(number, self.stop)
-                except (NotImplementedError, RuntimeError):  # Windows
-                    continue
-                before[number] = previous
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    def _stop_at(self, number: signal.Signals) -> None:
+        self._worker.log_signal(number)
+        self.stop()
 
 
 async def _in_thread(function: Callable[[], None]) -> None:

@@ -19,6 +19,10 @@ class KeyedFifo(Generic[T]):
         # A key stands here while one of its items is ready or started; its value waits after that.
         self._lanes: dict[bytes, deque[T]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether an item may start, or waits for one that was started."""
+        return bool(self._ready) or any(self._lanes.values())
+
     def add(self, key: bytes | None, item: T) -> None:
         """Queue an item."""
         if key is None:

@@ -1,21 +1,20 @@
 """Worker: calls a function for each message of a queue, and acknowledges for it.
 
-Works over the Queue protocol only. One thread takes messages, `concurrency` threads call the handler,
-one extends the leases of what is held.
+Works over the Queue protocol only. One thread takes messages, `concurrency` threads call the handler, one
+finishes messages (settler), one extends the leases of what is held (lease_keeper).
 """
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
-from types import FrameType, TracebackType
-from typing import Any, Literal, Self, TypedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Literal, Self, TypedDict
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -25,43 +24,23 @@ from kmqpy.errors import Closed, ConfigError, Fenced, Forked, KmqError, NotSuppo
 from kmqpy.message import Message
 from kmqpy.queue import Queue
 from kmqpy.telemetry.base import Telemetry
+from kmqpy.worker.failures import Failures
 from kmqpy.worker.keyed_fifo import KeyedFifo
+from kmqpy.worker.lease_keeper import HeldMessage, LeaseKeeper
+from kmqpy.worker.outcome import ACKNOWLEDGE, RELEASE, GiveBack, Outcome, Reject, Retry, failed_outcome
+from kmqpy.worker.settler import Settler
+from kmqpy.worker.signals import noted_signals
 
 _log = logging.getLogger(__name__)
 
 _RECEIVE_WAIT_S = 0.5
 """How long one receive() waits, and so how long a stop can take to be noticed."""
 _SIGNAL_POLL_S = 0.1
-_LEASE_S = 30.0
 """Of queues that have no lease of their own."""
 _TAKER_GRACE_S = 5.0
-_REASON_CHARS = 200
 _BACKOFF = Backoff()
 _FATAL = (ConfigError, NotSupported, Closed, Fenced, Forked)
 """Errors of receive() that no waiting mends."""
-
-
-class Reject(Exception):
-    """Raised by a handler: the message goes to the dead letters, without another try."""
-
-    def __init__(self, reason: str = "rejected by the handler") -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Retry(Exception):
-    """Raised by a handler: the message is redelivered after `delay` (default: the worker's back-off).
-
-    `count=False`: this delivery was not an attempt.
-    """
-
-    def __init__(
-        self, delay: Duration | None = None, *, count: bool = True, reason: str | None = None
-    ) -> None:
-        super().__init__(reason or "to be tried again")
-        self.delay = delay
-        self.count = count
-        self.reason = reason
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -77,17 +56,6 @@ class WorkerOptions(TypedDict, total=False):
     clock: Clock
 
 
-@dataclass(eq=False, slots=True)
-class _Task:
-    """A message that this worker holds. Times are those of the monotonic clock."""
-
-    message: Message
-    key: bytes | None
-    lease_ends: float
-    extend_at: float
-    finished: bool = False
-
-
 class Worker:
     """Calls `handler` for each message of `queue`, in `concurrency` threads.
 
@@ -101,11 +69,17 @@ class Worker:
                    failed comes later than its successors
     prefetch       messages taken ahead of the handlers; default: `concurrency`, with ordering ten
                    times as many
-    lease          how long a message stays ours if this process dies; at least 0.1 s; default: the queue's
+    lease          how long a message stays ours if this process dies; at least 0.1 s, at most the queue's
+                   max_hold; default: the queue's
     backoff        the wait after a failure, growing with the message's attempts
     drain_timeout  how long stop() waits for running handlers; what is not done then is given back
                    and not counted as an attempt
     handle_signals whether run() in the main thread takes SIGTERM and SIGINT while it runs
+
+    Messages are acknowledged, given back and dead-lettered in batches, in a thread of its own.
+
+    On an at-most-once queue (`ephemeral=False`) nothing is taken ahead unless `prefetch` says so, what was
+    taken is handled before stop() returns, and a message whose handler failed is lost, which is logged.
 
     Use `run()`, which returns after SIGTERM, SIGINT or stop(), or `start()` and `stop()`, or `with`.
     The queue stays open: close it afterwards. Raises ConfigError.
@@ -130,9 +104,7 @@ class Worker:
             raise ConfigError(f"concurrency: {concurrency} must be at least 1")
         if ordering not in (None, "key"):
             raise ConfigError(f"ordering: {ordering!r} is neither None nor 'key'")
-        if prefetch is None:
-            prefetch = concurrency if ordering is None else 10 * concurrency
-        if prefetch < 0:
+        if prefetch is not None and prefetch < 0:
             raise ConfigError(f"prefetch: {prefetch} must not be negative")
         if inspect.iscoroutinefunction(handler):
             raise ConfigError("handler: a coroutine function needs kmqpy.worker.asyncio.AsyncWorker")
@@ -140,32 +112,33 @@ class Worker:
         self._queue = queue
         self._handler = handler
         self._by_key = ordering == "key"
+        self._at_most_once = queue.at_most_once
+        if prefetch is None:
+            prefetch = 0 if self._at_most_once else concurrency if ordering is None else 10 * concurrency
         self._limit = concurrency + prefetch
         self._refill_at = max(1, prefetch // 2)
-        if lease is None:
-            lease = getattr(queue, "default_lease", _LEASE_S)
-        self._lease_s = lease_duration_ms(lease) / 1000
+        self._lease_s = _lease_s(queue, lease)
         self._backoff = backoff
-        self._drain_s = duration_ms(drain_timeout, "drain_timeout") / 1000
+        # Timers take no more.
+        self._drain_s = min(duration_ms(drain_timeout, "drain_timeout") / 1000, threading.TIMEOUT_MAX)
         self._handle_signals = handle_signals
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
+        self._failures = Failures(queue.name, self._telemetry)
         self._changed = threading.Condition()
-        self._lanes: KeyedFifo[_Task] = KeyedFifo()
-        self._held: set[_Task] = set()
-        # Whoever extends a lease and whoever finishes a message hold this, so that no extension can
-        # follow the end of its message.
-        self._settling = threading.Lock()
+        self._ready: KeyedFifo[HeldMessage] = KeyedFifo()
+        self._unsettled = 0
+        self._taking = True
+        self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures)
+        self._settler = Settler(queue, self._leases, self._failures, self._settled)
         self._stopping = threading.Event()
         self._draining = threading.Lock()
         self._ended = threading.Event()
         self._failure: Exception | None = None
-        self._taker = threading.Thread(target=self._take, name="kmq-worker-take", daemon=True)
-        self._keeper = threading.Thread(target=self._keep_leases, name="kmq-worker-leases", daemon=True)
-        self._servers = [
-            threading.Thread(target=self._serve, name=f"kmq-worker-{number}", daemon=True)
-            for number in range(concurrency)
-        ]
+        self._taker = _thread("take", self._take)
+        self._keeper = _thread("leases", self._leases.run)
+        self._finisher = _thread("settle", self._settler.run)
+        self._servers = [_thread(str(number), self._serve) for number in range(concurrency)]
         self._started = False
 
     @property
@@ -191,9 +164,16 @@ class Worker:
             self.start()
             while not signals and not self._stopping.wait(_SIGNAL_POLL_S):
                 pass
+        if signals:
+            self.log_signal(signals[0])
         self.stop()
         if self._failure is not None:
             raise self._failure
+
+    def log_signal(self, number: int) -> None:
+        """Log that a signal ends the worker."""
+        name = signal.Signals(number).name
+        _log.info("worker stops at a signal", extra={"queue": self._queue.name, "signal": name})
 
     def start(self) -> None:
         """Begin to work, in threads of its own; once only, and not in a forked child."""
@@ -202,7 +182,9 @@ class Worker:
             if self._started:
                 raise KmqError("the worker was started before; make another one")
             self._started = True
-            for thread in (self._taker, self._keeper, *self._servers):
+            if not self._at_most_once:
+                self._keeper.start()
+            for thread in (self._taker, self._finisher, *self._servers):
                 thread.start()
 
     def stop(self, *, wait: bool = True) -> None:
@@ -234,6 +216,14 @@ class Worker:
     # --- taking -----------------------------------------------------------------------------------
 
     def _take(self) -> None:
+        try:
+            self._receive_until_stopped()
+        finally:
+            with self._changed:
+                self._taking = False
+                self._changed.notify_all()
+
+    def _receive_until_stopped(self) -> None:
         failures = 0
         pause = Backoff(0.1, 2, 10, 0.2)
         while (room := self._wait_for_room()) > 0:
@@ -247,35 +237,26 @@ class Worker:
                 self.stop(wait=False)
             except Exception as error:  # the servers may come back, whatever it was
                 failures += 1
-                self._complain("receive", "receive failed; trying again", error)
+                self._failures.report("receive", "receive failed; trying again", error)
                 self._stopping.wait(pause.delay(failures))
 
     def _wait_for_room(self) -> int:
         with self._changed:
             while not self._stopping.is_set():
-                room = self._limit - len(self._held)
+                room = self._limit - self._unsettled
                 if room >= self._refill_at:
                     return room
                 self._changed.wait()
         return 0
 
     def _accept(self, messages: list[Message]) -> None:
-        now = self._clock.monotonic()
-        # Queues promise that half of the lease is left when receive() returns.
-        tasks = [
-            _Task(
-                message,
-                message.key if self._by_key else None,
-                lease_ends=now + self._lease_s / 2,
-                extend_at=now + self._lease_s / 3,
-            )
-            for message in messages
-        ]
+        held = self._leases.hold(messages, lambda message: message.key if self._by_key else None)
         with self._changed:
-            self._held.update(tasks)
-            for task in tasks:
-                self._lanes.add(task.key, task)
+            self._unsettled += len(held)
+            for one in held:
+                self._ready.add(one.key, one)
             self._changed.notify_all()
+        self._tell_in_flight()
         if self._stopping.is_set():
             self._release_waiting()
 
@@ -284,110 +265,77 @@ class Worker:
     def _serve(self) -> None:
         while True:
             try:
-                while (task := self._next()) is not None:
-                    try:
-                        if self._clock.monotonic() < task.lease_ends:
-                            self._handle(task)
-                        else:  # its lease could not be extended: it may be somebody else's by now
-                            self._count_failure("stale leases")
-                            self._release([task])
-                    finally:
-                        self._leave(task)
+                while (one := self._next()) is not None:
+                    self._serve_one(one)
             except BaseException as error:  # this thread must not end while the worker runs
-                self._complain("worker thread", "a worker thread failed; it goes on", error)
+                self._failures.report("worker thread", "a worker thread failed; it goes on", error)
             else:
                 return
 
-    def _next(self) -> _Task | None:
+    def _next(self) -> HeldMessage | None:
         with self._changed:
-            while not self._stopping.is_set():
-                task = self._lanes.start()
-                if task is not None:
-                    return task
+            while not self._stopping.is_set() or (self._at_most_once and (self._taking or self._ready)):
+                one = self._ready.start()
+                if one is not None:
+                    return one
                 self._changed.wait()
         return None
 
-    def _leave(self, task: _Task) -> None:
-        with self._changed:
-            self._held.discard(task)
-            self._lanes.done(task.key)
-            self._changed.notify_all()
-
-    def _handle(self, task: _Task) -> None:
+    def _serve_one(self, one: HeldMessage) -> None:
+        outcome = None
         try:
-            with self._telemetry.processing(task.message):
-                try:
-                    self._handler(task.message)
-                except BaseException as error:
-                    self._handler_failed(task, error)
-                    raise  # for the telemetry to see
-                self._settle(task, partial(self._queue.ack, task.message))
-        except BaseException as error:
-            if not task.finished:  # it was the telemetry that failed, before the handler was called
-                self._handler_failed(task, error)
-
-    def _handler_failed(self, task: _Task, error: BaseException) -> None:
-        message = task.message
-        if isinstance(error, Reject):
-            how = partial(self._queue.dead_letter, message, reason=shortened(error.reason))
-        elif isinstance(error, Retry):
-            delay = self._backoff.delay(message.attempts) if error.delay is None else error.delay
-            reason = None if error.reason is None else shortened(error.reason)
-            how = partial(self._queue.nack, message, delay=delay, count=error.count, reason=reason)
-        else:
-            delay = self._backoff.delay(message.attempts)
-            _log.warning(
-                "handler failed; the message will be redelivered",
-                exc_info=error,
-                extra={
-                    "queue": message.queue,
-                    "id": message.id,
-                    "attempts": message.attempts,
-                    "delay_s": round(delay, 3),
-                },
-            )
-            how = partial(self._queue.nack, message, delay=delay, reason=described(error))
-        self._settle(task, how)
-
-    def _settle(self, task: _Task, how: Callable[[], None]) -> None:
-        if not self._finish(task):
-            return  # given back by the drain
-        try:
-            how()
-        except Exception as error:  # the message is redelivered when its lease ends
-            self._complain("settle", "a message could not be settled; it will be redelivered", error)
-
-    def _finish(self, task: _Task) -> bool:
-        """Mark as finished; False when it was before."""
-        with self._settling:
-            was, task.finished = task.finished, True
-        return not was
-
-    # --- leases -----------------------------------------------------------------------------------
-
-    def _keep_leases(self) -> None:
-        tick = min(1.0, max(0.005, self._lease_s / 30))
-        while not self._ended.wait(tick):
-            now = self._clock.monotonic()
-            with self._changed:
-                due = [task for task in self._held if task.extend_at <= now]
-            for task in due:
-                self._extend(task)
-
-    def _extend(self, task: _Task) -> None:
-        with self._settling:
-            if task.finished:
-                return
-            now = self._clock.monotonic()
-            try:
-                self._queue.extend(task.message, lease=self._lease_s)
-            except Exception as error:
-                task.extend_at = now + self._lease_s / 10
-                self._complain("extend", "a lease could not be extended; trying again", error)
+            if self._at_most_once or self._clock.monotonic() < one.lease_ends:
+                outcome = self._handle(one)
+            else:  # its lease could not be extended: it may be somebody else's by now
+                self._failures.count("stale leases")
+                outcome = RELEASE
+        finally:
+            if outcome is None:  # its lease will end
+                self._settled(self._leases.finish([one]))
             else:
-                if self._clock.monotonic() < task.lease_ends:  # else it may have been redelivered before
-                    task.lease_ends = now + self._lease_s
-                task.extend_at = now + self._lease_s / 3
+                self._settler.put([one], outcome)
+            with self._changed:
+                self._ready.done(one.key)
+                self._changed.notify_all()
+
+    def _handle(self, one: HeldMessage) -> Outcome:
+        failure: BaseException | None = None
+        try:
+            with self._telemetry.processing(one.message):
+                one.context = contextvars.copy_context()
+                try:
+                    self._handler(one.message)
+                except BaseException as error:
+                    failure = error
+                    raise  # for the telemetry to see
+        except BaseException as error:
+            if one.context is None:  # it was the telemetry that failed, before the handler was called
+                failure = error
+        return ACKNOWLEDGE if failure is None else self._failed(one.message, failure)
+
+    def _failed(self, message: Message, error: BaseException) -> Outcome:
+        outcome = failed_outcome(error, message.attempts, self._backoff)
+        extra: dict[str, object] = {"queue": message.queue, "id": message.id, "attempts": message.attempts}
+        if self._at_most_once:
+            _log.warning("handler failed; the queue is at most once: lost", exc_info=error, extra=extra)
+            return ACKNOWLEDGE
+        if not isinstance(error, Reject | Retry):
+            if isinstance(outcome, GiveBack):
+                extra["delay_s"] = outcome.delay
+            _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)
+        return outcome
+
+    def _settled(self, messages: Sequence[HeldMessage]) -> None:
+        with self._changed:
+            self._unsettled -= len(messages)
+            self._changed.notify_all()
+        self._tell_in_flight()
+
+    def _tell_in_flight(self) -> None:
+        try:
+            self._telemetry.in_flight(self._queue.name, self._unsettled)
+        except Exception:  # no thread of ours may end because of it
+            _log.exception("telemetry failed", extra={"queue": self._queue.name})
 
     # --- stopping ---------------------------------------------------------------------------------
 
@@ -398,79 +346,42 @@ class Worker:
         self._release_waiting()
         with self._changed:
             left = max(0.0, deadline - self._clock.monotonic())
-            self._changed.wait_for(lambda: not self._held, left)
-            unfinished = list(self._held)
-        if unfinished:
+            self._changed.wait_for(lambda: not self._unsettled, left)
+            late = self._unsettled
+        if late and self._at_most_once:
+            _log.warning("handlers did not end in time", extra={"queue": self._queue.name, "count": late})
+        elif late:
+            unfinished = self._leases.unfinished()
             _log.warning(
                 "handlers did not end in time; their messages are given back",
                 extra={"queue": self._queue.name, "count": len(unfinished)},
             )
-            self._release(unfinished)
-        else:
+            self._settler.put(unfinished, RELEASE)
+        self._settler.close()
+        self._finisher.join()
+        self._leases.close()
+        if not late:
             for thread in self._servers:
                 thread.join(1)
 
     def _release_waiting(self) -> None:
+        if self._at_most_once:
+            return  # nobody else could get them
         with self._changed:
-            waiting = self._lanes.clear()
-            self._held.difference_update(waiting)
-        self._release(waiting)
-
-    def _release(self, tasks: Iterable[_Task]) -> None:
-        for task in tasks:
-            self._settle(task, partial(self._queue.nack, task.message, count=False))
-
-    def _complain(self, what: str, text: str, error: BaseException) -> None:
-        expected = isinstance(error, KmqError)
-        _log.warning(
-            text,
-            exc_info=None if expected else error,
-            extra={"queue": self._queue.name, "error": described(error)},
-        )
-        self._count_failure(what)
-
-    def _count_failure(self, what: str) -> None:
-        try:
-            self._telemetry.failed(self._queue.name, what)
-        except Exception:  # no thread of ours may end because of it
-            _log.exception("telemetry failed", extra={"queue": self._queue.name})
+            waiting = self._ready.clear()
+        self._settler.put(waiting, RELEASE)
 
 
-def described(error: BaseException) -> str:
-    """The error's class and text, shortened to one line."""
-    try:
-        text = str(error)
-    except Exception:  # an error whose text is an error must not cost the message
-        text = ""
-    name = type(error).__name__
-    return shortened(f"{name}: {text}" if text else name)
+def _thread(name: str, target: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=target, name=f"kmq-worker-{name}", daemon=True)
 
 
-def shortened(text: str) -> str:
-    """Text on one line, and not too long for a header."""
-    line = " ".join(str(text).split()).encode(errors="replace").decode()
-    return line if len(line) <= _REASON_CHARS else line[: _REASON_CHARS - 1] + "…"
-
-
-@contextmanager
-def noted_signals() -> Iterator[list[int]]:
-    """A list that SIGTERM and SIGINT are appended to; in the main thread only, elsewhere it stays empty.
-
-    The handler does no more than that: whatever takes a lock could wait for the code it interrupted.
-    """
-    noted: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        noted.append(number)
-
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, note)
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+def _lease_s(queue: Queue, lease: Duration | None) -> float:
+    """The lease in seconds; raises ConfigError for one that the queue refuses."""
+    longest = queue.max_lease
+    if lease is None:
+        return float(min(queue.default_lease, longest))
+    lease_s = lease_duration_ms(lease) / 1000
+    if lease_s > longest:
+        raise ConfigError(f"lease: {lease_s} s is longer than max_hold of queue {queue.name!r}, {longest} s")
+    return lease_s

@@ -36,3 +36,21 @@ def test_example(cluster, zookeeper, queue_name, example: Path) -> None:
     assert "Traceback" not in done.stderr
     with Admin(connection, zookeeper) as admin:
         assert admin.list_queues() == [], "it left its queue behind"
+
+
+@pytest.mark.parametrize(
+    "example", sorted({*EXAMPLES} - {FOLDER / "embedded.py"}), ids=lambda path: path.stem
+)
+def test_without_servers_it_says_so_in_one_line(example: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        env={**os.environ, "KMQ_BOOTSTRAP": "127.0.0.1:1", "KMQ_ZOOKEEPER": "127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "kmq dev up" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -505,3 +505,14 @@ class TestClosedStreams:
         done = subprocess.run(shell, env={**os.environ, **kmq.environment}, capture_output=True, check=False)
         assert done.returncode == 2
         assert kmq.json("stats", name)["depth"] == 1
+
+
+def test_peek_size_and_orphans_work_as_on_other_storages(kmq, name):
+    kmq("send", name, "one", "two", "--partition", 0)
+    assert kmq("size", name) == "2\n"
+    assert [one["body"] for one in kmq.lines("peek", name)] == ["one", "two"]
+    (taken,) = kmq.lines("receive", name, "--lease", "5m", "--wait", "30s")
+    until(lambda: kmq.json("orphans", name, "--older-than", "0s"))
+    (orphan,) = kmq.json("orphans", name, "--older-than", "0s")
+    assert orphan["receipt"] == taken["receipt"]
+    assert kmq("size", name) == "1\n"

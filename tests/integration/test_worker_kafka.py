@@ -22,7 +22,8 @@ from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.telemetry.opentelemetry import TracingTelemetry
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
 from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
-from kmqpy.worker.worker import Reject, Retry, Worker
+from kmqpy.worker.outcome import Reject, Retry
+from kmqpy.worker.worker import Worker
 
 QUICK = Backoff(0.1, 2, 0.4, 0)
 

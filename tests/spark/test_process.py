@@ -23,7 +23,7 @@ from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.process import NEEDED
 from kmqpy.spark.records import kafka_options, stream_topic
 from kmqpy.spark.taking import Taker
-from kmqpy.worker.worker import Reject
+from kmqpy.worker.outcome import Reject
 
 SOON = Backoff(first=0.05, jitter=0)
 

@@ -1,5 +1,6 @@
 """A queue in memory that notes what is done with it."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Self
 
-from kmqpy.errors import Closed, KmqError, NotSupported
+from kmqpy.errors import Closed, NotSupported, ReceiptError
 from kmqpy.message import Message, MessagesLike, headers_from
 from kmqpy.queue import Orphan
 
@@ -19,6 +20,9 @@ class FakeQueue:
     """
 
     name = "fake"
+    default_lease = 30.0
+    max_lease = math.inf
+    at_most_once = False
 
     def __init__(self, *bodies: bytes | str, redeliver: bool = False) -> None:
         self.changed = threading.Condition()
@@ -163,6 +167,6 @@ class FakeQueue:
             receipts = [one if isinstance(one, str) else one.receipt for one in messages]
             for receipt in receipts:
                 if receipt not in self.taken:
-                    raise KmqError(f"{op} of {receipt}, which is not in flight")
+                    raise ReceiptError(f"{op} of {receipt}, which is not in flight")
             self._note(op, receipts, arguments)
             return [self.taken.pop(receipt) for receipt in receipts]

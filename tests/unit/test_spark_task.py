@@ -18,7 +18,7 @@ from kmqpy.spark import task as task_module
 from kmqpy.spark.report import Report, merged
 from kmqpy.spark.taking import TakenBefore
 from kmqpy.spark.task import Task
-from kmqpy.worker.worker import Reject, Retry
+from kmqpy.worker.outcome import Reject, Retry
 
 QUEUE = QueueSettings(name="q", max_redeliveries=3)
 

@@ -66,6 +66,7 @@ def test_telemetry_hears_of_everything_late_acknowledgements_too(clock):
     queue.dead_letter(messages[3])
     assert telemetry.calls == [
         *[("send", "q")] * 4,
+        ("send", 4),
         ("received", 4),
         ("ack", 1),
         ("ack", 1),
@@ -354,3 +355,59 @@ def test_a_forked_child_has_memory_of_its_own():
                     os._exit(status)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert queue.size() == 1
+
+
+class FractionClock(ManualClock):
+    """A ManualClock that is some microseconds ahead."""
+
+    ahead_us = 0
+
+    def monotonic(self):
+        return super().monotonic() + self.ahead_us / 1_000_000
+
+
+@pytest.mark.parametrize("fraction_us", [0, 1, 499, 501, 999])
+def test_no_delay_and_no_lease_of_memory_is_shorter_than_asked(fraction_us):
+    clock = FractionClock()
+    with memory_storage(clock) as storage:
+        storage.create("q", redeliver_after_ms=100)
+        queue = storage.open("q")
+        clock.ahead_us = fraction_us
+        queue.send("x", delay=0.1)
+        clock.advance(0.1)
+        clock.ahead_us = fraction_us - 1  # a microsecond too early
+        assert queue.receive(wait=0) == []
+        clock.ahead_us = fraction_us
+        clock.advance(0.001)
+        assert len(queue.receive(wait=0)) == 1
+        clock.advance(0.1)
+        clock.ahead_us = fraction_us - 1
+        assert queue.receive(wait=0) == []
+
+
+@pytest.mark.parametrize("how", ["ack", "purge", "purge dead letters", "at most once"])
+def test_memory_lets_go_of_the_bodies_of_what_is_finished(clock, how):
+    with memory_storage(clock) as storage:
+        storage.create("q", ephemeral=how != "at most once")
+        queue = storage.open("q")
+        body = os.urandom(100)
+        before = sys.getrefcount(body)
+        queue.send(body)
+        messages = [] if how == "purge" else queue.receive(wait=0)
+        if how == "ack":
+            queue.ack(messages)
+        elif how == "purge":
+            queue.purge()
+        elif how == "purge dead letters":
+            queue.dead_letter(messages)
+            queue.dead_letters.purge()
+        messages.clear()
+        assert sys.getrefcount(body) == before
+
+
+def test_a_wait_on_memory_may_be_longer_than_timers_can():
+    with queue_for("memory:?queue=long-wait") as queue:
+        sender = threading.Timer(0.05, queue.send, ["x"])
+        sender.start()
+        assert len(queue.receive(wait=1e12)) == 1
+        sender.join()

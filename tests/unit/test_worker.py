@@ -15,8 +15,12 @@ from kmqpy.core.clock import SystemClock
 from kmqpy.errors import Closed, ConfigError, Fenced, KmqError, Unavailable
 from kmqpy.queue import Queue
 from kmqpy.telemetry.base import Telemetry
+from kmqpy.testing import memory_storage
+from kmqpy.worker.failures import Failures as FailureReports
 from kmqpy.worker.keyed_fifo import KeyedFifo
-from kmqpy.worker.worker import Reject, Retry, Worker, _Task, described
+from kmqpy.worker.lease_keeper import LeaseKeeper, call_for_all
+from kmqpy.worker.outcome import Reject, Retry, described
+from kmqpy.worker.worker import Worker
 
 EXACT = Backoff(0.5, 2, 4, jitter=0)
 
@@ -39,6 +43,13 @@ class Failures(Telemetry):
 
     def failed(self, queue, what, count=1):
         self.what.append(what)
+
+
+def until(condition, timeout=60):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def test_the_fake_speaks_the_protocol():
@@ -194,13 +205,47 @@ class TestOutcomes:
 
         def broken():
             queue.before_ack = lambda: None
-            raise Unavailable("away")
+            queue.taken.pop("r1")  # refused, alone or in a batch
 
         queue.before_ack = broken
         with Worker(queue, lambda message: None, concurrency=1, telemetry=failures):
             queue.wait_until_finished(1)
         assert queue.of("ack") == ["r2"]
         assert failures.what == ["settle"]
+
+    def test_messages_that_end_while_an_acknowledgement_is_under_way_are_acknowledged_together(self):
+        queue = FakeQueue(*["x"] * 20)
+        sizes, begun, gate = [], threading.Event(), threading.Event()
+        ack = queue.ack
+
+        def slow(*messages, wait=False):
+            sizes.append(len(messages))
+            begun.set()
+            assert gate.wait(60)
+            ack(*messages)
+
+        queue.ack = slow
+        handled = []
+        with Worker(queue, handled.append, concurrency=2, prefetch=18):
+            assert begun.wait(60)
+            until(lambda: len(handled) == 20)
+            gate.set()
+        assert len(queue.of("ack")) == 20
+        assert len(sizes) <= 2 + 1  # two batches, and a message that was just being put
+
+    @pytest.mark.parametrize(("error", "calls"), [(Unavailable("away"), 1), (KmqError("bad"), 1 + 3)])
+    def test_a_batch_that_is_refused_is_tried_one_by_one_but_not_while_nobody_answers(self, error, calls):
+        made = []
+
+        def refuse(messages):
+            made.append(len(messages))
+            raise error
+
+        keeper = LeaseKeeper(FakeQueue(), 30, SystemClock(), FailureReports("fake", Telemetry()))
+        queue = FakeQueue("a", "b", "c")
+        held = keeper.hold(queue.receive(), lambda _: None)
+        assert call_for_all(refuse, held) == dict.fromkeys(held, error)
+        assert len(made) == calls
 
     def test_telemetry_that_fails_costs_no_message(self):
         class Broken(Telemetry):
@@ -403,9 +448,42 @@ class TestLeases:
     def test_a_message_that_ended_before_its_extension_began_is_left_alone(self):
         queue = FakeQueue("x")
         (message,) = queue.receive()
-        worker = Worker(queue, lambda message: None)
-        worker._extend(_Task(message, None, lease_ends=0, extend_at=0, finished=True))
+        clock = JumpingClock()
+        keeper = LeaseKeeper(queue, 0.6, clock, FailureReports("fake", Telemetry()))
+        held = keeper.hold([message], lambda _: None)
+        assert keeper.finish(held) == held
+        assert keeper.finish(held) == []
+        clock.ahead = 0.5
+        keeper.extend_due()
         assert queue.calls == []
+
+    def test_all_leases_that_are_due_are_extended_in_one_call(self):
+        queue, clock, calls = FakeQueue(*["x"] * 400), JumpingClock(), []
+        queue.before_extend = lambda: calls.append(1)
+        keeper = LeaseKeeper(queue, 30, clock, FailureReports("fake", Telemetry()))
+        keeper.hold(queue.receive(400), lambda _: None)
+        keeper.extend_due()
+        assert calls == []
+        clock.ahead = 11
+        keeper.extend_due()
+        assert (len(calls), len(queue.of("extend"))) == (1, 400)
+
+    def test_a_bad_message_does_not_cost_the_extension_of_others(self):
+        queue, clock, failures = FakeQueue(*"abc"), JumpingClock(), Failures()
+        extend = queue.extend
+
+        def picky(*messages, lease, wait=False):
+            if any(message.receipt == "r2" for message in messages):
+                raise KmqError("bad")
+            extend(*messages, lease=lease)
+
+        queue.extend = picky
+        keeper = LeaseKeeper(queue, 30, clock, FailureReports("fake", failures))
+        keeper.hold(queue.receive(), lambda _: None)
+        clock.ahead = 11
+        keeper.extend_due()
+        assert sorted(queue.of("extend")) == ["r1", "r3"]
+        assert failures.what == ["extend"]
 
     def test_what_waits_is_extended_too(self):
         queue = FakeQueue("a", "b")
@@ -476,10 +554,14 @@ class TestLeases:
         clock.ahead = 60.0
         server = threading.Thread(target=worker._serve, daemon=True)
         server.start()
+        settler = threading.Thread(target=worker._settler.run, daemon=True)
+        settler.start()
         taker.join(2)
         noticed = not taker.is_alive()
         worker.stop()
         server.join(5)
+        worker._settler.close()
+        settler.join(5)
         assert noticed
 
 
@@ -617,8 +699,8 @@ class TestStopping:
 
     def test_stop_in_the_middle_of_start(self, monkeypatch):
         worker = Worker(FakeQueue("x"), lambda message: None)
-        gate, start = threading.Event(), worker._keeper.start
-        monkeypatch.setattr(worker._keeper, "start", lambda: gate.wait(5) and start())
+        gate, start = threading.Event(), worker._finisher.start
+        monkeypatch.setattr(worker._finisher, "start", lambda: gate.wait(5) and start())
         starting = threading.Thread(target=worker.start)
         starting.start()
         while not worker._taker.is_alive():
@@ -688,3 +770,94 @@ def test_a_coroutine_function_is_sent_to_its_own_worker():
 
     with pytest.raises(ConfigError, match="AsyncWorker"):
         Worker(FakeQueue(), handler)
+
+
+def test_a_lease_longer_than_the_queue_allows_is_refused_at_once():
+    queue = FakeQueue()
+    queue.max_lease = 10.0
+    Worker(queue, print, lease=10)
+    with pytest.raises(ConfigError, match=r"lease: 10.001 s is longer than max_hold .* 10.0 s"):
+        Worker(queue, print, lease=10.001)
+
+
+def test_a_retry_with_a_bad_delay_is_tried_again_after_the_back_off():
+    queue = FakeQueue("x")
+
+    def handler(message):
+        raise Retry([])
+
+    with Worker(queue, handler, backoff=EXACT):
+        queue.wait_until_finished(1)
+    (how,) = queue.arguments("nack")
+    assert how["delay"] == 0.5
+    assert how["reason"].startswith("ConfigError: delay: [] is neither")
+
+
+def test_the_log_names_the_signal(caplog):
+    def handler(message):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with caplog.at_level("INFO", "kmqpy.worker"):
+        Worker(FakeQueue("x"), handler).run()
+    assert [record.signal for record in caplog.records if hasattr(record, "signal")] == ["SIGTERM"]
+
+
+class TestAtMostOnce:
+    """On a queue that forgets messages when they are taken."""
+
+    @pytest.fixture
+    def queue(self):
+        with memory_storage(SystemClock()) as storage:
+            storage.create("q", ephemeral=False, redeliver_after_ms=200)
+            yield storage.open("q")
+
+    def test_nothing_is_extended_given_back_or_tried_again(self, queue, caplog):
+        telemetry = Failures()
+        queue.send_many(["bad", "rejected", "retried", "slow", "good"])
+        handled = []
+
+        def handler(message):
+            match message.body:
+                case b"bad":
+                    raise ValueError("no")
+                case b"rejected":
+                    raise Reject
+                case b"retried":
+                    raise Retry
+                case b"slow":
+                    time.sleep(0.3)  # longer than the lease
+            handled.append(message.body)
+
+        with Worker(queue, handler, telemetry=telemetry):
+            until(lambda: len(handled) == 2)
+        assert (telemetry.what, queue.size(), queue.in_flight()) == ([], 0, 0)
+        assert sum("lost" in record.message for record in caplog.records) == 3
+
+    def test_what_was_taken_is_handled_before_the_worker_stops(self, queue):
+        queue.send_many([str(number) for number in range(50)])
+        handled, begun, gate = [], threading.Event(), threading.Event()
+
+        def handler(message):
+            begun.set()
+            gate.wait(60)
+            handled.append(message.body)
+
+        worker = Worker(queue, handler, concurrency=2, prefetch=10)
+        worker.start()
+        assert begun.wait(60)
+        until(lambda: queue.size() <= 38)
+        worker.stop(wait=False)
+        gate.set()
+        worker.stop()
+        assert len(handled) == 50 - queue.size() >= 12
+
+    def test_nothing_is_taken_ahead_unless_said(self, queue):
+        queue.send_many(["x"] * 10)
+        gate = threading.Event()
+        worker = Worker(queue, lambda message: gate.wait(60), concurrency=3)
+        worker.start()
+        until(lambda: queue.size() == 7)
+        time.sleep(0.1)
+        assert queue.size() == 7
+        gate.set()
+        worker.stop()

@@ -12,6 +12,7 @@ Run it on a url with `pytest -p kmqpy.testing.plugin --kmq-storage=URL`; or in a
 """
 
 from kmqpy.testing.contract.administration import *
+from kmqpy.testing.contract.arguments import *
 from kmqpy.testing.contract.counting import *
 from kmqpy.testing.contract.leases import *
 from kmqpy.testing.contract.outages import *

@@ -1,0 +1,62 @@
+"""`--queue-url` and KMQ_QUEUE_URL: the storage that commands work on, where that is not Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.settings import is_secret
+from kmqpy.queue import Queue, Storage, queue_for, storage_for
+from kmqpy.queue.url import parse_url
+
+VARIABLE = "KMQ_QUEUE_URL"
+
+
+@dataclass(frozen=True)
+class StorageUrl:
+    """A storage, and a queue of it where the url names one (`queue=`).
+
+    text  the url; it may hold a password, so it is never shown
+    """
+
+    text: str = field(repr=False)
+    queue: str = ""
+
+    @classmethod
+    def of(cls, text: str, *, on_command_line: bool) -> StorageUrl:
+        """Take a url apart.
+
+        Raises ConfigError, for one with a password on the command line as well: whoever may list processes
+        could read it.
+        """
+        names_queue = any(part.partition("=")[0] == "queue" for part in _parameters(text))
+        url = parse_url(text, names_queue=names_queue)
+        if on_command_line and (url.password or any(map(is_secret, url.settings))):
+            raise ConfigError(
+                f"--queue-url: a secret must not stand on a command line; give it as {VARIABLE}"
+            )
+        if url.scheme == "kafka":
+            raise ConfigError("--queue-url: queues on Kafka are named by --bootstrap and QUEUE")
+        return cls(text, url.queue)
+
+    def storage(self) -> Storage:
+        """Open the storage."""
+        base, _, _ = self.text.partition("?")
+        rest = "&".join(part for part in _parameters(self.text) if part.partition("=")[0] != "queue")
+        return storage_for(f"{base}?{rest}" if rest else base)
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Queue]:
+        """Open a queue, and close it with its storage."""
+        if self.queue:
+            with queue_for(self.text) as queue:
+                yield queue
+        else:
+            with self.storage() as storage, storage.open(name) as queue:
+                yield queue
+
+
+def _parameters(url: str) -> list[str]:
+    return url.partition("?")[2].split("&")

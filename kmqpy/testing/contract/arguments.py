@@ -1,0 +1,123 @@
+"""Arguments of a wrong type or size: one clear error that names the field, and nothing happens."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from kmqpy.errors import ConfigError, KmqError, MessageError, ReceiptError
+from kmqpy.message import OutgoingMessage
+from kmqpy.queue import Queue, Storage
+from kmqpy.testing.contract.target import new_name, take_one
+
+_HUGE = 10**5_000
+"""Python refuses to print it, so pytest does, too, as a parameter."""
+_OVER = 2**63
+
+
+def test_what_is_no_list_of_bodies_is_refused(queue: Queue) -> None:
+    wrong: list[Any] = [None, 5, OutgoingMessage("x"), {"a": 1}, b"x", _HUGE]
+    for bodies in wrong:
+        with pytest.raises(MessageError, match=r"^bodies: "):
+            queue.send_many(bodies)
+    assert queue.size() == 0
+
+
+def test_a_wrong_argument_of_send_is_named(queue: Queue) -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("headers", ["ab"]),
+        ("headers", [b"ab"]),
+        ("headers", "ab"),
+        ("priority", _HUGE),
+        ("delay", _HUGE),
+        ("key", _HUGE),
+    ]
+    for field, value in wrong:
+        with pytest.raises(KmqError, match=rf"^{field}: "):
+            queue.send("x", **{field: value})
+    assert queue.size() == 0
+
+
+def test_a_wrong_argument_of_the_other_calls_is_named(queue: Queue) -> None:
+    queue.send("x")
+    message = take_one(queue, lease=60)
+    wrong: list[tuple[str, Any]] = [
+        ("count", lambda: queue.nack(message, count="no")),  # type: ignore[arg-type]
+        ("delay", lambda: queue.nack(message, delay=_HUGE)),
+        ("lease", lambda: queue.extend(message, lease=_HUGE)),
+        ("max_messages", lambda: queue.receive(_HUGE)),
+        ("wait", lambda: queue.receive(wait=_HUGE)),
+        ("limit", lambda: queue.peek(_HUGE)),
+        ("limit", lambda: queue.size(_HUGE)),
+        ("queued_before_ms", lambda: queue.orphans(queued_before_ms="now")),  # type: ignore[arg-type]
+        ("queued_before_ms", lambda: queue.orphans(queued_before_ms=1.5)),  # type: ignore[arg-type]
+        ("queued_before_ms", lambda: queue.orphans(queued_before_ms=_HUGE)),
+        ("older_than", lambda: queue.orphans(_HUGE)),
+        ("ids", lambda: queue.dead_letters.redrive(5)),  # type: ignore[arg-type]
+        ("ids", lambda: queue.dead_letters.redrive(b"12")),  # type: ignore[arg-type]
+        ("ids", lambda: queue.dead_letters.redrive("12")),
+        ("limit", lambda: queue.dead_letters.redrive(limit=_HUGE)),
+    ]
+    for field, call in wrong:
+        with pytest.raises(ConfigError, match=rf"^{field}: "):
+            call()
+    assert queue.in_flight() == 1
+
+
+def test_numbers_beyond_64_bits_are_no_receipts_and_no_ids(queue: Queue) -> None:
+    queue.send("x")
+    message = take_one(queue, lease=60)
+    queue.dead_letter(message, wait=True)
+    assert queue.dead_letters.redrive([str(_OVER), "9" * 5_000]) == 0
+    prefix = message.receipt.rsplit(".", 2)[0]
+    for number in (str(_OVER), "9" * 19, "9" * 5_000):
+        with pytest.raises(ReceiptError):
+            queue.ack(f"{prefix}.{number}.1", wait=True)
+        with pytest.raises(ReceiptError):
+            queue.ack(f"{prefix}.1.{number}", wait=True)
+
+
+def test_a_setting_that_is_no_number_of_64_bits_is_named(kmq_storage: Storage) -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("max_redeliveries", _HUGE),
+        ("max_redeliveries", "\N{ARABIC-INDIC DIGIT ONE}"),
+        ("redeliver_after_ms", "\N{ARABIC-INDIC DIGIT ONE}" * 4),
+        ("order", _HUGE),
+    ]
+    for field, value in wrong:
+        with pytest.raises(ConfigError, match=rf"^{field}: "):
+            kmq_storage.create(new_name(), **{field: value})
+
+
+def test_a_codec_that_makes_no_bytes_is_refused(queue: Queue, kmq_storage: Storage) -> None:
+    class Text:
+        def encode(self, value: Any) -> bytes:
+            return str(value)  # type: ignore[return-value]
+
+        def decode(self, body: bytes) -> Any:
+            return body.decode()
+
+    with pytest.raises(MessageError, match=r"^body: the codec made str"):
+        kmq_storage.open(queue.name, codec=Text()).send("x")
+    assert queue.size() == 0
+
+
+def test_a_wait_may_be_longer_than_timers_can(queue: Queue) -> None:
+    """It is shortened; a message that comes is returned, and nothing overflows."""
+    found: list[object] = []
+
+    def receive() -> None:
+        try:
+            while not found:  # a storage whose clock stands still returns without messages
+                found.extend(queue.receive(1, wait=1e12, lease=60))
+        except BaseException as error:
+            found.append(error)
+
+    waiting = threading.Thread(target=receive, daemon=True)
+    waiting.start()
+    waiting.join(0.1)  # it waits by now; if not, the test proves less, and passes
+    queue.send("x")
+    waiting.join(60)
+    assert [getattr(one, "body", one) for one in found] == [b"x"]

@@ -1,0 +1,34 @@
+"""Failures that a worker gets over: they are logged and counted."""
+
+from __future__ import annotations
+
+import logging
+
+from kmqpy.errors import KmqError
+from kmqpy.telemetry.base import Telemetry
+from kmqpy.worker.outcome import described
+
+_log = logging.getLogger(__name__)
+
+
+class Failures:
+    """Tells the log and the telemetry of what went wrong with one queue; raises nothing."""
+
+    def __init__(self, queue: str, telemetry: Telemetry) -> None:
+        self._queue = queue
+        self._telemetry = telemetry
+
+    def report(self, what: str, text: str, error: BaseException, count: int = 1) -> None:
+        """Log `text` with the error, and count `count` failures of the kind `what`."""
+        extra: dict[str, object] = {"queue": self._queue, "error": described(error)}
+        if count > 1:
+            extra["count"] = count
+        _log.warning(text, exc_info=None if isinstance(error, KmqError) else error, extra=extra)
+        self.count(what, count)
+
+    def count(self, what: str, count: int = 1) -> None:
+        """Count `count` failures of the kind `what`."""
+        try:
+            self._telemetry.failed(self._queue, what, count)
+        except Exception:  # no thread of ours may end because of it
+            _log.exception("telemetry failed", extra={"queue": self._queue})

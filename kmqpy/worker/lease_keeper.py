@@ -1,0 +1,137 @@
+"""Extends the leases of the messages that a worker holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+
+from kmqpy.core.clock import Clock
+from kmqpy.errors import Unavailable
+from kmqpy.message import Message
+from kmqpy.queue import Queue
+from kmqpy.worker.failures import Failures
+
+
+@dataclass(eq=False, slots=True)
+class HeldMessage:
+    """A message that a worker holds. Times are those of the monotonic clock, in seconds.
+
+    context  in which its handler ran, with the span of the message
+    """
+
+    message: Message
+    key: bytes | None
+    lease_ends: float
+    extend_at: float
+    context: Context | None = None
+
+
+class LeaseKeeper:
+    """Holds messages until they are finished; run() extends the leases that are due, all in one call.
+
+    An extension that reached the queue after an acknowledgement or a nack would undo it. So finish() waits
+    for one that is under way, and afterwards there is none.
+    """
+
+    def __init__(self, queue: Queue, lease_s: float, clock: Clock, failures: Failures) -> None:
+        self._queue = queue
+        self._lease_s = lease_s
+        self._clock = clock
+        self._failures = failures
+        self._changed = threading.Condition()
+        self._held: set[HeldMessage] = set()
+        self._extending: frozenset[HeldMessage] = frozenset()
+        self._closed = threading.Event()
+
+    def hold(
+        self, messages: Iterable[Message], key_of: Callable[[Message], bytes | None]
+    ) -> list[HeldMessage]:
+        """Hold messages that were just received."""
+        now = self._clock.monotonic()
+        # Queues promise that half of the lease is left when receive() returns.
+        held = [
+            HeldMessage(
+                message,
+                key_of(message),
+                lease_ends=now + self._lease_s / 2,
+                extend_at=now + self._lease_s / 3,
+            )
+            for message in messages
+        ]
+        with self._changed:
+            self._held.update(held)
+        return held
+
+    def finish(self, messages: Sequence[HeldMessage]) -> list[HeldMessage]:
+        """Extend these no longer; returns those that were not finished before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._extending.isdisjoint(messages))
+            mine = [one for one in messages if one in self._held]
+            self._held.difference_update(mine)
+        return mine
+
+    def unfinished(self) -> list[HeldMessage]:
+        """The messages that are held."""
+        with self._changed:
+            return list(self._held)
+
+    def run(self) -> None:
+        """Extend leases until close()."""
+        tick = min(1.0, max(0.005, self._lease_s / 30))
+        while not self._closed.wait(tick):
+            self.extend_due()
+
+    def close(self) -> None:
+        """Let run() end."""
+        self._closed.set()
+
+    def extend_due(self) -> None:
+        """Extend the leases of which a third is over."""
+        now = self._clock.monotonic()
+        with self._changed:
+            due = [one for one in self._held if one.extend_at <= now]
+            self._extending = frozenset(due)
+        try:
+            if due:
+                self._extend(due)
+        finally:
+            with self._changed:
+                self._extending = frozenset()
+                self._changed.notify_all()
+
+    def _extend(self, due: Sequence[HeldMessage]) -> None:
+        begun = self._clock.monotonic()
+        failed = call_for_all(lambda messages: self._queue.extend(*messages, lease=self._lease_s), due)
+        ended = self._clock.monotonic()
+        for one in due:
+            if one in failed:
+                one.extend_at = begun + self._lease_s / 10
+            else:
+                if ended < one.lease_ends:  # else it may have been redelivered before
+                    one.lease_ends = begun + self._lease_s
+                one.extend_at = begun + self._lease_s / 3
+        if failed:
+            error = next(iter(failed.values()))
+            self._failures.report("extend", "leases could not be extended; trying again", error, len(failed))
+
+
+def call_for_all(
+    call: Callable[[Sequence[Message]], None], messages: Sequence[HeldMessage]
+) -> dict[HeldMessage, Exception]:
+    """Call once for all messages; returns those for which it failed, with the error.
+
+    Where the call is refused, it is repeated for each message, so that a bad one costs only itself. It is not
+    while the storage does not answer: each call would take as long.
+    """
+    try:
+        call([one.message for one in messages])
+    except Exception as error:
+        if len(messages) == 1 or isinstance(error, Unavailable):
+            return dict.fromkeys(messages, error)
+        failed: dict[HeldMessage, Exception] = {}
+        for one in messages:
+            failed |= call_for_all(call, [one])
+        return failed
+    return {}

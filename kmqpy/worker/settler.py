@@ -1,0 +1,90 @@
+"""Finishes the messages whose handlers have ended, in batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
+from functools import partial
+
+from kmqpy.queue import Queue
+from kmqpy.worker.failures import Failures
+from kmqpy.worker.lease_keeper import HeldMessage, LeaseKeeper, call_for_all
+from kmqpy.worker.outcome import Outcome
+
+
+class Settler:
+    """Acknowledges, gives back and dead-letters messages, those of one outcome in one call.
+
+    While one call is under way, further messages gather for the next, so batches grow as calls get slower.
+    `settled` is called with the messages that are settled, or could not be.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        keeper: LeaseKeeper,
+        failures: Failures,
+        settled: Callable[[Sequence[HeldMessage]], None],
+    ) -> None:
+        self._queue = queue
+        self._keeper = keeper
+        self._failures = failures
+        self._settled = settled
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[HeldMessage, Outcome]] = []
+        self._closing = False
+        self._ended = False
+
+    def put(self, messages: Iterable[HeldMessage], outcome: Outcome) -> None:
+        """Finish the messages so, unless they are finished already; after run() has ended, at once."""
+        batch = [(one, outcome) for one in messages]
+        with self._changed:
+            if not self._ended:
+                self._waiting += batch
+                self._changed.notify()
+                return
+        self._settle(batch)
+
+    def run(self) -> None:
+        """Finish what is put, until close(), and all that was put before that."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                batch, self._waiting = self._waiting, []
+                if not batch:
+                    self._ended = True
+                    return
+            self._settle(batch)
+
+    def close(self) -> None:
+        """Let run() end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def _settle(self, batch: Sequence[tuple[HeldMessage, Outcome]]) -> None:
+        first: dict[HeldMessage, Outcome] = {}
+        for one, outcome in batch:
+            first.setdefault(one, outcome)  # a drain may give back what has just ended
+        groups: dict[Outcome, list[HeldMessage]] = {}
+        for one, outcome in first.items():
+            groups.setdefault(outcome, []).append(one)
+        for outcome, group in groups.items():
+            try:
+                self._finish(outcome, self._keeper.finish(group))
+            except BaseException as error:  # this thread must not end while the worker runs
+                self._failures.report("worker thread", "a worker thread failed; it goes on", error)
+            finally:
+                self._settled(group)
+
+    def _finish(self, outcome: Outcome, group: Sequence[HeldMessage]) -> None:
+        if not group:
+            return  # given back by the drain
+        # A span of the call belongs to the trace of the first message.
+        context = group[0].context or Context()
+        failed = context.run(call_for_all, partial(outcome.apply, self._queue), group)
+        if failed:  # the messages are redelivered when their leases end
+            error = next(iter(failed.values()))
+            text = "messages could not be settled; they will be redelivered"
+            self._failures.report("settle", text, error, len(failed))

@@ -1,0 +1,231 @@
+"""The command line over storages other than Kafka, in one process with a storage in memory."""
+
+import json
+import subprocess
+import sys
+import uuid
+
+import click
+import pytest
+
+from kmqpy.cli.app import _HELP, kmq, run
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.queue import opening, storage_for
+
+KAFKA_ONLY = [
+    "doctor",
+    "queue alter q --max-hold 1d",
+    "spark-jars",
+    "pipeline q --out x --schema y",
+    "tracker",
+]
+
+
+@pytest.fixture
+def url(monkeypatch):
+    for name in ("BOOTSTRAP", "ZOOKEEPER", "ROOT", "CONFIG", "QUEUE_URL"):
+        monkeypatch.delenv(f"KMQ_{name}", raising=False)
+    return f"memory://cli-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def kmq_at(url, capsys):
+    """Runs a command line over the storage; its exit code, lines of stdout and stderr."""
+
+    def ran(*line, at=url):
+        capsys.readouterr()
+        code = run(["--queue-url", at, *line])
+        shown = capsys.readouterr()
+        return code, shown.out.splitlines(), shown.err
+
+    return ran
+
+
+def test_a_queue_from_its_creation_to_its_deletion(kmq_at):
+    created = ["queue", "create", "jobs", "--max-redeliveries", "0", "--set", "requeue_to=front"]
+    assert kmq_at(*created) == (0, ["queue jobs"], "")
+    assert kmq_at("queue", "create", "jobs")[2] == "kmq: error: queue: there is a queue 'jobs' already\n"
+    assert kmq_at("queue", "list")[1] == ["queue", "jobs"]
+    assert json.loads(kmq_at("queue", "list", "-o", "json")[1][0])[0]["requeue_to"] == "front"
+    assert "max_redeliveries          0" in kmq_at("queue", "describe", "jobs")[1]
+
+    assert kmq_at("send", "jobs", "one", "two", "three", "--key", "k", "--header", "a=b")[0] == 0
+    assert kmq_at("send", "jobs", "first", "--priority", "9", "-o", "json")[1] == ['{"id": "4"}']
+    assert kmq_at("size", "jobs")[1] == ["4"]
+    peeked = [json.loads(line) for line in kmq_at("peek", "jobs", "--limit", "2")[1]]
+    assert [one["body"] for one in peeked] == ["first", "one"]
+    assert peeked[1].keys() >= {"id", "key", "headers", "attempts"}
+    assert not peeked[1].keys() & {"receipt", "partition", "offset"}
+
+    code, lines, _ = kmq_at("receive", "jobs", "--max", "4", "--lease", "1m", "--wait", "0s")
+    receipts = {one["body"]: one["receipt"] for one in map(json.loads, lines)}
+    assert (code, [*receipts]) == (0, ["first", "one", "two", "three"])
+    assert kmq_at("ack", receipts["first"])[:2] == (0, ["1 acknowledged"])
+    assert kmq_at("nack", receipts["one"], "--no-count")[:2] == (0, ["1 given back"])
+    assert kmq_at("extend", receipts["two"], "--lease", "5m")[:2] == (0, ["1 extended"])
+    assert kmq_at("dead-letter", receipts["three"], "--reason", "bad")[:2] == (0, ["1 rejected"])
+    stats = json.loads(kmq_at("stats", "jobs", "-o", "json")[1][0])
+    assert stats == {"queue": "jobs", "depth": 1, "ready": 1, "delayed": 0, "in_flight": 1, "dead": 1}
+    assert kmq_at("stats", "jobs")[1][1].split() == ["jobs", "1", "1", "0", "1"]
+
+    (taken,) = json.loads(kmq_at("in-flight", "jobs", "-o", "json")[1][0])
+    assert (taken["receipt"], taken["body"]) == (receipts["two"], "two")
+    assert json.loads(kmq_at("orphans", "jobs", "--older-than", "1h", "-o", "json")[1][0]) == []
+    assert len(kmq_at("orphans", "jobs", "--older-than", "0s")[1]) == 2
+
+    (letter,) = json.loads(kmq_at("dlq", "list", "jobs", "-o", "json")[1][0])
+    assert letter["reason"] == "rejected: bad"
+    assert json.loads(kmq_at("dlq", "peek", "jobs")[1][0])["body"] == "three"
+    assert kmq_at("dlq", "redrive", "jobs", letter["id"], "77")[0] == 1
+    assert kmq_at("size", "jobs")[1] == ["2"]
+    assert kmq_at("dlq", "purge", "jobs", "--yes")[:2] == (0, ["queue jobs: 0 dead letters deleted"])
+    assert kmq_at("queue", "delete", "jobs", "--yes", "--if-empty")[0] == 2
+    assert kmq_at("purge", "jobs", "--yes")[:2] == (0, ["queue jobs: 3 messages deleted"])
+    assert kmq_at("queue", "delete", "jobs", "--yes", "--if-empty")[:2] == (0, ["queue jobs deleted"])
+    code, lines, errors = kmq_at("stats", "jobs")
+    assert (code, lines, errors) == (2, [], "kmq: error: queue: there is no queue 'jobs'\n")
+
+
+def test_a_url_that_names_a_queue_leaves_out_the_argument(kmq_at, url):
+    named = f"{url}?queue=jobs&max_redeliveries=1"
+    assert kmq_at("send", "one", "two", at=named)[0] == 0
+    assert kmq_at("size", at=named)[1] == ["2"]
+    code, lines, _ = kmq_at("receive", "--ack", "--wait", "0s", at=named)
+    assert (code, [json.loads(line)["body"] for line in lines]) == (0, ["one"])
+    assert kmq_at("stats", at=named)[1][1].split() == ["jobs", "1", "0", "0", "0"]
+    code, lines, errors = kmq_at("size", "other", at=named)
+    assert (code, lines) == (2, [])
+    assert "names queue 'jobs' already" in errors
+
+
+def test_the_url_may_come_from_the_environment_and_the_option_wins(monkeypatch, url, capsys):
+    with storage_for(url) as storage:
+        storage.create("here")
+    monkeypatch.setenv("KMQ_QUEUE_URL", "memory://elsewhere-" + uuid.uuid4().hex)
+    assert run(["queue", "list"]) == 0
+    assert run(["queue", "list", "--queue-url", url]) == 0
+    assert capsys.readouterr().out.splitlines() == ["queue", "queue", "here"]
+
+
+@pytest.mark.parametrize("line", KAFKA_ONLY)
+def test_what_only_kafka_has_says_so_in_a_line(kmq_at, line):
+    code, lines, errors = kmq_at(*line.split())
+    assert (code, lines) == (2, [])
+    assert errors.startswith("kmq: error: kmq ")
+    assert errors.endswith("is for Kafka only; leave --queue-url and KMQ_QUEUE_URL out\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "send q x --partition 1",
+        "receive q --holder me",
+        "dlq list q --origin other",
+        "dlq redrive q --rate 5",
+        "queue create q --partitions 4",
+        "queue create q --dead-letter-topic d",
+        "queue delete q --leftovers",
+    ],
+)
+def test_an_option_that_only_kafka_has_is_named(kmq_at, line):
+    kmq_at("queue", "create", "q")
+    code, lines, errors = kmq_at(*line.split())
+    assert (code, lines) == (2, [])
+    assert "is for queues on Kafka only" in errors
+    assert errors.count("\n") == 1
+
+
+def test_priorities_are_refused_for_kafka(url, capsys):
+    assert run(["send", "q", "x", "--priority", "5", "--zookeeper="]) == 2
+    assert "have no priorities" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["memory://me:hunter2@h", "memory://h?password=hunter2", "memory://h?queue=q&sasl.password=hunter2"],
+)
+def test_a_secret_must_not_stand_on_the_command_line_and_is_never_shown(kmq_at, monkeypatch, capsys, secret):
+    code, lines, errors = kmq_at("size", "q", at=secret)
+    assert (code, lines) == (2, [])
+    assert errors.endswith("give it as KMQ_QUEUE_URL\n")
+    monkeypatch.setenv("KMQ_QUEUE_URL", secret)
+    assert run(["size", "q", "-v"]) == 2  # memory has no passwords
+    shown = capsys.readouterr()
+    assert "hunter2" not in errors + shown.err + shown.out
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        ("nonsense", "it has no scheme"),
+        ("memroy://x", "did you mean memory?"),
+        ("kafka://h:1", "named by --bootstrap"),
+        ("memory://x?requeu_to=front", "did you mean requeue_to?"),
+        ("memory://x?queue=a&queue=b", "more than once"),
+    ],
+)
+def test_a_bad_url_is_one_line(kmq_at, bad, expected):
+    code, lines, errors = kmq_at("size", "q", at=bad) if "?queue=" not in bad else kmq_at("size", at=bad)
+    assert (code, lines) == (2, [])
+    assert expected in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_receipt_of_something_else_is_named(kmq_at):
+    code, lines, errors = kmq_at("ack", "zzz", "1.WyJqb2JzIiwi")
+    assert (code, lines) == (2, [])
+    assert errors.count("is not a receipt") == 2
+
+
+def test_help_loads_neither_plug_ins_nor_what_storages_need():
+    program = (
+        "import sys\nfrom kmqpy.cli.app import run\nrun(['--help'])\n"
+        "heavy = {'tracker', 'prometheus_client', 'sqlalchemy', 'redis', 'psycopg', 'pymysql', 'pyspark'}\n"
+        "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+    assert "tracker" in done.stdout
+
+
+def test_the_short_help_of_plug_ins_is_their_own():
+    for name, text in _HELP.items():
+        assert kmq.get_command(click.Context(kmq), name).get_short_help_str(200) == text
+
+
+def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch, kmq_at, caplog):
+    monkeypatch.setenv("KMQ_BOOTSTAP", "h:1")
+    monkeypatch.setenv("KMQ_FOO_BAR", "1")
+    for known in ("KMQ_TRACKER_WORKERS", "KMQ_KAFKA_CLIENT_ID", "KMQ_CACHE", "KMQ_QUEUE_URL"):
+        monkeypatch.setenv(known, "")
+    monkeypatch.setenv("KMQ_FOO_SERVICE_HOST", "10.0.0.1")  # Kubernetes
+    code, lines, errors = kmq_at("queue", "list")
+    assert (code, lines) == (0, ["queue"])
+    assert errors.splitlines() == [
+        "kmq: KMQ_BOOTSTAP in the environment is unknown; did you mean KMQ_BOOTSTRAP?",
+        "kmq: KMQ_FOO_BAR in the environment is unknown",
+    ]
+    monkeypatch.setattr("kmqpy.kafka.settings._warned_of", set())
+    caplog.clear()
+    for _ in range(2):
+        KafkaConnection.from_environment()
+    assert len([record for record in caplog.records if "KMQ_BOOTSTAP" in record.getMessage()]) == 1
+
+
+@pytest.mark.skipif("sqlite" not in opening._STORAGES, reason="no storage here is shared by processes yet")
+def test_processes_share_a_queue(tmp_path):
+    environment = {"KMQ_QUEUE_URL": f"sqlite:///{tmp_path}/jobs.db", "PATH": ""}
+
+    def kmq_in_a_process(*line, given=""):
+        main = [sys.executable, "-c", "from kmqpy.cli import main; main()", *line]
+        done = subprocess.run(main, env=environment, input=given, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    kmq_in_a_process("queue", "create", "jobs")
+    kmq_in_a_process("send", "jobs", given="one\ntwo\n")
+    taken = kmq_in_a_process("receive", "jobs", "--max", "2", "--lease", "5m")
+    assert [json.loads(line)["body"] for line in taken.splitlines()] == ["one", "two"]
+    assert kmq_in_a_process("ack", given=taken) == "2 acknowledged\n"
+    stats = json.loads(kmq_in_a_process("stats", "jobs", "-o", "json"))
+    assert (stats["depth"], stats["in_flight"], stats["dead"]) == (0, 0, 0)
