@@ -1,6 +1,6 @@
 """The contract of all storages, on Redis and Valkey."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 

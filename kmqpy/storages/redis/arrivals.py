@@ -79,6 +79,8 @@ class Arrivals:
                     now = SYSTEM_CLOCK.monotonic()
                     if channel.due is not None and channel.due <= now:
                         channel.due = None
+                        channel.resumed += 1  # all of them take, in case that one of them dies
+                        channel.heard.notify_all()
                         return True
                     if until <= now:
                         return False

@@ -1,4 +1,4 @@
-"""The engine over Redis and Valkey. functions.lua has the calls; see kmqpy.storages.engine for their promises."""
+"""The engine over Redis and Valkey. What each call promises: kmqpy.storages.engine; the calls: functions.lua."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RedisEngine:
     in its own. So making and deleting a queue are several steps; where a process dies between two of
     them, the queue is not there, and whoever looks for it next removes what is left of it.
 
-    Raises ConfigError for a server that would lose messages (it evicts keys), is too old, or has keys of a newer
-    kmqpy or of somebody else.
+    Raises ConfigError for a server that would lose messages (it evicts keys), is too old, or has keys of a
+    newer kmqpy or of somebody else.
     """
 
     def __init__(self, server: Server, *, prefix: str = "kmq") -> None:
@@ -77,7 +77,11 @@ class RedisEngine:
         }
         self._server.function("make", (key,), *(part for pair in fields.items() for part in pair))
         made = self._storage_function("register", settings.name, generation, settings.to_json())
-        self._server.function("settle" if made else "delete", (key,))
+        if not made:
+            self._server.function("delete", (key,))
+        elif not self._server.function("settle", (key,)):
+            self._forget(settings.name, generation)
+            raise Unavailable(f"{self._server.name}: it forgot the queue {settings.name!r} while it was made")
         return bool(made)
 
     def find_queue(self, name: str) -> QueueRow | None:
@@ -98,8 +102,7 @@ class RedisEngine:
     def delete_queue(self, queue: QueueRow) -> None:
         """See Engine."""
         there = self._server.function("delete", (self._key(queue.generation),))
-        self._forget(queue.name, queue.generation)
-        if not there:
+        if not self._forget(queue.name, queue.generation) and not there:
             raise _not_found(queue)
 
     # --- messages ---------------------------------------------------------------------------------
@@ -274,15 +277,15 @@ class RedisEngine:
                     raise Unavailable(f"{self._server.name}: {error}") from None
             self._storage_id = self._open()
 
-    def _forget(self, name: str, generation: str) -> None:
-        self._server.function("forget", self._registry, name, generation)
+    def _forget(self, name: str, generation: str) -> bool:
+        return bool(self._server.function("forget", self._registry, name, generation))
 
     def _open(self) -> str:
         found, storage_id, _ = self._server.function("open", self._registry, _FORMAT, uuid.uuid4().hex)
         if int(found) > _FORMAT:
             raise ConfigError(
-                f"{self._server.name}: the keys {self._prefix}:* are of a newer kmqpy (format {int(found)}, this "
-                f"one knows {_FORMAT}); update kmqpy"
+                f"{self._server.name}: the keys {self._prefix}:* are of a newer kmqpy (format {int(found)}, "
+                f"this one knows {_FORMAT}); update kmqpy"
             )
         return str(storage_id.decode())
 

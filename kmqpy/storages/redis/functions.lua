@@ -723,14 +723,15 @@ redis.register_function(LIBRARY .. 'register', function(keys, args)
   return redis.call('HGET', keys[2], args[1]) == value and 1 or 0
 end)
 
--- name, generation
+-- name, generation -> how many there were
 redis.register_function({
   function_name = LIBRARY .. 'forget',
   flags = { 'allow-oom' },
   callback = function(keys, args)
     local value = redis.call('HGET', keys[2], args[1])
     if value and string.sub(value, 1, #args[2] + 1) == args[2] .. ' ' then
-      redis.call('HDEL', keys[2], args[1])
+      return redis.call('HDEL', keys[2], args[1])
     end
+    return 0
   end,
 })

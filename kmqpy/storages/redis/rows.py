@@ -1,7 +1,7 @@
 """Rows as bytes, the same as in functions.lua. Pure: no I/O.
 
-A row in Redis is the time at which it was put, which Lua adds, and what row_bytes() makes: length of the key + 1
-(0: no key), length of the headers, key, headers, body.
+A row in Redis is the time at which it was put, which Lua adds, and what row_bytes() makes: length of the
+key + 1 (0: no key), length of the headers, key, headers, body.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read_rows(data: bytes, *, bodies: bool = True) -> Iterator[MessageRow]:
         state_at = at + _SHOWN.size
         row_at = state_at + state_length
         at = row_at + row_length
-        status, priority, take, requeues, enqueued_ms, since_ms, until_ms, _, has_reason = _STATE.unpack_from(
+        _, priority, take, requeues, enqueued_ms, since_ms, until_ms, _, has_reason = _STATE.unpack_from(
             data, state_at
         )
         first_ms, key_length, headers_length = _ROW.unpack_from(data, row_at)

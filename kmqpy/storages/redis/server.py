@@ -166,8 +166,8 @@ class Server:
             ) from None
         except MovedError:
             raise ConfigError(
-                f"{self.name}: it is a node of a Redis Cluster, and another node has the queue; kmqpy connects "
-                "to one server only"
+                f"{self.name}: it is a node of a Redis Cluster, and another node has the queue; kmqpy "
+                "connects to one server only"
             ) from None
         except ResponseError as error:
             text = str(error)
