@@ -104,10 +104,15 @@ class Both:
         if not isinstance(rows, list) or (rows and isinstance(rows[0], int)):
             return result
         numbers = {pair[side]: index for index, pair in enumerate(self.ids)}
+        # Times are those of two clocks, so only whether they are there, and which is the later one.
         return [
-            (numbers[row.id], row.take, row.body, row.key, row.headers, row.priority)
-            + (row.requeues, row.reason, row.size, row.until_ms > 0, row.since_ms > 0)
-            + (row.enqueued_ms > row.first_enqueued_ms,)
+            row._replace(
+                id=numbers[row.id],
+                enqueued_ms=row.enqueued_ms > row.first_enqueued_ms,
+                first_enqueued_ms=0,
+                since_ms=row.since_ms > 0,
+                until_ms=row.until_ms > 0,
+            )
             for row in rows
         ]
 
@@ -189,6 +194,7 @@ def test_it_does_what_memory_does_and_each_id_is_in_one_place(url, queue_name, s
         key = f"{queue_name}:{{{both.sides[0][1].generation}}}"
         for _ in range(150):
             clock.advance(0.001)
+            SYSTEM_CLOCK.sleep(0.001)
             both.step()
             places = ids_by_place(admin, key)
             assert all(len(parts) == 1 for parts in places.values()), places
@@ -231,57 +237,58 @@ def test_nothing_is_left_of_what_was_finished(url, queue_name):
         assert len(admin.keys(f"{queue_name}:*")) == 1
 
 
-def test_no_id_is_used_twice_in_a_storage(redis_url, queue_name):
+def test_no_id_is_used_twice_in_a_storage(redis_url, queue_name, monkeypatch):
+    monkeypatch.setattr(engine, "_NUMBERS", 3000)  # so that queues need new ones often
     with engine_at(redis_url, queue_name) as redis:
         queues = [queue_of(redis, name) for name in "ab"]
-        rows = [NewRow(b"")] * 30_000
-        ids = [one for _ in range(4) for queue in queues for one in redis.put(queue, rows)]
-        ids += redis.put(queues[0], [NewRow(b"")] * 100_000)
+        ids = {name: [] for name in "abc"}
+        for _ in range(20):
+            for queue in queues:
+                ids[queue.name] += redis.put(queue, [NewRow(b"")] * 300)
+        ids["a"] += redis.put(queues[0], [NewRow(b"")] * 5000)
         redis.delete_queue(queues[1])
-        ids += redis.put(queue_of(redis, "b"), rows)
-        assert len(set(ids)) == len(ids)
-        mine = [one for at in range(0, 240_000, 60_000) for one in ids[at : at + 30_000]] + ids[
-            240_000:340_000
-        ]
-        assert [row.id for row in redis.peek(queues[0], 220_000)] == mine == sorted(mine)
+        ids["c"] += redis.put(queue_of(redis, "b"), [NewRow(b"")] * 300)
+        every = [one for some in ids.values() for one in some]
+        assert len(set(every)) == len(every) == 17_300
+        assert [row.id for row in redis.peek(queues[0], 20_000)] == ids["a"] == sorted(ids["a"])
 
 
 def test_what_is_much_is_done_in_steps_and_complete(redis_url, queue_name):
     with engine_at(redis_url, queue_name) as redis:
         queue = queue_of(redis, max_redeliveries=0)
-        redis.put(queue, [NewRow(b"x")] * 9000)
-        taken = redis.take(queue, 9000, LONG_MS).rows
-        assert len(taken) == 9000
-        assert redis.finish(queue, refs(taken[:4500])) == 4500
-        assert redis.release_all(queue) == 4500
-        redis.take(queue, 9000, 0)  # all of these leases end at once, and nothing more may be redelivered
-        assert redis.counts(queue) == (0, 0, 0, 4500)
-        assert [one.id for one in redis.dead_rows(queue, 9000, with_bodies=False)] == [
-            one.id for one in taken[4500:]
+        redis.put(queue, [NewRow(b"x")] * 5000)
+        taken = redis.take(queue, 5000, LONG_MS).rows
+        assert len(taken) == 5000
+        assert redis.finish(queue, refs(taken[:2500])) == 2500
+        assert redis.release_all(queue) == 2500
+        redis.take(queue, 5000, 0)  # all of these leases end at once, and nothing more may be redelivered
+        assert redis.counts(queue) == (0, 0, 0, 2500)
+        assert [one.id for one in redis.dead_rows(queue, 5000, with_bodies=False)] == [
+            one.id for one in taken[2500:]
         ]
-        assert redis.redrive(queue, ids=[one.id for one in taken], limit=None) == 4500
-        assert redis.purge(queue) == 4500
+        assert redis.redrive(queue, ids=[one.id for one in taken], limit=None) == 2500
+        assert redis.purge(queue) == 2500
         assert redis.counts(queue) == (0, 0, 0, 0)
 
 
 def test_large_messages_are_read_in_pieces(redis_url, queue_name):
     with engine_at(redis_url, queue_name) as redis:
         queue = queue_of(redis)
-        bodies = [bytes([number]) * 2**20 for number in range(40)]
+        bodies = [bytes([number]) * 2**20 for number in range(36)]
         for body in bodies:
             redis.put(queue, [NewRow(body)])
         assert [row.body for row in redis.peek(queue, 100)] == bodies
         first = redis.take(queue, 100, LONG_MS).rows
-        assert 1 < len(first) < 40  # a reply is not larger than a server can make
+        assert 1 < len(first) < 36  # a reply is not larger than a server can make
         while rows := redis.take(queue, 100, LONG_MS).rows:
             first += rows
         assert [row.body for row in first] == bodies
         assert [row.body for row in redis.taken_rows(queue, limit=100)] == bodies
         redis.bury(queue, refs(first), "x")
         assert [row.body for row in redis.dead_rows(queue, 100, with_bodies=True)] == bodies
-        assert [row.size for row in redis.dead_rows(queue, 100, with_bodies=False)] == [2**20] * 40
+        assert [row.size for row in redis.dead_rows(queue, 100, with_bodies=False)] == [2**20] * 36
         with pytest.raises(MessageError, match="at most 536870912 bytes at once"):
-            redis.put(queue, [NewRow(bodies[0])] * 512)
+            redis.put(queue, [NewRow(bodies[0])] * 513)
         redis.delete_queue(queue)
 
 
@@ -292,15 +299,17 @@ def test_a_cluster_has_all_keys_of_a_call_in_one_slot():
         with Redis.from_url(url) as admin:
             admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             until(lambda: b"cluster_state:ok" in admin.execute_command("CLUSTER", "INFO"))
-            with pytest.raises(Exception, match="[Ss]lot"):
-                admin.eval("return redis.call('GET', 'other')", 1, "key")
+            with pytest.raises(Exception, match=r"(?i)slot"):
+                admin.eval("#!lua\nreturn redis.call('GET', 'other')", 1, "key")
+        clock = ManualClock()
         with engine_at(url) as redis:
             for seed in range(3):
-                both = Both(redis, MemoryEngine(), seed, max_redeliveries=1)
+                both = Both(redis, MemoryEngine(clock), seed, max_redeliveries=1)
                 for _ in range(100):
+                    clock.advance(0.001)
+                    SYSTEM_CLOCK.sleep(0.001)
                     both.step()
                 engine, queue = both.sides[0]
-                assert not redis.wait(queue, redis.take(queue, 100, LONG_MS), 0.2) or True
                 engine.delete_queue(queue)
             assert redis.queue_names() == []
 
@@ -331,10 +340,11 @@ def test_an_emptied_server_has_no_queues_and_can_have_new_ones(redis_url, queue_
 
 @pytest.mark.parametrize("value", ["text", "hash"])
 def test_keys_of_another_program_are_left_alone(redis_url, admin, queue_name, value):
-    for key in (f"{queue_name}:{{queues}}", f"{queue_name}:{{queues}}:names"):
+    keys = (f"{queue_name}:{{queues}}", f"{queue_name}:{{queues}}:names")
+    for key in keys if value == "text" else keys[:1]:
         if value == "text":
             admin.set(key, "theirs")
-        elif not key.endswith("names"):
+        else:
             admin.hset(key, "their", "own")
         with (
             pytest.raises(ConfigError, match="choose another prefix"),
@@ -365,7 +375,7 @@ def test_a_server_that_evicts_messages_is_refused(redis_url, admin):
     admin.config_set("maxmemory", "100mb")
     admin.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        with pytest.raises(ConfigError, match="evicts keys.*noeviction"):
+        with pytest.raises(ConfigError, match=r"evicts keys.*noeviction"):
             storage_for(redis_url)
         admin.config_set("maxmemory-policy", "volatile-lru")  # our keys do not expire
         storage_for(redis_url).close()
@@ -422,14 +432,10 @@ def test_what_is_left_of_a_queue_half_made_or_half_deleted_is_removed(redis_url,
 
 
 def test_a_url_has_a_user_and_a_password(redis_url, admin, queue_name):
-    admin.acl_setuser(
-        "me@home",
-        enabled=True,
-        passwords=["+p@ss/w"],
-        categories=["+@all"],
-        keys=["kmq:*"],
-        channels=["kmq:*"],
-    )
+    rights = (
+        ["~kmq:*", "&kmq:*", "+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+time", "+info"]
+    )  # as in the docs
+    admin.execute_command("ACL", "SETUSER", "me@home", "on", ">p@ss/w", *rights)
     try:
         address = redis_url.partition("://")[2]
         url = f"redis://me%40home:p%40ss%2Fw@{address}?queue={queue_name}&create=true"
@@ -504,12 +510,10 @@ def test_a_server_that_becomes_a_replica_is_waited_for(redis_url, admin, queue_n
             redis.put(queue, [NewRow(b"x")])
             back.join()
             assert len(redis.take(queue, 10, LONG_MS).rows) == 1
-            admin.replicaof("127.0.0.1", 1)
-            with (
-                engine_at(redis_url, queue_name, timeout_s=0.3) as hasty,
-                pytest.raises(Unavailable, match="(?i)read.?only|replica"),
-            ):
-                hasty.put(queue, [NewRow(b"x")])
+            with engine_at(redis_url, queue_name, timeout_s=0.3) as hasty:
+                admin.replicaof("127.0.0.1", 1)
+                with pytest.raises(Unavailable, match="replica"):
+                    hasty.put(queue, [NewRow(b"x")])
         finally:
             admin.replicaof("NO", "ONE")
 
@@ -530,9 +534,10 @@ def test_a_server_that_is_away_is_waited_for_and_then_unavailable(queue_name):
         with engine_at(databases.urls["redis"], timeout_s=0.5) as redis:
             server.kill()
             for call in (lambda: redis.take(queue, 1, LONG_MS), lambda: redis.put(queue, [NewRow(b"x")])):
-                with pytest.raises(Unavailable, match="Redis at 127.0.0.1"):
+                with pytest.raises(Unavailable, match="Redis at 127"):
                     call()
             server.start()
+            redis.counts(queue)
             server.pause()
             with pytest.raises(Unavailable, match="not known"):
                 redis.put(queue, [NewRow(b"y")])

@@ -1,4 +1,4 @@
-"""The engine over Redis and Valkey. What each call promises: kmqpy.storages.engine; the calls: functions.lua."""
+"""The engine over Redis and Valkey: calls functions.lua, to keep the promises of kmqpy.storages.engine."""
 
 from __future__ import annotations
 
@@ -111,12 +111,11 @@ class RedisEngine:
         """See Engine."""
         if not rows:
             return []
-        packed = [row_bytes(row) for row in rows]
-        if sum(map(len, packed)) > _MAX_PUT_BYTES:
+        if sum(len(row.body) for row in rows) > _MAX_PUT_BYTES:
             raise MessageError(
                 f"messages: Redis takes at most {_MAX_PUT_BYTES} bytes at once; send fewer of them"
             )
-        first = int(self._call(queue, "put", put_options(rows), *packed, repeatable=False))
+        first = int(self._call(queue, "put", put_options(rows), *map(row_bytes, rows), repeatable=False))
         return list(range(first, first + len(rows)))
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:

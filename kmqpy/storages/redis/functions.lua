@@ -29,6 +29,7 @@ What a caller has to do something about is an error whose text starts with KMQ.
 local STEP = 1000 -- rows that one call moves at most beyond those it is asked for
 local PIECE = 4000 -- values that Lua can hand over to one command
 local BYTES = 2 ^ 24 -- about as many bytes of rows are in one reply, and one row more
+local SHOWN_BYTES = 100 -- about as much is in a reply beside each row
 local PRIORITIES = 2 ^ 49 -- distance of two priorities in score(); all numbers are smaller
 local UNSETTLED_S = 3600 -- a queue whose creator died before it was registered is removed after that
 local STATE = '>c1BI4I4I8I8I8I8B' -- status, priority, take, requeues, times, place, has a reason; then the reason
@@ -113,13 +114,12 @@ local function announce_due(q, due)
 end
 
 local function changes()
-  return { states = {}, ready = {}, delayed = {}, leases = {}, buried = {}, buried_states = {} }
+  return { states = {}, ready = {}, delayed = {}, leases = {}, buried = {} }
 end
 
 local function bury_row(out, id, s, at)
-  s.status, s.since, s.ends = 'X', at, 0
-  out.buried[#out.buried + 1] = id
-  out.buried_states[#out.buried_states + 1] = s
+  s.status, s.since, s.ends, s.id = 'X', at, 0, id
+  out.buried[#out.buried + 1] = s
 end
 
 -- Rule 4 of Engine.
@@ -162,12 +162,19 @@ local function apply(q, out)
     announce_due(q, tonumber(out.delayed[i]))
   end
   write('ZADD', q.leases, out.leases)
-  for i, id in ipairs(out.buried) do
+  table.sort(out.buried, function(a, b)
+    if a.since ~= b.since then return a.since < b.since end
+    return tonumber(a.id) < tonumber(b.id)
+  end)
+  local gone = {}
+  for i, s in ipairs(out.buried) do
+    local id = s.id
     local row = redis.call('HGET', q.rows, id)
+    gone[i] = id
     if row then
       local first, key_bytes, header_bytes = struct.unpack('>I8I4I4', row)
       local key_ends = 16 + math.max(0, key_bytes - 1)
-      local state = packed(out.buried_states[i])
+      local state = packed(s)
       local head = struct.pack('>I8I4I4', first, key_bytes, 0) .. string.sub(row, 17, key_ends)
       redis.call('HSET', q.dead_rows, id, row)
       redis.call('HSET', q.dead_cards, id,
@@ -175,8 +182,8 @@ local function apply(q, out)
       redis.call('ZADD', q.dead, text_of(next_number(q)), id)
     end
   end
-  write('HDEL', q.rows, out.buried)
-  write('HDEL', q.states, out.buried)
+  write('HDEL', q.rows, gone)
+  write('HDEL', q.states, gone)
 end
 
 -- Carries out what the clock has brought, up to STEP rows of each kind; true if there is more of it.
@@ -340,7 +347,7 @@ local function each_row(q, ids, use)
     for i, id in ipairs(some) do
       if rows[i] then
         use(id, states[i] or packed(fresh_state(id, rows[i])), rows[i])
-        bytes = bytes + #rows[i]
+        bytes = bytes + #rows[i] + SHOWN_BYTES
       end
     end
     done = done + #some
@@ -416,7 +423,7 @@ function calls.take(q, args)
           state = struct.pack(STATE, 'T', 0, 1, 0, first, q.now, ends, tonumber(id), 0)
         end
         reply[#reply + 1] = shown(id, state, row)
-        bytes = bytes + #row
+        bytes = bytes + #row + SHOWN_BYTES
         new_states[n + 1], new_states[n + 2] = id, state
         taken[n + 1], taken[n + 2] = id, id
         leases[n + 1], leases[n + 2] = ends_text, id
