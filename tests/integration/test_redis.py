@@ -253,6 +253,18 @@ def test_no_id_is_used_twice_in_a_storage(redis_url, queue_name, monkeypatch):
         assert [row.id for row in redis.peek(queues[0], 20_000)] == ids["a"] == sorted(ids["a"])
 
 
+def test_a_lost_registry_gives_no_number_twice(redis_url, admin, queue_name, monkeypatch):
+    monkeypatch.setattr(engine, "_NUMBERS", 3000)
+    with engine_at(redis_url, queue_name) as redis:
+        queue_of(redis, "other")
+        queue = queue_of(redis)
+        ids = redis.put(queue, [NewRow(b"")] * 500)
+        admin.delete(f"{queue_name}:{{queues}}")
+        for _ in range(5):
+            ids += redis.put(queue, [NewRow(b"")] * 500)
+        assert ids == sorted({*ids})
+
+
 def test_what_is_much_is_done_in_steps_and_complete(redis_url, queue_name):
     with engine_at(redis_url, queue_name) as redis:
         queue = queue_of(redis, max_redeliveries=0)

@@ -195,7 +195,7 @@ class Server:
             "socket_timeout": settings.timeout_s,
             "socket_connect_timeout": min(5.0, settings.timeout_s),
             "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),  # a repeated put would send messages twice
+            "retry": Retry(NoBackoff(), 0),  # call() does it
             **(settings.tls or {}),
         }
 
