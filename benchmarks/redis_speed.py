@@ -1,6 +1,6 @@
 """Queues on Redis: put and take + ack per second, beside bare commands and other queues on the same server.
 
-    python -m benchmarks.redis_speed [--quick] [--server valkey]
+    python -m benchmarks.redis_speed [--quick] [--server valkey] [--systems bare,kmqpy] [--depths 0,10000]
 
 Rates are by the clock, and by CPU time of clients and server together, which other load on the machine does
 not change. The append-only file is on and synced each second, for all. rq and taskiq-redis are installed once
@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ PACKAGES = ("rq==3.0.0", "taskiq-redis==1.2.4")
 FOLDER = Path.home() / ".cache" / "kmqpy" / "redis-peers"
 SCRIPT = Path(__file__).parent / "peers" / "redis_queues.py"
 FILL = 5000
+COUNTS = {(False, 1): 8000, (False, 100): 64_000, (True, 1): 1600, (True, 100): 6400}
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,16 @@ def fill(system: str, url: str, depth: int) -> None:
     engine.close()
 
 
-def run(server: str, *, quick: bool) -> list[Rate]:
+def run(server: str, systems: Sequence[str], depths: Sequence[int], *, quick: bool) -> list[Rate]:
     """All rates; prints each as it is known."""
     rates = []
     scale = 4 if quick else 1
     with Databases(server) as databases:
         url = databases.urls[server]
-        for depth in (0, 10_000, 1_000_000):
-            for system in ("bare", "kmqpy", *(PEERS if not depth else ())):
+        for depth in depths:
+            for system in systems:
+                if depth and system in PEERS:
+                    continue
                 with Redis.from_url(url) as admin:
                     admin.flushall()
                 measure(
@@ -102,9 +106,7 @@ def run(server: str, *, quick: bool) -> list[Rate]:
                     if system == "rq" and batch > 1:
                         continue  # its worker takes one at a time
                     for takers in (1, 8):
-                        count = (
-                            4000 if batch == 1 else 64_000 if system in ("bare", "kmqpy") else 8000
-                        ) // scale
+                        count = COUNTS[system in PEERS, batch] // scale
                         for work in ("put", "take"):
                             rate = measure(
                                 system, work, url, takers=takers, batch=batch, depth=depth, count=count
@@ -134,8 +136,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--server", choices=["redis", "valkey"], default="redis")
+    parser.add_argument("--systems", default="bare,kmqpy,rq,taskiq")
+    parser.add_argument("--depths", default="0,10000,1000000")
     given = parser.parse_args()
-    rates = run(given.server, quick=given.quick)
+    systems, depths = given.systems.split(","), [int(one) for one in given.depths.split(",")]
+    rates = run(given.server, systems, depths, quick=given.quick)
     print(f"{'':8}{'work':6}{'takers':>7}{'batch':>6}{'depth':>9}{'/s':>9}{'/CPU s':>9}")
     for one in sorted(rates, key=lambda one: (one.work, one.batch, one.takers, one.depth, one.system)):
         print(

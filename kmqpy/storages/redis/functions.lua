@@ -318,14 +318,15 @@ local function first_ready(q, count)
   return ids, f - 1
 end
 
+-- Takes the first ready ids out of their order; also returns their states, which fresh rows have none of.
 local function pop_ready(q, count)
   if redis.call('ZCARD', q.ordered) == 0 then
-    return redis.call('LPOP', q.fresh, count) or {}
+    return redis.call('LPOP', q.fresh, count) or {}, {}
   end
   local ids, fresh = first_ready(q, count)
   if fresh > 0 then redis.call('LPOP', q.fresh, fresh) end
   if #ids > fresh then redis.call('ZPOPMIN', q.ordered, #ids - fresh) end
-  return ids
+  return ids, read(q.states, ids)
 end
 
 -- A row as rows.py reads it.
@@ -406,9 +407,9 @@ function calls.take(q, args)
   local limit, ends = tonumber(args[1]), q.now + tonumber(args[2])
   local ends_text, reply, count, bytes, piece = text_of(ends), {}, 0, 0, piece_of(q)
   while count < limit and bytes < BYTES do
-    local ids = pop_ready(q, math.min(piece, limit - count))
+    local ids, states = pop_ready(q, math.min(piece, limit - count))
     if #ids == 0 then break end
-    local states, rows = read(q.states, ids), read(q.rows, ids)
+    local rows = read(q.rows, ids)
     local new_states, taken, leases, n = {}, {}, {}, 0
     for i, id in ipairs(ids) do
       local row = rows[i]
