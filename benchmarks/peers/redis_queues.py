@@ -3,7 +3,7 @@
     python redis_queues.py <system> <put|take> <url> <batch> <count>
 
 It imports nothing else of this repository, so that rq and taskiq run in an environment of their own.
-A process says `ready`, begins when it reads a line, and says as JSON how long it took and what CPU time that was.
+A process says `ready`, begins when it reads a line, and says as JSON how long it took and its CPU time.
 """
 
 import asyncio
