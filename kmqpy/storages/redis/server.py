@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -134,55 +132,45 @@ class Server:
                 raise ConfigError(f"{self.name}: it can't load the functions of kmqpy: {error}") from None
 
     def _call(self, command: tuple[Any, ...]) -> Any:
-        with self._translated(not_done=True):
-            connection = self._pool.get_connection()
         try:
-            with self._translated(not_done=False):
-                try:
-                    connection.send_command(*command)
-                    return connection.read_response()
-                except (ReadOnlyError, MovedError):
-                    connection.disconnect()  # the next one may lead to the server that took over
-                    raise
-                except ResponseError:
-                    raise
-                except BaseException:  # Ctrl-C, too: its answer must not be taken for that of another call
-                    connection.disconnect()
-                    raise
+            connection = self._pool.get_connection()
+        except (RedisError, OSError) as error:
+            raise self._translated(error, not_done=True) from None
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        except (RedisError, OSError) as error:
+            if not isinstance(error, ResponseError) or isinstance(error, ReadOnlyError | MovedError):
+                connection.disconnect()  # the next one may lead to the server that took over
+            raise self._translated(error, not_done=False) from None
+        except BaseException:  # Ctrl-C: its answer must not be taken for that of another call
+            connection.disconnect()
+            raise
         finally:
             self._pool.release(connection)
 
-    @contextmanager
-    def _translated(self, *, not_done: bool) -> Iterator[None]:
-        try:
-            yield
-        except _DENIED as error:
-            raise AccessDenied(f"{self.name}: {error}") from None
-        except _NOT_DONE as error:
-            raise _Failed(error, not_done=True) from None
-        except OutOfMemoryError as error:
-            raise Unavailable(
-                f"{self.name}: its memory is full (maxmemory), nothing was done: {error}"
-            ) from None
-        except MovedError:
-            raise ConfigError(
+    def _translated(self, error: Exception, *, not_done: bool) -> Exception:
+        """What to raise for an error of redis-py."""
+        text = str(error)
+        if isinstance(error, _DENIED):
+            return AccessDenied(f"{self.name}: {text}")
+        if isinstance(error, _NOT_DONE) or text.startswith("BUSY "):
+            return _Failed(error, not_done=True)
+        if isinstance(error, OutOfMemoryError):
+            return Unavailable(f"{self.name}: its memory is full (maxmemory), nothing was done: {text}")
+        if isinstance(error, MovedError):
+            return ConfigError(
                 f"{self.name}: it is a node of a Redis Cluster, and another node has the queue; kmqpy "
                 "connects to one server only"
-            ) from None
-        except ResponseError as error:
-            text = str(error)
-            if text.startswith("BUSY "):
-                raise _Failed(error, not_done=True) from None
-            if text.startswith("WRONGTYPE"):
-                raise ConfigError(
-                    f"{self.name}: a key with a name of kmqpy's is not kmqpy's; choose another prefix, "
-                    f"or another database: {text}"
-                ) from None
-            if text.startswith(("MISCONF", "NOREPLICAS")):
-                raise Unavailable(f"{self.name}: nothing was done: {text}") from None
-            raise
-        except (RedisError, OSError) as error:
-            raise _Failed(error, not_done=not_done) from None
+            )
+        if text.startswith("WRONGTYPE"):
+            return ConfigError(
+                f"{self.name}: a key with a name of kmqpy's is not kmqpy's; choose another prefix, "
+                f"or another database: {text}"
+            )
+        if text.startswith(("MISCONF", "NOREPLICAS")):
+            return Unavailable(f"{self.name}: nothing was done: {text}")
+        return error if isinstance(error, ResponseError) else _Failed(error, not_done=not_done)
 
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings
