@@ -36,7 +36,6 @@ _log = logging.getLogger(__name__)
 _RECEIVE_WAIT_S = 0.5
 """How long one receive() waits, and so how long a stop can take to be noticed."""
 _SIGNAL_POLL_S = 0.1
-"""Of queues that have no lease of their own."""
 _TAKER_GRACE_S = 5.0
 _BACKOFF = Backoff()
 _FATAL = (ConfigError, NotSupported, Closed, Fenced, Forked)

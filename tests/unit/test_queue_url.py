@@ -166,12 +166,10 @@ def test_the_scheme_is_looked_at_first(url):
 @pytest.mark.parametrize(
     "url",
     [
-        "redis://h/0",
         "zookeeper://h:2181/root?queue=q",
         "sqlite:///f.db?queue=q",
         "postgresql://h/db?queue=q",
         "mariadb://h/db?queue=q",
-        "redis://h/0?queue=q",
         "http://h?queue=q",
     ],
 )

@@ -1,0 +1,83 @@
+"""Queues on Redis (7 or newer) and Valkey: what `redis://user:password@host:6379/0` opens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kmqpy.core.durations import parse_duration_ms
+from kmqpy.core.settings import convert
+from kmqpy.errors import ConfigError, MissingExtra
+from kmqpy.queue import QueueUrl
+from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
+from kmqpy.telemetry.base import Telemetry
+
+if TYPE_CHECKING:
+    from kmqpy.storages.redis.server import ServerSettings
+
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_SETTINGS = ("prefix", "pool_size", "timeout")
+
+
+def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
+    """Open the storage of a url; `rediss:` and `valkeys:` are with TLS.
+
+    prefix                     with which all keys begin; `kmq`
+    pool_size                  connections at most, and one more where somebody waits; 10
+    timeout                    how long a call tries before it raises Unavailable; 10s
+    ssl_ca_certs, ssl_certfile, ssl_keyfile  files in PEM format, with TLS
+
+    Raises ConfigError, MissingExtra without redis-py, and what RedisEngine raises.
+    """
+    secure = url.scheme in ("rediss", "valkeys")
+    url.refuse_unknown([*_SETTINGS, *(_TLS if secure else ()), *URL_SETTINGS])
+    prefix = url.settings.get("prefix", "kmq")
+    if not prefix or not prefix.isprintable() or set(prefix) & set("{} "):
+        raise ConfigError(
+            f"prefix: {prefix!r} is no prefix; printable characters but for spaces and {{}} are"
+        )
+    try:
+        from kmqpy.storages.redis.engine import RedisEngine
+        from kmqpy.storages.redis.server import Server
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "redis":
+            raise
+        raise MissingExtra("redis", f"a queue on {url.scheme}:") from None
+    server = Server(_server_settings(url, secure=secure))
+    try:
+        return StoredStorage(RedisEngine(server, prefix=prefix), telemetry=telemetry)
+    except BaseException:
+        server.close()
+        raise
+
+
+def _server_settings(url: QueueUrl, *, secure: bool) -> ServerSettings:
+    from kmqpy.storages.redis.server import ServerSettings
+
+    example = f"write it like {url.scheme}://user:password@host:6379/0?queue=name"
+    host, colon, port = url.address.rpartition(":")
+    if not colon or port.endswith("]"):  # [::1]
+        host, port = url.address, "6379"
+    host = host.removeprefix("[").removesuffix("]")
+    db = url.path.removeprefix("/") or "0"
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or "," in host:
+        raise ConfigError(f"queue url: {url.address!r} is no address of a server; {example}")
+    if not (db.isascii() and db.isdecimal()):
+        raise ConfigError(f"queue url: {url.path!r} is no number of a database; {example}")
+    more: dict[str, Any] = {}
+    if "pool_size" in url.settings:
+        more["pool_size"] = convert("pool_size", url.settings["pool_size"], int)
+        if more["pool_size"] < 1:
+            raise ConfigError(f"pool_size: {more['pool_size']!r} must be at least 1")
+    if "timeout" in url.settings:
+        more["timeout_s"] = parse_duration_ms(url.settings["timeout"], "timeout") / 1000
+        if not more["timeout_s"]:
+            raise ConfigError("timeout: it must be longer than 0")
+    return ServerSettings(
+        host=host,
+        port=int(port),
+        db=int(db),
+        user=url.user,
+        password=url.password,
+        tls={key: url.settings[key] for key in _TLS if key in url.settings} if secure else None,
+        **more,
+    )

@@ -1,0 +1,328 @@
+"""The engine over Redis and Valkey: calls functions.lua, to keep the promises of kmqpy.storages.engine."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound, Unavailable
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
+from kmqpy.storages.redis.arrivals import Arrivals
+from kmqpy.storages.redis.rows import put_options, read_rows, row_bytes, take_refs
+from kmqpy.storages.redis.server import Server
+from kmqpy.storages.settings import StoredQueueSettings
+
+_FORMAT = 1
+"""Of the keys; a storage of a larger one is of a newer kmqpy."""
+_MAX_BODY_BYTES = 2**26
+_MAX_PUT_BYTES = 2**29
+_NUMBERS = 2**16
+"""Of messages and places; a queue gets so many at a time."""
+_STEP = 1000
+
+
+class RedisEngine:
+    """See Engine. All keys begin with `prefix`; see functions.lua for what they are.
+
+    A storage of several servers (Redis Cluster) has the names of the queues in one hash slot, and each queue
+    in its own. So making and deleting a queue are several steps; where a process dies between two of
+    them, the queue is not there, and whoever looks for it next removes what is left of it.
+
+    Raises ConfigError for a server that would lose messages (it evicts keys), is too old, or has keys of a
+    newer kmqpy or of somebody else.
+    """
+
+    def __init__(self, server: Server, *, prefix: str = "kmq") -> None:
+        self._server = server
+        self._prefix = prefix
+        self._registry = (f"{prefix}:{{queues}}", f"{prefix}:{{queues}}:names")
+        self._arrivals = Arrivals(server.connection)
+        facts = _facts(server)
+        self._storage_id = self._open()
+        self._capabilities = Capabilities(
+            durable=facts.get("aof_enabled") == "1" and _appendfsync(server) == "always",
+            blocking_take=True,
+            max_body_bytes=_MAX_BODY_BYTES,
+        )
+
+    @property
+    def storage_id(self) -> str:
+        """See Engine."""
+        return self._storage_id
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Engine."""
+        return self._capabilities
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    def create_queue(self, settings: StoredQueueSettings) -> bool:
+        """See Engine."""
+        generation = uuid.uuid4().hex
+        key, first = self._key(generation), int(self._storage_function("allot", _NUMBERS, 0)) - _NUMBERS
+        fields: dict[str, object] = {
+            "number": first,
+            "last_number": first + _NUMBERS,
+            "arrivals": 0,
+            "largest": 1,
+            "max_redeliveries": "" if settings.max_redeliveries is None else settings.max_redeliveries,
+            "to_front": int(settings.to_front),
+            "is_manual": int(settings.is_manual),
+            "ephemeral": int(settings.ephemeral),
+        }
+        self._server.function("make", (key,), *(part for pair in fields.items() for part in pair))
+        made = self._storage_function("register", settings.name, generation, settings.to_json())
+        if not made:
+            self._server.function("delete", (key,))
+        elif not self._server.function("settle", (key,)):
+            self._forget(settings.name, generation)
+            raise Unavailable(f"{self._server.name}: it forgot the queue {settings.name!r} while it was made")
+        return bool(made)
+
+    def find_queue(self, name: str) -> QueueRow | None:
+        """See Engine."""
+        found = self._server.call("HGET", self._registry[1], name)
+        if found is None:
+            return None
+        generation, _, settings = found.decode().partition(" ")
+        if not self._server.function("settle", (self._key(generation),)):
+            self._forget(name, generation)  # who made or deleted it died halfway
+            return None
+        return QueueRow(generation, StoredQueueSettings.from_json(settings))
+
+    def queue_names(self) -> list[str]:
+        """See Engine."""
+        return [name.decode() for name in self._server.call("HKEYS", self._registry[1])]
+
+    def delete_queue(self, queue: QueueRow) -> None:
+        """See Engine."""
+        there = self._server.function("delete", (self._key(queue.generation),))
+        if not self._forget(queue.name, queue.generation) and not there:
+            raise _not_found(queue)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:  # noqa: ARG002
+        """See Engine."""
+        if not rows:
+            return []
+        if sum(len(row.body) for row in rows) > _MAX_PUT_BYTES:
+            raise MessageError(
+                f"messages: Redis takes at most {_MAX_PUT_BYTES} bytes at once; send fewer of them"
+            )
+        first = int(self._call(queue, "put", put_options(rows), *map(row_bytes, rows), repeatable=False))
+        return list(range(first, first + len(rows)))
+
+    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+        """See Engine."""
+        wakes = self._arrivals.wakes
+        now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms)
+        return Taken(list(read_rows(rows)), now_ms, due_ms if due_ms >= 0 else None, _Seen(arrivals, wakes))
+
+    def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
+        """See Engine."""
+        return int(self._call(queue, "finish", take_refs(takes)))
+
+    def give_back(
+        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+    ) -> int:
+        """See Engine."""
+        has_reason = reason is not None
+        return int(
+            self._call(
+                queue, "give_back", take_refs(takes), delay_ms, int(count), int(has_reason), reason or ""
+            )
+        )
+
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
+        """See Engine."""
+        return int(self._call(queue, "extend", take_refs(takes), lease_ms))
+
+    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
+        """See Engine."""
+        return int(self._call(queue, "bury", take_refs(takes), reason))
+
+    def release_all(self, queue: QueueRow) -> int:
+        """See Engine. Many rows are released in several steps."""
+        released, after = 0, b"0"
+        while True:
+            done, after = self._call(queue, "release", after)
+            if after == b"0":
+                return released
+            released += done
+
+    def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
+        """See Engine. Large rows are read in several steps."""
+        found: list[MessageRow] = []
+        while len(found) < limit:
+            page = list(read_rows(self._call(queue, "peek", len(found), limit - len(found))))
+            if not page:
+                break
+            found += page
+        return found
+
+    def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing
+        """See Engine."""
+        return Counts(*self._call(queue, "counts"))
+
+    def taken_rows(
+        self,
+        queue: QueueRow,
+        *,
+        limit: int,
+        after: int = 0,
+        taken_for_ms: int | None = None,
+        queued_before_ms: int | None = None,
+    ) -> list[MessageRow]:
+        """See Engine. Many or large rows are read in several steps."""
+        filters = ["" if one is None else one for one in (taken_for_ms, queued_before_ms)]
+        found: list[MessageRow] = []
+        last: bytes | int = after
+        while len(found) < limit:
+            last, rows = self._call(queue, "taken", last, limit - len(found), *filters)
+            found += read_rows(rows)
+            if not last:
+                break
+        return found
+
+    def purge(self, queue: QueueRow) -> int:
+        """See Engine."""
+        return int(self._call(queue, "purge"))
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
+        """See Engine. Many or large rows are read in several steps."""
+        found: list[MessageRow] = []
+        while len(found) < limit:
+            data = self._call(queue, "dead", len(found), limit - len(found), int(with_bodies))
+            page = list(read_rows(data))
+            if not page:
+                break
+            found += page
+        return found
+
+    def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
+        """See Engine. Many rows are redriven in several steps."""
+        if ids is not None:
+            chosen = list(dict.fromkeys(ids))[:limit]
+            parts = [chosen[at : at + _STEP] for at in range(0, len(chosen), _STEP)]
+            return sum(int(self._call(queue, "redrive", ",".join(map(str, part)), 0)) for part in parts)
+        left = self.counts(queue).dead if limit is None else limit
+        redriven = 0
+        while left > 0:
+            done = int(self._call(queue, "redrive", "", min(left, _STEP)))
+            if not done:
+                break
+            redriven += done
+            left -= done
+        return redriven
+
+    def purge_dead(self, queue: QueueRow) -> int:
+        """See Engine."""
+        return int(self._call(queue, "purge_dead"))
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
+        """See Engine."""
+        until_due = None if taken.next_due_ms is None else (taken.next_due_ms - taken.now_ms) / 1000 + 0.001
+        is_due_first = until_due is not None and until_due < seconds
+        patience = until_due if until_due is not None and is_due_first else seconds
+        wakes = taken.seen.wakes if isinstance(taken.seen, _Seen) else 0
+        key = self._key(queue.generation).encode()
+        return self._arrivals.wait(key, taken.seen, wakes, patience) or is_due_first
+
+    def wake(self, queue: QueueRow) -> None:
+        """See Engine."""
+        self._arrivals.wake(self._key(queue.generation).encode())
+
+    def close(self) -> None:
+        """See Engine."""
+        self._arrivals.close()
+        self._server.close()
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _key(self, generation: str) -> str:
+        return f"{self._prefix}:{{{generation}}}"
+
+    def _call(self, queue: QueueRow, name: str, *arguments: Any, repeatable: bool = True) -> Any:
+        keys = (self._key(queue.generation),)
+        while True:
+            try:
+                return self._server.function(name, keys, *arguments, repeatable=repeatable)
+            except ResponseError as error:
+                kind, *numbers = str(error).split()
+            if kind == "KMQNOTFOUND":
+                raise _not_found(queue)
+            if kind != "KMQNUMBERS":
+                raise Unavailable(f"{self._server.name}: {kind} {' '.join(numbers)}")
+            size = _NUMBERS + int(numbers[1])
+            last = int(self._storage_function("allot", size, numbers[0]))
+            self._server.function("number", keys, last - size, last)
+
+    def _storage_function(self, name: str, *arguments: Any) -> Any:
+        while True:
+            try:
+                return self._server.function(name, self._registry, *arguments)
+            except ResponseError as error:
+                if not str(error).startswith("KMQEMPTIED"):
+                    raise Unavailable(f"{self._server.name}: {error}") from None
+            self._storage_id = self._open()
+
+    def _forget(self, name: str, generation: str) -> bool:
+        return bool(self._server.function("forget", self._registry, name, generation))
+
+    def _open(self) -> str:
+        found, storage_id, _ = self._server.function("open", self._registry, _FORMAT, uuid.uuid4().hex)
+        if int(found) > _FORMAT:
+            raise ConfigError(
+                f"{self._server.name}: the keys {self._prefix}:* are of a newer kmqpy (format {int(found)}, "
+                f"this one knows {_FORMAT}); update kmqpy"
+            )
+        return str(storage_id.decode())
+
+
+class _Seen(int):
+    """Number of the last arrival that a take has seen, and how often wake() was called before."""
+
+    wakes: int
+
+    def __new__(cls, arrivals: int, wakes: int) -> _Seen:
+        made = super().__new__(cls, arrivals)
+        made.wakes = wakes
+        return made
+
+
+def _facts(server: Server) -> dict[str, str]:
+    """What INFO says; raises ConfigError unless the server keeps what it is given."""
+    lines = (line.partition(":") for line in server.call("INFO").decode().splitlines())
+    facts = {name: value for name, _, value in lines}
+    version = facts.get("redis_version", "0")
+    if int(version.partition(".")[0]) < 7:
+        raise ConfigError(f"{server.name}: it is version {version}; kmqpy needs Redis 7, or any Valkey")
+    policy = facts.get("maxmemory_policy", "")
+    if policy.startswith("allkeys") and facts.get("maxmemory") != "0":
+        raise ConfigError(
+            f"{server.name}: when its memory is full it evicts keys ({policy}), and messages with them; "
+            "set maxmemory-policy to noeviction"
+        )
+    return facts
+
+
+def _appendfsync(server: Server) -> str:
+    try:
+        found = server.call("CONFIG", "GET", "appendfsync")
+    except (AccessDenied, ResponseError):
+        return ""  # a hosted server, which does not tell
+    return found[1].decode() if len(found) == 2 else ""
+
+
+def _not_found(queue: QueueRow) -> QueueNotFound:
+    return QueueNotFound(f"queue {queue.name!r} was deleted")

@@ -1,0 +1,745 @@
+#!lua name=kmqpy_library
+--[[
+The calls of kmqpy.storages.engine, each one function and so one atomic step. engine.py loads this library under
+a name that holds a digest of this text, in place of `kmqpy_library`: clients of different versions of kmqpy
+find their own.
+
+A queue is KEYS[1], a hash of its settings and counters, with these beside it in the same hash slot:
+
+  :rows      hash    id -> row: every message that is not dead
+  :states    hash    id -> state: of rows that were taken, given back, delayed or have a priority; others are fresh
+  :fresh     list    ids of fresh rows, in the order they were put
+  :ordered   zset    ids of all other ready rows, by score()
+  :delayed   zset    ids of delayed rows, by when they are due
+  :taken     zset    ids of taken rows, by id
+  :leases    zset    the same, by when the lease ends; empty in a queue with manual redelivery
+  :dead      zset    ids of dead rows, in the order they were buried
+  :dead_rows, :dead_cards   hashes   id -> row, and id -> what is listed of it without its body
+
+An id is in exactly one of fresh, ordered, delayed, taken and dead; so their lengths are the queue's exact sizes.
+A row is first_enqueued_ms (8 bytes), then what rows.py made: length of the key + 1, length of the headers
+(4 bytes each), key, headers, body. It is written once. A state changes with each step of the message's life.
+
+Ids and places are numbers of one series, which grows: an id is the place of a fresh row, so rows of both kinds
+of order can be compared. The client gives a queue blocks of numbers that no other queue of the storage has.
+
+What a caller has to do something about is an error whose text starts with KMQ.
+]]
+
+local STEP = 1000 -- rows that one call moves at most beyond those it is asked for
+local PIECE = 4000 -- values that Lua can hand over to one command
+local BYTES = 2 ^ 24 -- about as many bytes of rows are in one reply, and one row more
+local SHOWN_BYTES = 100 -- about as much is in a reply beside each row
+local PRIORITIES = 2 ^ 49 -- distance of two priorities in score(); all numbers are smaller
+local UNSETTLED_S = 3600 -- a queue whose creator died before it was registered is removed after that
+local STATE = '>c1BI4I4I8I8I8I8B' -- status, priority, take, requeues, times, place, has a reason; then the reason
+local PARTS = { ':rows', ':states', ':fresh', ':ordered', ':delayed', ':taken', ':leases' }
+local DEAD_PARTS = { ':dead', ':dead_rows', ':dead_cards' }
+local LIBRARY = 'kmqpy_library_'
+
+local function text_of(number)
+  return string.format('%.0f', number)
+end
+
+-- Calls a command with many values, in pieces that Lua can hand over.
+local function write(command, key, values)
+  for first = 1, #values, PIECE do
+    redis.call(command, key, unpack(values, first, math.min(first + PIECE - 1, #values)))
+  end
+end
+
+local function read(key, ids)
+  if #ids <= PIECE then
+    return #ids == 0 and {} or redis.call('HMGET', key, unpack(ids))
+  end
+  local found = {}
+  for first = 1, #ids, PIECE do
+    for _, value in ipairs(redis.call('HMGET', key, unpack(ids, first, math.min(first + PIECE - 1, #ids)))) do
+      found[#found + 1] = value
+    end
+  end
+  return found
+end
+
+-- States -----------------------------------------------------------------------------------------
+
+local function packed(s)
+  return struct.pack(STATE, s.status, s.priority, s.take, s.requeues, s.enqueued, s.since, s.ends, s.place,
+    s.reason and 1 or 0) .. (s.reason or '')
+end
+
+local function unpacked(text)
+  local s, has_reason, rest = {}, nil, nil
+  s.status, s.priority, s.take, s.requeues, s.enqueued, s.since, s.ends, s.place, has_reason, rest =
+    struct.unpack(STATE, text)
+  s.reason = has_reason == 1 and string.sub(text, rest) or nil
+  return s
+end
+
+local function fresh_state(id, row)
+  return {
+    status = 'R', priority = 0, take = 0, requeues = 0, enqueued = struct.unpack('>I8', row),
+    since = 0, ends = 0, place = tonumber(id),
+  }
+end
+
+-- Where a row is among the ready: by priority, the highest first, then by place.
+local function score(s)
+  return text_of((9 - s.priority) * PRIORITIES + s.place)
+end
+
+-- A queue within one call ------------------------------------------------------------------------
+
+local function next_number(q)
+  q.number = q.number + 1
+  return q.number
+end
+
+local function nothing_ready(q)
+  return redis.call('LLEN', q.fresh) == 0 and redis.call('ZCARD', q.ordered) == 0
+end
+
+-- Those who wait have seen that nothing was ready, so they need to hear of the first row only.
+local function announce_arrival(q)
+  q.arrivals = redis.call('HINCRBY', q.key, 'arrivals', 1)
+  redis.call('PUBLISH', q.key, 'a ' .. q.arrivals)
+end
+
+-- A row becomes ready by itself sooner than those who wait were told.
+local function announce_due(q, due)
+  if not q.first_due or due < q.first_due then
+    q.first_due = due
+    redis.call('PUBLISH', q.key, 'd ' .. text_of(due - q.now))
+  end
+end
+
+local function changes()
+  return { states = {}, ready = {}, delayed = {}, leases = {}, buried = {} }
+end
+
+local function bury_row(out, id, s, at)
+  s.status, s.since, s.ends, s.id = 'X', at, 0, id
+  out.buried[#out.buried + 1] = s
+end
+
+-- Rule 4 of Engine.
+local function requeue(q, out, id, s, at, delay, count, reason)
+  s.reason = reason
+  if count and q.max_redeliveries and s.requeues >= q.max_redeliveries then
+    bury_row(out, id, s, at)
+    return
+  end
+  if count then
+    s.requeues = s.requeues + 1
+    s.enqueued = at
+  end
+  if not q.to_front then
+    s.place = next_number(q)
+  end
+  s.since = 0
+  if at + delay > q.now then
+    s.status, s.ends = 'D', at + delay
+    table.insert(out.delayed, text_of(s.ends))
+    table.insert(out.delayed, id)
+  else
+    s.status, s.ends = 'R', 0
+    table.insert(out.ready, score(s))
+    table.insert(out.ready, id)
+  end
+  table.insert(out.states, id)
+  table.insert(out.states, packed(s))
+end
+
+local function apply(q, out)
+  write('HSET', q.states, out.states)
+  if #out.ready > 0 then
+    local is_first = nothing_ready(q)
+    write('ZADD', q.ordered, out.ready)
+    if is_first then announce_arrival(q) end
+  end
+  write('ZADD', q.delayed, out.delayed)
+  for i = 1, #out.delayed, 2 do
+    announce_due(q, tonumber(out.delayed[i]))
+  end
+  write('ZADD', q.leases, out.leases)
+  table.sort(out.buried, function(a, b)
+    if a.since ~= b.since then return a.since < b.since end
+    return tonumber(a.id) < tonumber(b.id)
+  end)
+  local gone = {}
+  for i, s in ipairs(out.buried) do
+    local id = s.id
+    local row = redis.call('HGET', q.rows, id)
+    gone[i] = id
+    if row then
+      local first, key_bytes, header_bytes = struct.unpack('>I8I4I4', row)
+      local key_ends = 16 + math.max(0, key_bytes - 1)
+      local state = packed(s)
+      local head = struct.pack('>I8I4I4', first, key_bytes, 0) .. string.sub(row, 17, key_ends)
+      redis.call('HSET', q.dead_rows, id, row)
+      redis.call('HSET', q.dead_cards, id,
+        struct.pack('>I8I4', #row - key_ends - header_bytes, #state) .. state .. head)
+      redis.call('ZADD', q.dead, text_of(next_number(q)), id)
+    end
+  end
+  write('HDEL', q.rows, gone)
+  write('HDEL', q.states, gone)
+end
+
+-- Carries out what the clock has brought, up to STEP rows of each kind; true if there is more of it.
+local function pass_time(q)
+  local due = redis.call('ZRANGE', q.delayed, 0, 0, 'WITHSCORES')[2]
+  local ended = redis.call('ZRANGE', q.leases, 0, 0, 'WITHSCORES')[2]
+  due, ended = tonumber(due), tonumber(ended)
+  if (due and due <= q.now) or (ended and ended <= q.now) then
+    local out = changes()
+    local ids = redis.call('ZRANGEBYSCORE', q.delayed, '-inf', q.now, 'LIMIT', 0, STEP)
+    for i, state in ipairs(read(q.states, ids)) do
+      if state then
+        local s = unpacked(state)
+        s.status, s.ends = 'R', 0
+        table.insert(out.ready, score(s))
+        table.insert(out.ready, ids[i])
+        table.insert(out.states, ids[i])
+        table.insert(out.states, packed(s))
+      end
+    end
+    write('ZREM', q.delayed, ids)
+    local expired = redis.call('ZRANGEBYSCORE', q.leases, '-inf', q.now, 'LIMIT', 0, STEP)
+    local rows = {}
+    for i, state in ipairs(read(q.states, expired)) do
+      if state then rows[#rows + 1] = { expired[i], unpacked(state) } end
+    end
+    -- Leases that end at the same time are in the order of texts, where 10 is less than 9.
+    table.sort(rows, function(a, b)
+      if a[2].ends ~= b[2].ends then return a[2].ends < b[2].ends end
+      return a[2].place < b[2].place
+    end)
+    for _, one in ipairs(rows) do
+      requeue(q, out, one[1], one[2], one[2].ends, 0, true, 'expired')
+    end
+    write('ZREM', q.leases, expired)
+    write('ZREM', q.taken, expired)
+    apply(q, out)
+    due = tonumber(redis.call('ZRANGE', q.delayed, 0, 0, 'WITHSCORES')[2])
+    ended = tonumber(redis.call('ZRANGE', q.leases, 0, 0, 'WITHSCORES')[2])
+  end
+  q.first_due = due and ended and math.min(due, ended) or due or ended
+  return q.first_due and q.first_due <= q.now
+end
+
+local function parts(key)
+  local q = { key = key }
+  for _, names in ipairs({ PARTS, DEAD_PARTS }) do
+    for _, part in ipairs(names) do
+      q[string.sub(part, 2)] = key .. part
+    end
+  end
+  return q
+end
+
+local function leave(q)
+  if q.number ~= q.number_before then
+    redis.call('HSET', q.key, 'number', text_of(q.number))
+  end
+end
+
+-- The queue of this key, up to date with the clock, and with `numbers` numbers to spare; or nil and an error.
+local function enter(key, numbers)
+  local meta = redis.call('HMGET', key, 'number', 'last_number', 'arrivals', 'largest', 'max_redeliveries',
+    'to_front', 'is_manual', 'ephemeral')
+  if not meta[1] then
+    return nil, redis.error_reply('KMQNOTFOUND')
+  end
+  local q = parts(key)
+  q.number, q.number_before = tonumber(meta[1]), tonumber(meta[1])
+  if q.number + numbers + 2 * STEP > tonumber(meta[2]) then
+    return nil, redis.error_reply('KMQNUMBERS ' .. text_of(q.number) .. ' ' .. text_of(numbers + 2 * STEP))
+  end
+  q.arrivals, q.largest = tonumber(meta[3]), tonumber(meta[4])
+  q.max_redeliveries = tonumber(meta[5]) -- nil: no limit
+  q.to_front, q.is_manual, q.ephemeral = meta[6] == '1', meta[7] == '1', meta[8] == '1'
+  local time = redis.call('TIME')
+  q.now = time[1] * 1000 + math.floor(time[2] / 1000)
+  if pass_time(q) then
+    leave(q)
+    return nil, redis.error_reply('KMQAGAIN')
+  end
+  return q
+end
+
+-- Takes: pairs of id and number, as text -> ids and states of the takes that are current.
+local function current(q, text, only_taken)
+  local ids, takes = {}, {}
+  for id, take in string.gmatch(text, '(%d+) (%d+)') do
+    ids[#ids + 1] = id
+    takes[#takes + 1] = tonumber(take)
+  end
+  local found, states = {}, {}
+  for i, state in ipairs(read(q.states, ids)) do
+    if state then
+      local status, _, take = struct.unpack('>c1BI4', state)
+      if take == takes[i] and take > 0 and (status == 'T' or not only_taken) then
+        found[#found + 1] = ids[i]
+        states[#states + 1] = state
+      end
+    end
+  end
+  return found, states
+end
+
+-- Takes rows out of the order or the index that they are in; their states say which.
+local function unlist(q, ids, states)
+  local lists = { T = {}, R = {}, D = {} }
+  for i, state in ipairs(states) do
+    local list = lists[string.sub(state, 1, 1)]
+    list[#list + 1] = ids[i]
+  end
+  write('ZREM', q.taken, lists.T)
+  if not q.is_manual then write('ZREM', q.leases, lists.T) end
+  write('ZREM', q.ordered, lists.R)
+  write('ZREM', q.delayed, lists.D)
+end
+
+-- The first ready ids, in the order they are taken; and how many of them are fresh.
+local function first_ready(q, count)
+  local fresh = redis.call('LRANGE', q.fresh, 0, count - 1)
+  local ordered = redis.call('ZRANGE', q.ordered, 0, count - 1, 'WITHSCORES')
+  local ids, f, o = {}, 1, 1
+  while #ids < count and (fresh[f] or ordered[o]) do
+    if fresh[f] and (not ordered[o] or 9 * PRIORITIES + tonumber(fresh[f]) < tonumber(ordered[o + 1])) then
+      ids[#ids + 1] = fresh[f]
+      f = f + 1
+    else
+      ids[#ids + 1] = ordered[o]
+      o = o + 2
+    end
+  end
+  return ids, f - 1
+end
+
+-- Takes the first ready ids out of their order; also returns their states, which fresh rows have none of.
+local function pop_ready(q, count)
+  if redis.call('ZCARD', q.ordered) == 0 then
+    return redis.call('LPOP', q.fresh, count) or {}, {}
+  end
+  local ids, fresh = first_ready(q, count)
+  if fresh > 0 then redis.call('LPOP', q.fresh, fresh) end
+  if #ids > fresh then redis.call('ZPOPMIN', q.ordered, #ids - fresh) end
+  return ids, read(q.states, ids)
+end
+
+-- A row as rows.py reads it.
+local function shown(id, state, row, size)
+  return struct.pack('>I8I8I4I4', tonumber(id), size or 0, #state, #row) .. state .. row
+end
+
+-- How many rows to read at a time, so that a reply does not become much larger than BYTES.
+local function piece_of(q)
+  return math.max(1, math.min(PIECE, math.floor(BYTES / q.largest)))
+end
+
+-- Calls `use(id, state, row)` for these rows until BYTES are reached; returns how many it was called for.
+local function each_row(q, ids, use)
+  local bytes, done, piece = 0, 0, piece_of(q)
+  while done < #ids and bytes < BYTES do
+    local some = { unpack(ids, done + 1, math.min(done + piece, #ids)) }
+    local states, rows = read(q.states, some), read(q.rows, some)
+    for i, id in ipairs(some) do
+      if rows[i] then
+        use(id, states[i] or packed(fresh_state(id, rows[i])), rows[i])
+        bytes = bytes + #rows[i] + SHOWN_BYTES
+      end
+    end
+    done = done + #some
+  end
+  return done
+end
+
+-- The functions ----------------------------------------------------------------------------------
+
+local calls = {}
+
+-- plain: '', or `delay priority` of each row; then the rows.
+function calls.put(q, args)
+  local plain, count, out, rows, fresh = args[1] == '', #args - 1, changes(), {}, {}
+  local options = string.gmatch(args[1], '(%d+) (%d+)')
+  local time, largest = struct.pack('>I8', q.now), q.largest
+  local first = text_of(q.number + 1)
+  for i = 1, count do
+    local number = next_number(q)
+    local id, row = text_of(number), time .. args[i + 1]
+    rows[#rows + 1] = id
+    rows[#rows + 1] = row
+    largest = math.max(largest, #row)
+    local delay, priority = '0', '0'
+    if not plain then delay, priority = options() end
+    if delay == '0' and priority == '0' then
+      fresh[#fresh + 1] = id
+    else
+      local s = fresh_state(id, row)
+      s.priority = tonumber(priority)
+      if delay == '0' then
+        table.insert(out.ready, score(s))
+        table.insert(out.ready, id)
+      else
+        s.status, s.ends = 'D', q.now + tonumber(delay)
+        table.insert(out.delayed, text_of(s.ends))
+        table.insert(out.delayed, id)
+      end
+      table.insert(out.states, id)
+      table.insert(out.states, packed(s))
+    end
+  end
+  write('HSET', q.rows, rows)
+  if largest > q.largest then redis.call('HSET', q.key, 'largest', text_of(largest)) end
+  if #fresh > 0 then
+    local is_first = nothing_ready(q)
+    write('RPUSH', q.fresh, fresh)
+    if is_first then announce_arrival(q) end
+  end
+  apply(q, out)
+  return first
+end
+
+-- limit, lease_ms
+function calls.take(q, args)
+  local limit, ends = tonumber(args[1]), q.now + tonumber(args[2])
+  local ends_text, reply, count, bytes, piece = text_of(ends), {}, 0, 0, piece_of(q)
+  while count < limit and bytes < BYTES do
+    local ids, states = pop_ready(q, math.min(piece, limit - count))
+    if #ids == 0 then break end
+    local rows = read(q.rows, ids)
+    local new_states, taken, leases, n = {}, {}, {}, 0
+    for i, id in ipairs(ids) do
+      local row = rows[i]
+      if row then
+        local state
+        if states[i] then
+          local s = unpacked(states[i])
+          s.status, s.take, s.since, s.ends = 'T', s.take + 1, q.now, ends
+          state = packed(s)
+        else
+          local first = struct.unpack('>I8', row)
+          state = struct.pack(STATE, 'T', 0, 1, 0, first, q.now, ends, tonumber(id), 0)
+        end
+        reply[#reply + 1] = shown(id, state, row)
+        bytes = bytes + #row + SHOWN_BYTES
+        new_states[n + 1], new_states[n + 2] = id, state
+        taken[n + 1], taken[n + 2] = id, id
+        leases[n + 1], leases[n + 2] = ends_text, id
+        n = n + 2
+      end
+    end
+    count = count + #ids
+    if q.ephemeral then
+      write('HSET', q.states, new_states)
+      write('ZADD', q.taken, taken)
+      if not q.is_manual and n > 0 then
+        write('ZADD', q.leases, leases)
+        announce_due(q, ends)
+      end
+    else
+      write('HDEL', q.rows, ids)
+      write('HDEL', q.states, ids)
+    end
+  end
+  return { q.now, q.first_due or -1, q.arrivals, table.concat(reply) }
+end
+
+-- takes
+function calls.finish(q, args)
+  local ids, states = current(q, args[1])
+  unlist(q, ids, states)
+  write('HDEL', q.rows, ids)
+  write('HDEL', q.states, ids)
+  return #ids
+end
+
+-- takes, delay_ms, 1 if it counts, 1 if there is a reason, the reason
+function calls.give_back(q, args)
+  local ids, states = current(q, args[1], true)
+  local out, delay, count = changes(), tonumber(args[2]), args[3] == '1'
+  local reason = args[4] == '1' and args[5] or nil
+  unlist(q, ids, states)
+  for i, id in ipairs(ids) do
+    requeue(q, out, id, unpacked(states[i]), q.now, delay, count, reason)
+  end
+  apply(q, out)
+  return #ids
+end
+
+-- takes, lease_ms
+function calls.extend(q, args)
+  local ids, states = current(q, args[1], true)
+  local out, ends = changes(), q.now + tonumber(args[2])
+  for i, id in ipairs(ids) do
+    local s = unpacked(states[i])
+    s.ends = ends
+    table.insert(out.states, id)
+    table.insert(out.states, packed(s))
+    if not q.is_manual then
+      table.insert(out.leases, text_of(ends))
+      table.insert(out.leases, id)
+    end
+  end
+  apply(q, out)
+  if #out.leases > 0 then announce_due(q, ends) end
+  return #ids
+end
+
+-- takes, reason
+function calls.bury(q, args)
+  local ids, states = current(q, args[1])
+  local out = changes()
+  unlist(q, ids, states)
+  for i, id in ipairs(ids) do
+    local s = unpacked(states[i])
+    s.reason = args[2]
+    bury_row(out, id, s, q.now)
+  end
+  apply(q, out)
+  return #ids
+end
+
+-- after: an id -> how many, and the last id; call it again from there until there are none
+function calls.release(q, args)
+  local ids = redis.call('ZRANGEBYSCORE', q.taken, '(' .. args[1], '+inf', 'LIMIT', 0, STEP)
+  local out, done, states = changes(), {}, {}
+  for i, state in ipairs(read(q.states, ids)) do
+    if state then
+      done[#done + 1] = ids[i]
+      states[#states + 1] = state
+    end
+  end
+  unlist(q, done, states)
+  for i, id in ipairs(done) do
+    local s = unpacked(states[i])
+    requeue(q, out, id, s, q.now, 0, false, s.reason)
+  end
+  apply(q, out)
+  return { #done, ids[#ids] or '0' }
+end
+
+-- offset, limit -> rows
+function calls.peek(q, args)
+  local offset, reply = tonumber(args[1]), {}
+  local first, ids = first_ready(q, offset + tonumber(args[2])), {}
+  for i = offset + 1, #first do ids[#ids + 1] = first[i] end
+  each_row(q, ids, function(id, state, row)
+    reply[#reply + 1] = shown(id, state, row)
+  end)
+  return table.concat(reply)
+end
+
+function calls.counts(q)
+  return {
+    redis.call('LLEN', q.fresh) + redis.call('ZCARD', q.ordered),
+    redis.call('ZCARD', q.delayed),
+    redis.call('ZCARD', q.taken),
+    redis.call('ZCARD', q.dead),
+  }
+end
+
+-- after, limit, taken before, queued before (in ms; '+inf') -> the last id looked at ('' at the end), rows
+function calls.taken(q, args)
+  local limit, taken_before, queued_before = tonumber(args[2]), tonumber(args[3]), tonumber(args[4])
+  if taken_before then taken_before = q.now - taken_before end
+  local ids = redis.call('ZRANGEBYSCORE', q.taken, '(' .. args[1], '+inf', 'LIMIT', 0, STEP)
+  local chosen, last, reply = {}, nil, {}
+  for i, state in ipairs(read(q.states, ids)) do
+    if #chosen == limit then break end
+    last = ids[i]
+    if state then
+      local s = unpacked(state)
+      if (not taken_before or s.since < taken_before) and (not queued_before or s.enqueued < queued_before) then
+        chosen[#chosen + 1] = ids[i]
+      end
+    end
+  end
+  local done = each_row(q, chosen, function(id, state, row)
+    reply[#reply + 1] = shown(id, state, row)
+  end)
+  if done < #chosen then last = chosen[done] end
+  return { last or '', table.concat(reply) }
+end
+
+function calls.purge(q)
+  local count = redis.call('HLEN', q.rows)
+  for _, part in ipairs(PARTS) do
+    redis.call('UNLINK', q.key .. part)
+  end
+  return count
+end
+
+-- offset, limit, 1 for bodies, too -> rows
+function calls.dead(q, args)
+  local offset, limit, reply = tonumber(args[1]), tonumber(args[2]), {}
+  local most = args[3] == '1' and piece_of(q) or STEP
+  local ids = redis.call('ZRANGE', q.dead, offset, offset + math.min(limit, most) - 1)
+  local rows = args[3] == '1' and read(q.dead_rows, ids)
+  for i, card in ipairs(read(q.dead_cards, ids)) do
+    local size, state_bytes, at = struct.unpack('>I8I4', card)
+    local state = string.sub(card, at, at + state_bytes - 1)
+    reply[i] = shown(ids[i], state, rows and rows[i] or string.sub(card, at + state_bytes), size)
+  end
+  return table.concat(reply)
+end
+
+-- ids, as text; or '' and how many of the oldest
+function calls.redrive(q, args)
+  local ids = {}
+  if args[1] == '' then
+    ids = redis.call('ZRANGE', q.dead, 0, tonumber(args[2]) - 1)
+  else
+    for id in string.gmatch(args[1], '%d+') do ids[#ids + 1] = id end
+  end
+  local cards, out, done = read(q.dead_cards, ids), changes(), {}
+  for i, id in ipairs(ids) do
+    if cards[i] then
+      local _, state_bytes, at = struct.unpack('>I8I4', cards[i])
+      local s = unpacked(string.sub(cards[i], at, at + state_bytes - 1))
+      s.status, s.requeues, s.enqueued, s.since, s.reason, s.place = 'R', 0, q.now, 0, nil, next_number(q)
+      redis.call('HSET', q.rows, id, redis.call('HGET', q.dead_rows, id))
+      table.insert(out.ready, score(s))
+      table.insert(out.ready, id)
+      table.insert(out.states, id)
+      table.insert(out.states, packed(s))
+      done[#done + 1] = id
+    end
+  end
+  write('ZREM', q.dead, done)
+  write('HDEL', q.dead_rows, done)
+  write('HDEL', q.dead_cards, done)
+  apply(q, out)
+  return #done
+end
+
+function calls.purge_dead(q)
+  local count = redis.call('ZCARD', q.dead)
+  for _, part in ipairs(DEAD_PARTS) do
+    redis.call('UNLINK', q.key .. part)
+  end
+  return count
+end
+
+-- Redis 7.0 has no pairs() and the like while it loads a library; so each call is named here.
+-- numbers: how many of them the call uses up, beyond what the clock brings.
+local function register(name, call, flags, numbers)
+  redis.register_function({
+    function_name = LIBRARY .. name,
+    flags = flags,
+    callback = function(keys, args)
+      local q, refusal = enter(keys[1], numbers and numbers(args) or STEP)
+      if not q then return refusal end
+      local reply = call(q, args)
+      leave(q)
+      return reply
+    end,
+  })
+end
+
+-- A full server still lets go of what is done; only a put needs room.
+local WHEN_FULL = { 'allow-oom' }
+
+local function rows_of(args) return #args end
+local function takes_of(args) return #args[1] end -- more than enough
+
+register('put', calls.put, {}, rows_of)
+register('take', calls.take, WHEN_FULL)
+register('finish', calls.finish, WHEN_FULL)
+register('give_back', calls.give_back, WHEN_FULL, takes_of)
+register('extend', calls.extend, WHEN_FULL)
+register('bury', calls.bury, WHEN_FULL, takes_of)
+register('release', calls.release, WHEN_FULL)
+register('peek', calls.peek, WHEN_FULL)
+register('counts', calls.counts, WHEN_FULL)
+register('taken', calls.taken, WHEN_FULL)
+register('purge', calls.purge, WHEN_FULL)
+register('dead', calls.dead, WHEN_FULL)
+register('redrive', calls.redrive, WHEN_FULL)
+register('purge_dead', calls.purge_dead, WHEN_FULL)
+
+-- Making and deleting a queue --------------------------------------------------------------------
+
+-- names and values of the fields
+redis.register_function(LIBRARY .. 'make', function(keys, args)
+  if redis.call('EXISTS', keys[1]) == 0 then
+    redis.call('HSET', keys[1], unpack(args))
+    redis.call('EXPIRE', keys[1], UNSETTLED_S)
+  end
+end)
+
+-- Keeps a queue for good once it is registered; 0 if there is none.
+redis.register_function(LIBRARY .. 'settle', function(keys)
+  redis.call('PERSIST', keys[1])
+  return redis.call('EXISTS', keys[1])
+end)
+
+-- first, last: numbers for a queue, unless somebody else gave it larger ones just now
+redis.register_function(LIBRARY .. 'number', function(keys, args)
+  local number = redis.call('HGET', keys[1], 'number')
+  if number and tonumber(args[1]) > tonumber(number) then
+    redis.call('HSET', keys[1], 'number', args[1], 'last_number', args[2])
+  end
+end)
+
+redis.register_function({
+  function_name = LIBRARY .. 'delete',
+  flags = { 'allow-oom' },
+  callback = function(keys)
+    local there = redis.call('UNLINK', keys[1])
+    for _, names in ipairs({ PARTS, DEAD_PARTS }) do
+      for _, part in ipairs(names) do
+        redis.call('UNLINK', keys[1] .. part)
+      end
+    end
+    redis.call('PUBLISH', keys[1], 'a ' .. text_of(2 ^ 53)) -- who waits for a message learns of it
+    return there
+  end,
+})
+
+-- The storage: KEYS[1] a hash, KEYS[2] a hash name -> generation and settings --------------------
+
+-- format, an id for a new storage -> the format and the id that it has
+redis.register_function(LIBRARY .. 'open', function(keys, args)
+  local kind = redis.call('TYPE', keys[1]).ok
+  if kind == 'none' then
+    redis.call('HSET', keys[1], 'format', args[1], 'id', args[2], 'number', '0')
+  end
+  local found = redis.call('HMGET', keys[1], 'format', 'id', 'number')
+  if not (found[1] and found[2] and found[3]) then
+    return redis.error_reply('WRONGTYPE a hash without the fields of kmqpy')
+  end
+  return found
+end)
+
+-- how many, larger than -> the last of a block of numbers that nobody else gets
+redis.register_function(LIBRARY .. 'allot', function(keys, args)
+  local number = redis.call('HGET', keys[1], 'number')
+  if not number then return redis.error_reply('KMQEMPTIED') end
+  local last = text_of(math.max(tonumber(number), tonumber(args[2])) + tonumber(args[1]))
+  redis.call('HSET', keys[1], 'number', last)
+  return last
+end)
+
+-- name, generation, settings -> whether the name is this generation's
+redis.register_function(LIBRARY .. 'register', function(keys, args)
+  if redis.call('EXISTS', keys[1]) == 0 then return redis.error_reply('KMQEMPTIED') end
+  local value = args[2] .. ' ' .. args[3]
+  redis.call('HSETNX', keys[2], args[1], value)
+  return redis.call('HGET', keys[2], args[1]) == value and 1 or 0
+end)
+
+-- name, generation -> how many there were
+redis.register_function({
+  function_name = LIBRARY .. 'forget',
+  flags = { 'allow-oom' },
+  callback = function(keys, args)
+    local value = redis.call('HGET', keys[2], args[1])
+    if value and string.sub(value, 1, #args[2] + 1) == args[2] .. ' ' then
+      return redis.call('HDEL', keys[2], args[1])
+    end
+    return 0
+  end,
+})

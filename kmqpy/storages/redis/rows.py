@@ -1,0 +1,98 @@
+"""Rows as bytes, the same as in functions.lua. Pure: no I/O.
+
+A row in Redis is the time at which it was put, which Lua adds, and what row_bytes() makes: length of the
+key + 1 (0: no key), length of the headers, key, headers, body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from struct import Struct
+
+from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
+
+_LENGTHS = Struct(">II")
+_BARE = _LENGTHS.pack(0, 0)
+_SHOWN = Struct(">QQII")
+"""Of a row in a reply: id, bytes of the body where the body is left out, length of the state, of the row."""
+_STATE = Struct(">cBIIQQQQB")
+_ROW = Struct(">QII")
+_NAME = Struct(">I")
+_NO_VALUE = 2**32 - 1
+
+
+def row_bytes(row: NewRow) -> bytes:
+    """A message as it is stored."""
+    if row.key is None and not row.headers:
+        return _BARE + row.body
+    headers = b"".join(chain.from_iterable(map(_header_bytes, row.headers)))
+    key = row.key or b""
+    lengths = _LENGTHS.pack(0 if row.key is None else len(key) + 1, len(headers))
+    return b"".join((lengths, key, headers, row.body))
+
+
+def put_options(rows: Sequence[NewRow]) -> bytes:
+    """`delay priority` of each row; empty if there are none."""
+    if not any(row.delay_ms or row.priority for row in rows):
+        return b""
+    return b",".join(b"%d %d" % (row.delay_ms, row.priority) for row in rows)
+
+
+def take_refs(takes: Iterable[TakeRef]) -> bytes:
+    """Takes as an argument."""
+    return b",".join(b"%d %d" % (one.id, one.take) for one in takes)
+
+
+def read_rows(data: bytes, *, bodies: bool = True) -> Iterator[MessageRow]:
+    """The rows in a reply."""
+    at = 0
+    while at < len(data):
+        row_id, size, state_length, row_length = _SHOWN.unpack_from(data, at)
+        state_at = at + _SHOWN.size
+        row_at = state_at + state_length
+        at = row_at + row_length
+        _, priority, take, requeues, enqueued_ms, since_ms, until_ms, _, has_reason = _STATE.unpack_from(
+            data, state_at
+        )
+        first_ms, key_length, headers_length = _ROW.unpack_from(data, row_at)
+        key_at = row_at + _ROW.size
+        headers_at = key_at + max(0, key_length - 1)
+        body_at = headers_at + headers_length
+        reason = data[state_at + _STATE.size : row_at].decode() if has_reason else None
+        yield MessageRow(
+            row_id,
+            take,
+            data[body_at:at],
+            data[key_at:headers_at] if key_length else None,
+            tuple(_headers(data[headers_at:body_at])) if headers_length and bodies else (),
+            priority,
+            requeues,
+            enqueued_ms,
+            first_ms,
+            since_ms,
+            until_ms,
+            reason,
+            size,
+        )
+
+
+def _header_bytes(header: tuple[str, bytes | None]) -> tuple[bytes, ...]:
+    name, value = header[0].encode(), header[1]
+    length = _NO_VALUE if value is None else len(value)
+    return _NAME.pack(len(name)), name, _NAME.pack(length), value or b""
+
+
+def _headers(data: bytes) -> Iterator[tuple[str, bytes | None]]:
+    at = 0
+    while at < len(data):
+        name, at = _counted(data, at)
+        value, at = _counted(data, at)
+        assert name is not None
+        yield name.decode(), value
+
+
+def _counted(data: bytes, at: int) -> tuple[bytes | None, int]:
+    (length,) = _NAME.unpack_from(data, at)
+    at += _NAME.size
+    return (None, at) if length == _NO_VALUE else (data[at : at + length], at + length)

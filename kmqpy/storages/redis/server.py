@@ -1,0 +1,205 @@
+"""Talks to a Redis or Valkey server: connections, retries, and errors in the words of kmqpy."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from itertools import count
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.connection import BlockingConnectionPool, Connection, SSLConnection
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.retry import Retry
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import AccessDenied, ConfigError, Unavailable
+
+_BACKOFF = Backoff(first=0.02, maximum=1.0)
+_NOT_DONE = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
+"""What a server answers that can't do it just now: it starts, or another takes over from it."""
+_DENIED = (AuthenticationError, AuthorizationError, NoPermissionError)
+_PLACEHOLDER = "kmqpy_library"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Where a server is.
+
+    timeout_s  how long a call tries before it raises Unavailable
+    pool_size  how many connections it has at most, and one more where somebody waits for a message
+    tls        None: without; else the arguments of redis.SSLConnection
+    """
+
+    host: str
+    port: int = 6379
+    db: int = 0
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    timeout_s: float = 10.0
+    pool_size: int = 10
+    tls: dict[str, Any] | None = None
+
+
+class Server:
+    """Safe to use from any thread; connects at the first call."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._pool = BlockingConnectionPool(
+            max_connections=settings.pool_size,
+            timeout=settings.timeout_s,
+            connection_class=Connection if settings.tls is None else SSLConnection,
+            **self._arguments(),
+        )
+
+    @property
+    def name(self) -> str:
+        """The address, for errors."""
+        return f"Redis at {self._settings.host}:{self._settings.port}"
+
+    def connection(self) -> Connection:
+        """A new connection of the caller's own, connected."""
+        kind = Connection if self._settings.tls is None else SSLConnection
+        connection = kind(**self._arguments())
+        connection.connect()
+        return connection
+
+    def function(self, name: str, keys: tuple[str, ...], *arguments: Any, repeatable: bool = True) -> Any:
+        """Call a function of functions.lua; `name` is that in the file.
+
+        Raises what call() does. An error whose text begins with KMQ, apart from KMQAGAIN, is the caller's.
+        """
+        library, code = _library()
+        command = ("FCALL", f"{library}_{name}", len(keys), *keys, *arguments)
+        while True:
+            try:
+                return self.call(*command, repeatable=repeatable)
+            except ResponseError as error:
+                text = str(error)
+                if text.startswith("KMQAGAIN"):  # the clock has brought more than one step carries out
+                    continue
+                if "Function not found" in text:  # new, emptied, or another server took over
+                    self._load(code)
+                    continue
+                raise
+
+    def call(self, *command: Any, repeatable: bool = True) -> Any:
+        """Send a command; returns the answer.
+
+        Tries for `timeout_s`: again after each failure if the command is `repeatable`, else only while it is
+        certain that the server has not carried it out.
+
+        Raises Unavailable, AccessDenied, ConfigError for keys that are not of kmqpy, ResponseError for an
+        error of functions.lua or a command that the server does not know.
+        """
+        until = SYSTEM_CLOCK.monotonic() + self._settings.timeout_s
+        for attempts in count(1):
+            try:
+                return self._call(command)
+            except _Failed as failed:
+                delay = _BACKOFF.delay(attempts)
+                if not (repeatable or failed.not_done) or SYSTEM_CLOCK.monotonic() + delay > until:
+                    unsure = "" if failed.not_done else "; whether the server did it is not known"
+                    raise Unavailable(f"{self.name}: {failed.cause}{unsure}") from failed.cause
+            SYSTEM_CLOCK.sleep(delay)
+        raise AssertionError("count() does not end")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.disconnect()
+
+    def _load(self, code: str) -> None:
+        try:
+            self.call("FUNCTION", "LOAD", code)
+        except ResponseError as error:
+            if "already exists" not in str(error):
+                raise ConfigError(f"{self.name}: it can't load the functions of kmqpy: {error}") from None
+
+    def _call(self, command: tuple[Any, ...]) -> Any:
+        try:
+            connection = self._pool.get_connection()
+        except (RedisError, OSError) as error:
+            raise self._translated(error, not_done=True) from None
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        except (RedisError, OSError) as error:
+            if not isinstance(error, ResponseError) or isinstance(error, ReadOnlyError | MovedError):
+                connection.disconnect()  # the next one may lead to the server that took over
+            raise self._translated(error, not_done=False) from None
+        except BaseException:  # Ctrl-C: its answer must not be taken for that of another call
+            connection.disconnect()
+            raise
+        finally:
+            self._pool.release(connection)
+
+    def _translated(self, error: Exception, *, not_done: bool) -> Exception:
+        """What to raise for an error of redis-py."""
+        text = str(error)
+        if isinstance(error, _DENIED):
+            return AccessDenied(f"{self.name}: {text}")
+        if isinstance(error, _NOT_DONE) or text.startswith("BUSY "):
+            return _Failed(error, not_done=True)
+        if isinstance(error, OutOfMemoryError):
+            return Unavailable(f"{self.name}: its memory is full (maxmemory), nothing was done: {text}")
+        if isinstance(error, MovedError):
+            return ConfigError(
+                f"{self.name}: it is a node of a Redis Cluster, and another node has the queue; kmqpy "
+                "connects to one server only"
+            )
+        if text.startswith("WRONGTYPE"):
+            return ConfigError(
+                f"{self.name}: a key with a name of kmqpy's is not kmqpy's; choose another prefix, "
+                f"or another database: {text}"
+            )
+        if text.startswith(("MISCONF", "NOREPLICAS")):
+            return Unavailable(f"{self.name}: nothing was done: {text}")
+        return error if isinstance(error, ResponseError) else _Failed(error, not_done=not_done)
+
+    def _arguments(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "host": settings.host,
+            "port": settings.port,
+            "db": settings.db,
+            "username": settings.user or None,
+            "password": settings.password,
+            "socket_timeout": settings.timeout_s,
+            "socket_connect_timeout": min(5.0, settings.timeout_s),
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),  # call() does it
+            **(settings.tls or {}),
+        }
+
+
+class _Failed(Exception):
+    """A call without an answer; `not_done`: it is certain that the server has not carried it out."""
+
+    def __init__(self, cause: Exception, *, not_done: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.not_done = not_done
+
+
+@cache
+def _library() -> tuple[str, str]:
+    """The name of the library, which says what is in it, and its code."""
+    code = (files(__package__) / "functions.lua").read_text(encoding="utf-8")
+    name = f"kmqpy_{hashlib.sha256(code.encode()).hexdigest()[:16]}"
+    return name, code.replace(_PLACEHOLDER, name)
