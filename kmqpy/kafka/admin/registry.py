@@ -5,6 +5,7 @@
     <root>/queues/<queue>/partitions/<p>/leader  ephemeral; the tracker's id
     <root>/queues/<queue>/partitions/<p>/offset  StoredOffset as JSON; versioned writes
     <root>/trackers/<id>                         ephemeral; TrackerInfo as JSON
+    <root>/jobs/<id>                             ephemeral; a driver whose job runs trackers on Spark
 
 Every call waits for a bounded time and raises Unavailable when ZooKeeper is away.
 
@@ -171,6 +172,10 @@ class ZnodePaths:
     def tracker(self, tracker_id: str) -> str:
         """A member."""
         return f"{self.trackers}/{tracker_id}"
+
+    def job(self, job_id: str) -> str:
+        """A job that runs trackers on Spark."""
+        return f"{self.root}/jobs/{job_id}"
 
 
 def encode_queue(settings: QueueSettings, *, deleting: bool = False) -> bytes:
