@@ -136,12 +136,7 @@ class Tracker:
         self._guard.raise_if_inherited()
         # First: it fails at once where the HTTP port is taken, and serves the health of what follows.
         member = self._member = Membership(
-            self,
-            self._connection,
-            self._zookeeper,
-            self._settings,
-            queues=frozenset(self._settings.queues) or None,
-            clock=self._clock,
+            self, self._connection, self._zookeeper, self._settings, self._clock
         )
         with ExitStack() as undo:
             undo.callback(member.leave)

@@ -24,7 +24,6 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.leadership.assignment import capacity
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.registry_view import RegistrySnapshot
-from tracker.spark.mandate import Mandate
 
 SESSION_MS = 1_500
 TICK_S = 0.5  # of the server: it ends sessions that much late
@@ -172,7 +171,6 @@ def test_a_crashed_tracker_is_replaced_when_its_session_ends(registry, join, rec
 CHILD = """
 import sys, time
 from tracker.leadership.leadership import Leadership
-from tracker.spark.mandate import Mandate
 hosts, root, session_ms = sys.argv[1], sys.argv[2], int(sys.argv[3])
 leadership = Leadership(hosts, "child", root=root, session_timeout_ms=session_ms).start(10)
 last = None
@@ -312,11 +310,8 @@ def test_a_session_that_ended_takes_everything_and_a_new_one_regains_it(registry
     a = join("a")
     until(lambda: owned(a) == ALL)
     before = epochs(a)
-    a.wake.clear()
     end_session(a, cluster.zookeeper)
-    assert a.wake.wait(2)
-    until(lambda: owned(a) == ALL and a.may_redeliver())
-    assert min(epochs(a).values()) > max(before.values())
+    until(lambda: owned(a) == ALL and a.may_redeliver() and min(epochs(a).values()) > max(before.values()))
 
 
 class Jumping(SystemClock):
@@ -676,12 +671,3 @@ def test_r25_an_offset_that_may_not_be_written_holds_up_no_other(registry, join,
     stored = StoredOffset(1, "t", 10)
     assert a.write_offsets({("q", 0): stored, ("q", 1): stored}) == {("q", 1)}
     assert f"{path} is not stored" in caplog.text
-
-
-def test_r25_copies_of_a_leader_and_its_member_lead_nothing(zookeeper, registry, zk, root):
-    registry.register(QueueSettings(name="q"), 1)
-    zk.create(f"{root}/trackers/a", b"{}", makepath=True)
-    zk.create(f"{root}/queues/q/partitions/0/leader", b"a")
-    mandate = Mandate(zookeeper, root, "a")
-    with contextlib.closing(mandate):
-        assert mandate.epoch("q", 0) is None

@@ -148,6 +148,7 @@ class ZnodePaths:
         self.root = root
         self.queues = f"{root}/queues"
         self.trackers = f"{root}/trackers"
+        self.jobs = f"{root}/jobs"
 
     def queue(self, name: str) -> str:
         """Settings."""
@@ -175,7 +176,7 @@ class ZnodePaths:
 
     def job(self, job_id: str) -> str:
         """A job that runs trackers on Spark."""
-        return f"{self.root}/jobs/{job_id}"
+        return f"{self.jobs}/{job_id}"
 
 
 def encode_queue(settings: QueueSettings, *, deleting: bool = False) -> bytes:

@@ -22,7 +22,7 @@ from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.admin.registry import ZnodePaths
 from tests.spark.deaths import STEPS
 from tests.spark.sessions import INTERPRETED, SMALL
-from tests.spark.tracking import LONG_S, stored, take
+from tests.spark.tracking import LONG_S, each_came_again_once, stored, take
 
 ROOT = Path(__file__).parents[3]
 CONNECT_SERVER = Path(__file__).parents[1] / "connect_server.py"
@@ -90,6 +90,9 @@ class SparkTrackerProcess:
             self._process.stdout.close()
             self._start()
 
+    def wait(self) -> int:
+        return self._process.wait(60)
+
     def stop(self) -> list[dict]:
         """What it says of its trackers."""
         self._process.send_signal(signal.SIGTERM)
@@ -130,29 +133,33 @@ def _listens(port: int) -> bool:
 def _all_run(queue) -> bool:
     """True if both trackers of the driver that lives are there, and no other driver's znode."""
     with queue.registry() as registry:
-        jobs = registry._children(ZnodePaths(queue.connection.root).root + "/jobs")
+        jobs = registry._children(ZnodePaths(queue.connection.root).jobs)
         ids = [one.id for one in registry.trackers()]
     return len(jobs) == 1 and all(any(one.startswith(f"{jobs[0]}-{n}-") for one in ids) for n in (0, 1))
+
+
+def die(queue, deaths: Deaths, trackers: SparkTrackerProcess, each: int) -> list[str]:
+    """Returns when all these deaths have been died; the messages that were to come again meanwhile."""
+    # Something is due all the time, so that there is a transaction to die in.
+    bodies = take(queue, each, "one", lambda number: 20 * number)
+    rounds, deadline = 0, time.monotonic() + LONG_S + 90 * deaths.wanted
+    while deaths.died < deaths.wanted:
+        assert time.monotonic() < deadline, f"{deaths.died} of {deaths.wanted}, {trackers.starts} starts"
+        trackers.keep_running()
+        time.sleep(0.2)
+        copies = stored(queue)
+        if all(copies[body] >= 2 for body in bodies):
+            rounds += 1
+            bodies += take(queue, each, f"more{rounds}", lambda number: 20 * number)
+    return bodies
 
 
 def killed(queue, deaths: Deaths, each=60, **where: str) -> Counter[str]:
     """How often each message stands in the topic when all these deaths have been died and it is quiet."""
     with SparkTrackerProcess(queue, deaths, **where) as trackers:
-        # Something is due all the time, so that there is a transaction to die in.
-        bodies = take(queue, each, "one", lambda number: 20 * number)
-        rounds, deadline = 0, time.monotonic() + LONG_S + 90 * deaths.wanted
-        while True:
-            died, copies = deaths.died, stored(queue)
-            again = all(copies[body] >= 2 for body in bodies)
-            if again and died >= deaths.wanted:
-                break
-            assert time.monotonic() < deadline, f"{died} of {deaths.wanted} deaths, {trackers.starts} starts"
-            trackers.keep_running()
-            time.sleep(0.2)
-            if again:
-                rounds += 1
-                bodies += take(queue, each, f"more{rounds}", lambda number: 20 * number)
+        bodies = die(queue, deaths, trackers, each)
         until(lambda: trackers.keep_running() or _all_run(queue), LONG_S, every=0.1)
+        until(lambda: min(map(stored(queue).__getitem__, bodies)) >= 2, LONG_S, every=0.2)
         told = trackers.stop()
         assert [report["number"] for report in told] == [0, 1]
     copies = stored(queue)
@@ -175,9 +182,14 @@ def test_trackers_and_their_driver_are_killed_by_way_of_connect(make_queue, tmp_
 
 @pytest.mark.timeout(900)
 def test_a_driver_and_its_jvm_are_killed_within_a_transaction(make_queue, tmp_path):
+    """The driver whose JVM has died says so and ends; then an ordinary tracker goes on."""
     queue = make_queue(2)
-    deaths = Deaths(tmp_path, ["uncommitted:driver", "sent", "sent:executor"])
-    assert set(killed(queue, deaths, master="local[2]").values()) == {2}
+    deaths = Deaths(tmp_path, ["uncommitted:driver", "sent:executor"])
+    with SparkTrackerProcess(queue, deaths, master="local[2]") as trackers:
+        bodies = die(queue, deaths, trackers, 60)
+        assert trackers.wait() == 2
+    queue.tracker()
+    each_came_again_once(queue, bodies)
 
 
 @pytest.mark.skipif(not ROUNDS, reason="KMQ_KILLS is not set")
