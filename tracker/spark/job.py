@@ -125,6 +125,8 @@ class TrackerJob:
         self._name = ""
         """What the ids of the present submission's trackers begin with."""
         self._all_started = False
+        """Whether all trackers of the present submission have started."""
+        self._ever_started = False
         self._reports: list[TrackerReport] = []
         self._error: Exception | None = None
 
@@ -219,26 +221,25 @@ class TrackerJob:
     def _keep_running(self) -> None:
         failures = 0
         while not self._stopping.is_set():
-            self._all_started, ended = False, None
+            self._all_started = False
+            why = "the driver's znode was gone"
             try:
                 self._reports = self._submit()
-            except Unavailable as error:  # for as long as it takes, like every tracker
-                ended = error
+            except Unavailable as error:  # ZooKeeper is waited for, as by every tracker
+                why = str(error)
             except ConfigError:
                 raise
             except Exception as error:
+                why = one_line(error)
                 if self._stopping.is_set():
-                    _log.warning("Spark ended before the trackers: %s", one_line(error))
+                    _log.warning("Spark ended before the trackers: %s", why)
                     return
                 failures = 1 if self._all_started else failures + 1
                 if _is_gone(error) or failures == _GIVE_UP_AFTER:
                     raise
-                ended = error
-            if self._stopping.is_set():
-                return
-            why = one_line(ended) if ended else "the driver's znode was gone"
-            _log.warning("trackers ended; starting them again", extra={"why": why})
-            self._pause(_PAUSE.delay(max(1, failures)))
+            if not self._stopping.is_set():
+                _log.warning("trackers ended; starting them again", extra={"why": why})
+                self._pause(_PAUSE.delay(max(1, failures)))
 
     def _submit(self) -> list[TrackerReport]:
         """Run the trackers once, until they have all ended."""
@@ -266,7 +267,10 @@ class TrackerJob:
         return [TrackerReport(**row.asDict()) for row in rows.result()]
 
     def _wait(self, rows: _Collected) -> None:
-        """Wait until the job has ended or is to be stopped; raises ConfigError when trackers don't start."""
+        """Wait until the job has ended or is to be stopped.
+
+        Raises ConfigError when not all trackers start the first time; later, a cluster may have shrunk.
+        """
         deadline = self._clock.monotonic() + _START_TIMEOUT_S
         while not rows.ended.wait(_POLL_S) and not self._stopping.is_set():
             if self._all_started:
@@ -275,9 +279,9 @@ class TrackerJob:
             with suppress(Unavailable):
                 started = len(self.running())
             if started >= self._trackers:
-                self._all_started = True
+                self._all_started = self._ever_started = True
                 _log.info("trackers running", extra={"trackers": started, "ids": f"{self._name}-…"})
-            elif self._clock.monotonic() > deadline:
+            elif not self._ever_started and self._clock.monotonic() > deadline:
                 raise ConfigError(
                     f"trackers: {started} of {self._trackers} have started within {_START_TIMEOUT_S:.0f} s; "
                     "Spark has fewer free slots, or the others can't start: see the logs of its executors"
