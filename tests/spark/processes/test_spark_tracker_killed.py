@@ -74,19 +74,20 @@ class SparkTrackerProcess:
         self._command += [f"--{name}={value}" for name, value in options.items()]
         self._command += [f"--conf={name}={value}" for name, value in conf.items()]
         self._deaths = deaths
-        self.starts = 0
+        self.codes: list[int] = []
+        """With which it has ended before."""
         self._start()
 
     def _start(self) -> None:
         self._process = subprocess.Popen(self._command, env=self._deaths.environment, stdout=subprocess.PIPE)
         (self._deaths.folder / "driver").write_text(str(self._process.pid))
-        self.starts += 1
 
     def keep_running(self) -> None:
         code = self._process.poll()
         if code is not None:
             # 2: its JVM was killed, which it says.
             assert code in (-signal.SIGKILL, 2), f"it ended by itself: {code}"
+            self.codes.append(code)
             self._process.stdout.close()
             self._start()
 
@@ -144,7 +145,7 @@ def die(queue, deaths: Deaths, trackers: SparkTrackerProcess, each: int) -> list
     bodies = take(queue, each, "one", lambda number: 20 * number)
     rounds, deadline = 0, time.monotonic() + LONG_S + 90 * deaths.wanted
     while deaths.died < deaths.wanted:
-        assert time.monotonic() < deadline, f"{deaths.died} of {deaths.wanted}, {trackers.starts} starts"
+        assert time.monotonic() < deadline, f"{deaths.died} of {deaths.wanted}, ended: {trackers.codes}"
         trackers.keep_running()
         time.sleep(0.2)
         copies = stored(queue)
@@ -184,10 +185,10 @@ def test_trackers_and_their_driver_are_killed_by_way_of_connect(make_queue, tmp_
 def test_a_driver_and_its_jvm_are_killed_within_a_transaction(make_queue, tmp_path):
     """The driver whose JVM has died says so and ends; then an ordinary tracker goes on."""
     queue = make_queue(2)
-    deaths = Deaths(tmp_path, ["uncommitted:driver", "sent:executor"])
+    deaths = Deaths(tmp_path, ["sent:executor", "uncommitted:driver"])
     with SparkTrackerProcess(queue, deaths, master="local[2]") as trackers:
         bodies = die(queue, deaths, trackers, 60)
-        assert trackers.wait() == 2
+        assert [*trackers.codes, trackers.wait()] == [2, -signal.SIGKILL]
     queue.tracker()
     each_came_again_once(queue, bodies)
 
