@@ -84,7 +84,7 @@ def test_local_masters_retry(master, used):
 
 @pytest.mark.parametrize("missing", ["kmqpy", "confluent_kafka"])
 def test_an_executor_that_lacks_something_says_what(missing):
-    """In a process that has imported nothing yet, as an executor; unpickling the probe needs nothing of ours."""
+    """In a process that has imported nothing yet, as an executor; the probe is unpickled without kmqpy."""
     code = f"""
 import sys
 import pyarrow as pa
