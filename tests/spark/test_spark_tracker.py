@@ -6,7 +6,6 @@ import urllib.request
 import pytest
 from support import SESSION_MS, until, value
 
-from kmqpy.core.first_contact import first_contact_within
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import partition_reader
@@ -136,11 +135,9 @@ def test_where_not_all_find_a_slot_all_are_stopped(spark, make_queue, monkeypatc
     assert members(queue) == []
 
 
-def test_a_zookeeper_that_is_away_is_said_in_one_line(spark, make_queue):
+def test_a_zookeeper_that_is_away_is_said_in_one_line(spark, make_queue, monkeypatch):
     (port,) = free_ports(1)
     away = ZooKeeperConnection(hosts=f"127.0.0.1:{port}")
-    with (
-        first_contact_within(1.0),
-        pytest.raises(Unavailable, match=rf"^ZooKeeper at 127.0.0.1:{port} does not answer.*$"),
-    ):
+    monkeypatch.setattr("kmqpy.zookeeper.session.patience_s", lambda *_: 0.5)
+    with pytest.raises(Unavailable, match=rf"^ZooKeeper at 127.0.0.1:{port} does not answer.*$"):
         track(spark, make_queue(1).connection, away)

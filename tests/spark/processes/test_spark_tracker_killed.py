@@ -182,14 +182,13 @@ def test_trackers_and_their_driver_are_killed_by_way_of_connect(make_queue, tmp_
 
 
 @pytest.mark.timeout(900)
-def test_a_driver_and_its_jvm_are_killed_within_a_transaction(make_queue, tmp_path):
-    """The driver whose JVM has died says so and ends; then an ordinary tracker goes on."""
+def test_the_jvm_is_killed_within_a_transaction(make_queue, tmp_path):
+    """Its driver says so and ends; then an ordinary tracker goes on."""
     queue = make_queue(2)
-    # Both trackers of the first JVM may live on for a moment: they die before the second driver does.
-    deaths = Deaths(tmp_path, ["sent:executor", "begun", "begun", "uncommitted:driver"])
+    deaths = Deaths(tmp_path, ["sent:executor"])
     with SparkTrackerProcess(queue, deaths, master="local[2]") as trackers:
         bodies = die(queue, deaths, trackers, 60)
-        assert [*trackers.codes, trackers.wait()] == [2, -signal.SIGKILL]
+        assert trackers.wait() == 2
     queue.tracker()
     each_came_again_once(queue, bodies)
 
