@@ -137,6 +137,26 @@ class TrackerProcess(Child):
         )
 
 
+class SparkTrackerProcess(Child):
+    """`kmq spark-tracker` on a local master, as a user would run it."""
+
+    def __init__(
+        self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, trackers: int, queue: str
+    ) -> None:
+        settings = {
+            "bootstrap": connection.bootstrap,
+            "zookeeper": zookeeper.hosts,
+            "root": connection.root,
+            "trackers": str(trackers),
+            "queue": queue,
+            "http-port": "-1",
+            "log-level": "ERROR",
+            "conf": "spark.ui.enabled=false",
+        }
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        super().__init__([str(Path(sys.executable).with_name("kmq")), "spark-tracker", *options])
+
+
 def until(
     is_so: Callable[[], bool],
     what: str,

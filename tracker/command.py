@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -23,10 +22,9 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.session import connect
 from tracker.settings import TrackerSettings
-from tracker.tracker import Tracker
+from tracker.tracker import Tracker, relax_garbage_collection
 
 _PREFIX = "KMQ_TRACKER_"
-_OBJECTS_BEFORE_COLLECTION = 100_000
 _SHORT = {"use_now_for_redeliver_despite_no_marker_seen_for_ms": "--tick-after"}
 _METAVARS = {"int": "N", "str": "TEXT"}
 _SHOWN_DEFAULTS = {"tracker_id": "HOST-PID-RANDOM", "transaction_timeout_ms": "0"}
@@ -36,11 +34,11 @@ def _flag(name: str) -> str:
     return "--" + name.removesuffix("_ms").replace("_", "-")
 
 
-def settings_options(command: Callable[..., Any], but: Collection[str] = ()) -> Callable[..., Any]:
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """An option for each setting of a tracker, with the help text of its docstring."""
     texts = _field_texts(TrackerSettings)
     for field in reversed(dataclasses.fields(TrackerSettings)):
-        if field.name not in ("queues", *but):
+        if field.name != "queues":
             text = texts[field.name]
             if field.type == "bool":
                 kind: dict[str, Any] = {"is_flag": True, "default": None}
@@ -122,8 +120,7 @@ def tracker(cli: Cli, log_level: str, log_format: str, queues: tuple[str, ...], 
     settings.
     """
     logs.setup(log_level, log_format)
-    # What a redelivery makes is no garbage; to look at it again and again took a fifth of its time.
-    gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, 20, 20)
+    relax_garbage_collection()
     settings = settings_of(cli, queues, given)
     register(cli, settings.queues)
     service = Tracker(cli.connection, cli.zookeeper, settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import socket
-import threading
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
@@ -24,9 +23,6 @@ _WITHDRAW_AFTER_S = 10.0
 class Membership:
     """Serves the health of `watched` at once, and is a member from `join` to `leave`.
 
-    queues  those to be served; None: all that are registered
-    wake    set when there is something new in `leadership`
-
     Raises ConfigError when the HTTP port can't be had.
     """
 
@@ -36,9 +32,6 @@ class Membership:
         connection: KafkaConnection,
         zookeeper: ZooKeeperConnection,
         settings: TrackerSettings,
-        *,
-        queues: frozenset[str] | None,
-        wake: threading.Event | None = None,
         clock: Clock,
     ) -> None:
         self._connection = connection
@@ -50,9 +43,8 @@ class Membership:
             root=connection.root,
             tracker_id=settings.tracker_id,
             host=socket.gethostname(),
-            queues=queues,
+            queues=frozenset(settings.queues) or None,
             session_timeout_ms=settings.session_timeout_ms,
-            wake=wake,
             clock=clock,
         )
         # Before the first partition could be ours: a tracker that can't work must take none.

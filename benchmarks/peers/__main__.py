@@ -16,7 +16,6 @@ MODULES = {
     "kmq": "benchmarks.peers.kmq_command",
     "spark": "benchmarks.peers.spark_processing",
     "spark-state": "benchmarks.peers.spark_state",
-    "spark_tracker": "benchmarks.peers.spark_tracker",
 }
 
 

@@ -7,15 +7,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, pairs
 from kmqpy.cli.output import print_json, print_lines, print_text, warn
+from kmqpy.kafka.admin.stats import queue_stats
+from kmqpy.kafka.settings import QueueSettings
+
+if TYPE_CHECKING:
+    from kmqpy.spark.progress import Progress
 
 
 @click.command(name="spark-jars")
@@ -68,7 +74,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     """Process what a queue holds on Spark, and acknowledge each message that was written.
 
     A tracker redelivers messages that fail and dead-letters those that keep failing. At the end, the
-    health of the queue is printed.
+    health of the queue is printed. SIGTERM or Ctrl-C ends it after the micro-batch that it is in.
 
     \b
     Example:
@@ -87,6 +93,8 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
 
     if given["drain"] and given["follow"]:
         raise click.UsageError("--drain and --follow: give one of them")
+    if given["follow"] and (given["aggregate"] or given["report"]):
+        raise click.UsageError("--aggregate and --report: made at the end of a run, which --follow has not")
     if given["master"] and given["remote"]:
         raise click.UsageError("--master and --remote: give one of them")
     function = None if given["function"] is None else _loaded(given["function"])
@@ -100,22 +108,28 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         if (given["master"] or "local").startswith("local"):  # 200 are for a cluster
             builder = builder.config("spark.sql.shuffle.partitions", "4")
     spark = start(builder)
-    stopping = _stop_signal() if given["follow"] else None
+    stopping = _stop_signal()
     try:
         if given["aggregate"]:
             check_aggregate(spark, given["schema"], given["aggregate"])
-        run_pipeline(
-            spark,
-            settings,
-            cli.connection,
-            schema=given["schema"],
-            sink=sink,
-            function=function,
-            drain=given["drain"],
-            stop=stopping,
-            lease=given["lease"],
-            markers=given["markers"],
-        )
+        with _progress_line(shown=not cli.json and sys.stderr.isatty()) as progress:
+            ended = run_pipeline(
+                spark,
+                settings,
+                cli.connection,
+                schema=given["schema"],
+                sink=sink,
+                function=function,
+                drain=given["drain"],
+                follow=given["follow"],
+                stop=stopping,
+                progress=progress,
+                lease=given["lease"],
+                markers=given["markers"],
+            )
+        if not ended:
+            _summarize(cli, settings)
+            return
         if given["aggregate"]:
             write_aggregate(spark, sink, given["schema"], given["aggregate"])
         found = health(KmqSpark(spark, cli.connection, settings))
@@ -129,11 +143,42 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     except PySparkException as error:
         raise click.ClickException(f"Spark: {one_line(error)}") from error
     except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once
-        if stopping is None or not stopping():
+        if not stopping():
             raise click.ClickException(f"Spark: {one_line(error)}") from error
         warn("Spark has gone first; messages that it did not acknowledge will be redelivered")
     finally:
         stop(spark)
+
+
+def _summarize(cli: Cli, queue: QueueSettings) -> None:
+    """Say what a run that was stopped has left in the queue; its health would take too long."""
+    found = queue_stats(cli.connection, queue)
+    left = {name: getattr(found, name) for name in ("depth", "in_flight", "dead_letters")}
+    if cli.json:
+        print_json({"stopped": True, **left})
+    else:
+        words = {"depth": "waiting"}
+        shown = ", ".join(f"{n:,} {words.get(name, name.replace('_', ' '))}" for name, n in left.items())
+        print_text(f"stopped; what was written is acknowledged. The queue holds: {shown}")
+
+
+@contextmanager
+def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """What shows progress on one line of a terminal, over and over; None if it is not to be shown."""
+
+    def show(progress: Progress) -> None:
+        counts = (progress.behind, progress.dead_letters)
+        behind, dead = ("?" if count is None else f"{count:,}" for count in counts)
+        text = (
+            f"{progress.messages:,} messages, {progress.per_s:,.0f}/s, {behind} behind, {dead} dead letters"
+        )
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    try:
+        yield show if shown else None
+    finally:
+        if shown:
+            click.echo(err=True)
 
 
 def _loaded(name: str) -> Any:
@@ -152,7 +197,13 @@ def _loaded(name: str) -> Any:
 
 
 def _stop_signal() -> Callable[[], bool]:
+    """Whether SIGTERM or SIGINT has come; another one ends the process at once."""
     stopping = threading.Event()
+
+    def stop(number: int, _frame: Any) -> None:
+        stopping.set()
+        signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, stop)
     return stopping.is_set

@@ -24,6 +24,7 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.process import DEFAULT_LEASE_S, parsed
+from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
 from kmqpy.spark.taking import MarkersFormat
 from kmqpy.spark.task import ERROR, REJECT, Frames
@@ -60,17 +61,21 @@ def run_pipeline(
     sink: Sink,
     function: Frames | None = None,
     drain: bool = False,
+    follow: bool = False,
     stop: Callable[[], bool] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     lease: Duration = DEFAULT_LEASE_S,
     markers: MarkersFormat = "range",
     clock: Clock = SYSTEM_CLOCK,
-) -> None:
-    """Process what the queue holds now, and acknowledge what was written.
+) -> bool:
+    """Process what the queue holds now, and acknowledge what was written; returns False if it was stopped.
 
     schema    of the rows, as `id long, total double`; the columns ORIGIN are added
     function  see KmqSpark.process; without one, bodies are JSON objects, and the columns their fields
     drain     go on until the queue is empty: also what comes meanwhile, or again. Needs a tracker
-    stop      go on until it returns True, asked every second; an unfinished micro-batch is redelivered
+    follow    go on until it is stopped
+    stop      asked every second; True ends it when the micro-batch that it is in has ended
+    progress  told every second how far it is
 
     Raises ConfigError for a schema that is none, Unfinished when with `drain` nothing has moved for two
     minutes, and what KmqSpark.process raises.
@@ -79,23 +84,30 @@ def run_pipeline(
     wanted = _with_origin(fields)
     work = WithOrigin(function or JsonFields(fields.names))
     checkpoint = f"{sink.path.rstrip('/')}/{CHECKPOINT}"
+    stopped = stop or (lambda: False)
     with KmqSpark(spark, connection, queue, markers=markers) as kmq:
+        watch = ProgressWatch(connection, kmq.queue, progress, clock)
         while True:
             out = kmq.process(kmq.read_stream(), work, wanted, lease=lease)
             writer = kmq.write_stream(out, checkpoint).format(sink.format).options(**(sink.options or {}))
-            if stop is None:
-                writer = writer.trigger(availableNow=True)
-            else:
+            if follow:
                 writer = writer.trigger(processingTime=f"{sink.trigger_s} seconds")
+            else:
+                writer = writer.trigger(availableNow=True)
             query = writer.start(sink.path)
             try:
                 while not kmq.await_termination(query, timeout=1):
-                    if stop is not None and stop():
+                    watch.look(query)
+                    if stopped():
+                        finish_batch(query, clock)
                         break
+                watch.look(query)
             finally:
                 query.stop()
-            if not drain or not _more_comes(connection, kmq.queue, clock):
-                return
+            if stopped():
+                return False
+            if not drain or not _more_comes(connection, kmq.queue, stopped, clock):
+                return not stopped()
 
 
 def written(spark: SparkSession, sink: Sink, schema: str) -> DataFrame:
@@ -178,11 +190,13 @@ def _with_origin(fields: StructType) -> StructType:
     return StructType([*fields.fields, *map(StructField, ORIGIN, kinds)])
 
 
-def _more_comes(connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> bool:
-    """Wait until something can be processed; False when the queue is empty."""
+def _more_comes(
+    connection: KafkaConnection, queue: QueueSettings, stopped: Callable[[], bool], clock: Clock
+) -> bool:
+    """Wait until something can be processed; False when the queue is empty, or it is stopped."""
     before: tuple[int, int] | None = None
     deadline = clock.monotonic()
-    while True:
+    while not stopped():
         found = stats.queue_stats(connection, queue)
         ready = found.depth - found.delayed
         if ready or not (found.depth or found.in_flight):
@@ -197,3 +211,4 @@ def _more_comes(connection: KafkaConnection, queue: QueueSettings, clock: Clock)
                 "What was written is acknowledged: run this again for the rest"
             )
         clock.sleep(_POLL_S)
+    return False

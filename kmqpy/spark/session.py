@@ -51,25 +51,37 @@ def configure_spark_with_kmq(
     Raises ConfigError for another version of Spark, MissingExtra without Java, ClusterError if the jars can't
     be fetched.
     """
-    check_version(pyspark.__version__, "PySpark")
-    options: dict[str, str] = builder._options
-    remote = options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     if extra_packages := list(extra_packages):
         _add(builder, "spark.jars.packages", extra_packages)
-    if remote.startswith("sc://") or "PYSPARK_GATEWAY_PORT" in os.environ:
-        return builder
-    os.environ["JAVA_HOME"] = str(_java_home())
-    jars = [str(jar) for jar in spark_jars()]
-    _add(builder, "spark.jars", [*_submitted_jars(), *jars])
-    if (remote or options.get("spark.master") or os.environ.get("MASTER") or "local").startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        _add_to_python_path(Path(__file__).parents[2])
+    if _find_python_and_java(builder):
+        jars = [str(jar) for jar in spark_jars()]
+        _add(builder, "spark.jars", [*_submitted_jars(), *jars])
     return builder
 
 
-def start(builder: SparkSession.Builder) -> SparkSession:
-    """The session, for a command: made ready for queues; raises ConfigError when Spark does not want to."""
-    builder = configure_spark_with_kmq(builder)
+def _find_python_and_java(builder: SparkSession.Builder) -> bool:
+    """See to Java and to the Python of local workers; False where Spark's JVM is started by somebody else."""
+    check_version(pyspark.__version__, "PySpark")
+    options: dict[str, str] = builder._options
+    remote = options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
+    if remote.startswith("sc://") or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return False
+    os.environ["JAVA_HOME"] = str(_java_home())
+    if (remote or options.get("spark.master") or os.environ.get("MASTER") or "local").startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        _add_to_python_path(Path(__file__).parents[2])
+    return True
+
+
+def start(builder: SparkSession.Builder, *, connector: bool = True) -> SparkSession:
+    """The session, for a command: made ready for queues; raises ConfigError when Spark does not want to.
+
+    connector  False: without the jars of the Kafka connector, for a job that reads no Kafka through Spark
+    """
+    if connector:
+        configure_spark_with_kmq(builder)
+    else:
+        _find_python_and_java(builder)
     # py4j logs a page for each lost connection, and raises the same.
     for logger in map(logging.getLogger, ("", "py4j.java_gateway", "py4j.clientserver")):
         logger.addFilter(lambda record: f"{os.sep}py4j{os.sep}" not in record.pathname)

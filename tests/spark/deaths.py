@@ -1,11 +1,9 @@
 """Where the processes of kill tests die. Never in shipped code: its classes are patched here, by name.
 
-KMQ_TEST_DEATHS is a list of steps with commas, one death each, in this order: the step that is next kills
-whoever reaches it, with SIGKILL. `step:driver` kills the driver instead, and the executor goes on. What has
-been is noted in files, KMQ_TEST_DEATHS_DONE.<number>, so that the next process goes on with the list.
-
-As a module of Python workers (spark.python.daemon.module) it is pyspark.daemon, with the patches; as a
-program it is `kmq spark-tracker`, with those of the driver.
+KMQ_TEST_DEATHS is a list of steps with commas, one death each, in this order: the step that is next kills the
+Python worker that reaches it, with SIGKILL. `step:driver` kills the driver instead, whose pid stands in the
+file `driver`, and `step:executor` the JVM that the worker belongs to. What has been is noted in files,
+`death.<number>`, so that the next process goes on with the list. The files are in the folder KMQ_TEST_FOLDER.
 """
 
 import os
@@ -17,29 +15,35 @@ from typing import Any
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction
 from tracker.redelivery.redeliverer import Redeliverer
-from tracker.spark.turn import _Turn
 
-STEPS = ("planned", "begun", "sent", "uncommitted", "committed", "kept")
-"""In an executor: before a transaction; with a copy in it; with all copies; with everything; after it; with
-the state handed to Spark, which has not stored it."""
+STEPS = ("planned", "begun", "sent", "uncommitted", "committed")
+"""Before a transaction; with a copy in it; with all copies; with everything; after it."""
 
 
 def die(step: str) -> None:
     steps = [name for name in os.environ.get("KMQ_TEST_DEATHS", "").split(",") if name]
-    done = os.environ["KMQ_TEST_DEATHS_DONE"]
-    number = next(n for n in range(len(steps) + 1) if not Path(f"{done}.{n}").exists())
+    folder = Path(os.environ["KMQ_TEST_FOLDER"])
+    number = next(n for n in range(len(steps) + 1) if not (folder / f"death.{n}").exists())
     if number == len(steps):
         return
     name, _, whose = steps[number].partition(":")
     if name != step:
         return
     try:
-        os.close(os.open(f"{done}.{number}", os.O_CREAT | os.O_EXCL))
+        (folder / f"death.{number}").touch(exist_ok=False)
     except FileExistsError:
         return
     sys.stderr.write(f"death {number}: {steps[number]}\n")
     sys.stderr.flush()
-    os.kill(int(os.environ["KMQ_TEST_DRIVER"]) if whose else os.getpid(), signal.SIGKILL)
+    os.kill(_victim(whose, folder), signal.SIGKILL)
+
+
+def _victim(whose: str, folder: Path) -> int:
+    if whose == "driver":
+        return int((folder / "driver").read_text())
+    if whose == "executor":  # the worker's parent is PySpark's daemon, and its parent the JVM
+        return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+    return os.getpid()
 
 
 class Producer:
@@ -57,13 +61,8 @@ class Producer:
         return getattr(self._producer, name)
 
 
-def patch_executor() -> None:
-    make, transact, produce, keep = (
-        librdkafka.new_producer,
-        Redeliverer._transact,
-        CopyTransaction._produce_one,
-        _Turn._keep,
-    )
+def patch_worker() -> None:
+    make, transact, produce = librdkafka.new_producer, Redeliverer._transact, CopyTransaction._produce_one
 
     def make_dying(connection: Any, settings: Any) -> Any:
         made = make(connection, settings)
@@ -82,39 +81,6 @@ def patch_executor() -> None:
         if topic != self.markers_topic:
             die("begun")
 
-    def dying_keep(self: _Turn, *arguments: Any) -> None:
-        keep(self, *arguments)
-        die("kept")
-
     librdkafka.new_producer = make_dying
     Redeliverer._transact = dying_transact  # type: ignore[method-assign]
     CopyTransaction._produce_one = dying_produce  # type: ignore[method-assign]
-    _Turn._keep = dying_keep  # type: ignore[method-assign]
-
-
-def patch_driver() -> None:
-    """It dies at `reported`: it knows what was redelivered, and the batch is not complete."""
-    from tracker.spark.tracker import SparkTracker
-
-    after = SparkTracker._after_batch
-
-    def dying_after(self: SparkTracker, *arguments: Any) -> None:
-        after(self, *arguments)
-        if self.metrics.redelivered.labels(self._queue)._value.get():
-            die("reported")
-
-    SparkTracker._after_batch = dying_after  # type: ignore[method-assign]
-
-
-def main() -> None:
-    from kmqpy.cli import app
-    from tracker.spark.command import spark_tracker
-
-    os.environ["KMQ_TEST_DRIVER"] = str(os.getpid())
-    patch_driver()
-    app.kmq.add_command(spark_tracker)
-    sys.exit(app.run(["spark-tracker", *sys.argv[1:]]))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """The pipeline: from a queue to files, on a real Kafka with a tracker."""
 
 import json
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -84,6 +85,50 @@ def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signa
     assert ("will be redelivered" if signalled else "Spark: ") in done.output
 
 
+@pytest.mark.parametrize("how", ["follow", "drain"])
+def test_a_stop_lets_the_running_batch_end(spark, make_queue, tmp_path, how):
+    """Else its messages would stay in flight until their leases end."""
+    queue = make_queue(1)
+    queue.send(*(str(number) for number in range(20)))
+    begun, told = tmp_path / "begun", []
+
+    def slowly(frame):
+        begun.touch()
+        time.sleep(3)
+        return frame.assign(body=frame["value"].str.decode("utf-8"))
+
+    ended = run_pipeline(
+        spark,
+        queue.settings,
+        queue.connection,
+        schema="body string",
+        sink=Sink(path=str(tmp_path / "rows")),
+        function=slowly,
+        stop=begun.exists,
+        progress=told.append,
+        **{how: True},
+    )
+    assert not ended
+    left = stats.queue_stats(queue.connection, queue.settings)
+    assert (left.depth, left.in_flight) == (0, 0)
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == 20
+    assert told[0].messages == 0
+    assert told[-1].messages == 20
+
+
+def test_the_command_says_what_a_run_that_was_stopped_has_left(spark, make_queue, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr("kmqpy.cli.spark._stop_signal", lambda: lambda: True)
+    monkeypatch.setattr(pipeline, "run_pipeline", lambda *_, **__: False)
+    queue = make_queue(1)
+    queue.send("a", "b")
+    where = ["--bootstrap", queue.connection.bootstrap, "--zookeeper", queue.zookeeper.hosts]
+    line = ["pipeline", queue.name, *where, "--root", queue.connection.root, "--schema", "id int"]
+    done = CliRunner().invoke(kmq, [*line, "--out", str(tmp_path / "rows"), "--follow"])
+    assert done.exit_code == 0, done.output
+    assert "The queue holds: 2 waiting, 0 in flight, 0 dead letters" in done.output
+
+
 def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "_PATIENCE_S", 0.5)
     queue = make_queue(1)
@@ -115,6 +160,7 @@ def test_an_aggregate_that_cant_be_run_is_refused_first(spark):
         (["--function", "nonsense"], "--function nonsense: write it as module:name"),
         (["--function", "json:nope"], "--function json:nope: write it as module:name"),
         (["--drain", "--follow"], "--drain and --follow: give one of them"),
+        (["--follow", "--report", "r"], "--aggregate and --report: made at the end"),
         (["--master", "local", "--remote", "sc://h"], "--master and --remote: give one of them"),
         (["--option", "x"], "--option: 'x': write it as key=value"),
     ],

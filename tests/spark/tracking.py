@@ -4,6 +4,8 @@ import contextlib
 import time
 from collections import Counter
 
+from support import until
+
 from kmqpy.errors import KmqError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -32,3 +34,15 @@ def stored(queue) -> Counter[str]:
         with contextlib.suppress(KmqError):
             return queue.copies()
         time.sleep(0.5)
+
+
+def each_came_again_once(queue, bodies):
+    """Wait until each has come again; and none more than once."""
+
+    def came():
+        copies = stored(queue)
+        return all(copies[body] >= 2 for body in bodies)
+
+    until(came, LONG_S, lambda: stored(queue), every=0.2)
+    copies = stored(queue)
+    assert {body: copies[body] for body in bodies if copies[body] != 2} == {}

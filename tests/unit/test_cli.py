@@ -262,7 +262,7 @@ class TestWithoutTheExtra:
         [
             ["pipeline", "q", "--out", "o", "--schema", "id long"],
             ["spark-jars"],
-            ["spark-tracker", "--queue", "q", "--checkpoint", "c"],
+            ["spark-tracker", "--queue", "q"],
         ],
     )
     def test_of_spark(self, command):

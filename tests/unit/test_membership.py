@@ -36,7 +36,7 @@ def test_r13_who_does_not_reach_kafka_for_ten_seconds_withdraws(monkeypatch):
     monkeypatch.setattr(membership_module, "Leadership", FakeLeadership)
     clock = Clock()
     settings = TrackerSettings(http_port=-1)
-    member = Membership(None, KafkaConnection(), ZooKeeperConnection(), settings, queues=None, clock=clock)
+    member = Membership(None, KafkaConnection(), ZooKeeperConnection(), settings, clock)
     member.kafka_probed(answered=False)  # at the start
     assert not member.leadership.kafka_ok
     for answered, after_s, ok in [(True, 0, True), (False, 9, True), (False, 2, False), (True, 0, True)]:

@@ -49,7 +49,6 @@ class Leadership(Closing):
     queues              the queues to serve; None: all that are registered
     session_timeout_ms  how long after this tracker's death others take over
     takeover_delay      s after which the next in rank takes what the proposed owner did not
-    wake                set whenever snapshot() has changed
 
     snapshot, may_redeliver, release and set_kafka_ok do no I/O and can be called from any thread.
     verify and the offset calls block for at most about twice the session timeout, raise Unavailable
@@ -66,12 +65,10 @@ class Leadership(Closing):
         queues: frozenset[str] | None = None,
         session_timeout_ms: int = 6_000,
         takeover_delay: float = 3.0,
-        wake: threading.Event | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if not tracker_id or "/" in tracker_id or tracker_id in {".", ".."}:
             raise ConfigError(f"tracker_id: {tracker_id!r} must not be empty or contain /")
-        self.wake = wake or threading.Event()
         self._id = tracker_id
         self._paths = ZnodePaths(root)
         self._clock = clock
@@ -80,7 +77,7 @@ class Leadership(Closing):
         self._closing = threading.Event()
         self._denied: AccessDenied | None = None
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
-        self._published = PublishedView(self.wake)
+        self._published = PublishedView()
         self._zk = new_client(zookeeper, session_timeout_ms)
         self._session = TrackerSession(
             self._zk, self._paths.tracker(tracker_id), tracker_id, self._timeout, clock, self._signal.set

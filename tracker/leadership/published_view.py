@@ -30,13 +30,9 @@ class LeadershipView:
 
 
 class PublishedView:
-    """Holds the view; a partition whose release was requested leaves it at once. For any thread.
+    """Holds the view; a partition whose release was requested leaves it at once. For any thread."""
 
-    wake  set whenever the view has changed
-    """
-
-    def __init__(self, wake: threading.Event) -> None:
-        self._wake = wake
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._view = LeadershipView()
         self._releases: dict[Partition, int] = {}
@@ -50,11 +46,7 @@ class PublishedView:
     def publish(self, view: LeadershipView) -> None:
         """Replace the view."""
         with self._lock:
-            view = self._without_releases(view)
-            changed = view != self._view
-            self._view = view
-        if changed:
-            self._wake.set()
+            self._view = self._without_releases(view)
 
     def release(self, partition: Partition) -> bool:
         """Request the release of a partition; False when it is not owned."""

@@ -1,1 +1,1 @@
-"""The tracker as a job on Spark."""
+"""Trackers as long tasks of a Spark job: Spark places them on machines and replaces those that die."""

@@ -1,96 +1,100 @@
-"""`kmq spark-tracker`: runs a tracker on Spark until SIGTERM or Ctrl-C."""
+"""`kmq spark-tracker`: runs trackers on Spark until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
-import functools
+import os
 import signal
-from datetime import timedelta
+import threading
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from kmqpy.cli.options import DURATION, Cli, connected_service, pairs
+from kmqpy.cli.options import Cli, connected_service, pairs
+from kmqpy.cli.output import print_json, print_table
 from kmqpy.core import logs
 from tracker.command import log_options, register, settings_of, settings_options
+from tracker.spark.checks import MAX_FAILURES, with_retries
 
-_OF_THREADS = (
-    "offset_writes_per_s",
-    "use_now_for_redeliver_despite_no_marker_seen_for_ms",
-    "workers",
-    "count_interval_ms",
-    "tracing",
-)
-"""Settings that say nothing to executors."""
+_COLUMNS = ("tracker", "host", "starts", "partitions", "redelivered", "dead_lettered")
 
 
 @click.command(
-    short_help="Redeliver on the executors of a Spark cluster.",
-    epilog="Example:  kmq spark-tracker --queue orders --checkpoint /shared/orders --master spark://host:7077",
+    short_help="Run trackers on the executors of a Spark cluster.",
+    epilog="Example:  kmq spark-tracker --trackers 8 --queue orders --master spark://host:7077",
 )
 @connected_service
-@click.option("--queue", required=True, help="The queue to serve.")
 @click.option(
-    "--checkpoint",
-    metavar="FOLDER",
-    required=True,
-    help="Where Spark keeps the state: a path or URL that driver and executors reach; of this queue only.",
+    "--trackers", type=click.IntRange(1), default=2, metavar="N", help="How many; each takes a slot [2]."
 )
-@click.option(
-    "--trigger", type=DURATION, default="1s", metavar="DURATION", help="How often partitions get a turn [1s]."
-)
-@click.option("--tasks", type=click.IntRange(1), metavar="N", help="Turns at a time [the cores there are].")
-@click.option("--master", metavar="URL", help="Of the Spark cluster [local[*]; or spark-submit's].")
+@click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")
+@click.option("--master", metavar="URL", help="Of the Spark cluster [local[N]; or spark-submit's].")
+@click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[N].")
 @click.option("--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; repeatable.")
 @log_options
-@functools.partial(settings_options, but=_OF_THREADS)
+@settings_options
 def spark_tracker(
     cli: Cli,
-    queue: str,
-    checkpoint: str,
-    trigger: timedelta,
-    tasks: int | None,
+    trackers: int,
+    queues: tuple[str, ...],
     master: str | None,
+    remote: str | None,
     conf: tuple[str, ...],
     log_level: str,
     log_format: str,
     **given: Any,
 ) -> None:
-    """Redeliver for one queue on Spark: what `kmq tracker` does, on as many machines as Spark has.
+    """Run trackers as tasks of a Spark job: what `kmq tracker` does, placed and restarted by Spark.
 
-    It shares the partitions with other trackers of the queue, on Spark or not. Settings come from the
-    config file's table [tracker], then KMQ_TRACKER_… in the environment, then the options here.
+    They share the partitions with all other trackers, on Spark or not. Settings come from the config file's
+    table [tracker], then KMQ_TRACKER_… in the environment, then the options here; --http-port is that of the
+    first, which the others count up. At the end, what each tracker did since its last start is printed.
     """
     # Not before: `kmq --help` loads this module, and must not load Spark.
-    from kmqpy.spark.session import start, stop
+    from tracker.spark.job import TrackerJob  # isort: skip  # says what to install where PySpark is not
 
-    logs.setup(log_level, log_format)
-    settings = settings_of(cli, (queue,), given)
-    options: dict[str, bool | float | int | str | None] = {
-        "spark.ui.showConsoleProgress": "false",
-        **dict(pairs(conf, "--conf")),
-    }
-    if master is not None:
-        options["spark.master"] = master
     from pyspark.sql import SparkSession
 
-    from tracker.spark.tracker import SparkTracker  # says what to install where PySpark is not
+    from kmqpy.spark.session import start, stop
 
+    if master and remote:
+        raise click.UsageError("--master and --remote: give one of them")
+    logs.setup(log_level, log_format)
+    settings = settings_of(cli, queues, given)
     register(cli, settings.queues)
-    builder = SparkSession.builder.appName(f"kmq tracker of {queue}").config(map=options)
-    session = start(builder)
+    builder = SparkSession.builder.appName("kmq trackers").config(
+        map={
+            "spark.ui.showConsoleProgress": "false",
+            "spark.task.maxFailures": str(MAX_FAILURES),
+            **dict(pairs(conf, "--conf")),
+        }
+    )
+    if remote:
+        builder = builder.remote(with_retries(remote))
+    elif master or not os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"}:
+        builder = builder.master(with_retries(master or f"local[{trackers}]"))
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    session = start(builder, connector=False)
     try:
-        service = SparkTracker(
+        job = TrackerJob(
             session,
             cli.connection,
             cli.zookeeper,
-            queue,
-            checkpoint=checkpoint,
-            trigger=trigger.total_seconds(),
-            tasks=tasks,
+            trackers=trackers,
             settings=settings,
+            log_level=log_level,
+            log_format=log_format,
+            stopping=stopping,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: service.request_stop())
-        service.run()
+        reports = sorted(job.run(), key=lambda report: report.number)
     finally:
         stop(session)
+    if cli.json:
+        print_json([asdict(report) for report in reports])
+    elif reports:
+        print_table(
+            [name.replace("_", "-") for name in _COLUMNS],
+            [[getattr(report, name) for name in _COLUMNS] for report in reports],
+        )

@@ -5,6 +5,7 @@
     <root>/queues/<queue>/partitions/<p>/leader  ephemeral; the tracker's id
     <root>/queues/<queue>/partitions/<p>/offset  StoredOffset as JSON; versioned writes
     <root>/trackers/<id>                         ephemeral; TrackerInfo as JSON
+    <root>/jobs/<id>                             ephemeral; a driver whose job runs trackers on Spark
 
 Every call waits for a bounded time and raises Unavailable when ZooKeeper is away.
 

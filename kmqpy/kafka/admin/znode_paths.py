@@ -10,6 +10,7 @@ class ZnodePaths:
         self.root = root
         self.queues = f"{root}/queues"
         self.trackers = f"{root}/trackers"
+        self.jobs = f"{root}/jobs"
 
     def queue(self, name: str) -> str:
         """Settings."""
@@ -34,6 +35,10 @@ class ZnodePaths:
     def tracker(self, tracker_id: str) -> str:
         """A member."""
         return f"{self.trackers}/{tracker_id}"
+
+    def job(self, job_id: str) -> str:
+        """A job that runs trackers on Spark."""
+        return f"{self.jobs}/{job_id}"
 
 
 def parent_of(path: str) -> str:

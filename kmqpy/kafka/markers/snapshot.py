@@ -35,23 +35,19 @@ def pack(rows: Iterable[SnapshotRow]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(values).encode(), 1)).decode()
 
 
-def unpack(text: str, max_json_bytes: int = _MAX_JSON_BYTES) -> list[SnapshotRow]:
-    """The rows in a text; raises ValueError, also when a message is in two rows.
-
-    `max_json_bytes`: 0 for a text that is certainly our own.
-    """
+def unpack(text: str) -> list[SnapshotRow]:
+    """The rows in a text; raises ValueError, also when a message is in two rows."""
     if not text:
         return []
     inflater = zlib.decompressobj()
     try:
-        data = inflater.decompress(base64.b64decode(text, validate=True), max_json_bytes)
+        data = inflater.decompress(base64.b64decode(text, validate=True), _MAX_JSON_BYTES)
         if not inflater.eof or inflater.unused_data:
             raise ValueError("snapshot: too long, or cut short")
         rows = [_row(values) for values in json.loads(data)]
     except (zlib.error, binascii.Error, RecursionError, TypeError, IndexError) as error:
         raise ValueError(f"snapshot: {error}") from error
-    if max_json_bytes:
-        _check_once(rows)
+    _check_once(rows)
     return rows
 
 

@@ -1,11 +1,14 @@
-"""kill -9 of the tracker on Spark: of its executors at every step, and of its driver.
+"""kill -9 of trackers on Spark at every step of a redelivery, of their driver, and of Spark's JVM.
 
-KMQ_KILLS=<rounds>: all of them in a random order, that many times, and the control.
+KMQ_KILLS=<rounds>: all of them in a random order, that many times each way, and the control.
 """
 
+import contextlib
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,70 +16,90 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support import SESSION_MS
+from support import SESSION_MS, until
 
+from kmqpy.dev.ports import free_ports
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
 from tests.spark.deaths import STEPS
 from tests.spark.sessions import INTERPRETED, SMALL
-from tests.spark.tracking import LONG_S, stored, take
+from tests.spark.tracking import LONG_S, each_came_again_once, stored, take
 
 ROOT = Path(__file__).parents[3]
+CONNECT_SERVER = Path(__file__).parents[1] / "connect_server.py"
+CONF = {**SMALL, **INTERPRETED, "spark.python.daemon.module": "tests.spark.worker_daemon"}
+ROUNDS = int(os.environ.get("KMQ_KILLS", "0"))
+
+
+class Deaths:
+    """The deaths to be died, and the environment that tells the processes of them."""
+
+    def __init__(self, folder: Path, deaths: list[str], sabotage: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.wanted = len(deaths)
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "KMQ_TEST_DEATHS": ",".join(deaths),
+            "KMQ_TEST_FOLDER": str(folder),
+            "KMQ_TEST_SABOTAGE": sabotage,
+        }
+
+    @property
+    def died(self) -> int:
+        return len(list(self.folder.glob("death.*")))
 
 
 class SparkTrackerProcess:
-    """`kmq spark-tracker`, started again whenever it dies; executors and driver die as told."""
+    """`kmq spark-tracker`, started again whenever it has died."""
 
-    def __init__(self, queue, folder: Path, deaths: list[str], sabotage: str = "") -> None:
-        self._deaths = folder / "deaths"
-        conf = {
-            **SMALL,
-            **INTERPRETED,
-            "spark.python.daemon.module": "tests.spark.executor_daemon",
-            "spark.sql.shuffle.partitions": "2",
-        }
+    def __init__(self, queue, deaths: Deaths, **where: str) -> None:
         options = {
+            "trackers": "2",
+            "tracker-id": "spark",
             "bootstrap": queue.connection.bootstrap,
             "zookeeper": queue.zookeeper.hosts,
             "root": queue.connection.root,
             "queue": queue.name,
-            "checkpoint": str(folder / "checkpoint"),
-            "trigger": "200ms",
             "session-timeout": f"{SESSION_MS}ms",
             "offset-interval": "200ms",
             "max-batch-messages": "20",
             "http-port": "-1",
             "log-level": "WARNING",
-            # A task is tried three times, then the query fails and is started again.
-            "master": "local[2,3]",
+            "output": "json",
+            **where,
         }
-        self._command = [sys.executable, "-m", "tests.spark.deaths"]
+        conf = {} if "remote" in where else CONF
+        self._command = [str(Path(sys.executable).with_name("kmq")), "spark-tracker"]
         self._command += [f"--{name}={value}" for name, value in options.items()]
         self._command += [f"--conf={name}={value}" for name, value in conf.items()]
-        self._environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "KMQ_TEST_DEATHS": ",".join(deaths),
-            "KMQ_TEST_DEATHS_DONE": str(self._deaths),
-            "KMQ_TEST_SABOTAGE": sabotage,
-        }
-        self.starts = 0
+        self._deaths = deaths
+        self.codes: list[int] = []
+        """With which it has ended before."""
         self._start()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(self._command, env=self._environment)
-        self.starts += 1
+        self._process = subprocess.Popen(self._command, env=self._deaths.environment, stdout=subprocess.PIPE)
+        (self._deaths.folder / "driver").write_text(str(self._process.pid))
 
     def keep_running(self) -> None:
         code = self._process.poll()
         if code is not None:
-            assert code == -signal.SIGKILL, f"it ended by itself: {code}"
+            # 2: its JVM was killed, which it says.
+            assert code in (-signal.SIGKILL, 2), f"it ended by itself: {code}"
+            self.codes.append(code)
+            self._process.stdout.close()
             self._start()
 
-    def died(self) -> int:
-        return len(list(self._deaths.parent.glob(f"{self._deaths.name}.*")))
-
-    def stop(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
+    def wait(self) -> int:
         return self._process.wait(60)
+
+    def stop(self) -> list[dict]:
+        """What it says of its trackers."""
+        self._process.send_signal(signal.SIGTERM)
+        told, _ = self._process.communicate(timeout=60)
+        assert self._process.returncode == 0
+        return json.loads(told)
 
     def __enter__(self):
         return self
@@ -84,64 +107,122 @@ class SparkTrackerProcess:
     def __exit__(self, *_):
         self._process.kill()
         self._process.wait()
+        self._process.stdout.close()
 
 
-def killed(queue, folder, deaths, each=60, sabotage="") -> Counter[str]:
+@contextlib.contextmanager
+def connect_server(deaths: Deaths):
+    """Its address; `deaths` are those of its workers."""
+    (port,) = free_ports(1)
+    command = [
+        sys.executable,
+        str(CONNECT_SERVER),
+        str(port),
+        json.dumps({**CONF, "spark.master": "local[4,99]"}),
+    ]
+    with subprocess.Popen(command, env=deaths.environment, stdin=subprocess.PIPE) as server:
+        until(lambda: _listens(port) or server.poll() is not None, LONG_S, every=0.1)
+        yield f"sc://127.0.0.1:{port}"
+        server.stdin.close()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _all_run(queue) -> bool:
+    """True if both trackers of the driver that lives are there, and no other driver's znode."""
+    with queue.registry() as registry:
+        jobs = registry._znodes.children(ZnodePaths(queue.connection.root).jobs)
+        ids = [one.id for one in registry.trackers()]
+    return len(jobs) == 1 and all(any(one.startswith(f"{jobs[0]}-{n}-") for one in ids) for n in (0, 1))
+
+
+def die(queue, deaths: Deaths, trackers: SparkTrackerProcess, each: int) -> list[str]:
+    """Returns when all these deaths have been died; the messages that were to come again meanwhile."""
+    # Something is due all the time, so that there is a transaction to die in.
+    bodies = take(queue, each, "one", lambda number: 20 * number)
+    rounds, deadline = 0, time.monotonic() + LONG_S + 90 * deaths.wanted
+    while deaths.died < deaths.wanted:
+        assert time.monotonic() < deadline, f"{deaths.died} of {deaths.wanted}, ended: {trackers.codes}"
+        trackers.keep_running()
+        time.sleep(0.2)
+        copies = stored(queue)
+        if all(copies[body] >= 2 for body in bodies):
+            rounds += 1
+            bodies += take(queue, each, f"more{rounds}", lambda number: 20 * number)
+    return bodies
+
+
+def killed(queue, deaths: Deaths, each=60, **where: str) -> Counter[str]:
     """How often each message stands in the topic when all these deaths have been died and it is quiet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = len(deaths)
-    with SparkTrackerProcess(queue, folder, deaths, sabotage) as tracker:
-        # Something is due all the time, so that there is a transaction to die in.
-        bodies = take(queue, each, "one", lambda number: 20 * number)
-        rounds, deadline = 0, time.monotonic() + LONG_S + 90 * wanted
-        while True:
-            died, copies = tracker.died(), stored(queue)
-            again = all(copies[body] >= 2 for body in bodies)
-            if again and died >= wanted:
-                break
-            assert time.monotonic() < deadline, f"{died} deaths of {deaths}, {tracker.starts} starts"
-            tracker.keep_running()
-            time.sleep(0.2)
-            if again:
-                rounds += 1
-                bodies += take(queue, each, f"more{rounds}", lambda number: 20 * number)
-        time.sleep(1.0)
-        assert tracker.stop() == 0
+    with SparkTrackerProcess(queue, deaths, **where) as trackers:
+        bodies = die(queue, deaths, trackers, each)
+        until(lambda: trackers.keep_running() or _all_run(queue), LONG_S, every=0.1)
+        until(lambda: min(map(stored(queue).__getitem__, bodies)) >= 2, LONG_S, every=0.2)
+        told = trackers.stop()
+        assert [report["number"] for report in told] == [0, 1]
     copies = stored(queue)
     assert copies.keys() == {*bodies}
     return copies
 
 
-@pytest.mark.timeout(1_500)
-def test_executors_are_killed_at_every_step_and_the_driver(make_queue, tmp_path):
-    """Spark tries the task again, then the driver the query.
+@pytest.mark.timeout(900)
+def test_trackers_and_their_driver_are_killed_by_way_of_connect(make_queue, tmp_path):
+    """At every step of a redelivery; the server starts trackers again. Beside an ordinary tracker.
 
-    The driver dies within a transaction, which an executor then commits or not.
-    It dies again before a batch is complete.
+    The trackers of a driver that is gone stop by themselves, the next one's go on.
     """
+    queue = make_queue(4)
+    queue.tracker(wait=False)
+    deaths = Deaths(tmp_path, [*STEPS[:3], "sent:driver", *STEPS[3:]])
+    with connect_server(deaths) as remote:
+        assert set(killed(queue, deaths, remote=remote).values()) == {2}
+
+
+@pytest.mark.timeout(900)
+def test_the_jvm_is_killed_within_a_transaction(make_queue, tmp_path):
+    """Its driver says so and ends; then an ordinary tracker goes on."""
     queue = make_queue(2)
-    assert set(killed(queue, tmp_path, [*STEPS, "sent:driver", "reported"]).values()) == {2}
-
-
-ROUNDS = int(os.environ.get("KMQ_KILLS", "0"))
+    deaths = Deaths(tmp_path, ["sent:executor"])
+    with SparkTrackerProcess(queue, deaths, master="local[2]") as trackers:
+        bodies = die(queue, deaths, trackers, 60)
+        assert trackers.wait() == 2
+    queue.tracker()
+    each_came_again_once(queue, bodies)
 
 
 @pytest.mark.skipif(not ROUNDS, reason="KMQ_KILLS is not set")
 @pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("connect", [False, True])
 @pytest.mark.parametrize("number", range(ROUNDS))
-def test_killed_again_and_again(make_queue, tmp_path, number):
+def test_killed_again_and_again(make_queue, tmp_path, number, connect):
     queue = make_queue(3)
-    dice = random.Random(number)
-    deaths = [*STEPS, *(f"{step}:driver" for step in STEPS), "reported"]
-    dice.shuffle(deaths)
-    copies = killed(queue, tmp_path, deaths, each=100)
+    wanted = [*STEPS, *STEPS, *(f"{step}:driver" for step in STEPS)]
+    wanted += [] if connect else [f"{step}:executor" for step in STEPS]
+    random.Random(number).shuffle(wanted)
+    deaths = Deaths(tmp_path, wanted)
+    with connect_server(deaths) if connect else contextlib.nullcontext() as remote:
+        where = {"remote": remote} if remote else {"master": "local[2]"}
+        copies = killed(queue, deaths, each=100, **where)
     assert set(copies.values()) == {2}
-    sys.stderr.write(f"round {number}: {len(deaths)} deaths, {len(copies)} messages, each came again once\n")
+    sys.stderr.write(f"round {number}: {deaths.died} deaths, {len(copies)} messages, each came again once\n")
+
+
+@pytest.mark.skipif(not ROUNDS, reason="KMQ_KILLS is not set")
+@pytest.mark.timeout(1_800)
+def test_executors_of_a_cluster_are_killed(make_queue, tmp_path):
+    """The driver lives on, and Spark starts another executor."""
+    deaths = Deaths(tmp_path, [f"{step}:executor" for step in STEPS])
+    copies = killed(make_queue(3), deaths, master="local-cluster[2,1,1024]")
+    assert set(copies.values()) == {2}
 
 
 @pytest.mark.skipif(not ROUNDS, reason="KMQ_KILLS is not set")
 @pytest.mark.timeout(1_800)
 def test_without_transactions_there_are_duplicates(make_queue, tmp_path):
     """The control: copies were sent, and their end markers not; the checker sees it."""
-    copies = killed(make_queue(2), tmp_path, ["begun", "sent"], sabotage="two-sends")
+    deaths = Deaths(tmp_path, ["begun", "sent"], sabotage="two-sends")
+    copies = killed(make_queue(2), deaths, master="local[2]")
     assert max(copies.values()) > 2

@@ -5,10 +5,10 @@ import os
 from pyspark.daemon import manager
 
 from tests.chaos import sabotage
-from tests.spark.deaths import patch_executor
+from tests.spark.deaths import patch_worker
 
 if __name__ == "__main__":
     if os.environ.get("KMQ_TEST_SABOTAGE"):
         sabotage.apply(os.environ["KMQ_TEST_SABOTAGE"])
-    patch_executor()
+    patch_worker()
     manager()

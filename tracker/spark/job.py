@@ -1,0 +1,365 @@
+"""Keeps trackers running as long tasks of a Spark job.
+
+    with track(spark, connection, zookeeper, trackers=4) as job: ...
+
+Each task runs an ordinary Tracker, a member in ZooKeeper like any other. Spark places the tasks, and starts
+one again when its process or machine dies. For each submission of the job, the driver makes an ephemeral
+znode. The trackers watch it and stop gracefully when it is gone: deleted, or ended with the driver's session.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import ConfigError, KmqError, MissingExtra, Unavailable
+from kmqpy.kafka.admin.znode_paths import ZnodePaths
+from kmqpy.kafka.settings import KafkaConnection, check_connection
+from kmqpy.zookeeper.session import connect, gather, unavailable
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tracker.settings import TrackerSettings
+from tracker.spark.checks import check_session
+
+try:
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kmqpy.spark.checkpoint import one_line
+    from kmqpy.spark.session import check_version
+    from kmqpy.spark.taking import for_executors
+    from tracker.spark.task import REPORT, TrackerReport, TrackerTask
+except ImportError:
+    raise MissingExtra("spark", "tracker.spark.job") from None
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_ZOOKEEPER_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 120.0
+"""Until all trackers must have started once: a cluster may have to start executors first."""
+_STOP_TIMEOUT_S = 20.0
+"""A tracker finishes the transactions it is in, for 15 s at the most; what lasts longer is interrupted."""
+_INTERRUPT_TIMEOUT_S = 5.0
+_PAUSE = Backoff(0.4, 2, 30, jitter=0)
+"""Before a job that failed is submitted again."""
+_GIVE_UP_AFTER = 5
+"""Failures in a row, without all trackers having started."""
+
+
+def track(
+    spark: SparkSession,
+    connection: KafkaConnection,
+    zookeeper: ZooKeeperConnection,
+    *,
+    trackers: int = 2,
+    settings: TrackerSettings | None = None,
+    log_level: str = "INFO",
+    log_format: str = "text",
+) -> TrackerJob:
+    """Run `trackers` trackers on the executors of `spark`, also by Spark Connect; returns the running job.
+
+    settings  of each tracker. `tracker_id` is what their ids begin with; tracker number n serves /metrics on
+              port http_port + n, on any free port with 0, on none with -1
+
+    kmqpy must be installed on the executors, which must reach Kafka and ZooKeeper. Spark needs a slot for
+    each tracker, no speculation, and should have a high spark.task.maxFailures (a local master
+    `local[N,1000000]`): where a task has failed that often, the whole job is submitted again.
+
+    Raises ConfigError where Spark can't run them or executors lack kmqpy, Unavailable when ZooKeeper is away.
+    """
+    job = TrackerJob(
+        spark,
+        connection,
+        zookeeper,
+        trackers=trackers,
+        settings=settings,
+        log_level=log_level,
+        log_format=log_format,
+    )
+    return job.start()
+
+
+class TrackerJob:
+    """Trackers on Spark; the arguments are those of `track`.
+
+    stopping  set when the job is to stop, by whoever gave it or by `request_stop`
+
+    `run` blocks until `request_stop`, and `start` runs it in a thread. Both return or keep the reports of the
+    trackers, for `stop` to return.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: KafkaConnection,
+        zookeeper: ZooKeeperConnection,
+        *,
+        trackers: int = 2,
+        settings: TrackerSettings | None = None,
+        log_level: str = "INFO",
+        log_format: str = "text",
+        stopping: threading.Event | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._spark = spark
+        self._connection = check_connection(connection)
+        self._zookeeper = zookeeper
+        self._trackers = trackers
+        self._settings = settings or TrackerSettings()
+        self._log_options = {"log_level": log_level, "log_format": log_format}
+        self._clock = clock
+        self._paths = ZnodePaths(connection.root)
+        self._stopping = stopping or threading.Event()
+        self._thread: threading.Thread | None = None
+        self._held = ExitStack()
+        self._zk: Any = None
+        self._name = ""
+        """What the ids of the present submission's trackers begin with."""
+        self._all_started = False
+        """Whether all trackers of the present submission have started."""
+        self._ever_started = False
+        self._reports: list[TrackerReport] = []
+        self._error: Exception | None = None
+
+    def running(self) -> list[str]:
+        """The ids of the trackers that are members in ZooKeeper now; raises Unavailable."""
+        name = self._name
+        if not name:
+            return []
+        with unavailable(self._zk):
+            found = gather([self._zk.get_children_async(self._paths.trackers)], _ZOOKEEPER_TIMEOUT_S)
+        return sorted(one for one in found[0] or () if one.startswith(f"{name}-"))
+
+    def start(self) -> Self:
+        """Run in a thread of its own."""
+        self._connect()
+        self._thread = threading.Thread(target=self._keep_error, name="kmq-tracker-job")
+        self._thread.start()
+        return self
+
+    def run(self) -> list[TrackerReport]:
+        """Run until `request_stop` is called; returns what each tracker did."""
+        self._connect()
+        self._keep_error()
+        return self._result()
+
+    def request_stop(self) -> None:
+        """Ask `run` to end; returns at once, so that signal handlers can call it."""
+        self._stopping.set()
+
+    def stop(self) -> list[TrackerReport]:
+        """Stop the trackers gracefully; returns what each did. Raises what had ended the job before."""
+        self.request_stop()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._result()
+
+    def __enter__(self) -> Self:
+        return self if self._thread is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- before the first submission ------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        with ExitStack() as undo:
+            self._zk = undo.enter_context(connect(self._zookeeper, self._settings.session_timeout_ms))
+            try:
+                check_version(self._spark.version, "Spark")
+                conf = self._spark.conf
+                check_session(self._trackers, lambda key: conf.get(key, "") or "", os.cpu_count() or 1)
+                found = {
+                    row["problem"] for row in self._tasks(_probe(self._zookeeper), "problem string").collect()
+                }
+            except KmqError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"Spark: it can't run trackers: {one_line(error)}") from error
+            if problems := sorted(found - {""}):
+                raise ConfigError(f"executors: {problems[0]}")
+            self._held = undo.pop_all()
+
+    def _tasks(self, function: Callable[[Any], Any], schema: str) -> DataFrame:
+        """A row for each tracker, each in a task of its own."""
+        numbers = self._spark.range(0, self._trackers, 1, self._trackers)
+        return numbers.mapInArrow(function, schema)
+
+    # --- until it is stopped --------------------------------------------------------------------------
+
+    def _keep_error(self) -> None:
+        try:
+            with self._held:
+                self._keep_running()
+        except Exception as error:  # raised by run() and stop()
+            self._error = error if isinstance(error, KmqError) else KmqError(f"Spark: {one_line(error)}")
+
+    def _result(self) -> list[TrackerReport]:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._reports
+
+    def _keep_running(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            self._all_started = False
+            why = "the driver's znode was gone"
+            try:
+                self._reports = self._submit()
+            except Unavailable as error:  # ZooKeeper is waited for, as by every tracker
+                why = str(error)
+            except ConfigError:
+                raise
+            except Exception as error:
+                why = one_line(error)
+                if self._stopping.is_set():
+                    _log.warning("Spark ended before the trackers: %s", why)
+                    return
+                failures = 1 if self._all_started else failures + 1
+                if _is_gone(error) or failures == _GIVE_UP_AFTER:
+                    raise
+            if not self._stopping.is_set():
+                _log.warning("trackers ended; starting them again", extra={"why": why})
+                self._pause(_PAUSE.delay(max(1, failures)))
+
+    def _submit(self) -> list[TrackerReport]:
+        """Run the trackers once, until they have all ended."""
+        name = f"{self._settings.tracker_id}-{uuid.uuid4().hex[:6]}"
+        znode = self._paths.job(name)
+        task = TrackerTask(
+            connection=for_executors(self._connection),
+            zookeeper=self._zookeeper,
+            settings=self._settings,
+            job_znode=znode,
+            name=name,
+            **self._log_options,
+        )
+        with unavailable(self._zk):
+            made = self._zk.create_async(znode, b"", ephemeral=True, makepath=True)
+            made.get(timeout=_ZOOKEEPER_TIMEOUT_S)
+        self._name = name
+        rows = _Collected(self._spark, self._tasks(task, REPORT), name)
+        try:
+            self._wait(rows)
+        finally:
+            with suppress(Exception):  # else it ends with our session
+                self._zk.delete_async(znode).get(timeout=_ZOOKEEPER_TIMEOUT_S)
+            rows.end()
+        return [TrackerReport(**row.asDict()) for row in rows.result()]
+
+    def _wait(self, rows: _Collected) -> None:
+        """Wait until the job has ended or is to be stopped.
+
+        Raises ConfigError when not all trackers start the first time; later, a cluster may have shrunk.
+        """
+        deadline = self._clock.monotonic() + _START_TIMEOUT_S
+        while not rows.ended.wait(_POLL_S) and not self._stopping.is_set():
+            if self._all_started:
+                continue
+            started = 0
+            with suppress(Unavailable):
+                started = len(self.running())
+            if started >= self._trackers:
+                self._all_started = self._ever_started = True
+                _log.info("trackers running", extra={"trackers": started, "ids": f"{self._name}-…"})
+            elif not self._ever_started and self._clock.monotonic() > deadline:
+                raise ConfigError(
+                    f"trackers: {started} of {self._trackers} have started within {_START_TIMEOUT_S:.0f} s; "
+                    "Spark has fewer free slots, or the others can't start: see the logs of its executors"
+                )
+
+    def _pause(self, seconds: float) -> None:
+        deadline = self._clock.monotonic() + seconds
+        while not self._stopping.is_set() and self._clock.monotonic() < deadline:
+            self._clock.sleep(_POLL_S)
+
+
+class _Collected:
+    """The rows of a frame, which a thread of its own waits for."""
+
+    def __init__(self, spark: SparkSession, frame: DataFrame, tag: str) -> None:
+        self.ended = threading.Event()
+        self._spark = spark
+        self._frame = frame
+        self._tag = tag
+        self._rows: list[Any] = []
+        self._error: Exception | None = None
+        # A daemon: where Spark does not answer any more, the process must end all the same.
+        threading.Thread(target=self._collect, name="kmq-tracker-rows", daemon=True).start()
+
+    def end(self) -> None:
+        """Wait until the tasks have ended; interrupt them after a while."""
+        if self.ended.wait(_STOP_TIMEOUT_S):
+            return
+        with suppress(Exception):
+            self._spark.interruptTag(self._tag)
+        self.ended.wait(_INTERRUPT_TIMEOUT_S)
+
+    def result(self) -> list[Any]:
+        """The rows; raises what Spark raised."""
+        if self._error is not None:
+            raise self._error
+        return self._rows
+
+    def _collect(self) -> None:
+        try:
+            self._spark.addTag(self._tag)  # of this thread
+            self._rows = self._frame.collect()
+        except Exception as error:
+            self._error = error
+        finally:
+            self.ended.set()
+
+
+def _is_gone(error: Exception) -> bool:
+    """True if the JVM does not answer, and so never will."""
+    return isinstance(error, ConnectionError) or (
+        isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
+    )
+
+
+def _probe(zookeeper: ZooKeeperConnection) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A function for mapInArrow that says why this executor can't run a tracker; an empty text if it can.
+
+    It is sent by value and imports by itself: where kmqpy is missing, nothing of ours could be unpickled.
+    """
+    hosts, security = zookeeper.hosts, asdict(zookeeper.security)
+
+    def probe(batches: Iterator[Any]) -> Iterator[Any]:
+        import socket
+
+        import pyarrow as pa
+
+        for batch in batches:
+            try:
+                import tracker.spark.task  # noqa: F401
+                from kmqpy.errors import KmqError
+                from kmqpy.zookeeper.session import connect
+                from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
+            except ImportError as error:
+                problem = f"{error}; install kmqpy with its dependencies there, or send it with --py-files"
+            else:
+                problem = ""
+                try:
+                    with connect(ZooKeeperConnection(hosts=hosts, security=ZooKeeperSecurity(**security))):
+                        pass
+                except KmqError as error:
+                    problem = str(error)
+            if problem:
+                problem = f"{socket.gethostname()}: {problem}"
+            yield pa.RecordBatch.from_pylist([{"problem": problem}] * batch.num_rows)
+
+    return probe

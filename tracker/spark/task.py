@@ -1,0 +1,150 @@
+"""One tracker as a task of Spark: runs on an executor until the driver's znode is gone.
+
+Executors import this module. It must not import kmqpy.spark, which needs more than a tracker does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import pyarrow as pa
+from prometheus_client import Counter
+from pyspark import TaskContext
+
+from kmqpy.core import logs
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import KmqError
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker, relax_garbage_collection
+
+_PAUSE = Backoff(0.5, 2, 5)
+"""Before a tracker that can't start fails its task: Spark itself tries again at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerReport:
+    """What one tracker of a job did since its last start.
+
+    number         its place in the job, from 0
+    starts         how often Spark has started it: 1, and one more for each time that it died
+    partitions     that it owned when it was stopped
+    """
+
+    number: int
+    tracker: str
+    host: str
+    starts: int
+    partitions: int = 0
+    redelivered: int = 0
+    dead_lettered: int = 0
+
+
+REPORT = ", ".join(f"{one.name} {'string' if one.type == 'str' else 'long'}" for one in fields(TrackerReport))
+"""The schema of a frame of reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerTask:
+    """The function of the tasks, for mapInArrow: takes a row with the tracker's number, gives its report.
+
+    Spark sends it to the executors pickled. Plans, logs and the web UI show its name only, so the secrets of
+    the connections are known to driver and executors alone.
+
+    job_znode  the driver's ephemeral znode: as long as it is there, the tracker runs
+    name       what the ids of the job's trackers begin with
+    """
+
+    connection: KafkaConnection
+    zookeeper: ZooKeeperConnection
+    settings: TrackerSettings
+    job_znode: str
+    name: str
+    log_level: str
+    log_format: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For DataFrame.mapInArrow; each task has one row."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield pa.RecordBatch.from_pylist([asdict(self._run(number))])
+
+    def _run(self, number: int) -> TrackerReport:
+        context: Any = TaskContext.get()
+        starts = context.attemptNumber() + 1
+        logs.setup(self.log_level, self.log_format)
+        relax_garbage_collection()
+        port = self.settings.http_port
+        settings = replace(
+            self.settings,
+            tracker_id=f"{self.name}-{number}-{context.taskAttemptId()}",
+            http_port=port + number if port > 0 else port,
+        )
+        try:
+            tracker = Tracker(self.connection, self.zookeeper, settings)
+            owned = self._run_while_driver_lives(tracker)
+        except KmqError:
+            SYSTEM_CLOCK.sleep(_PAUSE.delay(starts))
+            raise
+        return TrackerReport(
+            number=number,
+            tracker=settings.tracker_id,
+            host=socket.gethostname(),
+            starts=starts,
+            partitions=owned,
+            redelivered=_total(tracker.metrics.redelivered),
+            dead_lettered=_total(tracker.metrics.dead_lettered),
+        )
+
+    def _run_while_driver_lives(self, tracker: Tracker) -> int:
+        """Run until the driver's znode is gone; returns how many partitions were owned then."""
+        owned: list[int] = []
+
+        def look(_data: bytes | None, stat: Any) -> None:
+            if stat is None and not owned:
+                owned.append(len(tracker.owned()))
+                tracker.request_stop()
+
+        with connect(self.zookeeper) as zk, _gentle(tracker):
+            zk.DataWatch(self.job_znode, look)
+            if not owned:
+                tracker.run()
+        return owned[0] if owned else 0
+
+
+@contextmanager
+def _gentle(tracker: Tracker) -> Iterator[None]:
+    """Have SIGTERM, and SIGHUP (sent when the JVM ends), stop first the tracker, then the process."""
+    got: list[int] = []
+
+    def stop(number: int, _frame: Any) -> None:
+        got.append(number)
+        tracker.request_stop()
+
+    before: dict[signal.Signals, Callable[[int, Any], Any] | int | None] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if got:
+        # Spark must not take the task for done: where it still runs, it starts the tracker again.
+        with suppress(ProcessLookupError):
+            os.kill(os.getpid(), got[0])
+
+
+def _total(counter: Counter) -> int:
+    samples = (sample for metric in counter.collect() for sample in metric.samples)
+    return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
