@@ -21,13 +21,19 @@ from kmqpy.telemetry.base import Telemetry
 OpenStorage = Callable[[QueueUrl, Telemetry | None], Storage]
 """What an entry point of the group `kmqpy.storages` is."""
 
-_STORAGES = {"memory": "kmqpy.storages.memory:open_storage"}
+_SQL = "kmqpy.storages.sql.opening:open_storage"
+_STORAGES = {
+    "memory": "kmqpy.storages.memory:open_storage",
+    "postgresql": _SQL,
+    "mariadb": _SQL,
+    "sqlite": _SQL,
+}
 """Scheme to `module:function`, an OpenStorage; imported when a queue of the scheme is opened."""
 
 _QUEUES = {"kafka": "kmqpy.kafka.queue:open_queue"}
 """The same for what has no Storage yet: the function returns the Queue."""
 
-_PLANNED = ("zookeeper", "sqlite", "postgresql", "mariadb", "redis", "http", "https")
+_PLANNED = ("zookeeper", "redis", "http", "https")
 """Schemes that are kept for storages to come."""
 
 _GROUP = "kmqpy.storages"
