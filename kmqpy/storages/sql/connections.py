@@ -88,6 +88,8 @@ class Connections:
                 yield sqlalchemy.inspect(connection)
         except Exception as error:
             failed = self._failed(error, connected=True)
+            if failed is None:
+                raise
             raise failed.shown() from failed.cause
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class Connections:
         try:
             proxy = self.pool.raw_connection()
         except Exception as error:
-            raise self._failed(error, connected=False) from error
+            raise self._failed(error, connected=False) or error from None
         try:
             cursor = self.dialect.cursor(proxy.driver_connection)
             if check and SYSTEM_CLOCK.monotonic() - proxy.info.get("used", 0) > _IDLE_S:
@@ -107,11 +109,13 @@ class Connections:
             cursor.close()
             proxy.info["used"] = SYSTEM_CLOCK.monotonic()
         except BaseException as error:
-            failed = None if isinstance(error, _Failed) else self._failed(error, connected=True)
-            self._abandon(proxy, failed.fate if failed else Fate.UNKNOWN)
-            if failed is None:
+            failed = self._failed(error, connected=True)
+            # Of an error of ours, only those that interrupt leave a connection in the middle of something.
+            broken = not isinstance(error, Exception) if failed is None else failed.is_broken
+            self._abandon(proxy, broken=broken)
+            if failed is None or failed is error:
                 raise
-            raise failed from error
+            raise failed from None
         proxy.close()
         return result
 
@@ -132,10 +136,14 @@ class Connections:
             cursor.execute("SELECT 1")
             cursor.fetchall()
         except Exception as error:
-            raise self._failed(error, connected=False) from error
+            failed = self._failed(error, connected=False)
+            if failed is None:
+                raise
+            failed.is_broken = True
+            raise failed from None
 
-    def _failed(self, error: BaseException, *, connected: bool) -> _Failed:
-        """What to raise; an error that is none of the driver's as it is."""
+    def _failed(self, error: BaseException, *, connected: bool) -> _Failed | None:
+        """What to raise for an error of the driver or the pool; None: it is another."""
         if isinstance(error, _Failed):
             return error
         if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:
@@ -144,13 +152,13 @@ class Connections:
             return _Failed(Fate.REFUSED, error)
         fate = self.dialect.fate(error)
         if fate is None:
-            raise error
+            return None
         return _Failed(Fate.UNDONE if fate is Fate.UNKNOWN and not connected else fate, error)
 
-    def _abandon(self, proxy: Any, fate: Fate) -> None:
-        """Give a connection back after an error; those of a server that is gone are all closed."""
+    def _abandon(self, proxy: Any, *, broken: bool) -> None:
+        """Give a connection back after an error; if it broke, others did, too, and all are closed."""
         with suppress(Exception):
-            if fate is Fate.UNKNOWN:
+            if broken:
                 proxy.invalidate()
                 self.pool.dispose()
             proxy.close()
@@ -163,6 +171,7 @@ class _Failed(Exception):
         super().__init__(str(cause))
         self.fate = fate
         self.cause = cause
+        self.is_broken = fate is Fate.UNKNOWN
 
     def shown(self) -> Unavailable:
         text = " ".join(str(self.cause).split())
