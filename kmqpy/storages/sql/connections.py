@@ -36,9 +36,7 @@ class Connections:
             threading.Lock() if dialect.name == "sqlite" else nullcontext()
         )
 
-    def run(
-        self, work: Callable[[Cursor], T], *, several: bool = False, repeatable: bool = True
-    ) -> T:
+    def run(self, work: Callable[[Cursor], T], *, several: bool = False, repeatable: bool = True) -> T:
         """The result of `work(cursor)`, committed.
 
         several     it executes several statements, which need a transaction around them

@@ -1,4 +1,4 @@
-"""What differs between the databases, as the engine needs it: `Dialect`, and what its implementations share."""
+"""What differs between the databases: `Dialect`, and what its implementations share."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ class Picked(NamedTuple):
 class Dialect(Protocol):
     """A kind of database.
 
-    is_atomic  whether a statement beyond those of one_shot needs begin() and commit
-    waits_ms   how long a taker waits at most before it looks again by itself
+    is_one_statement  whether put() and take() are one statement each, which needs no transaction around it
+    waits_ms          how long a taker waits at most before it looks again by itself
     """
 
     name: DialectName
     capabilities: Capabilities
+    is_one_statement: bool
     waits_ms: int
 
     @property
@@ -88,7 +89,7 @@ class Dialect(Protocol):
         ...
 
     def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
-        """Insert rows; no ids: there is no such queue. In a transaction, unless one_shot."""
+        """Insert rows; no ids: there is no such queue."""
         ...
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:

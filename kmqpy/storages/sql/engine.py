@@ -1,4 +1,4 @@
-"""The SQL engine: the primitives of `Engine` as transactions; see kmqpy.storages.engine for their promises."""
+"""The SQL engine: the primitives of `Engine` as transactions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, T
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.sql.arrivals import Arrivals, Listener, Watcher
 from kmqpy.storages.sql.connections import Connections
-from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, message_row
+from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, Picked, message_row
 from kmqpy.storages.sql.schema import Schema
 from kmqpy.storages.sql.statements import NO_LIMIT, Names
 
@@ -124,29 +124,19 @@ class SqlEngine:
 
         if connection is not None:
             return self._connections.within(connection, put)
-        ids = self._run(put, several=self._dialect.name != "postgresql", repeatable=False)
+        ids = self._run(put, several=not self._dialect.is_one_statement, repeatable=False)
         self._arrivals.note(queue.generation)
         return ids
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
         """See Engine."""
-        parameters = self._parameters(queue, limit=min(limit, NO_LIMIT), lease_ms=min(lease_ms, NO_LIMIT))
-        for_good = not queue.settings.ephemeral
         seen = self._arrivals.seen(queue.generation)
-        late = False
-        while True:
-
-            def take(cursor: Cursor, late: bool = late) -> Any:  # noqa: FBT001, FBT002
-                return self._dialect.take(cursor, parameters, for_good=for_good, late=late)
-
-            picked = self._run(take, several=self._dialect.name != "postgresql")
-            if not picked.queue_exists:
-                raise _deleted(queue)
-            if picked.rows or late or picked.due_ms is None or picked.due_ms > picked.now_ms:
-                return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
+        picked = self._pick(queue, limit, lease_ms, late=False)
+        if not picked.rows and picked.due_ms is not None and picked.due_ms <= picked.now_ms:
             self._pass_time(queue)
-            parameters |= self._dialect.defaults()
-            late = True  # what ends only now comes with the next take
+            # What ends only now comes with the next take: there is always something in a busy queue.
+            picked = self._pick(queue, limit, lease_ms, late=True)
+        return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
         """See Engine."""
@@ -169,7 +159,9 @@ class SqlEngine:
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine."""
-        return self._after_time(queue, lambda cursor, given: self._changed(cursor, "release_all", given, queue))
+        return self._after_time(
+            queue, lambda cursor, given: self._changed(cursor, "release_all", given, queue)
+        )
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine."""
@@ -289,6 +281,19 @@ class SqlEngine:
             **more,
         }
 
+    def _pick(self, queue: QueueRow, limit: int, lease_ms: int, *, late: bool) -> Picked:
+        parameters = self._parameters(
+            queue, limit=min(limit, NO_LIMIT), lease_ms=min(lease_ms, NO_LIMIT), late=int(late)
+        )
+        for_good = not queue.settings.ephemeral
+        picked = self._run(
+            lambda cursor: self._dialect.take(cursor, parameters, for_good=for_good, late=late),
+            several=not self._dialect.is_one_statement,
+        )
+        if not picked.queue_exists:
+            raise _deleted(queue)
+        return picked
+
     def _change(
         self, queue: QueueRow, name: str, takes: Sequence[TakeRef], *, connection: Any = None, **more: Any
     ) -> int:
@@ -362,5 +367,3 @@ def _deleted(queue: QueueRow) -> KmqError:
 
 def _bounded(value: int) -> int:
     return max(-NO_LIMIT, min(value, NO_LIMIT))
-
-

@@ -14,10 +14,13 @@ from kmqpy.storages.engine import NewRow, TakeRef
 from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
-_SESSION = """SET SESSION
-    TRANSACTION ISOLATION LEVEL READ COMMITTED""", """SET SESSION
+_SESSION = (
+    """SET SESSION
+    TRANSACTION ISOLATION LEVEL READ COMMITTED""",
+    """SET SESSION
     sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT',
-    innodb_lock_wait_timeout = 5"""
+    innodb_lock_wait_timeout = 5""",
+)
 _DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
 _UNDONE = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
 _BROKEN = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
@@ -31,6 +34,7 @@ class MariaDb:
 
     name: DialectName = "mariadb"
     capabilities = Capabilities(transactions=True)
+    is_one_statement = False
     waits_ms = 200
 
     def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -26,7 +25,6 @@ except ImportError as error:  # pragma: no cover
 
 SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms")
 """What a url may say of the storage: names of the tables, connections, how long a call is tried."""
-_PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,30}")
 _MOST_CONNECTIONS = 100
 
 
@@ -40,11 +38,7 @@ def open_storage(
     """
     url.refuse_unknown((*SETTINGS, *URL_SETTINGS))
     given = url.settings
-    names = Names(
-        prefix=_name("prefix", given.get("prefix", "kmq_")), schema=_name("schema", given.get("schema", ""))
-    )
-    if names.schema and url.scheme != "postgresql":
-        raise ConfigError("schema: only a postgresql: url has one; use prefix, or another database")
+    names = Names.of(url.scheme, given)
     timeout_ms = convert("timeout_ms", given.get("timeout_ms", "10s"), int)
     size = convert("pool_size", given.get("pool_size", "10"), int)
     if not 1 <= size <= _MOST_CONNECTIONS:
@@ -100,11 +94,3 @@ def _host_and_port(address: str) -> tuple[str, int | None]:
     if not colon or address.endswith("]"):
         host, port = address, ""
     return host.strip("[]") or "127.0.0.1", int(port) if port else None
-
-
-def _name(setting: str, value: str) -> str:
-    if value and not _PREFIX.fullmatch(value):
-        raise ConfigError(f"{setting}: {value!r} is no name; lower case, digits and _ are, up to 31 of them")
-    if setting == "prefix" and not value:
-        raise ConfigError("prefix: it is empty")
-    return value

@@ -31,7 +31,8 @@ class PostgreSql:
 
     name: DialectName = "postgresql"
     capabilities = Capabilities(transactions=True, blocking_take=True)
-    waits_ms = 5_000
+    is_one_statement = True
+    waits_ms = 2_000
 
     def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
         self._url = url.set(drivername="postgresql+psycopg")
@@ -100,9 +101,9 @@ class PostgreSql:
         ids: list[int] | None = cursor.fetchone()[0]
         return ids or []
 
-    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
-        """See Dialect."""
-        cursor.execute(self.sql["take_for_good" if for_good else "take"], {**parameters, "late": int(late)})
+    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
+        """See Dialect; `late` is in the parameters, too."""
+        cursor.execute(self.sql["take_for_good" if for_good else "take"], parameters)
         found = cursor.fetchall()
         now_ms, due_ms, exists = found[0][:3]
         rows = [] if found[0][3] is None else message_rows([one[3:] for one in found])

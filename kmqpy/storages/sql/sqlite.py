@@ -29,7 +29,8 @@ class Sqlite:
 
     name: DialectName = "sqlite"
     capabilities = Capabilities(transactions=True, blocking_take=True)
-    waits_ms = 5_000
+    is_one_statement = False
+    waits_ms = 2_000
 
     def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock, **pool: Any) -> None:
         self._url = url.set(drivername="sqlite+pysqlite")

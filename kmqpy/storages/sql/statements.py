@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kmqpy.errors import ConfigError
+
 SCHEMA_VERSION = 1
 
 DialectName = Literal["postgresql", "mariadb", "sqlite"]
@@ -27,12 +29,28 @@ NO_LIMIT = 2**62
 """For a number of rows, of redeliveries or of ms: more than there ever are."""
 
 
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names of the tables: `prefix`, then what each holds, in `schema` (PostgreSQL; empty: the default)."""
+    """The names of the tables: `prefix`, then what each holds, in `schema` (empty: the default)."""
 
     prefix: str = "kmq_"
     schema: str = ""
+
+    def __post_init__(self) -> None:
+        for setting, value in (("prefix", self.prefix), ("schema", self.schema or "none")):
+            if not _NAME.fullmatch(value):
+                raise ConfigError(f"{setting}: {value!r} is no name; 1 to 31 of a to z, 0 to 9 and _ are")
+
+    @classmethod
+    def of(cls, dialect: str, settings: Mapping[str, str]) -> Names:
+        """The names by the settings `prefix` and `schema`, if they are given. Raises ConfigError."""
+        names = cls(**{key: settings[key] for key in ("prefix", "schema") if key in settings})
+        if names.schema and dialect != "postgresql":
+            raise ConfigError("schema: only PostgreSQL has them; use prefix, or another database")
+        return names
 
     @property
     def tables(self) -> dict[str, str]:
@@ -130,8 +148,8 @@ WHERE queue = :queue AND state = 2 AND id > :after
 ORDER BY id LIMIT :limit""",
     "dead_rows": f"""SELECT {COLUMNS} FROM {{messages}} WHERE queue = :queue AND state = 3
 ORDER BY until_ms, id LIMIT :limit""",
-    "dead_rows_without_bodies": f"""SELECT {_WITHOUT_BODY} FROM {{messages}} WHERE queue = :queue AND state = 3
-ORDER BY until_ms, id LIMIT :limit""",
+    "dead_rows_without_bodies": f"""SELECT {_WITHOUT_BODY} FROM {{messages}}
+WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit""",
     # Two statements, each by an index.
     "purge_ready": "DELETE FROM {messages} WHERE queue = :queue AND state = 0",
     "purge_unready": "DELETE FROM {messages} WHERE queue = :queue AND state IN (1, 2)",
@@ -248,9 +266,7 @@ SELECT {{now}}, due.at_ms, {_EXISTS}, taken.* FROM due LEFT JOIN taken ON true""
 UPDATE {{messages}} AS m SET {_GIVE_BACK.replace("{number}", "chosen.number")}
 FROM chosen WHERE m.id = chosen.id""",
     "release_all": _chosen(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
-    "redrive": _chosen(
-        _REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"
-    ),
+    "redrive": _chosen(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
     "redrive_ids": _chosen(
         _REDRIVE,
         "WHERE queue = :queue AND state = 3 AND id = ANY (CAST(:ids AS bigint[])) ORDER BY until_ms, id",
@@ -310,8 +326,7 @@ _MARIADB = {
     "put_row": """(NEXT VALUE FOR {numbers}, :queue, PREVIOUS VALUE FOR {numbers},
     CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
     0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body)""",
-    "pick": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit "
-    "FOR UPDATE SKIP LOCKED",
+    "pick": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit FOR UPDATE SKIP LOCKED",
     "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN :ids",
     "take_for_good": "DELETE FROM {messages} WHERE id IN :ids",
     "due": f"SELECT id FROM {{messages}} WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit "
@@ -323,7 +338,9 @@ _MARIADB = {
     "give_back": _in_order(_GIVE_BACK, f"WHERE {_PAIRS} AND {_STILL_TAKEN} ORDER BY find_in_set(id, :order)"),
     "release_all": _in_order(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
     "redrive": _in_order(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
-    "redrive_ids": _in_order(_REDRIVE, "WHERE queue = :queue AND state = 3 AND id IN :ids ORDER BY until_ms, id"),
+    "redrive_ids": _in_order(
+        _REDRIVE, "WHERE queue = :queue AND state = 3 AND id IN :ids ORDER BY until_ms, id"
+    ),
     "lock_schema": "SELECT get_lock(:lock, 60)",
     "unlock_schema": "SELECT release_lock(:lock)",
 }
@@ -422,7 +439,7 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 def statements(dialect: DialectName, names: Names) -> dict[str, str]:
     """Every statement by its name, as the driver wants its parameters."""
-    texts = _SHARED | _OWN[dialect]
+    texts = {**_SHARED, **_OWN[dialect]}
     return {name: _driver_text(dialect, _filled(dialect, names, text)) for name, text in texts.items()}
 
 
@@ -433,7 +450,9 @@ def schema(dialect: DialectName, names: Names) -> list[str]:
 
 def script(dialect: DialectName, names: Names) -> str:
     """What `kmq sql schema` prints: schema(), and the rows of the meta table."""
-    version = f"INSERT INTO {names.qualified['meta']} (name, value) VALUES ('schema_version', '{SCHEMA_VERSION}')"
+    version = (
+        f"INSERT INTO {names.qualified['meta']} (name, value) VALUES ('schema_version', '{SCHEMA_VERSION}')"
+    )
     return "".join(f"{text};\n" for text in [*schema(dialect, names), version])
 
 
