@@ -60,6 +60,8 @@ class Connections:
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
         """The result of `work(cursor)` in the transaction of the application, which commits it or not."""
         if isinstance(connection, sqlalchemy.Connection):
+            if not connection.in_transaction():
+                connection.begin()  # as it does for its own statements: else its commit() would do nothing
             connection = connection.connection.driver_connection
         try:
             cursor = self.dialect.cursor(connection)

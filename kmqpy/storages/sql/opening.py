@@ -37,23 +37,31 @@ def open_storage(
     no server. Raises ConfigError, Unavailable, AccessDenied.
     """
     url.refuse_unknown((*SETTINGS, *URL_SETTINGS))
-    given = url.settings
-    names = Names.of(url.scheme, given)
-    timeout_ms = convert("timeout_ms", given.get("timeout_ms", "10s"), int)
-    size = convert("pool_size", given.get("pool_size", "10"), int)
+    timeout_s = _timeout_ms(url) / 1000
+    engine = SqlEngine(dialect_of(url, clock), Names.of(url.scheme, url.settings), timeout_s=timeout_s)
+    return StoredStorage(engine, telemetry=telemetry)
+
+
+def dialect_of(url: QueueUrl, clock: Clock = SYSTEM_CLOCK) -> Dialect:
+    """The dialect of a url, with the connections that it asks for. Raises ConfigError, MissingExtra."""
+    size = convert("pool_size", url.settings.get("pool_size", "10"), int)
     if not 1 <= size <= _MOST_CONNECTIONS:
         raise ConfigError(f"pool_size: {size} is not from 1 to {_MOST_CONNECTIONS}")
-    if timeout_ms < 1:
-        raise ConfigError(f"timeout_ms: {timeout_ms} must be at least 1")
     pool = {
         "pool_size": size,
         "max_overflow": 0,
-        "pool_timeout": timeout_ms / 1000,
+        "pool_timeout": _timeout_ms(url) / 1000,
         "pool_use_lifo": True,
-        "pool_reset_on_return": None,
+        "pool_reset_on_return": None,  # what was not committed is rolled back already
     }
-    engine = SqlEngine(_dialect(url, names, clock, pool), names, timeout_s=timeout_ms / 1000)
-    return StoredStorage(engine, telemetry=telemetry)
+    return _dialect(url, Names.of(url.scheme, url.settings), clock, pool)
+
+
+def _timeout_ms(url: QueueUrl) -> int:
+    timeout_ms: int = convert("timeout_ms", url.settings.get("timeout_ms", "10s"), int)
+    if timeout_ms < 1:
+        raise ConfigError(f"timeout_ms: {timeout_ms} must be at least 1")
+    return timeout_ms
 
 
 def _dialect(url: QueueUrl, names: Names, clock: Clock, pool: dict[str, Any]) -> Dialect:
