@@ -101,7 +101,7 @@ def test_tables_of_a_newer_kmqpy_are_refused_and_left_as_they_are(place: Place) 
     with storage_for(place.url) as storage:
         storage.create("q")
     place.execute(f"UPDATE {place.prefix}meta SET value = '999' WHERE name = 'schema_version'")
-    with pytest.raises(ConfigError, match="999 is of a newer kmqpy.*upgrade"):
+    with pytest.raises(ConfigError, match=r"999 is of a newer kmqpy.*upgrade"):
         storage_for(place.url)
     assert place.execute(f"SELECT name FROM {place.prefix}queues") == [("q",)]
 
