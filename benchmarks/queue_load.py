@@ -1,6 +1,6 @@
 """The load that storages and their peers get: the same loop for all. Needs nothing but Python.
 
-Figures are of messages of 100 bytes, put and then taken and acknowledged by threads, one by one or in batches.
+Figures are of messages of 100 bytes, put, and then taken and acknowledged by threads.
 """
 
 import threading

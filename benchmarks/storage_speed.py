@@ -1,7 +1,7 @@
 """Puts, and takes with acknowledgements, per second on storages, beside their peers on the same server.
 
-`python -m benchmarks.storage_speed` (see --help). One by one and in batches of 100, with 1 and 8 takers, which are
-threads of one process, at several depths. Rows are in the form of benchmarks.results.
+`python -m benchmarks.storage_speed` (see --help). One by one and in batches of 100, with 1 and 8 takers,
+which are threads of one process, at several depths. Rows are in the form of benchmarks.results.
 """
 
 import json

@@ -1,7 +1,9 @@
-"""Peers of queues in SQL, run with the Python of a venv that has them: `sql_queues.py PEER URL TAKERS BATCH SECONDS`.
+"""Peers of queues in SQL, run with the Python of a venv that has them.
 
-bare-postgresql  the statements that do the same work, without any of our code: the ceiling. One table, a lease,
-                 SKIP LOCKED; no priorities, delays, dead letters, no check that the queue exists, no notification
+`sql_queues.py PEER URL TAKERS BATCH SECONDS DEPTH`
+
+bare-postgresql  the statements that do the same work, without any of our code: the ceiling. One table,
+                 a lease that is found by index, SKIP LOCKED; no priorities, delays or dead letters
 litequeue, huey  queues of Python in SQLite, as they are; synchronous = FULL as ours
 
 Prints JSON: messages per second, put, and taken and acknowledged.
@@ -22,6 +24,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS bare_queue (
     body bytea NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)"""
 _INDEX = "CREATE INDEX IF NOT EXISTS bare_ready ON bare_queue (id) WHERE until_ms = 0"
+_INDEX_OF_LEASES = "CREATE INDEX IF NOT EXISTS bare_until ON bare_queue (until_ms) WHERE until_ms > 0"
 _PUT = "INSERT INTO bare_queue (body) SELECT unnest(%s::bytea[])"
 _TAKE = """UPDATE bare_queue SET until_ms = extract(epoch FROM now()) * 1000 + 30000, take = take + 1
 WHERE id = ANY (ARRAY(
@@ -50,6 +53,7 @@ class BarePostgresql:
                 "INSERT INTO bare_queue (body) SELECT %s FROM generate_series(1, %s)", (BODY, depth)
             )
             connection.execute(_INDEX)
+            connection.execute(_INDEX_OF_LEASES)
             connection.execute("VACUUM ANALYZE bare_queue")
 
     def put(self, count: int) -> None:

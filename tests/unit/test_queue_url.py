@@ -134,9 +134,6 @@ def test_the_scheme_is_looked_at_first(url):
     [
         "redis://h/0",
         "zookeeper://h:2181/root?queue=q",
-        "sqlite:///f.db?queue=q",
-        "postgresql://h/db?queue=q",
-        "mariadb://h/db?queue=q",
         "redis://h/0?queue=q",
         "http://h?queue=q",
     ],

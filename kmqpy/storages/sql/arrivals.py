@@ -83,6 +83,70 @@ class Listener:
                 self._arrivals.note(notice.payload)
 
 
+class Notifier:
+    """Tells other processes by NOTIFY, on one connection beside the pool, from the first arrival on.
+
+    PostgreSQL lets only one transaction that notifies commit at a time, with its sync. So senders don't: this
+    does just after them, for many at once, without a sync. Who waits looks again by itself if it is killed
+    in between.
+    """
+
+    PAUSE_S = 0.005
+
+    def __init__(self, pool: sqlalchemy.Engine, statement: str, channel: str) -> None:
+        self._pool = pool
+        self._statement = statement
+        self._channel = channel
+        self._changed = threading.Condition()
+        self._untold: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def tell(self, generation: str) -> None:
+        """Something came into a queue, and is committed."""
+        if generation in self._untold:
+            return
+        with self._changed:
+            self._untold.add(generation)
+            if self._thread is None and not self._stopped:
+                self._thread = threading.Thread(target=self._run, name="kmqpy-sql-notifier", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Tell the rest and close the connection."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        connection: Any = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._untold or self._stopped)
+                if not self._untold:
+                    break
+                generations, self._untold = self._untold, set()
+            try:
+                if connection is None:
+                    connection = self._pool.raw_connection()
+                    connection.detach()
+                    connection.dbapi_connection.execute("SET synchronous_commit = off")
+                with connection.dbapi_connection.cursor() as cursor:
+                    told = [{"channel": self._channel, "payload": one} for one in generations]
+                    cursor.executemany(self._statement, told)
+            except Exception:  # the pool's users report that the server is away; who waits looks again
+                if connection is not None:
+                    with suppress(Exception):
+                        connection.close()
+                    connection = None
+            SYSTEM_CLOCK.sleep(self.PAUSE_S)
+        if connection is not None:
+            connection.close()
+
+
 class Watcher:
     """Sees that another connection has changed the file of SQLite; whoever waits looks."""
 

@@ -12,7 +12,7 @@ from kmqpy.errors import KmqError, QueueNotFound
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
-from kmqpy.storages.sql.arrivals import Arrivals, Listener, Watcher
+from kmqpy.storages.sql.arrivals import Arrivals, Listener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, Picked, message_row
 from kmqpy.storages.sql.schema import Schema
@@ -39,9 +39,12 @@ class SqlEngine:
         self._run = self._connections.run
         pool = self._connections.pool
         self._listener: Listener | None = None
+        self._notifier: Notifier | None = None
         self._watcher: Watcher | None = None
         if dialect.name == "postgresql":
-            self._listener = Listener(pool, dialect.defaults()["channel"], self._arrivals)
+            channel = dialect.defaults()["channel"]
+            self._listener = Listener(pool, channel, self._arrivals)
+            self._notifier = Notifier(pool, self._sql["notify"], channel)
         elif dialect.name == "sqlite":
             self._watcher = Watcher(pool, self._sql["changes"], self._arrivals)
         try:
@@ -103,10 +106,9 @@ class SqlEngine:
                 raise _deleted(queue)
             for name in ("purge_ready", "purge_unready", "purge_dead"):
                 self._dialect.change(cursor, name, parameters)
-            self._tell(cursor, queue)
 
         self._run(delete, several=True, repeatable=False)
-        self._arrivals.note(queue.generation)
+        self._arrived(queue)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -122,10 +124,16 @@ class SqlEngine:
                 raise _deleted(queue)
             return ids
 
+        def put_and_tell(cursor: Cursor) -> list[int]:
+            ids = put(cursor)
+            if "notify" in self._sql:  # others hear of it when the application commits
+                cursor.execute(self._sql["notify"], {**parameters, "payload": queue.generation})
+            return ids
+
         if connection is not None:
-            return self._connections.within(connection, put)
+            return self._connections.within(connection, put_and_tell)
         ids = self._run(put, several=not self._dialect.is_one_statement, repeatable=False)
-        self._arrivals.note(queue.generation)
+        self._arrived(queue)
         return ids
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
@@ -159,9 +167,11 @@ class SqlEngine:
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine."""
-        return self._after_time(
-            queue, lambda cursor, given: self._changed(cursor, "release_all", given, queue)
+        released = self._after_time(
+            queue, lambda cursor, given: self._dialect.change(cursor, "release_all", given)
         )
+        self._arrived(queue)
+        return released
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine."""
@@ -221,9 +231,11 @@ class SqlEngine:
         if ids is not None:
             given["ids"] = self._dialect.ids([one for one in ids if one <= INT64_MAX])
         name = "redrive" if ids is None else "redrive_ids"
-        return self._after_time(
-            queue, lambda cursor, parameters: self._changed(cursor, name, parameters, queue), **given
+        redriven = self._after_time(
+            queue, lambda cursor, parameters: self._dialect.change(cursor, name, parameters), **given
         )
+        self._arrived(queue)
+        return redriven
 
     def purge_dead(self, queue: QueueRow) -> int:
         """See Engine."""
@@ -253,6 +265,8 @@ class SqlEngine:
         """See Engine."""
         if self._listener is not None:
             self._listener.stop()
+        if self._notifier is not None:
+            self._notifier.stop()
         if self._watcher is not None:
             self._watcher.close()
         self._connections.close()
@@ -302,24 +316,16 @@ class SqlEngine:
         parameters = self._parameters(queue, **self._dialect.refs(real), **more)
 
         def change(cursor: Cursor) -> int:
-            done = self._changed(cursor, name, parameters, queue)
+            done = self._dialect.change(cursor, name, parameters)
             if done < len(takes):  # others were faster, or the queue is gone
                 self._check_exists(cursor, queue)
             return done
 
         if connection is not None:
             return self._connections.within(connection, change)
-        several = self._dialect.name == "sqlite" or name == "give_back"
-        done = self._run(change, several=several)
+        done = self._run(change, several=self._dialect.name == "sqlite")
         if name == "give_back" and done:
-            self._arrivals.note(queue.generation)
-        return done
-
-    def _changed(self, cursor: Cursor, name: str, parameters: dict[str, Any], queue: QueueRow) -> int:
-        done = self._dialect.change(cursor, name, parameters)
-        if done and name in ("give_back", "release_all", "redrive", "redrive_ids"):
-            self._tell(cursor, queue)
-            self._arrivals.note(queue.generation)
+            self._arrived(queue)
         return done
 
     def _after_time(
@@ -355,10 +361,11 @@ class SqlEngine:
         if not cursor.fetchone()[0]:
             raise _deleted(queue)
 
-    def _tell(self, cursor: Cursor, queue: QueueRow) -> None:
-        """Tell other processes, once this is committed."""
-        if "notify" in self._sql:
-            cursor.execute(self._sql["notify"], {**self._dialect.defaults(), "payload": queue.generation})
+    def _arrived(self, queue: QueueRow) -> None:
+        """Wake who waits, here and elsewhere."""
+        self._arrivals.note(queue.generation)
+        if self._notifier is not None:
+            self._notifier.tell(queue.generation)
 
 
 def _deleted(queue: QueueRow) -> KmqError:

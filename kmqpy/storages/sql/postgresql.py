@@ -90,7 +90,6 @@ class PostgreSql:
             self.sql["put"],
             {
                 **parameters,
-                "payload": str(parameters["queue"]),
                 "bodies": bodies,
                 "keys": keys,
                 "headers": headers,

@@ -230,7 +230,7 @@ ON CONFLICT (name) DO NOTHING""",
     ) AS new
     RETURNING id
 )
-SELECT array_agg(id ORDER BY id), pg_notify(:channel, :payload) FROM put""",
+SELECT array_agg(id ORDER BY id) FROM put""",
     # One round trip. Where a delay or lease has ended, it takes nothing (unless :late): that comes first.
     "take": f"""WITH due AS MATERIALIZED (SELECT {_NEXT_DUE} AS at_ms),
 picked AS MATERIALIZED (
