@@ -464,4 +464,7 @@ def _filled(dialect: DialectName, names: Names, text: str) -> str:
 
 
 def _driver_text(dialect: DialectName, text: str) -> str:
-    return text if dialect == "sqlite" else _PARAMETER.sub(r"%(\1)s", text)
+    if dialect == "sqlite":
+        return text
+    # To PostgreSQL in binary form: bodies are not escaped, and lists need no parsing.
+    return _PARAMETER.sub(r"%(\1)b" if dialect == "postgresql" else r"%(\1)s", text)
