@@ -167,9 +167,6 @@ def test_the_scheme_is_looked_at_first(url):
     "url",
     [
         "zookeeper://h:2181/root?queue=q",
-        "sqlite:///f.db?queue=q",
-        "postgresql://h/db?queue=q",
-        "mariadb://h/db?queue=q",
         "http://h?queue=q",
     ],
 )

@@ -1,0 +1,134 @@
+"""Peers of queues in SQL, run with the Python of a venv that has them.
+
+`sql_queues.py PEER URL TAKERS BATCH SECONDS DEPTH`
+
+bare-postgresql  the statements that do the same work, without any of our code: the ceiling. One table,
+                 a lease that is found by index, SKIP LOCKED; no priorities, delays or dead letters
+litequeue, huey  queues of Python in SQLite, as they are; synchronous = FULL as ours
+
+Prints JSON: messages per second, put, and taken and acknowledged.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.queue_load import BODY, Worker, measure
+
+_TABLE = """CREATE TABLE IF NOT EXISTS bare_queue (
+    id bigserial PRIMARY KEY, until_ms bigint NOT NULL DEFAULT 0, take integer NOT NULL DEFAULT 0,
+    body bytea NOT NULL
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)"""
+_INDEX = "CREATE INDEX IF NOT EXISTS bare_ready ON bare_queue (id) WHERE until_ms = 0"
+_INDEX_OF_LEASES = "CREATE INDEX IF NOT EXISTS bare_until ON bare_queue (until_ms) WHERE until_ms > 0"
+_PUT = "INSERT INTO bare_queue (body) SELECT unnest(%s::bytea[])"
+_TAKE = """UPDATE bare_queue SET until_ms = extract(epoch FROM now()) * 1000 + 30000, take = take + 1
+WHERE id = ANY (ARRAY(
+    SELECT id FROM bare_queue WHERE until_ms = 0 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
+)) RETURNING id, take, body"""
+_FINISH = "DELETE FROM bare_queue WHERE id = ANY (%s::bigint[])"
+
+
+class BarePostgresql:
+    def __init__(self, url: str) -> None:
+        import psycopg
+
+        self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=1)
+        for setting in ("enable_seqscan = off", "enable_bitmapscan = off"):
+            self._connection.execute(f"SET {setting}")
+        self._cursor = self._connection.cursor(binary=True)
+
+    @staticmethod
+    def prepare(url: str, depth: int) -> None:
+        import psycopg
+
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS bare_queue")
+            connection.execute(_TABLE)
+            connection.execute(
+                "INSERT INTO bare_queue (body) SELECT %s FROM generate_series(1, %s)", (BODY, depth)
+            )
+            connection.execute(_INDEX)
+            connection.execute(_INDEX_OF_LEASES)
+            connection.execute("VACUUM ANALYZE bare_queue")
+
+    def put(self, count: int) -> None:
+        self._cursor.execute(_PUT, ([BODY] * count,))
+
+    def take(self, count: int) -> Sequence[Any]:
+        self._cursor.execute(_TAKE, (count,))
+        return self._cursor.fetchall()
+
+    def finish(self, taken: Sequence[Any]) -> None:
+        self._cursor.execute(_FINISH, ([row[0] for row in taken],))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Litequeue:
+    def __init__(self, url: str) -> None:
+        import litequeue
+
+        self._queue = litequeue.LiteQueue(url, check_same_thread=False)
+        self._queue.conn.execute("PRAGMA synchronous = FULL")
+
+    def put(self, count: int) -> None:
+        for _ in range(count):
+            self._queue.put(BODY.decode())
+
+    def take(self, count: int) -> Sequence[Any]:
+        found = (self._queue.pop() for _ in range(count))
+        return [one for one in found if one is not None]
+
+    def finish(self, taken: Sequence[Any]) -> None:
+        for one in taken:
+            self._queue.done(one.message_id)
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+class Huey:
+    """Forgets a task when it is taken: there is nothing to acknowledge."""
+
+    def __init__(self, url: str) -> None:
+        from huey.storage import SqliteStorage
+
+        self._storage = SqliteStorage(filename=url, fsync=True)
+
+    def put(self, count: int) -> None:
+        for _ in range(count):
+            self._storage.enqueue(BODY)
+
+    def take(self, count: int) -> Sequence[Any]:
+        found = (self._storage.dequeue() for _ in range(count))
+        return [one for one in found if one is not None]
+
+    def finish(self, taken: Sequence[Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        self._storage.close()
+
+
+PEERS: dict[str, Callable[[str], Worker]] = {
+    "bare-postgresql": BarePostgresql,
+    "litequeue": Litequeue,
+    "huey": Huey,
+}
+
+
+def main(peer: str, url: str, takers: str, batch: str, seconds: str, depth: str = "0") -> None:
+    if peer == "bare-postgresql":
+        BarePostgresql.prepare(url, int(depth))
+    figures = measure(lambda: PEERS[peer](url), takers=int(takers), batch=int(batch), seconds=float(seconds))
+    sys.stdout.write(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""The load that storages and their peers get: the same loop for all. Needs nothing but Python.
+
+Figures are of messages of 100 bytes, put, and then taken and acknowledged by threads.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+BODY = b"x" * 100
+
+
+class Worker(Protocol):
+    """One thread's handle of a queue."""
+
+    def put(self, count: int) -> None:
+        """Put so many messages, in one call if the queue can."""
+        ...
+
+    def take(self, count: int) -> Sequence[Any]:
+        """Take up to so many."""
+        ...
+
+    def finish(self, taken: Sequence[Any]) -> None:
+        """Acknowledge them."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
+
+
+def measure(
+    open_worker: Callable[[], Worker], *, takers: int, batch: int, seconds: float
+) -> dict[str, float]:
+    """Messages put, and then taken and acknowledged, per second; each part lasts about `seconds`.
+
+    What is taken was put in the same run, so the depth stays what it was.
+    """
+    with ExitStack() as all_of_them:
+        workers = [open_worker() for _ in range(takers)]
+        for worker in workers:
+            all_of_them.callback(worker.close)
+            worker.put(batch)
+            worker.finish(worker.take(batch))
+        put, put_s = _run(workers, lambda worker, _: _put(worker, batch), seconds, None)
+        taken, taken_s = _run(workers, lambda worker, left: _take(worker, min(batch, left)), 4 * seconds, put)
+        return {"put": put / put_s, "take": taken / taken_s}
+
+
+def _put(worker: Worker, batch: int) -> int:
+    worker.put(batch)
+    return batch
+
+
+def _take(worker: Worker, batch: int) -> int:
+    taken = worker.take(batch)
+    worker.finish(taken)
+    return len(taken)
+
+
+def _run(
+    workers: Sequence[Worker], step: Callable[[Worker, int], int], seconds: float, most: int | None
+) -> tuple[int, float]:
+    """How many messages went through `step`, and in which time."""
+    lock = threading.Lock()
+    done = 0
+    errors: list[BaseException] = []
+    began = time.monotonic()
+
+    def run(worker: Worker) -> None:
+        nonlocal done
+        try:
+            while time.monotonic() - began < seconds:
+                left = 2**31 if most is None else most - done
+                if left <= 0 or not (some := step(worker, left)):
+                    return
+                with lock:
+                    done += some
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return done, time.monotonic() - began

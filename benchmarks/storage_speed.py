@@ -1,0 +1,199 @@
+"""Puts, and takes with acknowledgements, per second on storages, beside their peers on the same server.
+
+`python -m benchmarks.storage_speed` (see --help). One by one and in batches of 100, with 1 and 8 takers,
+which are threads of one process, at several depths. Rows are in the form of benchmarks.results.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import click
+
+from benchmarks.queue_load import BODY, measure
+from benchmarks.results import Case, Figures, Row, run_case, shown, to_json
+from kmqpy.dev import Databases
+from kmqpy.queue import Storage, Queue, storage_for
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE / "peers" / "sql_queues.py"
+OURS = "kmqpy"
+BATCHES = (1, 100)
+TAKERS = (1, 8)
+_FILL = 5_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Another queue on the same server: a script that is run by the Python of a venv with `packages`.
+
+    package  what pip installs; empty: nothing beyond what we have
+    """
+
+    name: str
+    script: Path
+    package: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A storage to measure, and its peers. `peer_url` is the url as they want it."""
+
+    name: str
+    url: str
+    peer_url: Callable[[], str]
+    peers: Sequence[Peer] = ()
+
+
+class Ours:
+    """One thread's handle of a queue of kmqpy; all share one storage."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def put(self, count: int) -> None:
+        if count == 1:
+            self._queue.send(BODY)
+        else:
+            self._queue.send_many([BODY] * count)
+
+    def take(self, count: int) -> Sequence[Any]:
+        return self._queue.receive(count, wait=0)
+
+    def finish(self, taken: Sequence[Any]) -> None:
+        self._queue.ack(taken)
+
+    def close(self) -> None:
+        pass
+
+
+def cases(server: Server, depths: Sequence[int], seconds: float, turns: int) -> Iterator[Case]:
+    """Every combination; kmqpy and the peers take turns."""
+    with storage_for(server.url) as storage:
+        for depth in depths:
+            for takers in TAKERS:
+                for batch in BATCHES:
+                    peers: dict[str, Callable[[], Figures]] = {
+                        OURS: _ours(storage, depth, takers, batch, seconds)
+                    }
+                    for peer in server.peers:
+                        if depth == 0 or not peer.package:
+                            peers[peer.name] = _theirs(peer, server, depth, takers, batch, seconds)
+                    yield Case(
+                        work=f"queues on {server.name}",
+                        name=f"depth {depth:,}, {takers} takers, "
+                        + ("one by one" if batch == 1 else f"batches of {batch}"),
+                        metrics={"put": "put/s", "take": "take+ack/s"},
+                        peers=peers,
+                        repeats=turns,
+                    )
+
+
+def _ours(storage: Storage, depth: int, takers: int, batch: int, seconds: float) -> Callable[[], Figures]:
+    def turn() -> Figures:
+        name = f"depth-{depth}"  # filled once
+        if name not in storage.list():
+            storage.create(name)
+            queue = storage.open(name)
+            for first in range(0, depth, _FILL):
+                queue.send_many([BODY] * min(_FILL, depth - first))
+        queue = storage.open(name)
+        return measure(lambda: Ours(queue), takers=takers, batch=batch, seconds=seconds)
+
+    return turn
+
+
+def _theirs(
+    peer: Peer, server: Server, depth: int, takers: int, batch: int, seconds: float
+) -> Callable[[], Figures]:
+    def turn() -> Figures:
+        arguments = [peer.name, server.peer_url(), *map(str, (takers, batch, seconds, depth))]
+        done = subprocess.run(
+            [_python(peer), str(peer.script), *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
+        figures: Mapping[str, float] = json.loads(done.stdout)
+        return figures
+
+    return turn
+
+
+def _python(peer: Peer) -> str:
+    """The Python that has a peer; it is installed when it is first needed."""
+    if not peer.package:
+        return sys.executable
+    folder = Path(tempfile.gettempdir()) / f"kmqpy-bench-{peer.package}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", peer.package], check=True)
+    return str(python)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Minimum, median and maximum, and the ratio of kmqpy to each peer."""
+    lines = []
+    ours = {(row.work, row.case, row.metric): row.median for row in rows if row.peer == OURS}
+    for row in rows:
+        if not row.values:
+            lines.append(f"{row.work} | {row.case} | {row.unit} | {row.peer}: {row.problem}")
+            continue
+        figures = " / ".join(shown(value) for value in (min(row.values), row.median or 0, max(row.values)))
+        mine = ours.get((row.work, row.case, row.metric))
+        beside = (
+            f" | kmqpy by it: {mine / row.median:.2f}" if mine and row.median and row.peer != OURS else ""
+        )
+        lines.append(f"{row.work} | {row.case} | {row.unit} | {row.peer}: {figures}{beside}")
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--on", "names", default="postgresql,mariadb,sqlite", show_default=True)
+@click.option("--depths", default="0,10000,1000000", show_default=True)
+@click.option("--seconds", type=float, default=3.0, show_default=True, help="Of each part of a turn.")
+@click.option("--turns", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path))
+def main(*, names: str, depths: str, seconds: float, turns: int, out: Path | None) -> None:
+    """Measure queues in SQL."""
+    rows: list[Row] = []
+    for name in names.split(","):
+        with tempfile.TemporaryDirectory() as folder, Databases(*{name} - {"sqlite"}) as started:
+            for case in cases(
+                _server(name, started, Path(folder)), [int(one) for one in depths.split(",")], seconds, turns
+            ):
+                rows += run_case(case)
+    click.echo(table(rows))
+    if out is not None:
+        out.write_text(json.dumps(to_json({"seconds": seconds, "turns": turns}, rows), indent=1) + "\n")
+
+
+def _server(name: str, started: Databases, folder: Path) -> Server:
+    if name == "sqlite":
+        return Server(
+            name=name,
+            url=f"sqlite:///{folder}/kmqpy.db",
+            peer_url=lambda: str(folder / f"{uuid4().hex}.db"),
+            peers=[
+                Peer(name="litequeue", package="litequeue", script=PEERS),
+                Peer(name="huey", package="huey", script=PEERS),
+            ],
+        )
+    url = started.urls[name]
+    bare = [Peer(name="bare-postgresql", script=PEERS)] if name == "postgresql" else []
+    return Server(name=name, url=url, peer_url=lambda: url, peers=bare)
+
+
+if __name__ == "__main__":
+    main()

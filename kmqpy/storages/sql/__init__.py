@@ -1,0 +1,1 @@
+"""Queues in a SQL database: PostgreSQL, MariaDB and SQLite."""

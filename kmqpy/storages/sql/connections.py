@@ -1,0 +1,182 @@
+"""The pool of connections: one transaction at a time on each, tried again where that is harmless."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, TypeVar
+
+import sqlalchemy
+import sqlalchemy.exc
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import AccessDenied, ConfigError, Unavailable
+from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
+
+T = TypeVar("T")
+_BACKOFF = Backoff(0.02, 2, 1)
+_IDLE_S = 1.0
+"""A connection that was not used for longer is asked whether it works before a message is sent by it."""
+
+
+class Connections:
+    """Runs transactions; safe to use from any thread.
+
+    timeout_s  for how long one is tried, waiting for a connection included, before Unavailable
+    """
+
+    def __init__(self, dialect: Dialect, timeout_s: float) -> None:
+        self.dialect = dialect
+        self.pool = dialect.engine()
+        self._timeout_s = timeout_s
+        # SQLite has one writer at a time: threads wait here in turn, not by trying again and again.
+        self._writing: AbstractContextManager[Any] = (
+            threading.Lock() if dialect.name == "sqlite" else nullcontext()
+        )
+
+    def run(self, work: Callable[[Cursor], T], *, several: bool = False, repeatable: bool = True) -> T:
+        """The result of `work(cursor)`, committed.
+
+        several     it executes several statements, which need a transaction around them
+        repeatable  a repetition is harmless where it is not known whether the first attempt counted
+
+        Raises Unavailable after `timeout_s`, at once where it is not known and not repeatable.
+        """
+        deadline = SYSTEM_CLOCK.monotonic() + self._timeout_s
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return self._attempt(work, several=several, check=not repeatable)
+            except _Failed as failed:
+                again = failed.fate is Fate.UNDONE or (failed.fate is Fate.UNKNOWN and repeatable)
+                pause_s = _BACKOFF.delay(attempts)
+                if not again or SYSTEM_CLOCK.monotonic() + pause_s > deadline:
+                    raise failed.shown() from failed.cause
+            SYSTEM_CLOCK.sleep(pause_s)
+
+    def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
+        """The result of `work(cursor)` in the transaction of the application, which commits it or not."""
+        if isinstance(connection, sqlalchemy.Connection):
+            if not connection.in_transaction():
+                connection.begin()  # as it does for its own statements: else its commit() would do nothing
+            connection = connection.connection.driver_connection
+        try:
+            cursor = self.dialect.cursor(connection)
+        except (AttributeError, TypeError):
+            raise ConfigError(
+                f"connection: an object of type {type(connection).__name__} is neither a connection of "
+                f"SQLAlchemy nor of the driver of {self.dialect.name}"
+            ) from None
+        try:
+            return work(cursor)
+        except Exception as error:
+            fate = self.dialect.fate(error)
+            if fate is None:
+                raise
+            raise _Failed(fate, error).shown() from error
+        finally:
+            cursor.close()
+
+    @contextmanager
+    def inspect(self) -> Iterator[sqlalchemy.Inspector]:
+        """An inspector of the tables; raises as run() does."""
+        try:
+            with self.pool.connect() as connection:
+                yield sqlalchemy.inspect(connection)
+        except Exception as error:
+            failed = self._failed(error, connected=True)
+            if failed is None:
+                raise
+            raise failed.shown() from failed.cause
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.pool.dispose()
+
+    def _attempt(self, work: Callable[[Cursor], T], *, several: bool, check: bool) -> T:
+        try:
+            proxy = self.pool.raw_connection()
+        except Exception as error:
+            raise self._failed(error, connected=False) or error from None
+        try:
+            cursor = self.dialect.cursor(proxy.driver_connection)
+            if check and SYSTEM_CLOCK.monotonic() - proxy.info.get("used", 0) > _IDLE_S:
+                self._ask(cursor)
+            result = self._transaction(cursor, work) if several else work(cursor)
+            cursor.close()
+            proxy.info["used"] = SYSTEM_CLOCK.monotonic()
+        except BaseException as error:
+            failed = self._failed(error, connected=True)
+            # Of an error of ours, only those that interrupt leave a connection in the middle of something.
+            broken = not isinstance(error, Exception) if failed is None else failed.is_broken
+            self._abandon(proxy, broken=broken)
+            if failed is None or failed is error:
+                raise
+            raise failed from None
+        proxy.close()
+        return result
+
+    def _transaction(self, cursor: Cursor, work: Callable[[Cursor], T]) -> T:
+        with self._writing:
+            self.dialect.begin(cursor)
+            try:
+                result = work(cursor)
+                cursor.execute("COMMIT")
+            except BaseException:
+                with suppress(Exception):  # of a broken connection, too; the first error counts
+                    cursor.execute("ROLLBACK")
+                raise
+        return result
+
+    def _ask(self, cursor: Cursor) -> None:
+        try:
+            cursor.execute("SELECT 1")
+            cursor.fetchall()
+        except Exception as error:
+            failed = self._failed(error, connected=False)
+            if failed is None:
+                raise
+            failed.is_broken = True
+            raise failed from None
+
+    def _failed(self, error: BaseException, *, connected: bool) -> _Failed | None:
+        """What to raise for an error of the driver or the pool; None: it is another."""
+        if isinstance(error, _Failed):
+            return error
+        if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:
+            error = error.orig
+        if isinstance(error, sqlalchemy.exc.TimeoutError):
+            return _Failed(Fate.REFUSED, error)
+        fate = self.dialect.fate(error)
+        if fate is None:
+            return None
+        return _Failed(Fate.UNDONE if fate is Fate.UNKNOWN and not connected else fate, error)
+
+    def _abandon(self, proxy: Any, *, broken: bool) -> None:
+        """Give a connection back after an error; if it broke, others did, too, and all are closed."""
+        with suppress(Exception):
+            if broken:
+                proxy.invalidate()
+                self.pool.dispose()
+            proxy.close()
+
+
+class _Failed(Exception):
+    """An error of the driver, with what it means."""
+
+    def __init__(self, fate: Fate, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.fate = fate
+        self.cause = cause
+        self.is_broken = fate is Fate.UNKNOWN
+
+    def shown(self) -> Unavailable:
+        text = " ".join(str(self.cause).split())
+        if self.fate is Fate.DENIED:
+            return AccessDenied(f"the database denies it: {text}")
+        if self.fate is Fate.REFUSED:
+            return Unavailable(f"the database refuses: {text}")
+        return Unavailable(f"the database does not answer: {text}")

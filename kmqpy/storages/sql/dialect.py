@@ -1,0 +1,145 @@
+"""What differs between the databases: `Dialect`, and what its implementations share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+import sqlalchemy
+
+from kmqpy.message import Headers
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
+from kmqpy.storages.sql.statements import DialectName
+
+Cursor = Any
+"""A DB-API cursor, whose rows are tuples."""
+Parameters = Mapping[str, Any]
+
+CHUNK = 10_000
+"""How many delays and leases that have ended one statement carries out."""
+
+
+class Fate(Enum):
+    """What became of a transaction that failed."""
+
+    UNDONE = "undone"  # it did not happen, and may be tried again
+    UNKNOWN = "unknown"  # the connection broke; it may have happened
+    REFUSED = "refused"  # it did not happen, and would not the next time
+    DENIED = "denied"  # we may not do it, or are not who we say
+
+
+class Picked(NamedTuple):
+    """What a take found: rows in order, and the situation at that moment.
+
+    due_ms  when the next delay or lease ends; None: there is none
+    """
+
+    rows: Sequence[MessageRow]
+    now_ms: int
+    due_ms: int | None
+    queue_exists: bool
+
+
+class Dialect(Protocol):
+    """A kind of database.
+
+    is_one_statement  whether put() and take() are one statement each, which needs no transaction around it
+    waits_ms          how long a taker waits at most before it looks again by itself
+    """
+
+    name: DialectName
+    capabilities: Capabilities
+    is_one_statement: bool
+    waits_ms: int
+
+    @property
+    def sql(self) -> Mapping[str, str]:
+        """The statements by name."""
+        ...
+
+    def engine(self) -> sqlalchemy.Engine:
+        """A pool of connections; does not connect yet."""
+        ...
+
+    def cursor(self, connection: Any) -> Cursor:
+        """A cursor on a connection of the driver."""
+        ...
+
+    def begin(self, cursor: Cursor) -> None:
+        """Begin a transaction for several statements; without it each is one by itself."""
+        ...
+
+    def fate(self, error: BaseException) -> Fate | None:
+        """What an error of the driver means; None: it is none of the driver's."""
+        ...
+
+    def defaults(self) -> dict[str, Any]:
+        """Parameters of every statement."""
+        ...
+
+    def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
+        """The parameters that name takes."""
+        ...
+
+    def ids(self, ids: Sequence[int]) -> Any:
+        """The parameter :ids."""
+        ...
+
+    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+        """Insert rows; no ids: there is no such queue."""
+        ...
+
+    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
+        """Take rows; unless `late`, none where a delay or lease has ended that is not carried out yet."""
+        ...
+
+    def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
+        """Carry out delays and leases that have ended, at most CHUNK; returns how many."""
+        ...
+
+    def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
+        """Execute a statement that changes rows; returns how many."""
+        ...
+
+
+def message_row(columns: Sequence[Any]) -> MessageRow:
+    """The row of the columns `statements.COLUMNS`."""
+    row_id, take, body, key, headers, minus_priority, requeues, *times, reason, _ = columns
+    enqueued_ms, first_enqueued_ms, since_ms, until_ms = times
+    return MessageRow(
+        row_id,
+        take,
+        body,
+        key,
+        () if headers is None else headers_of(headers),
+        -minus_priority,
+        requeues,
+        enqueued_ms,
+        first_enqueued_ms,
+        since_ms,
+        until_ms,
+        reason,
+    )
+
+
+def message_rows(found: Sequence[Sequence[Any]]) -> list[MessageRow]:
+    """The rows in the order in which they are taken; RETURNING promises none."""
+    return [message_row(one) for one in sorted(found, key=lambda one: (one[5], one[12]))]
+
+
+def headers_bytes(headers: Headers) -> bytes | None:
+    """Headers as they are stored: JSON, the values as Latin-1 text. None: there are none."""
+    if not headers:
+        return None
+    pairs = [[name, None if value is None else value.decode("latin-1")] for name, value in headers]
+    return json.dumps(pairs, separators=(",", ":")).encode()
+
+
+def headers_of(data: bytes) -> Headers:
+    """The reverse of headers_bytes()."""
+    return tuple(
+        (name, None if value is None else value.encode("latin-1")) for name, value in json.loads(data)
+    )

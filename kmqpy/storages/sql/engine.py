@@ -1,0 +1,376 @@
+"""The SQL engine: the primitives of `Engine` as transactions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import KmqError, QueueNotFound
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
+from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.sql.arrivals import Arrivals, Listener, Notifier, Watcher
+from kmqpy.storages.sql.connections import Connections
+from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, Picked, message_row
+from kmqpy.storages.sql.schema import Schema
+from kmqpy.storages.sql.statements import NO_LIMIT, Names
+
+T = TypeVar("T")
+
+
+class SqlEngine:
+    """See Engine.
+
+    timeout_s  how long a call is tried before it raises Unavailable
+    patience   as of MemoryEngine, for a clock that stands still
+    """
+
+    def __init__(
+        self, dialect: Dialect, names: Names, *, timeout_s: float = 10.0, patience: float | None = None
+    ) -> None:
+        self._dialect = dialect
+        self._sql = dialect.sql
+        self._patience = patience
+        self._arrivals = Arrivals()
+        self._connections = Connections(dialect, timeout_s)
+        self._run = self._connections.run
+        pool = self._connections.pool
+        self._listener: Listener | None = None
+        self._notifier: Notifier | None = None
+        self._watcher: Watcher | None = None
+        if dialect.name == "postgresql":
+            channel = dialect.defaults()["channel"]
+            self._listener = Listener(pool, channel, self._arrivals)
+            self._notifier = Notifier(pool, self._sql["notify"], channel)
+        elif dialect.name == "sqlite":
+            self._watcher = Watcher(pool, self._sql["changes"], self._arrivals)
+        try:
+            self._storage_id = Schema(self._connections, names).prepare()
+        except BaseException:
+            self._connections.close()
+            raise
+
+    @property
+    def storage_id(self) -> str:
+        """See Engine."""
+        return self._storage_id
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Engine."""
+        return self._dialect.capabilities
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    def create_queue(self, settings: StoredQueueSettings) -> bool:
+        """See Engine. The generation is a number by chance: no other storage has a queue of it, either."""
+        parameters = {"queue": secrets.randbelow(2**62) + 1, "name": settings.name}
+        text = settings.to_json()
+
+        def create(cursor: Cursor) -> bool:
+            cursor.execute(self._sql["create_queue"], {**parameters, "settings": text})
+            return bool(cursor.rowcount)
+
+        # Repeated, it would say that the name is taken, and be right.
+        return self._run(create, repeatable=False)
+
+    def find_queue(self, name: str) -> QueueRow | None:
+        """See Engine."""
+
+        def find(cursor: Cursor) -> tuple[int, str] | None:
+            cursor.execute(self._sql["find_queue"], {"name": name})
+            found: tuple[int, str] | None = cursor.fetchone()
+            return found
+
+        found = self._run(find)
+        return None if found is None else QueueRow(str(found[0]), StoredQueueSettings.from_json(found[1]))
+
+    def queue_names(self) -> list[str]:
+        """See Engine."""
+
+        def names(cursor: Cursor) -> list[str]:
+            cursor.execute(self._sql["queue_names"])
+            return [name for (name,) in cursor.fetchall()]
+
+        return self._run(names)
+
+    def delete_queue(self, queue: QueueRow) -> None:
+        """See Engine."""
+        parameters = self._parameters(queue)
+
+        def delete(cursor: Cursor) -> None:
+            if not self._dialect.change(cursor, "delete_queue", parameters):
+                raise _deleted(queue)
+            for name in ("purge_ready", "purge_unready", "purge_dead"):
+                self._dialect.change(cursor, name, parameters)
+
+        self._run(delete, several=True, repeatable=False)
+        self._arrived(queue)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:
+        """See Engine."""
+        parameters = self._parameters(queue)
+        if any(row.delay_ms > NO_LIMIT for row in rows):
+            rows = [row._replace(delay_ms=min(row.delay_ms, NO_LIMIT)) for row in rows]
+
+        def put(cursor: Cursor) -> list[int]:
+            ids = self._dialect.put(cursor, parameters, rows)
+            if not ids:
+                raise _deleted(queue)
+            return ids
+
+        def put_and_tell(cursor: Cursor) -> list[int]:
+            ids = put(cursor)
+            if "notify" in self._sql:  # others hear of it when the application commits
+                cursor.execute(self._sql["notify"], {**parameters, "payload": queue.generation})
+            return ids
+
+        if connection is not None:
+            return self._connections.within(connection, put_and_tell)
+        ids = self._run(put, several=not self._dialect.is_one_statement, repeatable=False)
+        self._arrived(queue)
+        return ids
+
+    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+        """See Engine."""
+        seen = self._arrivals.seen(queue.generation)
+        picked = self._pick(queue, limit, lease_ms, late=False)
+        if not picked.rows and picked.due_ms is not None and picked.due_ms <= picked.now_ms:
+            self._pass_time(queue)
+            # What ends only now comes with the next take: there is always something in a busy queue.
+            picked = self._pick(queue, limit, lease_ms, late=True)
+        return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
+
+    def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:
+        """See Engine."""
+        return self._change(queue, "finish", takes, connection=connection)
+
+    def give_back(
+        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+    ) -> int:
+        """See Engine."""
+        given = {"delay_ms": min(delay_ms, NO_LIMIT), "counted": int(count), "reason": reason}
+        return self._change(queue, "give_back", takes, asked=len(takes), **given)
+
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
+        """See Engine."""
+        return self._change(queue, "extend", takes, lease_ms=min(lease_ms, NO_LIMIT))
+
+    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
+        """See Engine."""
+        return self._change(queue, "bury", takes, reason=reason)
+
+    def release_all(self, queue: QueueRow) -> int:
+        """See Engine."""
+        released = self._after_time(
+            queue, lambda cursor, given: self._dialect.change(cursor, "release_all", given)
+        )
+        self._arrived(queue)
+        return released
+
+    def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
+        """See Engine."""
+        return self._after_time(queue, self._rows("peek"), limit=min(limit, NO_LIMIT))
+
+    def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:
+        """See Engine."""
+
+        def count(cursor: Cursor, parameters: dict[str, Any]) -> Counts:
+            cursor.execute(self._sql["counts" if limit is None else "some_counts"], parameters)
+            return Counts(*cursor.fetchone())
+
+        return self._after_time(queue, count, limit=min(limit or 0, NO_LIMIT))
+
+    def taken_rows(
+        self,
+        queue: QueueRow,
+        *,
+        limit: int,
+        after: int = 0,
+        taken_for_ms: int | None = None,
+        queued_before_ms: int | None = None,
+    ) -> list[MessageRow]:
+        """See Engine."""
+        return self._after_time(
+            queue,
+            self._rows("taken_rows"),
+            limit=limit,
+            after=after,
+            taken_for_ms=-NO_LIMIT if taken_for_ms is None else min(taken_for_ms, NO_LIMIT),
+            queued_before_ms=NO_LIMIT if queued_before_ms is None else _bounded(queued_before_ms),
+        )
+
+    def purge(self, queue: QueueRow) -> int:
+        """See Engine."""
+
+        def purge(cursor: Cursor, parameters: dict[str, Any]) -> int:
+            names = ("purge_ready", "purge_unready")
+            return sum(self._dialect.change(cursor, name, parameters) for name in names)
+
+        return self._after_time(queue, purge)
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
+        """See Engine."""
+        name = "dead_rows" if with_bodies else "dead_rows_without_bodies"
+        rows = self._after_time(queue, self._rows(name), limit=min(limit, NO_LIMIT))
+        if with_bodies:
+            return [row._replace(until_ms=0, size=len(row.body)) for row in rows]
+        # In place of the body stands its length.
+        return [row._replace(until_ms=0, size=int(row.body), body=b"") for row in rows]
+
+    def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
+        """See Engine."""
+        given: dict[str, Any] = {"limit": NO_LIMIT if limit is None else min(limit, NO_LIMIT)}
+        if ids is not None:
+            given["ids"] = self._dialect.ids([one for one in ids if one <= INT64_MAX])
+        name = "redrive" if ids is None else "redrive_ids"
+        redriven = self._after_time(
+            queue, lambda cursor, parameters: self._dialect.change(cursor, name, parameters), **given
+        )
+        self._arrived(queue)
+        return redriven
+
+    def purge_dead(self, queue: QueueRow) -> int:
+        """See Engine."""
+        return self._after_time(
+            queue, lambda cursor, parameters: self._dialect.change(cursor, "purge_dead", parameters)
+        )
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
+        """See Engine."""
+        until = min(seconds, self._dialect.waits_ms / 1000)
+        if taken.next_due_ms is not None:
+            until = min(until, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
+        if self._patience is not None:
+            seconds = min(seconds, self._patience)
+            until = min(until, seconds)
+        if self._listener is not None:
+            self._listener.start()
+        return self._wait(queue.generation, taken.seen, until) or until < seconds
+
+    def wake(self, queue: QueueRow) -> None:
+        """See Engine."""
+        self._arrivals.note(queue.generation)
+
+    def close(self) -> None:
+        """See Engine."""
+        if self._listener is not None:
+            self._listener.stop()
+        if self._notifier is not None:
+            self._notifier.stop()
+        if self._watcher is not None:
+            self._watcher.close()
+        self._connections.close()
+
+    def _wait(self, generation: str, seen: int, seconds: float) -> bool:
+        if self._watcher is None:
+            return self._arrivals.wait(generation, seen, seconds)
+        deadline = SYSTEM_CLOCK.monotonic() + seconds
+        while (left := deadline - SYSTEM_CLOCK.monotonic()) > 0:
+            self._watcher.look()
+            if self._arrivals.wait(generation, seen, min(left, self._watcher.PERIOD_S)):
+                return True
+        return False
+
+    # --- what they share --------------------------------------------------------------------------
+
+    def _parameters(self, queue: QueueRow, **more: Any) -> dict[str, Any]:
+        settings = queue.settings
+        most = settings.max_redeliveries
+        return {
+            **self._dialect.defaults(),
+            "queue": int(queue.generation),
+            "automatic": int(not settings.is_manual),
+            "to_front": int(settings.to_front),
+            "most": NO_LIMIT if most is None else min(most, NO_LIMIT),
+            **more,
+        }
+
+    def _pick(self, queue: QueueRow, limit: int, lease_ms: int, *, late: bool) -> Picked:
+        parameters = self._parameters(
+            queue, limit=min(limit, NO_LIMIT), lease_ms=min(lease_ms, NO_LIMIT), late=int(late)
+        )
+        for_good = not queue.settings.ephemeral
+        picked = self._run(
+            lambda cursor: self._dialect.take(cursor, parameters, for_good=for_good, late=late),
+            several=not self._dialect.is_one_statement,
+        )
+        if not picked.queue_exists:
+            raise _deleted(queue)
+        return picked
+
+    def _change(
+        self, queue: QueueRow, name: str, takes: Sequence[TakeRef], *, connection: Any = None, **more: Any
+    ) -> int:
+        """Change the rows of takes by one statement."""
+        real = [one for one in takes if one.id <= INT64_MAX and one.take < 2**31]
+        parameters = self._parameters(queue, **self._dialect.refs(real), **more)
+
+        def change(cursor: Cursor) -> int:
+            done = self._dialect.change(cursor, name, parameters)
+            if done < len(takes):  # others were faster, or the queue is gone
+                self._check_exists(cursor, queue)
+            return done
+
+        if connection is not None:
+            return self._connections.within(connection, change)
+        done = self._run(change, several=self._dialect.name == "sqlite")
+        if name == "give_back" and done:
+            self._arrived(queue)
+        return done
+
+    def _after_time(
+        self, queue: QueueRow, work: Callable[[Cursor, dict[str, Any]], T], **parameters: Any
+    ) -> T:
+        """The result of `work(cursor, parameters)`, once what has ended is carried out."""
+        self._pass_time(queue)
+
+        def checked(cursor: Cursor) -> T:
+            self._check_exists(cursor, queue)
+            return work(cursor, self._parameters(queue, **parameters))
+
+        return self._run(checked, several=True)
+
+    def _pass_time(self, queue: QueueRow) -> None:
+        """Carry out the delays and leases of a queue that have ended."""
+
+        def pass_time(cursor: Cursor) -> int:
+            return self._dialect.pass_time(cursor, self._parameters(queue))
+
+        while self._run(pass_time, several=True) == CHUNK:
+            pass
+
+    def _rows(self, name: str) -> Callable[[Cursor, dict[str, Any]], list[MessageRow]]:
+        def rows(cursor: Cursor, parameters: dict[str, Any]) -> list[MessageRow]:
+            cursor.execute(self._sql[name], parameters)
+            return [message_row(one) for one in cursor.fetchall()]
+
+        return rows
+
+    def _check_exists(self, cursor: Cursor, queue: QueueRow) -> None:
+        cursor.execute(self._sql["queue_exists"], {"queue": int(queue.generation)})
+        if not cursor.fetchone()[0]:
+            raise _deleted(queue)
+
+    def _arrived(self, queue: QueueRow) -> None:
+        """Wake who waits, here and elsewhere."""
+        self._arrivals.note(queue.generation)
+        if self._notifier is not None:
+            self._notifier.tell(queue.generation)
+
+
+def _deleted(queue: QueueRow) -> KmqError:
+    return QueueNotFound(f"queue {queue.name!r} was deleted")
+
+
+def _bounded(value: int) -> int:
+    return max(-NO_LIMIT, min(value, NO_LIMIT))

@@ -1,0 +1,162 @@
+"""MariaDB by PyMySQL. Its UPDATE returns no rows, so a take is a transaction of several statements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pymysql
+import sqlalchemy
+from pymysql.cursors import Cursor as PlainCursor
+
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import NewRow, TakeRef
+from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
+from kmqpy.storages.sql.statements import DialectName, Names, statements
+
+_SESSION = (
+    """SET SESSION
+    TRANSACTION ISOLATION LEVEL READ COMMITTED""",
+    """SET SESSION
+    sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,SIMULTANEOUS_ASSIGNMENT',
+    innodb_lock_wait_timeout = 5""",
+)
+_DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
+_UNDONE = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
+_BROKEN = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
+_PUT_BYTES, _PUT_ROWS = 2**20, 1_000
+"""One INSERT holds no more rows, and no more bytes unless a single row does."""
+_NOBODY = ((0, 0),)
+
+
+class MariaDb:
+    """See Dialect."""
+
+    name: DialectName = "mariadb"
+    capabilities = Capabilities(transactions=True)
+    is_one_statement = False
+    waits_ms = 200
+
+    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+        self._url = url.set(drivername="mariadb+pymysql")
+        self._pool = pool
+        self.sql: Mapping[str, str] = statements(self.name, names)
+
+    def engine(self) -> sqlalchemy.Engine:
+        """See Dialect."""
+        made = sqlalchemy.create_engine(
+            self._url,
+            connect_args={"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5},
+            **self._pool,
+        )
+        sqlalchemy.event.listen(made, "connect", _prepare)
+        return made
+
+    def cursor(self, connection: Any) -> Cursor:
+        """See Dialect."""
+        return connection.cursor(PlainCursor)
+
+    def begin(self, cursor: Cursor) -> None:
+        """See Dialect."""
+        cursor.execute("START TRANSACTION")
+
+    def fate(self, error: BaseException) -> Fate | None:
+        """See Dialect."""
+        if not isinstance(error, pymysql.err.Error):
+            return None
+        code = error.args[0] if error.args else None
+        if code in _DENIED:
+            return Fate.DENIED
+        if code in _UNDONE:
+            return Fate.UNDONE
+        broken = code in _BROKEN or isinstance(error, pymysql.err.InterfaceError)
+        return Fate.UNKNOWN if broken else Fate.REFUSED
+
+    def defaults(self) -> dict[str, Any]:
+        """See Dialect."""
+        return {}
+
+    def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
+        """See Dialect."""
+        ids = tuple(one.id for one in takes)
+        return {
+            "ids": ids or (0,),
+            "takes": tuple(map(tuple, takes)) or _NOBODY,
+            "order": ",".join(map(str, ids)),
+        }
+
+    def ids(self, ids: Sequence[int]) -> Any:
+        """See Dialect."""
+        return tuple(ids) or (0,)
+
+    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+        """See Dialect."""
+        if not cursor.execute(self.sql["lock_queue"], parameters):
+            return []
+        ids: list[int] = []
+        for some in _portions(rows):
+            values = [
+                cursor.mogrify(
+                    self.sql["put_row"],
+                    {
+                        **parameters,
+                        "delay_ms": row.delay_ms,
+                        "priority": row.priority,
+                        "key": row.key,
+                        "headers": headers_bytes(row.headers),
+                        "body": row.body,
+                    },
+                )
+                for row in some
+            ]
+            cursor.execute(self.sql["put"].replace("{rows}", ",".join(values)))
+            ids += [one for (one,) in cursor.fetchall()]
+        return ids
+
+    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
+        """See Dialect."""
+        cursor.execute(self.sql["situation"], parameters)
+        now_ms, due_ms, exists = cursor.fetchone()
+        situation = Picked([], now_ms, due_ms, bool(exists))
+        if not late and due_ms is not None and due_ms <= now_ms:
+            return situation
+        if not cursor.execute(self.sql["pick"], parameters):
+            return situation
+        found = message_rows(cursor.fetchall())
+        ids = tuple(row.id for row in found)
+        cursor.execute(self.sql["take_for_good" if for_good else "take"], {**parameters, "ids": ids})
+        until_ms = now_ms + parameters["lease_ms"]
+        return situation._replace(
+            rows=[row._replace(take=row.take + 1, since_ms=now_ms, until_ms=until_ms) for row in found]
+        )
+
+    def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
+        """See Dialect."""
+        if not cursor.execute(self.sql["due"], {**parameters, "limit": CHUNK}):
+            return 0
+        ids = tuple(one for (one,) in cursor.fetchall())
+        return self.change(cursor, "pass_time", {**parameters, "ids": ids})
+
+    def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
+        """See Dialect."""
+        changed: int = cursor.execute(self.sql[name], parameters)
+        return changed
+
+
+def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
+    portion: list[NewRow] = []
+    size = 0
+    for row in rows:
+        more = len(row.body) + len(row.key or b"")
+        if portion and (len(portion) >= _PUT_ROWS or size + more > _PUT_BYTES):
+            yield portion
+            portion, size = [], 0
+        portion.append(row)
+        size += more
+    yield portion
+
+
+def _prepare(connection: Any, _: Any) -> None:
+    with connection.cursor() as cursor:
+        for setting in _SESSION:
+            cursor.execute(setting)

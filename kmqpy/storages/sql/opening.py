@@ -1,0 +1,104 @@
+"""What `postgresql:`, `mariadb:` and `sqlite:` open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.settings import check_addresses, convert
+from kmqpy.errors import ConfigError, MissingExtra
+from kmqpy.queue import QueueUrl
+from kmqpy.storages.sql.statements import Names
+from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
+from kmqpy.telemetry.base import Telemetry
+
+try:
+    import sqlalchemy
+
+    from kmqpy.storages.sql.dialect import Dialect
+    from kmqpy.storages.sql.engine import SqlEngine
+    from kmqpy.storages.sql.sqlite import Sqlite
+except ImportError as error:  # pragma: no cover
+    if (error.name or "").startswith("kmqpy"):
+        raise
+    raise MissingExtra("sql", "queues in a SQL database") from None
+
+SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms")
+"""What a url may say of the storage: names of the tables, connections, how long a call is tried."""
+_MOST_CONNECTIONS = 100
+
+
+def open_storage(
+    url: QueueUrl, telemetry: Telemetry | None = None, *, clock: Clock = SYSTEM_CLOCK
+) -> StoredStorage:
+    """Open the storage of `postgresql://user:password@host:5432/database` and the like, or `sqlite:///file`.
+
+    It connects, and creates or migrates the tables if need be. `clock` is that of leases in SQLite, which has
+    no server. Raises ConfigError, Unavailable, AccessDenied.
+    """
+    url.refuse_unknown((*SETTINGS, *URL_SETTINGS))
+    timeout_s = _timeout_ms(url) / 1000
+    engine = SqlEngine(dialect_of(url, clock), Names.of(url.scheme, url.settings), timeout_s=timeout_s)
+    return StoredStorage(engine, telemetry=telemetry)
+
+
+def dialect_of(url: QueueUrl, clock: Clock = SYSTEM_CLOCK) -> Dialect:
+    """The dialect of a url, with the connections that it asks for. Raises ConfigError, MissingExtra."""
+    size = convert("pool_size", url.settings.get("pool_size", "10"), int)
+    if not 1 <= size <= _MOST_CONNECTIONS:
+        raise ConfigError(f"pool_size: {size} is not from 1 to {_MOST_CONNECTIONS}")
+    pool = {
+        "pool_size": size,
+        "max_overflow": 0,
+        "pool_timeout": _timeout_ms(url) / 1000,
+        "pool_use_lifo": True,
+        "pool_reset_on_return": None,  # what was not committed is rolled back already
+    }
+    return _dialect(url, Names.of(url.scheme, url.settings), clock, pool)
+
+
+def _timeout_ms(url: QueueUrl) -> int:
+    timeout_ms: int = convert("timeout_ms", url.settings.get("timeout_ms", "10s"), int)
+    if timeout_ms < 1:
+        raise ConfigError(f"timeout_ms: {timeout_ms} must be at least 1")
+    return timeout_ms
+
+
+def _dialect(url: QueueUrl, names: Names, clock: Clock, pool: dict[str, Any]) -> Dialect:
+    if url.scheme == "sqlite":
+        if url.address or url.user is not None or url.path in ("", "/"):
+            raise ConfigError("queue url: write it like sqlite:///relative.db or sqlite:////absolute.db")
+        return Sqlite(sqlalchemy.URL.create("sqlite", database=url.path[1:]), names, clock, **pool)
+    if not url.path.strip("/"):
+        raise ConfigError(f"queue url: it names no database; write it like {url.scheme}://host/database")
+    check_addresses(url.address, "queue url", "host:5432")
+    host, port = _host_and_port(url.address)
+    where = sqlalchemy.URL.create(
+        url.scheme,
+        username=url.user,
+        password=url.password,
+        host=host,
+        port=port,
+        database=url.path.removeprefix("/"),
+    )
+    try:
+        if url.scheme == "postgresql":
+            from kmqpy.storages.sql.postgresql import PostgreSql
+
+            return PostgreSql(where, names, **pool)
+        from kmqpy.storages.sql.mariadb import MariaDb
+
+        return MariaDb(where, names, **pool)
+    except ImportError as error:  # pragma: no cover
+        if (error.name or "").startswith("kmqpy"):
+            raise
+        raise MissingExtra("sql", f"queues in {url.scheme}") from None
+
+
+def _host_and_port(address: str) -> tuple[str, int | None]:
+    if "," in address:
+        raise ConfigError("queue url: a database has one address")
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        host, port = address, ""
+    return host.strip("[]") or "127.0.0.1", int(port) if port else None

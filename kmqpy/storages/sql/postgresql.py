@@ -1,0 +1,135 @@
+"""PostgreSQL by psycopg: each call is one statement, and so one round trip and one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+import sqlalchemy
+from psycopg.rows import tuple_row
+
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import NewRow, TakeRef
+from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
+from kmqpy.storages.sql.statements import COLUMNS, DialectName, Names, statements
+
+_SESSION = (
+    "SET enable_seqscan = off",  # statistics of a queue are old by nature, and a plan is kept
+    "SET enable_bitmapscan = off",
+    "SET plan_cache_mode = force_generic_plan",
+    "SET jit = off",
+)
+_UNDONE = ("40", "53", "55P03", "57P03")
+_DENIED = ("28", "42501")
+_BROKEN = ("08", "57P01", "57P02", "57P04", "57P05")
+_NULLS = (None,) * len(COLUMNS.split(","))
+
+
+class PostgreSql:
+    """See Dialect."""
+
+    name: DialectName = "postgresql"
+    capabilities = Capabilities(transactions=True, blocking_take=True)
+    is_one_statement = True
+    waits_ms = 2_000
+
+    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+        self._url = url.set(drivername="postgresql+psycopg")
+        self._pool = pool
+        self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
+        self.sql: Mapping[str, str] = statements(self.name, names)
+
+    def engine(self) -> sqlalchemy.Engine:
+        """See Dialect."""
+        made = sqlalchemy.create_engine(
+            self._url, connect_args={"autocommit": True, "prepare_threshold": 1}, **self._pool
+        )
+        sqlalchemy.event.listen(made, "connect", _prepare)
+        return made
+
+    def cursor(self, connection: Any) -> Cursor:
+        """See Dialect."""
+        return connection.cursor(binary=True, row_factory=tuple_row)
+
+    def begin(self, cursor: Cursor) -> None:
+        """See Dialect."""
+        cursor.execute("BEGIN")
+
+    def fate(self, error: BaseException) -> Fate | None:
+        """See Dialect."""
+        if not isinstance(error, psycopg.Error):
+            return None
+        state = error.sqlstate
+        if state is None:
+            if "authentication failed" in str(error) or "no password supplied" in str(error):
+                return Fate.DENIED
+            return Fate.UNKNOWN if isinstance(error, psycopg.OperationalError) else Fate.REFUSED
+        if state.startswith(_DENIED):
+            return Fate.DENIED
+        if state.startswith(_UNDONE):
+            return Fate.UNDONE
+        return Fate.UNKNOWN if state.startswith(_BROKEN) else Fate.REFUSED
+
+    def defaults(self) -> dict[str, Any]:
+        """See Dialect."""
+        return {"channel": self.channel}
+
+    def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
+        """See Dialect."""
+        return {"ids": [one.id for one in takes], "takes": [one.take for one in takes]}
+
+    def ids(self, ids: Sequence[int]) -> Any:
+        """See Dialect."""
+        return [*ids]
+
+    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+        """See Dialect."""
+        bodies, keys, headers, delays, priorities = _columns(rows)
+        cursor.execute(
+            self.sql["put"],
+            {
+                **parameters,
+                "bodies": bodies,
+                "keys": keys,
+                "headers": headers,
+                "delays": delays,
+                "priorities": priorities,
+            },
+        )
+        ids: list[int] | None = cursor.fetchone()[0]
+        return ids or []
+
+    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
+        """See Dialect; `late` is in the parameters, too."""
+        cursor.execute(self.sql["take_for_good" if for_good else "take"], parameters)
+        found = cursor.fetchall()
+        now_ms, due_ms, exists = found[0][:3]
+        rows = [] if found[0][3] is None else message_rows([one[3:] for one in found])
+        return Picked(rows, now_ms, due_ms, bool(exists))
+
+    def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
+        """See Dialect."""
+        return self.change(cursor, "pass_time", {**parameters, "limit": CHUNK})
+
+    def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
+        """See Dialect."""
+        cursor.execute(self.sql[name], parameters)
+        changed: int = cursor.rowcount
+        return changed
+
+
+def _columns(rows: Sequence[NewRow]) -> tuple[list[Any], ...]:
+    return (
+        [row.body for row in rows],
+        [row.key for row in rows],
+        [headers_bytes(row.headers) for row in rows],
+        [row.delay_ms for row in rows],
+        [row.priority for row in rows],
+    )
+
+
+def _prepare(connection: Any, _: Any) -> None:
+    with connection.cursor() as cursor:
+        for setting in _SESSION:
+            cursor.execute(setting)

@@ -1,0 +1,137 @@
+"""Creates, migrates and checks the tables."""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy
+
+from kmqpy.errors import ConfigError
+from kmqpy.storages.sql.connections import Connections
+from kmqpy.storages.sql.dialect import Cursor
+from kmqpy.storages.sql.statements import SCHEMA_VERSION, DialectName, Names, schema
+
+Migrations = Mapping[int, Mapping[DialectName, Sequence[str]]]
+MIGRATIONS: Migrations = {}
+"""From which version to the next: the statements. None was released before version 1."""
+
+
+class Schema:
+    """The tables of one storage.
+
+    version, migrations  those of this kmqpy; others for tests
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        names: Names,
+        *,
+        version: int = SCHEMA_VERSION,
+        migrations: Migrations = MIGRATIONS,
+    ) -> None:
+        self._connections = connections
+        self._dialect = connections.dialect
+        self._names = names
+        self._version = version
+        self._migrations = migrations
+
+    def prepare(self) -> str:
+        """Create or migrate the tables if need be; returns the storage's id.
+
+        Any number of processes may do it at once: one does, the others wait. Raises ConfigError for tables
+        of a newer kmqpy, and for those of another program, which are left as they are.
+        """
+        if self._found_version() == self._version:
+            found = self._connections.run(self._storage_id)
+            if found is not None:
+                return found
+        return self._connections.run(self._prepared, several=True)
+
+    def _prepared(self, cursor: Cursor) -> str:
+        lock = f"{self._names.qualified['meta']} of kmqpy"
+        sql = self._dialect.sql
+        if "lock_schema" in sql:
+            number = zlib.crc32(lock.encode())
+            by = number if self._dialect.name == "postgresql" else lock[:64]
+            cursor.execute(sql["lock_schema"], {"lock": by})
+            cursor.fetchall()
+        try:
+            return self._prepared_alone(cursor)
+        finally:
+            if "unlock_schema" in sql:
+                cursor.execute(sql["unlock_schema"], {"lock": lock[:64]})
+
+    def _prepared_alone(self, cursor: Cursor) -> str:
+        sql = self._dialect.sql
+        version = self._found_version()
+        if version is None:
+            for text in schema(self._dialect.name, self._names):
+                cursor.execute(text)
+            self._describe(cursor, "schema_version", str(self._version))
+        else:
+            for older in range(version, self._version):
+                for text in self._migrations[older][self._dialect.name]:
+                    cursor.execute(text)
+                cursor.execute(sql["set_schema_version"], {"version": str(older + 1)})
+        found = self._storage_id(cursor)
+        if found is None:
+            found = uuid.uuid4().hex
+            self._describe(cursor, "storage_id", found)
+        return found
+
+    def _describe(self, cursor: Cursor, name: str, value: str) -> None:
+        cursor.execute(self._dialect.sql["describe_storage"], {"name": name, "value": value})
+
+    def _storage_id(self, cursor: Cursor) -> str | None:
+        cursor.execute(self._dialect.sql["storage_id"])
+        row = cursor.fetchone()
+        return None if row is None else row[0]
+
+    def _found_version(self) -> int | None:
+        """The version of the tables; None: they are to be created. Raises ConfigError."""
+        tables = self._names.tables
+        with self._connections.inspect() as found:
+            schema_name = self._names.schema or None
+            there = {
+                what: [column["name"] for column in found.get_columns(name, schema=schema_name)]
+                for what, name in tables.items()
+                if what != "numbers" and found.has_table(name, schema=schema_name)
+            }
+            others = [tables[what] for what in there if not self._is_ours(found, tables[what])]
+        if "meta" not in there:
+            if others:
+                raise _foreign(others[0])
+            return None
+        if sorted(there["meta"]) != ["name", "value"]:
+            raise _foreign(tables["meta"])
+        version = self._connections.run(self._version_text)
+        if version is None or not version.isdecimal():
+            raise _foreign(tables["meta"])
+        if int(version) > self._version:
+            raise ConfigError(
+                f"table {tables['meta']!r}: its schema version {version} is of a newer kmqpy; this one knows "
+                f"{self._version}: upgrade kmqpy"
+            )
+        return int(version)
+
+    def _version_text(self, cursor: Cursor) -> str | None:
+        cursor.execute(self._dialect.sql["schema_version"])
+        row = cursor.fetchone()
+        return None if row is None else row[0]
+
+    def _is_ours(self, found: sqlalchemy.Inspector, table: str) -> bool:
+        """Whether a table is one of a creation that did not end, which only MariaDB leaves."""
+        if self._dialect.name != "mariadb":
+            return False
+        comment: dict[str, Any] = dict(found.get_table_comment(table))
+        return comment.get("text") == "kmqpy"
+
+
+def _foreign(table: str) -> ConfigError:
+    return ConfigError(
+        f"table {table!r}: it is not one of kmqpy; give kmqpy another name by prefix=…, or another schema"
+    )

@@ -1,0 +1,135 @@
+"""SQLite by Python's own module: one writer at a time, in transactions that begin as writers."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy
+
+from kmqpy.core.clock import Clock
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import NewRow, TakeRef
+from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
+from kmqpy.storages.sql.statements import DialectName, Names, statements
+
+_SESSION = (
+    "PRAGMA journal_mode = WAL",  # readers and the writer do not wait for each other
+    "PRAGMA synchronous = FULL",  # what was committed outlives the machine
+)
+_PLACING = frozenset({"pass_time", "give_back", "release_all", "redrive", "redrive_ids"})
+"""These may give places."""
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+class Sqlite:
+    """See Dialect. `clock` is that of the storage: there is no server to have one."""
+
+    name: DialectName = "sqlite"
+    capabilities = Capabilities(transactions=True, blocking_take=True)
+    is_one_statement = False
+    waits_ms = 2_000
+
+    def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock, **pool: Any) -> None:
+        self._url = url.set(drivername="sqlite+pysqlite")
+        self._clock = clock
+        self._pool = pool
+        self.sql: Mapping[str, str] = statements(self.name, names)
+
+    def engine(self) -> sqlalchemy.Engine:
+        """See Dialect."""
+        made = sqlalchemy.create_engine(
+            self._url,
+            connect_args={"isolation_level": None, "check_same_thread": False, "timeout": 5},
+            poolclass=sqlalchemy.QueuePool,
+            **self._pool,
+        )
+        sqlalchemy.event.listen(made, "connect", _prepare)
+        return made
+
+    def cursor(self, connection: Any) -> Cursor:
+        """See Dialect."""
+        made = connection.cursor()
+        made.row_factory = None  # an application may want other rows of its connection
+        return made
+
+    def begin(self, cursor: Cursor) -> None:
+        """See Dialect."""
+        cursor.execute("BEGIN IMMEDIATE")
+
+    def fate(self, error: BaseException) -> Fate | None:
+        """See Dialect."""
+        if not isinstance(error, sqlite3.Error):
+            return None
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        return Fate.UNDONE if code in _BUSY else Fate.REFUSED
+
+    def defaults(self) -> dict[str, Any]:
+        """See Dialect."""
+        return {"now_ms": self._clock.wall_ms()}
+
+    def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
+        """See Dialect."""
+        return {"refs": json.dumps(takes)}
+
+    def ids(self, ids: Sequence[int]) -> Any:
+        """See Dialect."""
+        return json.dumps([*ids])
+
+    def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
+        """See Dialect."""
+        first = self._draw(cursor, len(rows))
+        if not cursor.execute(self.sql["queue_exists"], parameters).fetchone()[0]:
+            return []
+        ids = [*range(first, first + len(rows))]
+        cursor.executemany(
+            self.sql["put"],
+            [
+                {
+                    **parameters,
+                    "id": row_id,
+                    "delay_ms": row.delay_ms,
+                    "priority": row.priority,
+                    "key": row.key,
+                    "headers": headers_bytes(row.headers),
+                    "body": row.body,
+                }
+                for row_id, row in zip(ids, rows, strict=True)
+            ],
+        )
+        return ids
+
+    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
+        """See Dialect."""
+        now_ms, due_ms, exists = cursor.execute(self.sql["situation"], parameters).fetchone()
+        if not late and due_ms is not None and due_ms <= now_ms:
+            return Picked([], now_ms, due_ms, bool(exists))
+        name = "take_for_good" if for_good else "take"
+        rows = message_rows(cursor.execute(self.sql[name], parameters).fetchall())
+        return Picked(rows, now_ms, due_ms, bool(exists))
+
+    def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
+        """See Dialect."""
+        return self.change(cursor, "pass_time", {**parameters, "limit": CHUNK})
+
+    def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
+        """See Dialect."""
+        if name not in _PLACING:
+            return int(cursor.execute(self.sql[name], parameters).rowcount)
+        numbered = {**parameters, "number": self._draw(cursor, 0)}
+        changed: int = cursor.execute(self.sql[name], numbered).rowcount
+        # give_back() numbers what it does not change, too: as many as were asked for.
+        self._draw(cursor, max(changed, parameters.get("asked", 0)))
+        return changed
+
+    def _draw(self, cursor: Cursor, count: int) -> int:
+        """The first of the next `count` numbers."""
+        first: int = cursor.execute(self.sql["draw"], {"count": count}).fetchall()[0][0]
+        return first
+
+
+def _prepare(connection: Any, _: Any) -> None:
+    for setting in _SESSION:
+        connection.execute(setting)

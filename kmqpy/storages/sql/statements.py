@@ -1,0 +1,470 @@
+"""Every SQL statement, for each dialect. Pure: no I/O.
+
+A parameter is written `:name`; `{…}` is put in when the texts are made. What the dialects share is written
+once. The words of docs/storages.md (section SQL) describe the tables.
+
+state     0 ready, 1 delayed, 2 taken, 3 dead
+place     among the rows of one priority, the smallest is taken first
+until_ms  of a delayed row, when it is due; of a taken one, when its lease ends; of a dead one, when it was
+          buried; of a ready one, 0. One index serves all three
+
+Ids and places come from one sequence of numbers, so a row that is put has its id as its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kmqpy.errors import ConfigError
+
+SCHEMA_VERSION = 1
+
+DialectName = Literal["postgresql", "mariadb", "sqlite"]
+DIALECTS: tuple[DialectName, ...] = ("postgresql", "mariadb", "sqlite")
+
+NO_LIMIT = 2**62
+"""For a number of rows, of redeliveries or of ms: more than there ever are."""
+
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The names of the tables: `prefix`, then what each holds, in `schema` (empty: the default)."""
+
+    prefix: str = "kmq_"
+    schema: str = ""
+
+    def __post_init__(self) -> None:
+        for setting, value in (("prefix", self.prefix), ("schema", self.schema or "none")):
+            if not _NAME.fullmatch(value):
+                raise ConfigError(f"{setting}: {value!r} is no name; 1 to 31 of a to z, 0 to 9 and _ are")
+
+    @classmethod
+    def of(cls, dialect: str, settings: Mapping[str, str]) -> Names:
+        """The names by the settings `prefix` and `schema`, if they are given. Raises ConfigError."""
+        names = cls(**{key: settings[key] for key in ("prefix", "schema") if key in settings})
+        if names.schema and dialect != "postgresql":
+            raise ConfigError("schema: only PostgreSQL has them; use prefix, or another database")
+        return names
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The tables (and the sequence, `numbers`) by what they hold, without the schema."""
+        return {what: self.prefix + what for what in ("meta", "queues", "messages", "numbers")}
+
+    @property
+    def qualified(self) -> dict[str, str]:
+        """The same with the schema."""
+        before = f"{self.schema}." if self.schema else ""
+        return {what: before + name for what, name in self.tables.items()}
+
+
+# --- what the dialects share --------------------------------------------------------------------------
+
+COLUMNS = (
+    "id, take, body, message_key, headers, minus_priority, requeues, enqueued_ms, first_enqueued_ms, "
+    "since_ms, until_ms, reason, place"
+)
+_WITHOUT_BODY = COLUMNS.replace("body", "length(body)", 1).replace("headers", "NULL", 1)
+
+_GONE = (
+    COLUMNS.replace("take", "take + 1", 1)
+    .replace("since_ms", "{now}", 1)
+    .replace("until_ms", "{now} + :lease_ms", 1)
+)
+"""Of rows that are deleted as they are taken, what they would have been."""
+
+_OVER_THE_LIMIT = "requeues >= :most"
+_ENDED = "state = 2 AND :automatic = 1 AND until_ms <= {now}"
+"""A lease that has ended and was not carried out yet."""
+_CURRENT = f"queue = :queue AND state <> 3 AND NOT ({_ENDED} AND {_OVER_THE_LIMIT})"
+_STILL_TAKEN = "queue = :queue AND state = 2 AND (:automatic = 0 OR until_ms > {now})"
+_DUE = "queue = :queue AND until_ms <= {now} AND (state = 1 OR (state = 2 AND :automatic = 1))"
+
+_TAKE = "state = 2, take = take + 1, since_ms = {now}, until_ms = {now} + :lease_ms"
+_BURY = "state = 3, since_ms = {now}, until_ms = {now}, reason = :reason"
+_EXTEND = "until_ms = {now} + :lease_ms"
+
+# All right sides see the row as it was, in MariaDB by its sql_mode SIMULTANEOUS_ASSIGNMENT.
+_PASS_TIME = f"""
+    state       = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN 3 ELSE 0 END,
+    since_ms    = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN until_ms ELSE 0 END,
+    until_ms    = CASE WHEN state = 2 AND {_OVER_THE_LIMIT} THEN until_ms ELSE 0 END,
+    requeues    = CASE WHEN state = 2 AND requeues < :most THEN requeues + 1 ELSE requeues END,
+    enqueued_ms = CASE WHEN state = 2 AND requeues < :most THEN until_ms ELSE enqueued_ms END,
+    reason      = CASE WHEN state = 2 THEN 'expired' ELSE reason END,
+    place       = CASE WHEN state = 2 AND requeues < :most AND :to_front = 0 THEN {{number}} ELSE place END"""
+_GIVE_BACK = f"""
+    state       = CASE WHEN :counted = 1 AND {_OVER_THE_LIMIT} THEN 3 WHEN :delay_ms > 0 THEN 1 ELSE 0 END,
+    since_ms    = CASE WHEN :counted = 1 AND {_OVER_THE_LIMIT} THEN {{now}} ELSE 0 END,
+    until_ms    = CASE WHEN :counted = 1 AND {_OVER_THE_LIMIT} THEN {{now}}
+                       WHEN :delay_ms > 0 THEN {{now}} + :delay_ms ELSE 0 END,
+    requeues    = CASE WHEN :counted = 1 AND requeues < :most THEN requeues + 1 ELSE requeues END,
+    enqueued_ms = CASE WHEN :counted = 1 AND requeues < :most THEN {{now}} ELSE enqueued_ms END,
+    reason      = :reason,
+    place       = CASE WHEN :to_front = 0 AND NOT (:counted = 1 AND {_OVER_THE_LIMIT})
+                       THEN {{number}} ELSE place END"""
+_RELEASE = """
+    state = 0, since_ms = 0, until_ms = 0, place = CASE WHEN :to_front = 0 THEN {number} ELSE place END"""
+_REDRIVE = """
+    state = 0, since_ms = 0, until_ms = 0, requeues = 0, enqueued_ms = {now}, reason = NULL,
+    place = {number}"""
+
+_NEXT_DUE = """(SELECT min(at_ms) FROM (
+        SELECT min(until_ms) AS at_ms FROM {messages} WHERE queue = :queue AND state = 1
+        UNION ALL
+        SELECT min(until_ms) FROM {messages} WHERE queue = :queue AND state = 2 AND :automatic = 1
+    ) AS ends)"""
+_EXISTS = "(SELECT count(*) FROM {queues} WHERE id = :queue)"
+_READY = "FROM {messages} WHERE queue = :queue AND state = 0"
+_COUNT = "(SELECT count(*) FROM {{messages}} WHERE queue = :queue AND state = {state})"
+_COUNT_SOME = (
+    "(SELECT count(*) FROM (SELECT 1 FROM {{messages}} WHERE queue = :queue AND state = {state} "
+    "LIMIT :limit) AS some{state})"
+)
+_STATES = range(4)
+
+_SHARED = {
+    "schema_version": "SELECT value FROM {meta} WHERE name = 'schema_version'",
+    "storage_id": "SELECT value FROM {meta} WHERE name = 'storage_id'",
+    "set_schema_version": "UPDATE {meta} SET value = :version WHERE name = 'schema_version'",
+    "describe_storage": "INSERT INTO {meta} (name, value) VALUES (:name, :value)",
+    "find_queue": "SELECT id, settings FROM {queues} WHERE name = :name",
+    "queue_exists": f"SELECT {_EXISTS}",
+    "queue_names": "SELECT name FROM {queues}",
+    "delete_queue": "DELETE FROM {queues} WHERE id = :queue",
+    "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}",
+    "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
+    "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES)}",
+    "some_counts": f"SELECT {', '.join(_COUNT_SOME.format(state=state) for state in _STATES)}",
+    "taken_rows": f"""SELECT {COLUMNS} FROM {{messages}}
+WHERE queue = :queue AND state = 2 AND id > :after
+  AND since_ms < {{now}} - :taken_for_ms AND enqueued_ms < :queued_before_ms
+ORDER BY id LIMIT :limit""",
+    "dead_rows": f"""SELECT {COLUMNS} FROM {{messages}} WHERE queue = :queue AND state = 3
+ORDER BY until_ms, id LIMIT :limit""",
+    "dead_rows_without_bodies": f"""SELECT {_WITHOUT_BODY} FROM {{messages}}
+WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit""",
+    # Two statements, each by an index.
+    "purge_ready": "DELETE FROM {messages} WHERE queue = :queue AND state = 0",
+    "purge_unready": "DELETE FROM {messages} WHERE queue = :queue AND state IN (1, 2)",
+    "purge_dead": "DELETE FROM {messages} WHERE queue = :queue AND state = 3",
+}
+
+# --- PostgreSQL ---------------------------------------------------------------------------------------
+
+_POSTGRESQL_SCHEMA = (
+    "CREATE TABLE {meta} (name text PRIMARY KEY, value text NOT NULL)",
+    """CREATE TABLE {queues} (
+    id bigint PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, settings text NOT NULL
+)""",
+    "CREATE SEQUENCE {numbers}",
+    # Most rows are changed once and deleted soon. There is room on a page for the changed row, and dead
+    # rows are removed when there are some thousands, not in proportion to the table, and without pauses.
+    """CREATE TABLE {messages} (
+    id bigint PRIMARY KEY,
+    queue bigint NOT NULL,
+    place bigint NOT NULL,
+    until_ms bigint NOT NULL,
+    since_ms bigint NOT NULL,
+    enqueued_ms bigint NOT NULL,
+    first_enqueued_ms bigint NOT NULL,
+    take integer NOT NULL,
+    requeues integer NOT NULL,
+    state smallint NOT NULL,
+    minus_priority smallint NOT NULL,
+    reason text,
+    message_key bytea,
+    headers bytea,
+    body bytea NOT NULL
+) WITH (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.2,
+    autovacuum_vacuum_cost_delay = 0,
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000
+)""",
+    "CREATE INDEX {messages_index}_ready ON {messages} (queue, minus_priority, place) WHERE state = 0",
+    "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms, id) WHERE state > 0",
+)
+
+_CHOSEN = """WITH chosen AS MATERIALIZED (
+    SELECT id, nextval('{{numbers}}') AS number FROM (
+        SELECT id FROM {{messages}} {rows} FOR UPDATE{skip}
+    ) AS locked
+)
+UPDATE {{messages}} AS m SET {change} FROM chosen WHERE m.id = chosen.id"""
+_REFS = "unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) WITH ORDINALITY AS ref(id, take, number)"
+_BY_REFS = (
+    "UPDATE {{messages}} AS m SET {change} FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
+    "AS ref(ref_id, ref_take) WHERE id = ref_id AND take = ref_take AND {where}"
+)
+
+
+def _chosen(change: str, rows: str, skip: str = "") -> str:
+    return _CHOSEN.format(rows=rows, skip=skip, change=change.replace("{number}", "chosen.number"))
+
+
+_POSTGRESQL = {
+    "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
+ON CONFLICT (name) DO NOTHING""",
+    # The lock on the queue lets delete_queue wait until the rows can be seen, and deleted.
+    "put": """WITH put AS (
+    INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms, take,
+        requeues, state, minus_priority, message_key, headers, body)
+    SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
+        0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -priority, message_key, headers, body
+    FROM (SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE) AS queue
+    CROSS JOIN (
+        SELECT nextval('{numbers}') AS id, given.*
+        FROM unnest(
+            CAST(:bodies AS bytea[]), CAST(:keys AS bytea[]), CAST(:headers AS bytea[]),
+            CAST(:delays AS bigint[]), CAST(:priorities AS smallint[])
+        ) WITH ORDINALITY AS given(body, message_key, headers, delay_ms, priority, number)
+        ORDER BY number
+    ) AS new
+    RETURNING id
+)
+SELECT array_agg(id ORDER BY id) FROM put""",
+    # One round trip. Where a delay or lease has ended, it takes nothing (unless :late): that comes first.
+    "take": f"""WITH due AS MATERIALIZED (SELECT {_NEXT_DUE} AS at_ms),
+picked AS MATERIALIZED (
+    SELECT id {_READY}
+        AND (:late = 1 OR coalesce((SELECT at_ms FROM due) > {{now}}, true))
+    ORDER BY minus_priority, place LIMIT :limit FOR UPDATE SKIP LOCKED
+),
+taken AS (
+    UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (ARRAY(SELECT id FROM picked)) RETURNING {COLUMNS}
+)
+SELECT {{now}}, due.at_ms, {_EXISTS}, taken.* FROM due LEFT JOIN taken ON true""",
+    "take_for_good": f"""WITH due AS MATERIALIZED (SELECT {_NEXT_DUE} AS at_ms),
+picked AS MATERIALIZED (
+    SELECT id {_READY}
+        AND (:late = 1 OR coalesce((SELECT at_ms FROM due) > {{now}}, true))
+    ORDER BY minus_priority, place LIMIT :limit FOR UPDATE SKIP LOCKED
+),
+taken AS (
+    DELETE FROM {{messages}} WHERE id = ANY (ARRAY(SELECT id FROM picked)) RETURNING {_GONE}
+)
+SELECT {{now}}, due.at_ms, {_EXISTS}, taken.* FROM due LEFT JOIN taken ON true""",
+    "pass_time": _chosen(_PASS_TIME, f"WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit", " SKIP LOCKED"),
+    "finish": "DELETE FROM {messages} AS m USING unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
+    f"AS ref(ref_id, ref_take) WHERE id = ref_id AND take = ref_take AND {_CURRENT}",
+    "extend": _BY_REFS.format(change=_EXTEND, where=_STILL_TAKEN),
+    "bury": _BY_REFS.format(change=_BURY, where=_CURRENT),
+    "give_back": f"""WITH chosen AS MATERIALIZED (
+    SELECT id, nextval('{{numbers}}') AS number FROM (
+        SELECT m.id FROM {_REFS} JOIN {{messages}} AS m ON m.id = ref.id AND m.take = ref.take
+        WHERE {_STILL_TAKEN} ORDER BY ref.number FOR UPDATE OF m
+    ) AS locked
+)
+UPDATE {{messages}} AS m SET {_GIVE_BACK.replace("{number}", "chosen.number")}
+FROM chosen WHERE m.id = chosen.id""",
+    "release_all": _chosen(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
+    "redrive": _chosen(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
+    "redrive_ids": _chosen(
+        _REDRIVE,
+        "WHERE queue = :queue AND state = 3 AND id = ANY (CAST(:ids AS bigint[])) ORDER BY until_ms, id",
+    ),
+    "notify": "SELECT pg_notify(:channel, :payload)",
+    "lock_schema": "SELECT pg_advisory_xact_lock(:lock)",
+}
+
+# --- MariaDB ------------------------------------------------------------------------------------------
+
+_MARK = "COMMENT = 'kmqpy'"
+"""Tells our tables from those of others while they are being created; no transaction does."""
+_MARIADB_SCHEMA = (
+    f"""CREATE TABLE IF NOT EXISTS {{queues}} (
+    id bigint PRIMARY KEY,
+    name varchar(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL UNIQUE,
+    settings mediumtext CHARACTER SET utf8mb4 NOT NULL
+) ENGINE = InnoDB {_MARK}""",
+    f"CREATE SEQUENCE IF NOT EXISTS {{numbers}} ENGINE = InnoDB {_MARK}",
+    f"""CREATE TABLE IF NOT EXISTS {{messages}} (
+    id bigint PRIMARY KEY,
+    queue bigint NOT NULL,
+    place bigint NOT NULL,
+    until_ms bigint NOT NULL,
+    since_ms bigint NOT NULL,
+    enqueued_ms bigint NOT NULL,
+    first_enqueued_ms bigint NOT NULL,
+    take integer NOT NULL,
+    requeues integer NOT NULL,
+    state tinyint NOT NULL,
+    minus_priority tinyint NOT NULL,
+    reason mediumtext CHARACTER SET utf8mb4,
+    message_key longblob,
+    headers longblob,
+    body longblob NOT NULL,
+    INDEX {{messages_index}}_ready (queue, state, minus_priority, place),
+    INDEX {{messages_index}}_until (queue, state, until_ms)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC {_MARK}""",
+    f"""CREATE TABLE IF NOT EXISTS {{meta}} (
+    name varchar(100) CHARACTER SET ascii PRIMARY KEY, value varchar(100) CHARACTER SET ascii NOT NULL
+) ENGINE = InnoDB {_MARK}""",
+)
+
+
+def _in_order(change: str, rows: str) -> str:
+    return f"UPDATE {{messages}} SET {change.replace('{number}', 'NEXT VALUE FOR {numbers}')} {rows}"
+
+
+# MariaDB looks ids up by the primary key; it would not do so for the pairs alone.
+_PAIRS = "id IN :ids AND (id, take) IN :takes"
+
+_MARIADB = {
+    "create_queue": "INSERT IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
+    "lock_queue": "SELECT id FROM {queues} WHERE id = :queue LOCK IN SHARE MODE",
+    "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
+    take, requeues, state, minus_priority, message_key, headers, body) VALUES {rows} RETURNING id""",
+    "put_row": """(NEXT VALUE FOR {numbers}, :queue, PREVIOUS VALUE FOR {numbers},
+    CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body)""",
+    "pick": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit FOR UPDATE SKIP LOCKED",
+    "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN :ids",
+    "take_for_good": "DELETE FROM {messages} WHERE id IN :ids",
+    "due": f"SELECT id FROM {{messages}} WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit "
+    "FOR UPDATE SKIP LOCKED",
+    "pass_time": _in_order(_PASS_TIME, "WHERE id IN :ids ORDER BY until_ms, place"),
+    "finish": f"DELETE FROM {{messages}} WHERE {_PAIRS} AND {_CURRENT}",
+    "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_PAIRS} AND {_STILL_TAKEN}",
+    "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_PAIRS} AND {_CURRENT}",
+    "give_back": _in_order(_GIVE_BACK, f"WHERE {_PAIRS} AND {_STILL_TAKEN} ORDER BY find_in_set(id, :order)"),
+    "release_all": _in_order(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
+    "redrive": _in_order(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
+    "redrive_ids": _in_order(
+        _REDRIVE, "WHERE queue = :queue AND state = 3 AND id IN :ids ORDER BY until_ms, id"
+    ),
+    "lock_schema": "SELECT get_lock(:lock, 60)",
+    "unlock_schema": "SELECT release_lock(:lock)",
+}
+
+# --- SQLite -------------------------------------------------------------------------------------------
+
+_SQLITE_SCHEMA = (
+    "CREATE TABLE {meta} (name text PRIMARY KEY, value text NOT NULL)",
+    "CREATE TABLE {queues} (id integer PRIMARY KEY, name text NOT NULL UNIQUE, settings text NOT NULL)",
+    "CREATE TABLE {numbers} (next integer NOT NULL)",
+    "INSERT INTO {numbers} (next) VALUES (1)",
+    """CREATE TABLE {messages} (
+    id integer PRIMARY KEY,
+    queue integer NOT NULL,
+    place integer NOT NULL,
+    until_ms integer NOT NULL,
+    since_ms integer NOT NULL,
+    enqueued_ms integer NOT NULL,
+    first_enqueued_ms integer NOT NULL,
+    take integer NOT NULL,
+    requeues integer NOT NULL,
+    state integer NOT NULL,
+    minus_priority integer NOT NULL,
+    reason text,
+    message_key blob,
+    headers blob,
+    body blob NOT NULL
+)""",
+    "CREATE INDEX {messages_index}_ready ON {messages} (queue, minus_priority, place) WHERE state = 0",
+    "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms) WHERE state > 0",
+)
+
+
+def _numbered(change: str, order: str, rows: str) -> str:
+    return (
+        f"UPDATE {{messages}} AS m SET {change.replace('{number}', 'chosen.number')} "
+        f"FROM (SELECT id, :number + row_number() OVER (ORDER BY {order}) - 1 AS number "
+        f"FROM {{messages}} {rows}) AS chosen WHERE m.id = chosen.id"
+    )
+
+
+_LISTED = "(SELECT value FROM json_each(:ids))"
+_LISTED_REFS = (
+    "(id, take) IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:refs))"
+)
+
+_SQLITE = {
+    "create_queue": "INSERT OR IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
+    "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
+    "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
+    take, requeues, state, minus_priority, message_key, headers, body)
+VALUES (:id, :queue, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body)""",
+    "take": f"""UPDATE {{messages}} SET {_TAKE} WHERE id IN (
+    SELECT id {_READY} ORDER BY minus_priority, place LIMIT :limit
+) RETURNING {COLUMNS}""",
+    "take_for_good": f"""DELETE FROM {{messages}} WHERE id IN (
+    SELECT id {_READY} ORDER BY minus_priority, place LIMIT :limit
+) RETURNING {_GONE}""",
+    "pass_time": _numbered(
+        _PASS_TIME, "until_ms, place", f"WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit"
+    ),
+    "finish": f"DELETE FROM {{messages}} WHERE {_LISTED_REFS} AND {_CURRENT}",
+    "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_LISTED_REFS} AND {_STILL_TAKEN}",
+    "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_LISTED_REFS} AND {_CURRENT}",
+    "give_back": "UPDATE {messages} AS m SET "
+    + _GIVE_BACK.replace("{number}", "ref_number")
+    + " FROM (SELECT json_extract(value, '$[0]') AS ref_id, json_extract(value, '$[1]') AS ref_take, "
+    f":number + key AS ref_number FROM json_each(:refs)) AS ref "
+    f"WHERE id = ref_id AND take = ref_take AND {_STILL_TAKEN}",
+    "release_all": _numbered(_RELEASE, "place", "WHERE queue = :queue AND state = 2"),
+    "redrive": _numbered(
+        _REDRIVE,
+        "until_ms, id",
+        "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit",
+    ),
+    "redrive_ids": _numbered(
+        _REDRIVE, "until_ms, id", f"WHERE queue = :queue AND state = 3 AND id IN {_LISTED}"
+    ),
+    "changes": "PRAGMA data_version",
+}
+
+# --- the texts ----------------------------------------------------------------------------------------
+
+_NOW = {
+    # The time of the statement, not of the transaction.
+    "postgresql": "CAST(floor(extract(epoch FROM statement_timestamp()) * 1000) AS bigint)",
+    # Of no time zone: those of sessions differ, and have hours that come twice.
+    "mariadb": "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000)",
+    "sqlite": ":now_ms",
+}
+_OWN: Mapping[str, Mapping[str, str]] = {"postgresql": _POSTGRESQL, "mariadb": _MARIADB, "sqlite": _SQLITE}
+_SCHEMAS = {"postgresql": _POSTGRESQL_SCHEMA, "mariadb": _MARIADB_SCHEMA, "sqlite": _SQLITE_SCHEMA}
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+
+def statements(dialect: DialectName, names: Names) -> dict[str, str]:
+    """Every statement by its name, as the driver wants its parameters."""
+    texts = {**_SHARED, **_OWN[dialect]}
+    return {name: _driver_text(dialect, _filled(dialect, names, text)) for name, text in texts.items()}
+
+
+def schema(dialect: DialectName, names: Names) -> list[str]:
+    """The statements that create the tables, without what describes the storage."""
+    return [_filled(dialect, names, text) for text in _SCHEMAS[dialect]]
+
+
+def script(dialect: DialectName, names: Names) -> str:
+    """What `kmq sql schema` prints: schema(), and the rows of the meta table."""
+    version = (
+        f"INSERT INTO {names.qualified['meta']} (name, value) VALUES ('schema_version', '{SCHEMA_VERSION}')"
+    )
+    return "".join(f"{text};\n" for text in [*schema(dialect, names), version])
+
+
+def _filled(dialect: DialectName, names: Names, text: str) -> str:
+    values = {**names.qualified, "now": _NOW[dialect], "messages_index": names.tables["messages"]}
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def _driver_text(dialect: DialectName, text: str) -> str:
+    if dialect == "sqlite":
+        return text
+    # To PostgreSQL in binary form: bodies are not escaped, and lists need no parsing.
+    return _PARAMETER.sub(r"%(\1)b" if dialect == "postgresql" else r"%(\1)s", text)

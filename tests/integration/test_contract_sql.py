@@ -1,0 +1,77 @@
+"""The contract of all storages, on PostgreSQL, MariaDB and SQLite."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+pytest.register_assert_rewrite("kmqpy.testing.contract")
+
+from kmqpy.core.clock import Clock  # noqa: E402
+from kmqpy.dev import Databases  # noqa: E402
+from kmqpy.queue import storage_for  # noqa: E402
+from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
+from kmqpy.testing.contract import *  # noqa: E402, F403
+from kmqpy.testing.contract import Target  # noqa: E402
+
+_DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}
+_LIST = {
+    "postgresql": "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'postgres'",
+    "mariadb": "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user = 'kmq'",
+}
+_CUT = {"postgresql": "SELECT pg_terminate_backend(%s)", "mariadb": "KILL %s"}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Databases]:
+    """Servers of this module's own, which it kills."""
+    with Databases(*_DRIVERS) as started:
+        yield started
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def kmq_target(request: pytest.FixtureRequest) -> Target:
+    name = request.param
+    if name == "sqlite":
+        folder: Path = request.getfixturevalue("tmp_path")
+        return _target(f"sqlite:///{folder}/queues.db")
+    servers: Databases = request.getfixturevalue("servers")
+    url = servers.urls[name]
+
+    def kill() -> None:
+        servers.server(name).kill()
+        servers.server(name).start()
+
+    return _target(
+        url,
+        kill_server=kill,
+        cut_connections=lambda: _connections(name, url, cut=True),
+        connections=lambda: _connections(name, url),
+    )
+
+
+def _target(url: str, **hooks: Callable[[], object]) -> Target:
+    def open_with_clock(clock: Clock) -> StoredStorage:
+        # The clock is that of a machine which uses the storage, not of the one that has SQLite's file.
+        storage = storage_for(url)
+        storage._clock = clock
+        return storage
+
+    return Target(open=lambda: storage_for(url), url=url, open_with_clock=open_with_clock, **hooks)
+
+
+def _connections(name: str, url: str, *, cut: bool = False) -> int:
+    engine = sqlalchemy.create_engine(_DRIVERS[name] + url.removeprefix(name), poolclass=sqlalchemy.NullPool)
+    with closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        cursor.execute(_LIST[name])
+        found = [one for (one,) in cursor.fetchall()]
+        for one in found if cut else ():
+            try:
+                cursor.execute(_CUT[name], (one,))
+            except Exception as error:
+                if "Unknown thread" not in str(error):  # it has just left
+                    raise
+    return len(found)

@@ -1,0 +1,315 @@
+"""What is special of queues in SQL: the tables, transactions of the application, locks, waiting."""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy
+
+from kmqpy.cli.app import run
+from kmqpy.dev.ports import free_ports
+from kmqpy.errors import ConfigError, NotSupported, QueueNotFound, ReceiptError, Unavailable
+from kmqpy.queue import Queue, parse_url, queue_for, storage_for
+from kmqpy.storages.sql.connections import Connections
+from kmqpy.storages.sql.opening import dialect_of
+from kmqpy.storages.sql.schema import Schema
+from kmqpy.storages.sql.statements import SCHEMA_VERSION, Names, script
+
+DRIVERS = {
+    "sqlite": "sqlite+pysqlite",
+    "postgresql": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+}
+
+
+class Place:
+    """A database, and a prefix in it that no other test has."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.prefix = f"t{uuid4().hex[:12]}_"
+        self.url = f"{url}?prefix={self.prefix}"
+        self.names = Names(prefix=self.prefix)
+        self.application = sqlalchemy.create_engine(
+            DRIVERS[name] + url.removeprefix(name), poolclass=sqlalchemy.NullPool
+        )
+
+    def execute(self, *statements: str) -> list[Any]:
+        """The rows of the last one."""
+        with self.application.begin() as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+            return list(result) if result.returns_rows else []
+
+
+@pytest.fixture(params=DRIVERS)
+def place(
+    request: pytest.FixtureRequest, database_url: Callable[[str], str], tmp_path: Path
+) -> Iterator[Place]:
+    name = request.param
+    made = Place(name, f"sqlite:///{tmp_path}/queues.db" if name == "sqlite" else database_url(name))
+    yield made
+    tables = made.names.tables
+    kind = dict.fromkeys(tables, "TABLE")
+    kind["numbers"] = "TABLE" if name == "sqlite" else "SEQUENCE"
+    made.execute(*(f"DROP {kind[what]} IF EXISTS {table}" for what, table in tables.items()))
+
+
+@pytest.fixture
+def queue(place: Place) -> Iterator[Queue]:
+    with storage_for(place.url) as storage:
+        storage.create("q")
+        yield storage.open("q")
+
+
+# --- the tables ---------------------------------------------------------------------------------------
+
+
+def test_many_who_open_it_first_create_the_tables_once(place: Place) -> None:
+    together = threading.Barrier(8)
+
+    def opened(_: int) -> str:
+        together.wait(60)
+        with storage_for(place.url) as storage:
+            return storage._engine.storage_id
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(opened, range(8)))) == 1
+    versions = place.execute(f"SELECT value FROM {place.prefix}meta WHERE name = 'schema_version'")
+    assert versions == [(str(SCHEMA_VERSION),)]
+
+
+@pytest.mark.parametrize("table", ["meta", "queues", "messages"])
+def test_a_table_of_another_program_is_left_as_it_is(place: Place, table: str) -> None:
+    theirs = place.prefix + table
+    place.execute(f"CREATE TABLE {theirs} (a integer)", f"INSERT INTO {theirs} VALUES (5)")
+    with pytest.raises(ConfigError, match=rf"{theirs}.*not one of kmqpy.*prefix"):
+        storage_for(place.url)
+    assert place.execute(f"SELECT * FROM {theirs}") == [(5,)]
+    there = sqlalchemy.inspect(place.application).get_table_names()
+    assert [name for name in there if name.startswith(place.prefix)] == [theirs]
+
+
+def test_tables_of_a_newer_kmqpy_are_refused_and_left_as_they_are(place: Place) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("q")
+    place.execute(f"UPDATE {place.prefix}meta SET value = '999' WHERE name = 'schema_version'")
+    with pytest.raises(ConfigError, match=r"999 is of a newer kmqpy.*upgrade"):
+        storage_for(place.url)
+    assert place.execute(f"SELECT name FROM {place.prefix}queues") == [("q",)]
+
+
+def test_older_tables_are_migrated_step_by_step(place: Place) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("q")
+        before = storage._engine.storage_id
+    meta = place.names.tables["meta"]
+    steps = {
+        SCHEMA_VERSION + number: {
+            place.name: (f"INSERT INTO {meta} (name, value) VALUES ('step', '{number}')",)
+            if number == 0
+            else (f"UPDATE {meta} SET value = '{number}' WHERE name = 'step'",)
+        }
+        for number in range(2)
+    }
+    connections = Connections(dialect_of(parse_url(place.url, names_queue=False)), 10)
+    try:
+        for _ in range(2):
+            schema = Schema(connections, place.names, version=SCHEMA_VERSION + 2, migrations=steps)
+            assert schema.prepare() == before
+    finally:
+        connections.close()
+    found = dict(map(tuple, place.execute(f"SELECT name, value FROM {meta}")))
+    assert (found["step"], found["schema_version"]) == ("1", str(SCHEMA_VERSION + 2))
+
+
+def test_the_printed_schema_is_what_opening_finds(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sql", "schema", "--dialect", place.name, "--prefix", place.prefix]) == 0
+    printed = capsys.readouterr().out
+    assert printed == script(place.name, place.names)
+    place.execute(*(one for one in printed.split(";\n") if one))
+    with storage_for(place.url) as storage:
+        storage.create("q")
+        storage.open("q").send("x")
+        assert storage.describe("q").ready == 1
+
+
+def test_two_prefixes_are_two_storages(place: Place, queue: Queue) -> None:
+    other = Place(place.name, place.url.partition("?")[0])
+    with storage_for(other.url) as storage:
+        assert storage.list() == []
+        storage.create("q")
+        queue.send("x")
+        with pytest.raises(ReceiptError, match="another storage"):
+            storage.open("q").ack(queue.receive())
+    kind = "TABLE" if place.name == "sqlite" else "SEQUENCE"
+    other.execute(*(f"DROP TABLE {other.prefix}{what}" for what in ("meta", "queues", "messages")))
+    other.execute(f"DROP {kind} {other.prefix}numbers")
+
+
+def test_a_deleted_queue_leaves_no_rows(place: Place, queue: Queue) -> None:
+    queue.send_many(["x"] * 5)
+    queue.send("later", delay=60)
+    queue.dead_letter(queue.receive(1))
+    queue.receive(1)
+    with storage_for(place.url) as storage:
+        storage.delete("q")
+    assert place.execute(f"SELECT count(*) FROM {place.prefix}messages") == [(0,)]
+
+
+# --- transactions of the application ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_message_is_sent_and_acknowledged_with_the_transaction(
+    place: Place, queue: Queue, raw: bool
+) -> None:
+    queue.send_many(["a", "b"])
+    messages = queue.receive(2, lease=60)
+    with place.application.connect() as connection:
+        given = connection.connection.driver_connection if raw else connection
+        for end in ("rollback", "commit"):
+            queue.ack(messages, connection=given)
+            sent = queue.send_many(["new", "too"], key="k", headers={"h": "1"}, connection=given)
+            if place.name != "sqlite":  # its readers are not to be kept waiting, but see the same
+                assert (queue.size(), queue.in_flight()) == (0, 2)
+            given.rollback() if end == "rollback" else given.commit()
+            if end == "rollback":
+                assert (queue.size(), queue.in_flight()) == (0, 2)
+    assert (queue.size(), queue.in_flight()) == (2, 0)
+    assert [(one.id, one.body, one.key) for one in queue.receive()] == [
+        (sent[0], b"new", b"k"),
+        (sent[1], b"too", b"k"),
+    ]
+
+
+def test_a_late_acknowledgement_rolls_the_transaction_back(place: Place, queue: Queue) -> None:
+    queue.send("x")
+    (late,) = queue.receive(lease=60)
+    queue.nack(late)
+    queue.receive(lease=60)
+    with place.application.connect() as connection:
+        queue.send("result", connection=connection)
+        with pytest.raises(ReceiptError, match="roll"):
+            queue.ack(late, connection=connection)
+        connection.rollback()
+    assert (queue.size(), queue.in_flight()) == (0, 1)
+
+
+def test_a_connection_to_elsewhere_sends_nothing(place: Place, queue: Queue, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="object is neither"):
+        queue.send("x", connection=object())
+    elsewhere = Place("sqlite", f"sqlite:///{tmp_path}/elsewhere.db")
+    with closing(sqlite3.connect(tmp_path / "elsewhere.db")) as connection:
+        if place.name == "sqlite":
+            with pytest.raises(Unavailable, match="no such table"):
+                queue.send("x", connection=connection)
+            with storage_for(elsewhere.url.replace(elsewhere.prefix, place.prefix)) as other:
+                other.create("q")
+                with pytest.raises(QueueNotFound):
+                    queue.send("x", connection=connection)
+                connection.rollback()
+    assert queue.size() == 0
+
+
+def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(
+    place: Place, queue: Queue
+) -> None:
+    if place.name == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    queue.send_many(["a", "b"])
+    (message,) = queue.receive(1, lease=0.2)
+    with place.application.connect() as connection:
+        queue.ack(message, connection=connection)
+        time.sleep(0.3)  # the lease is over, and the row is locked
+        began = time.monotonic()
+        found = queue.receive(10, wait=0, lease=60)
+        assert [one.body for one in found] == [b"b"]
+        assert queue.size() >= 0
+        assert time.monotonic() - began < 4
+        connection.rollback()
+    assert [one.attempts for one in queue.receive(wait=10)] == [2]
+
+
+def test_a_nack_that_meets_a_lock_counts_once(place: Place, queue: Queue) -> None:
+    if place.name == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    queue.send("x")
+    (message,) = queue.receive(1, lease=60)
+    with place.application.connect() as connection, ThreadPoolExecutor(1) as thread:
+        queue.ack(message, connection=connection)
+        nack = thread.submit(queue.nack, message)
+        time.sleep(0.2)
+        connection.rollback()
+        nack.result(60)
+    assert [one.attempts for one in queue.receive()] == [2]
+
+
+# --- waiting, and servers that are away ---------------------------------------------------------------
+
+
+def test_a_waiting_receive_learns_of_another_process_and_of_a_commit(
+    place: Place, queue: Queue
+) -> None:
+    with storage_for(place.url) as elsewhere, ThreadPoolExecutor(1) as thread:
+        waiting = elsewhere.open("q")
+        for send in ("alone", "in a transaction"):
+            received = thread.submit(lambda: (waiting.receive(wait=60), time.monotonic()))
+            time.sleep(0.5)
+            if send == "alone":
+                queue.send("x")
+            else:
+                with place.application.begin() as connection:
+                    queue.send("x", connection=connection)
+            sent_at = time.monotonic()
+            (message,), at = received.result(60)
+            message.ack()
+            assert at - sent_at < 1.5
+
+
+def test_a_server_that_is_away_is_unavailable_in_time(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    for url in (f"postgresql://me:secret@127.0.0.1:{port}/db", f"mariadb://me:secret@127.0.0.1:{port}/db"):
+        began = time.monotonic()
+        with pytest.raises(Unavailable) as caught:
+            storage_for(f"{url}?timeout_ms=300")
+        assert time.monotonic() - began < 20
+        assert "secret" not in str(caught.value)
+    with pytest.raises(Unavailable, match="unable to open"):
+        storage_for(f"sqlite:///{tmp_path}/no/such/folder/q.db")
+    (tmp_path / "text.db").write_text("this is no database" * 99)
+    with pytest.raises(Unavailable, match="not a database"):
+        storage_for(f"sqlite:///{tmp_path}/text.db")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite:", "sqlite:///"),
+        ("sqlite://host/f.db", "sqlite:///"),
+        ("postgresql://host", "names no database"),
+        ("postgresql://h,g/db", "one address"),
+        ("mariadb://host/db?schema=x", "only PostgreSQL"),
+        ("sqlite:///x.db?prefix=a;b", "prefix"),
+        ("sqlite:///x.db?pool_size=0", "pool_size"),
+        ("sqlite:///x.db?pool=5", "did you mean pool_size"),
+        ("sqlite:///x.db?timeout_ms=soon", "timeout_ms"),
+    ],
+)
+def test_bad_urls_are_told(url: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        storage_for(url)
+
+
+def test_a_url_creates_its_queue(place: Place) -> None:
+    with queue_for(f"{place.url}&queue=q&create=true&max_redeliveries=none") as queue:
+        assert queue.name == "q"
+    with pytest.raises(NotSupported, match="no storage for mysql"):
+        storage_for("mysql://h/db")
