@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, state
+from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, state, zookeeper
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import Partly, drop_stdout, print_error, replace_closed_streams
 from kmqpy.core.settings import nearest
@@ -91,6 +91,7 @@ for _command in (
     state.doctor,
     spark.pipeline,
     spark.spark_jars,
+    zookeeper.zookeeper,
     dev.dev,
     demo.demo,
 ):

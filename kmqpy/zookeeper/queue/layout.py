@@ -102,6 +102,6 @@ def in_order(names: Iterable[str], locks: Iterable[str]) -> list[str]:
     Names of anything else are left out.
     """
     locked = {found[1] for lock in locks if (found := _LOCK.fullmatch(lock))}
-    found = [(_ITEM.fullmatch(name), name) for name in names]
-    keyed = [(-int(match[1] or 0), int(match[2]), name) for match, name in found if match]
+    matches = [(_ITEM.fullmatch(name), name) for name in names]
+    keyed = [(-int(match[1] or 0), int(match[2]), name) for match, name in matches if match]
     return [name for _, _, name in sorted(keyed) if sequence_of(name) not in locked]

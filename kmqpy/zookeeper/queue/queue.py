@@ -24,7 +24,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 from kmqpy.zookeeper.watched_children import WatchedChildren
 
 _LISTED = 100
-"""So many items are tried before the queue is listed again, which notices priorities and what was given back."""
+"""So many items are tried before the queue is listed again: it finds new priorities, and items given back."""
 _FORGOTTEN_AFTER_MS = 86_400_000
 """Nobody asks any more for a commit that is older."""
 
@@ -137,7 +137,7 @@ class ZkQueue:
         return QueuePaths(self.settings.root, queue)
 
     def candidates(self, source: str) -> Iterator[str]:
-        """The names of items that may be free, in the order in which they should be tried; for Transaction."""
+        """The names of items that may be free, in the order in which to try them; for Transaction."""
         known = self._source(source)
         if self.settings.strict_fifo:
             yield from self._listed(source, known, fresh=True)

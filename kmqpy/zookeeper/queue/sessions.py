@@ -46,8 +46,8 @@ class SessionWatch:
             raise Closed("the queue is closed, and its transactions with it")
         if number != self.number:
             raise SessionExpired(
-                f"the session with ZooKeeper at {address(self.zk)} has ended, and the locks of this transaction "
-                "with it; begin another one"
+                f"the session with ZooKeeper at {address(self.zk)} has ended, and the locks of this "
+                "transaction with it; begin another one"
             )
 
     def wait_until_connected(self, number: int, deadline: float) -> bool:
@@ -58,15 +58,16 @@ class SessionWatch:
             SYSTEM_CLOCK.sleep(_POLL_S)
         return True
 
-    def get(self, result: Any) -> Any:
-        """The value of a kazoo call; KazooTimeoutError after the session time-out."""
-        return result.get(timeout=self.timeout_s)
+    def get(self, result: Any, deadline: float | None = None) -> Any:
+        """The value of a kazoo call; KazooTimeoutError after `deadline`, by default the session time-out."""
+        left = self.timeout_s if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
+        return result.get(timeout=max(_POLL_S, left))
 
     def ask(self, question: Callable[[], Any], deadline: float) -> Any:
         """The answer of a call that only reads, repeated until `deadline`; then raises what kazoo raised."""
         while True:
             try:
-                return self.get(question())
+                return self.get(question(), deadline)
             except LOST_ANSWER:
                 if self.closed or SYSTEM_CLOCK.monotonic() >= deadline:
                     raise

@@ -130,9 +130,9 @@ class Transaction:
         whole session time-out: then commit() again, or rollback(), finds out.
         """
         with self._mutex:
-            if self.outcome is Outcome.COMMITTED and self._committing:
+            if self.outcome is Outcome.COMMITTED:
                 return
-            if not self._committing:
+            if self.outcome is not None or not self._committing:
                 self._check_open()
             multi = self._multi()
             check_multi(multi, self._queue.settings.max_packet_bytes, "commit")
@@ -150,12 +150,12 @@ class Transaction:
             except LOST_ANSWER as error:
                 raise UnknownOutcome(
                     f"commit: ZooKeeper at {address(self._zk)} did not answer for "
-                    f"{self._session.timeout_s:g} s; commit() again or rollback() to learn whether it happened"
+                    f"{self._session.timeout_s:g} s; commit() again or rollback() tells whether it happened"
                 ) from error
             except KazooException as error:
                 self._committing = False
                 self.rollback()
-                raise RolledBack(f"nothing was committed: {self._reason(multi, error)}") from error
+                raise RolledBack(f"nothing was committed: {self._reason(error)}") from error
             self._end(Outcome.COMMITTED)
 
     def rollback(self) -> Outcome:
@@ -174,7 +174,7 @@ class Transaction:
                     if self._committing and self._has_happened(deadline):
                         return self._end(Outcome.COMMITTED)
                     if self._number == self._session.number:
-                        self._unlock()
+                        self._unlock(deadline)
                     return self._end(Outcome.ROLLED_BACK)
                 except LOST_ANSWER:
                     if not self._session.wait_until_connected(self._number, deadline):
@@ -196,29 +196,20 @@ class Transaction:
         return f"{transactions_path(self._queue.settings.root)}/{self._id}"
 
     def _check_open(self) -> None:
-        if self._committing:
-            raise Closed("transaction: a commit was interrupted; call commit() again, or rollback()")
         if self.outcome is not None:
             raise Closed(f"transaction: it was {self.outcome.value} already")
+        if self._committing:
+            raise Closed("transaction: a commit was interrupted; call commit() again, or rollback()")
         self._session.check(self._number)
 
     def _take(self, paths: QueuePaths, name: str) -> Any:
         """The item, or why it is not ours."""
         policy = self._queue.settings.policy
-        reading = self._zk.get_async(paths.item(name))
-        counted = self._zk.get_async(paths.meta(name)) if policy.counts else None
-        try:
-            body, _ = self._session.get(reading)
-        except NoNodeError:
+        body, item_stat = self._read(paths.item(name))
+        if item_stat is None:
             return _GONE
-        meta, stat = Meta(), None
-        if counted is not None:
-            try:
-                data, stat = self._session.get(counted)
-                meta = Meta.decode(data)
-            except NoNodeError:
-                pass
-        decision = policy.next(meta, SYSTEM_CLOCK.wall_ms())
+        data, stat = self._read(paths.meta(name)) if policy.counts else (b"", None)
+        decision = policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
         if decision is Refusal.TOO_OFTEN:
             return self._refuse(paths, name, body, stat)
         if not isinstance(decision, Meta):
@@ -245,6 +236,15 @@ class Transaction:
         if isinstance(error, NodeExistsError | BadVersionError):
             return _LEFT
         raise error
+
+    def _read(self, path: str) -> tuple[bytes, Any]:
+        """The data and stat of a znode; (b"", None) if it is missing."""
+        deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
+        try:
+            data, stat = self._session.ask(lambda: self._zk.get_async(path), deadline)
+        except NoNodeError:
+            return b"", None
+        return data, stat
 
     def _lock(self, multi: Any, take: _Take) -> Exception | None:
         """Send the locks; why they were refused, None if they are ours."""
@@ -302,7 +302,7 @@ class Transaction:
         self._session.ask(lambda: self._zk.sync_async(self._node), deadline)
         return self._session.ask(lambda: self._zk.exists_async(self._node), deadline) is not None
 
-    def _unlock(self) -> None:
+    def _unlock(self, deadline: float) -> None:
         """Remove all our locks; raises one of LOST_ANSWER."""
         sent = []
         for take in self._work.takes:
@@ -311,9 +311,9 @@ class Transaction:
             multi.delete(take.paths.lock(take.name))
             sent.append(multi.commit_async())
         for result in sent:
-            self._session.get(result)  # NoNodeError: it is gone, or was never ours
+            self._session.get(result, deadline)  # NoNodeError: it is gone, or was never ours
 
-    def _reason(self, multi: Any, error: Exception) -> str:
+    def _reason(self, error: Exception) -> str:
         if isinstance(error, NoNodeError) and not self._work.takes:
             targets = sorted({path.rpartition("/")[0] for path, _ in self._work.puts})
             return f"one of {', '.join(targets)} is missing; make it with init()"
