@@ -50,8 +50,8 @@ class Plan:
 def plan(zk: KazooClient, path: str, *, lock_path: str | None = None, any_name: bool = False) -> list[Plan]:
     """See what is there to remove; removes nothing.
 
-    `path` is the znode of a queue of Curator, kazoo or ZooKeeper's recipe, or of kmqpy's unit of work (then its
-    items and their meta). Items with a lock in `lock_path` stay. With `any_name`, children of any name go.
+    `path` is the znode of a queue of Curator, kazoo or ZooKeeper's recipe, or of kmqpy's unit of work (then
+    its items and their meta go). Items with a lock in `lock_path` stay. With `any_name`, all names go.
 
     Raises ConfigError where `path` is no queue, QueueNotFound, and Unfinished when the list of children is
     larger than the servers and the network between let pass.
@@ -122,7 +122,7 @@ def _children(zk: KazooClient, path: str) -> list[str]:
     for attempt in range(_ATTEMPTS):
         with unavailable(zk):
             try:
-                stat = zk.retry(zk.exists, path)
+                stat = zk.exists_async(path).get(timeout=60)
                 if stat is None:
                     raise QueueNotFound(f"PATH: there is no znode {path!r}")
                 count = stat.numChildren
@@ -136,8 +136,8 @@ def _children(zk: KazooClient, path: str) -> list[str]:
 
 def _too_large(zk: KazooClient, path: str, count: int) -> str:
     return (
-        f"{path}: the connection to ZooKeeper at {address(zk)} breaks each time that its {count} children are "
-        f"listed. If something there limits the size of answers (jute.maxbuffer, a proxy), raise that to "
+        f"{path}: the connection to ZooKeeper at {address(zk)} breaks each time that its {count} children "
+        f"are listed. If something there limits the size of answers (jute.maxbuffer, a proxy), raise that to "
         f"{max(_MANY_BYTES, 100 * count)} bytes: start the servers with "
         f"SERVER_JVMFLAGS=-Djute.maxbuffer={max(_MANY_BYTES, 100 * count)}, then run this again"
     )

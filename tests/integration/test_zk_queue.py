@@ -4,9 +4,9 @@ import itertools
 import threading
 
 import pytest
+from zk_support import until
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Closed, ConfigError, MessageError, QueueNotFound, RolledBack
 from kmqpy.zookeeper.queue import (
     AtLeastOnce,
@@ -18,13 +18,6 @@ from kmqpy.zookeeper.queue import (
     ZkQueueSettings,
 )
 from kmqpy.zookeeper.session import connect
-
-
-def until(true):
-    end = SYSTEM_CLOCK.monotonic() + 60
-    while not true():
-        assert SYSTEM_CLOCK.monotonic() < end
-        SYSTEM_CLOCK.sleep(0.02)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from zk_support import Cable, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Cluster
@@ -19,13 +20,6 @@ from tests.chaos.proxy import Cut, Proxy
 
 CHILD = Path(__file__).with_name("zk_queue_child.py")
 KILLS = int(os.environ.get("KMQ_ZK_KILLS", "20"))
-
-
-def until(true):
-    end = SYSTEM_CLOCK.monotonic() + 60
-    while not true():
-        assert SYSTEM_CLOCK.monotonic() < end
-        SYSTEM_CLOCK.sleep(0.02)
 
 
 @pytest.fixture
@@ -40,34 +34,10 @@ def queue(zookeeper, settings):
         yield queue
 
 
-class Cable:
-    """A way to ZooKeeper that can be cut."""
-
-    def __init__(self, proxy, gate, connection):
-        self.proxy, self.gate, self.connection = proxy, gate, connection
-
-    def cut(self, how):
-        self.gate.cut(how)
-        self._settle()
-
-    def heal(self):
-        self.gate.heal()
-        self._settle()
-
-    def _settle(self):
-        """Wait until the proxy's thread has done what it was told."""
-        done = threading.Event()
-        self.proxy._loop.call_soon_threadsafe(done.set)
-        assert done.wait(10)
-
-
 @pytest.fixture
 def cable(zookeeper):
-    port = int(zookeeper.hosts.rpartition(":")[2])
     with Proxy() as proxy:
-        gate = proxy.gate()
-        listening = proxy.listen(gate, lambda: port)
-        yield Cable(proxy, gate, ZooKeeperConnection(hosts=f"127.0.0.1:{listening}"))
+        yield Cable(proxy, zookeeper)
 
 
 def fill(queue, count, target="in"):

@@ -380,6 +380,7 @@ class DistributedQueue(Generic[T]):
             data, _ = self._zk.get(item)
             fate = use(data)
             if fate is None:
+                self._unlock(lock, token, session)
                 return False
             if self._sessions != session:
                 log.warning("queue %s: %s: its lock was lost meanwhile; it comes again", self._path, name)
@@ -397,8 +398,6 @@ class DistributedQueue(Generic[T]):
         except BaseException:
             self._unlock(lock, token, session)
             raise
-        if fate is None:
-            self._unlock(lock, token, session)
         return True
 
     def _unlock(self, lock: str, token: bytes, session: int) -> None:

@@ -208,7 +208,10 @@ class Transaction:
         body, item_stat = self._read(paths.item(name))
         if item_stat is None:
             return _GONE
-        data, stat = self._read(paths.meta(name)) if policy.counts else (b"", None)
+        stat: Any = None
+        data = b""
+        if policy.counts:
+            data, stat = self._read(paths.meta(name))
         decision = policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
         if decision is Refusal.TOO_OFTEN:
             return self._refuse(paths, name, body, stat)
