@@ -13,7 +13,12 @@ from kmqpy.errors import ConfigError
 
 @click.group()
 def zookeeper() -> None:
-    """Queues stored in ZooKeeper: those of kmqpy.zookeeper, of Curator and kazoo."""
+    """Queues stored in ZooKeeper: those of kmqpy.zookeeper, of Curator and kazoo.
+
+    \b
+    Example:
+      kmq zookeeper drain /app/queue
+    """
 
 
 @zookeeper.command()
