@@ -275,23 +275,27 @@ def test_a_meta_that_is_none_counts_as_never_taken(make, zk, meta):
         tx.commit()
 
 
-def test_many_threads_share_a_session_and_each_item_goes_to_one(make):
+@pytest.mark.parametrize("shared", [True, False])
+def test_eight_threads_with_one_session_or_eight_get_each_item_once(make, shared):
     queue = make()
+    sessions = [queue if shared else make() for _ in range(8)]
     put(queue, *[b"%d" % n for n in range(100)])
     found, lock = [], threading.Lock()
 
-    def work():
+    def work(queue):
         while True:
             with queue.transaction() as tx:
                 item = tx.try_take("in")
-                if item is None:
+                if item is None and not queue.size("in"):
                     return
+                if item is None:
+                    continue
                 tx.put("out", item.body)
                 tx.commit()
                 with lock:
                     found.append(item.body)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
+    threads = [threading.Thread(target=work, args=(one,)) for one in sessions]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from zk_support import Cable, until
 
+from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Cluster
 from kmqpy.errors import KmqError, RolledBack, SessionExpired, UnknownOutcome
-from kmqpy.zookeeper.queue import Outcome, ZkQueue, ZkQueueSettings
+from kmqpy.zookeeper.queue import Listener, Outcome, ZkQueue, ZkQueueSettings
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
@@ -269,6 +270,28 @@ def test_an_expired_session_gives_all_back_at_once_and_ends_its_transactions(que
             assert tx.try_take("in")
             tx.commit()
     assert counts(queue) == (39, 0)
+
+
+def test_a_listener_survives_flaps_and_lost_sessions(queue, settings, cable):
+    count = 60
+    fill(queue, count)
+
+    def slowly(consumer, item):
+        SYSTEM_CLOCK.sleep(0.02)
+        consumer.put_on_commit("out", item.body)
+
+    with ZkQueue(cable.connection, settings) as other:
+        with Listener(other, "in", slowly, workers=2, backoff=Backoff(0.05, maximum=0.2)):
+            for number in range(4):
+                done = queue.size("out")
+                until(lambda: queue.size("out") > done)  # noqa: B023 - called at once
+                cable.cut(Cut.REFUSE)
+                if number % 2:
+                    until(lambda: no_locks(queue))
+                cable.heal()
+            until(lambda: counts(queue) == (0, count))
+        assert other.session.number > 1
+        until(lambda: other.session.zk.connected)  # close() of the listener left it open
 
 
 def test_a_killed_leader_loses_nothing(queue_name):
