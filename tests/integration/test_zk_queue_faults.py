@@ -225,6 +225,24 @@ def test_rollback_without_a_connection_ends_within_the_session_time_out(queue, s
             assert other.transaction().try_take("in") is not None
 
 
+def test_after_a_rollback_without_servers_the_session_is_not_resumed(settings):
+    """Sessions outlive a stop of all servers: resumed, this one would keep its locks for good."""
+    with Cluster(brokers=0) as own:
+        connection = ZooKeeperConnection(hosts=own.zookeeper)
+        with ZkQueue(connection, settings) as queue:
+            queue.init("in", "out")
+            fill(queue, 1)
+            tx = queue.transaction()
+            tx.try_take("in")
+            own.zookeeper_server().kill()
+            assert tx.rollback() is Outcome.ROLLED_BACK
+            own.zookeeper_server().start()
+            with ZkQueue(connection, settings) as other:
+                until(lambda: no_locks(other))
+            until(lambda: queue.session.zk.connected)
+            assert queue.transaction().try_take("in") is not None
+
+
 def test_without_a_connection_commit_says_that_it_does_not_know(queue, settings, cable):
     with ZkQueue(cable.connection, settings) as other:
         tx = other.transaction()
@@ -285,9 +303,12 @@ def test_a_listener_survives_flaps_and_lost_sessions(queue, settings, cable):
             for number in range(4):
                 done = queue.size("out")
                 until(lambda: queue.size("out") > done)  # noqa: B023 - called at once
-                cable.cut(Cut.REFUSE)
+                alive = f"{settings.root}/alive-{number}"
                 if number % 2:
-                    until(lambda: no_locks(queue))
+                    until(lambda: other.session.zk.connected)
+                    other.session.zk.create(alive, ephemeral=True)
+                cable.cut(Cut.REFUSE)
+                until(lambda: not queue.session.zk.exists(alive))  # noqa: B023 - called at once
                 cable.heal()
             until(lambda: counts(queue) == (0, count))
         assert other.session.number > 1
