@@ -207,6 +207,20 @@ def test_a_put_in_the_foreground_makes_the_queue_again(builder, zk, path):
     assert [zk.get(f"{path}/{name}")[0] for name in zk.get_children(path)] == [encode_items([b"a"])]
 
 
+def test_a_consumer_survives_the_removal_of_the_queue_and_does_not_ask_all_the_time(builder, zk, path):
+    seen, listings = [], []
+    get = zk.get_children_async
+    zk.get_children_async = lambda *args: listings.append(args) or get(*args)
+    with builder(consumer=seen.append, put_in_background=False).build_queue() as queue:
+        zk.delete(path)
+        until(lambda: len(listings) > 3)
+        begun, before = SYSTEM_CLOCK.monotonic(), len(listings)
+        until(lambda: len(listings) > before + 2)
+        assert SYSTEM_CLOCK.monotonic() - begun > 1
+        queue.put(b"a")
+        until(lambda: seen == [b"a"])
+
+
 def test_an_item_too_large_is_refused_before_it_is_sent(builder, zk):
     with builder().build_queue() as queue, pytest.raises(MessageError, match=r"jute.maxbuffer"):
         queue.put(b"x" * 1_100_000)

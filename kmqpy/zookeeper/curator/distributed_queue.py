@@ -40,7 +40,7 @@ Item_contra = TypeVar("Item_contra", contravariant=True)
 
 LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
 _LOOK_AGAIN_S = 1.0
-"""When items were left because others had locked them: the end of a lock changes no list of items."""
+"""When no watch tells of a change: others had locked items, or somebody has removed the queue."""
 _PAUSE_S = 0.1
 _REMEMBERED = 1_000
 
@@ -302,7 +302,7 @@ class DistributedQueue(Generic[T]):
         while not self._closed.is_set():
             try:
                 pause = self._consume_once()
-            except KazooException as error:
+            except (KazooException, KazooTimeoutError) as error:
                 log.debug("queue %s: %r", self._path, error)
                 pause = _PAUSE_S
                 self._closed.wait(pause)
@@ -328,7 +328,7 @@ class DistributedQueue(Generic[T]):
                 due.append(name)
             else:
                 pause = min(-late_ms / 1000, pause or -late_ms / 1000)
-        if self._consume_all(due):
+        if self._consume_all(due) or (not names and self._children.stale):
             pause = min(_LOOK_AGAIN_S, pause or _LOOK_AGAIN_S)
         return pause
 

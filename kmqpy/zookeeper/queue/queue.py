@@ -115,7 +115,7 @@ class ZkQueue:
     def size(self, queue: str) -> int:
         """The number of items, those that are taken included. Raises Unavailable, QueueNotFound."""
         with unavailable(self.session.zk):
-            stat = self.session.zk.exists(self.paths(queue).items)
+            stat = self.session.get(self.session.zk.exists_async(self.paths(queue).items))
         if stat is None:
             raise self._missing(queue)
         return int(stat.numChildren)
