@@ -241,12 +241,13 @@ def test_an_executor_consumes_in_parallel_and_a_thread_factory_makes_the_thread(
         made.append(threading.Thread(target=run))
         return made[0]
 
+    with builder(put_in_background=False).build_queue() as producer:
+        for _ in range(3):  # all before they are listed: an executor has the items of one listing
+            producer.put(b"a")
     with ThreadPoolExecutor(3) as executor:
         options = builder(consumer=lambda _: meeting.wait(60), executor=executor, thread_factory=factory)
         with options.build_queue() as queue:
-            for _ in range(3):
-                queue.put(b"a")
-            until(lambda: meeting.n_waiting == 0 and not queue.children())
+            until(lambda: not queue.children())
     assert len(made) == 1
 
 
