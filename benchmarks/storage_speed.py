@@ -20,7 +20,7 @@ import click
 from benchmarks.queue_load import BODY, measure
 from benchmarks.results import Case, Figures, Row, run_case, shown, to_json
 from kmqpy.dev import Databases
-from kmqpy.queue import Storage, Queue, storage_for
+from kmqpy.queue import Queue, Storage, storage_for
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers" / "sql_queues.py"

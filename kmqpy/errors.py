@@ -9,8 +9,11 @@ KmqError
 │   └── QueueNotFound        no such queue
 ├── MessageError         a message can't be sent as it is (too large, delay too long)
 ├── Unavailable          Kafka or ZooKeeper did not answer in time
-│   └── AccessDenied         they do not accept who we are, or what we want
+│   ├── AccessDenied         they do not accept who we are, or what we want
+│   ├── SessionExpired       the ZooKeeper session ended, and its locks with it
+│   └── UnknownOutcome       the answer was lost; it may have happened or not
 ├── Unfinished           stopped halfway; says how far it got
+├── RolledBack           a transaction was not committed; nothing of it happened
 ├── Closed               used after its close()
 ├── Fenced               the consumer group goes on without this client, for good
 ├── Forked               used in a process that was forked after it was made
@@ -79,6 +82,18 @@ class Unavailable(KmqError):
 
 class AccessDenied(Unavailable):
     """Kafka or ZooKeeper does not accept our password or certificate, or we may not do this."""
+
+
+class SessionExpired(Unavailable):
+    """The ZooKeeper session ended, and with it all locks it had; others may have taken the items."""
+
+
+class UnknownOutcome(Unavailable):
+    """The answer was lost, and asking for the outcome failed as well: it may have happened or not."""
+
+
+class RolledBack(KmqError):
+    """A transaction was not committed; nothing of it happened."""
 
 
 class Unfinished(KmqError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, sql, state
+from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, sql, state, zookeeper
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import Partly, drop_stdout, print_error, replace_closed_streams
 from kmqpy.core.settings import nearest
@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 _HELP = {
     "tracker": "Redeliver what is not acknowledged in time.",
-    "spark-tracker": "Redeliver on the executors of a Spark cluster.",
+    "spark-tracker": "Run trackers on the executors of a Spark cluster.",
 }
 """Short help of commands that are not loaded to be listed."""
 
@@ -113,6 +113,7 @@ for _command in (
     spark.pipeline,
     spark.spark_jars,
     sql.sql,
+    zookeeper.zookeeper,
     dev.dev,
     demo.demo,
 ):

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.settings import is_secret
 from kmqpy.queue import Queue, Storage, queue_for, storage_for
+from kmqpy.queue.storage import QUEUE_SETTINGS
 from kmqpy.queue.url import parse_url
 
 VARIABLE = "KMQ_QUEUE_URL"
+_OF_A_QUEUE = {"queue", *QUEUE_SETTINGS}
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class StorageUrl:
         return cls(text, url.queue)
 
     def storage(self) -> Storage:
-        """Open the storage."""
+        """Open the storage; what the url says of a queue is left out."""
         base, _, _ = self.text.partition("?")
-        rest = "&".join(part for part in _parameters(self.text) if part.partition("=")[0] != "queue")
+        rest = "&".join(part for part in _parameters(self.text) if part.partition("=")[0] not in _OF_A_QUEUE)
         return storage_for(f"{base}?{rest}" if rest else base)
 
     @contextmanager

@@ -41,8 +41,9 @@ class Cluster:
     process that started them is killed. With `keep`, data, logs and (if they are free) ports are
     those of the last start with that folder.
 
-    `brokers` and `zookeepers` are counts, usually 1 or 3. The settings are added to the servers' own
-    configuration files, `jvm_options` to all their command lines; where they contradict, they win.
+    `brokers` and `zookeepers` are counts, usually 1 or 3; without brokers, ZooKeeper is alone. The settings
+    are added to the servers' own configuration files, `jvm_options` to all their command lines; where they
+    contradict, they win.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class Cluster:
         zookeeper_settings: Mapping[str, str] | None = None,
         jvm_options: Sequence[str] = (),
     ) -> None:
-        if brokers < 1 or zookeepers < 1:
-            raise ConfigError(f"brokers={brokers}, zookeepers={zookeepers}: at least 1 of each")
+        if brokers < 0 or zookeepers < 1:
+            raise ConfigError(f"brokers={brokers}, zookeepers={zookeepers}: at least 0 and 1")
         self.folder: Path | None = None
         self._counts = {"kafka": brokers, "zookeeper": zookeepers}
         self._keep = keep
@@ -104,7 +105,7 @@ class Cluster:
         """
         if self._watchdog is not None:
             return self
-        jars = {kind: jar_set(kind) for kind in self._counts}
+        jars = {kind: jar_set(kind) for kind, count in self._counts.items() if count}
         class_paths = {kind: os.pathsep.join(map(str, paths)) for kind, paths in jars.items()}
         java_file = find_java()
         java = (str(java_file), *self._jvm_options)
@@ -213,9 +214,10 @@ class Cluster:
             server.start(wait=0)
         assert self.folder is not None
         configs = [self.folder / broker.name / kafka.CONFIG for broker in self._brokers]
-        archive = self._archives["kafka"]
-        options = class_archive.java_options(archive, None) if archive else ()
-        kafka.format_storage(configs, cluster_id, [*java, *options], class_paths["kafka"])
+        if configs:
+            archive = self._archives["kafka"]
+            options = class_archive.java_options(archive, None) if archive else ()
+            kafka.format_storage(configs, cluster_id, [*java, *options], class_paths["kafka"])
         for server in self._brokers:
             server.start(wait=0)
         for server in self._servers:

@@ -219,9 +219,7 @@ def test_a_connection_to_elsewhere_sends_nothing(place: Place, queue: Queue, tmp
     assert queue.size() == 0
 
 
-def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(
-    place: Place, queue: Queue
-) -> None:
+def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Place, queue: Queue) -> None:
     if place.name == "sqlite":
         pytest.skip("SQLite has one writer at a time")
     queue.send_many(["a", "b"])
@@ -255,9 +253,7 @@ def test_a_nack_that_meets_a_lock_counts_once(place: Place, queue: Queue) -> Non
 # --- waiting, and servers that are away ---------------------------------------------------------------
 
 
-def test_a_waiting_receive_learns_of_another_process_and_of_a_commit(
-    place: Place, queue: Queue
-) -> None:
+def test_a_waiting_receive_learns_of_another_process_and_of_a_commit(place: Place, queue: Queue) -> None:
     with storage_for(place.url) as elsewhere, ThreadPoolExecutor(1) as thread:
         waiting = elsewhere.open("q")
         for send in ("alone", "in a transaction"):

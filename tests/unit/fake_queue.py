@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from kmqpy.errors import Closed, NotSupported, ReceiptError
-from kmqpy.message import Message, MessagesLike, headers_from
+from kmqpy.message import Message, MessagesLike, OutgoingMessage, headers_from
 from kmqpy.queue import Orphan
 
 
@@ -83,7 +83,12 @@ class FakeQueue:
         return self.put(body, key, headers=headers)
 
     def send_many(self, bodies: Iterable[bytes | str], *, key=None, headers=None, delay=0) -> list[str]:
-        return [self.put(body, key, headers=headers) for body in bodies]
+        return [
+            self.put(body.body, body.key, headers=body.headers)
+            if isinstance(body, OutgoingMessage)
+            else self.put(body, key, headers=headers)
+            for body in bodies
+        ]
 
     def receive(self, max_messages: int = 100, *, wait: Any = 1.0, lease: Any = None) -> list[Message]:
         self.before_receive()

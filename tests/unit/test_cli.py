@@ -8,10 +8,11 @@ import re
 import subprocess
 import sys
 from datetime import timedelta
-from types import SimpleNamespace
 
 import click
 import pytest
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
+from confluent_kafka import Message as Record
 
 from kmqpy.cli import output
 from kmqpy.cli.app import kmq, run
@@ -23,10 +24,12 @@ from kmqpy.errors import KmqError, MessageError, MissingExtra, Unavailable, Unfi
 from kmqpy.kafka.admin.admin import QueueDescription
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.admin.stats import InFlightMessage, PartitionStats, QueueStats
+from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.dead_letters import KafkaDeadLetter
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topics import TopicInfo
+from kmqpy.telemetry.base import Telemetry
 from tracker.command import _from_environment
 
 
@@ -399,10 +402,16 @@ def test_durations_have_units(text, expected):
     assert DURATION.convert(text, None, None) == expected
 
 
-def message(**fields):
-    standard = {"queue": "q", "id": "0-1", "body": b"b", "headers": (), "attempts": 1, "enqueued_ms": 5}
-    times = {"first_enqueued_ms": 4, "lease_until_ms": 6, "receipt": "1.x", "partition": 0, "offset": 1}
-    return SimpleNamespace(**{**standard, **times, "key": None, **fields})
+def message(offset=1, **fields):
+    """A message of Kafka at this offset."""
+    record = Record(
+        topic="q",
+        partition=0,
+        offset=offset,
+        timestamp=(TIMESTAMP_LOG_APPEND_TIME, 5),
+        **{"value": b"b", **fields},
+    )
+    return KafkaMessage(record, ReceiveContext(QueueSettings(name="q"), "an-id", 6, Telemetry(), None))
 
 
 class TestOutput:
@@ -410,8 +419,9 @@ class TestOutput:
         return as_object(message(**fields))
 
     def test_a_message_has_the_fields_of_the_documentation(self):
-        assert self.message(key=b"k", headers=(("a", b"1"),)) == {
-            "receipt": "1.x",
+        found = message(key=b"k", headers=[("a", b"1")])
+        assert as_object(found) == {
+            "receipt": found.receipt,
             "queue": "q",
             "partition": 0,
             "offset": 1,
@@ -420,12 +430,12 @@ class TestOutput:
             "headers": {"a": "1"},
             "attempts": 1,
             "enqueued_ms": 5,
-            "first_enqueued_ms": 4,
+            "first_enqueued_ms": 5,
             "lease_until_ms": 6,
         }
 
     def test_what_is_no_text_is_base64(self):
-        found = self.message(body=b"\xff\x00", key=b"\xfe", headers=(("count", b"\x01"), ("none", None)))
+        found = self.message(value=b"\xff\x00", key=b"\xfe", headers=[("count", b"\x01"), ("none", None)])
         assert found["body_base64"] == "/wA="
         assert "body" not in found
         assert found["key_base64"] == "/g=="
@@ -433,12 +443,12 @@ class TestOutput:
         assert found["headers_base64"] == {"count": "AQ=="}
 
     def test_of_a_repeated_header_the_last_counts(self):
-        found = self.message(headers=(("a", b"\xff"), ("a", b"2")))
+        found = self.message(headers=[("a", b"\xff"), ("a", b"2")])
         assert found["headers"] == {"a": "2"}
         assert "headers_base64" not in found
 
     def test_a_line_breaks_no_json(self, capsys):
-        output.print_json(self.message(body="zwei\nZeilen ü".encode()))
+        output.print_json(self.message(value="zwei\nZeilen ü".encode()))
         line = capsys.readouterr().out
         assert line.count("\n") == 1
         assert json.loads(line)["body"] == "zwei\nZeilen ü"
@@ -630,7 +640,7 @@ class TestReceive:
         """Has three messages, and notes what it is told of them."""
 
         def __init__(self):
-            self.left = [message(id=f"0-{offset}", offset=offset) for offset in (1, 2, 3)]
+            self.left = [message(offset) for offset in (1, 2, 3)]
             self.told = []
 
         @property

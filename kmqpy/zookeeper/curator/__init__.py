@@ -1,0 +1,22 @@
+"""Curator's DistributedQueue and its siblings: the same znodes, so that Java and Python share a queue."""
+
+from kmqpy.zookeeper.curator.builder import QueueBuilder
+from kmqpy.zookeeper.curator.distributed_queue import Consumer, DistributedQueue, ErrorMode, PutListener
+from kmqpy.zookeeper.curator.kinds_of_queues import (
+    DistributedDelayQueue,
+    DistributedIdQueue,
+    DistributedPriorityQueue,
+)
+from kmqpy.zookeeper.curator.single_consumer import SingleConsumer
+
+__all__ = [
+    "Consumer",
+    "DistributedDelayQueue",
+    "DistributedIdQueue",
+    "DistributedPriorityQueue",
+    "DistributedQueue",
+    "ErrorMode",
+    "PutListener",
+    "QueueBuilder",
+    "SingleConsumer",
+]

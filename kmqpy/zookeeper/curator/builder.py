@@ -1,0 +1,133 @@
+"""The options of Curator's queues, with Curator's defaults."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from kazoo.client import KazooClient
+
+from kmqpy.errors import ConfigError
+from kmqpy.zookeeper.curator.distributed_queue import Consumer, DistributedQueue, ErrorMode, PutListener
+from kmqpy.zookeeper.curator.kinds_of_queues import (
+    DistributedDelayQueue,
+    DistributedIdQueue,
+    DistributedPriorityQueue,
+)
+from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
+
+T = TypeVar("T")
+
+
+class Serializer(Protocol[T]):
+    """Items to bytes and back."""
+
+    def serialize(self, item: T, /) -> bytes:
+        """The bytes of an item."""
+        ...
+
+    def deserialize(self, data: bytes, /) -> T:
+        """The item of bytes; an exception leaves the znode where it is."""
+        ...
+
+
+class BytesSerializer:
+    """Items that are bytes already."""
+
+    def serialize(self, item: Any, /) -> bytes:
+        """Return `item`."""
+        return bytes(item)
+
+    def deserialize(self, data: bytes, /) -> Any:
+        """Return `data`."""
+        return data
+
+
+def _thread(run: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=run, name="curator-queue", daemon=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueBuilder(Generic[T]):
+    """Options of a queue; `build_queue()` and its siblings make queues with them.
+
+    zk                 a started kazoo client; the queue never stops it
+    path               the znode of the queue; made by start(), its parents as containers
+    consumer           a Consumer, or a function of one item; None: this process only puts
+    serializer         default: items are bytes
+    lock_path          where locks are made. None: AT MOST ONCE, an item is deleted before it is consumed
+    error_mode         what becomes of an item whose consumer failed; needs lock_path
+    max_items          put() waits while there are so many znodes (roughly); None: no limit
+    put_in_background  put() does not wait for ZooKeeper; None: yes, unless max_items is given
+    put_listeners      are told what became of each put
+    put_timeout_s      how long a put in the foreground waits for an answer
+    final_flush_s      how long close() waits for puts under way; 0: not at all
+    executor           consumes the items of one listing at a time in parallel; None: one after the other
+    thread_factory     makes the thread that consumes
+    min_items_before_refresh, refresh_on_watch
+                       with the latter, the list is read again when it has changed and so many were consumed
+    max_packet_bytes   the jute.maxbuffer of the servers
+    """
+
+    zk: KazooClient
+    path: str
+    consumer: Consumer[T] | Callable[[T], None] | None = None
+    serializer: Serializer[T] = field(default_factory=BytesSerializer)
+    lock_path: str | None = None
+    error_mode: ErrorMode | None = None
+    max_items: int | None = None
+    put_in_background: bool | None = None
+    put_listeners: tuple[PutListener, ...] = ()
+    put_timeout_s: float = 15.0
+    final_flush_s: float = 5.0
+    executor: Executor | None = None
+    thread_factory: Callable[[Callable[[], None]], threading.Thread] = _thread
+    min_items_before_refresh: int = sys.maxsize
+    refresh_on_watch: bool = False
+    max_packet_bytes: int = MAX_PACKET_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("path", "lock_path"):
+            path = getattr(self, name)
+            if path is not None and (not path.startswith("/") or path.endswith("/") or "//" in path):
+                raise ConfigError(f"{name}: {path!r} must be the path of a znode, like /app/queue")
+        if self.lock_path == self.path:
+            raise ConfigError(f"lock_path: {self.lock_path!r} must not be the path of the queue")
+        if self.error_mode is not None and self.lock_path is None:
+            raise ConfigError("error_mode: needs lock_path; without it, failed items are deleted already")
+        if self.max_items is not None and self.max_items < 1:
+            raise ConfigError(f"max_items: {self.max_items} must be at least 1")
+        if self.min_items_before_refresh < 0:
+            raise ConfigError(f"min_items_before_refresh: {self.min_items_before_refresh} is negative")
+        if self.lock_path is not None and self.error_mode is None:
+            object.__setattr__(self, "error_mode", ErrorMode.REQUEUE)
+
+    @property
+    def puts_in_background(self) -> bool:
+        """Whether put() returns before ZooKeeper has answered."""
+        return self.max_items is None if self.put_in_background is None else self.put_in_background
+
+    def build_queue(self) -> DistributedQueue[T]:
+        """A queue in the order of the puts."""
+        return DistributedQueue(self)
+
+    def build_id_queue(self) -> DistributedIdQueue[T]:
+        """A queue whose items can be removed by an id."""
+        return DistributedIdQueue(self)
+
+    def build_priority_queue(self, min_items_before_refresh: int) -> DistributedPriorityQueue[T]:
+        """A queue whose lower priorities come first.
+
+        A larger `min_items_before_refresh` lists the znodes less often, and notices a more urgent item later.
+        """
+        return DistributedPriorityQueue(
+            replace(self, min_items_before_refresh=min_items_before_refresh, refresh_on_watch=True)
+        )
+
+    def build_delay_queue(self) -> DistributedDelayQueue[T]:
+        """A queue whose items are consumed when they are due."""
+        return DistributedDelayQueue(self)

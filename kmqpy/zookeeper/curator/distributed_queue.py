@@ -1,0 +1,447 @@
+"""Curator's DistributedQueue: items in znodes `queue-…`, consumed in order by whoever takes them first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import Closed, ConfigError, DecodeError, UnknownOutcome
+from kmqpy.zookeeper.containers import ensure_path
+from kmqpy.zookeeper.curator.item_format import decode_items, encode_items
+from kmqpy.zookeeper.curator.item_names import PLAIN, PREFIX, ItemNames
+from kmqpy.zookeeper.packets import check_create
+from kmqpy.zookeeper.session import address, failure, unavailable
+from kmqpy.zookeeper.watched_children import WatchedChildren
+
+if TYPE_CHECKING:
+    from kmqpy.zookeeper.curator.builder import QueueBuilder
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Item_contra = TypeVar("Item_contra", contravariant=True)
+
+LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
+_LOOK_AGAIN_S = 1.0
+"""When no watch tells of a change: others had locked items, or somebody has removed the queue."""
+_PAUSE_S = 0.1
+_REMEMBERED = 1_000
+
+
+class ErrorMode(StrEnum):
+    """What becomes of an item whose consumer raised an exception; Curator's ErrorMode."""
+
+    REQUEUE = "requeue"
+    """It is put again at the end of the queue."""
+    DELETE = "delete"
+    """It is deleted."""
+
+
+class Consumer(Protocol[Item_contra]):
+    """Consumes items, one at a time (without an executor)."""
+
+    def consume(self, item: Item_contra, /) -> None:
+        """Process one item; an exception means that it failed (ErrorMode)."""
+        ...
+
+    def connection_changed(self, state: str) -> None:
+        """Called with kazoo's states: SUSPENDED (stop, locks may be lost soon), LOST (they are), CONNECTED.
+
+        It must not block: it is called in kazoo's own thread.
+        """
+        ...
+
+
+class PutListener(Protocol):
+    """Is told the outcome of each put; called in kazoo's own thread, so it must not block."""
+
+    def put_completed(self, items: Sequence[Any]) -> None:
+        """The items of one znode are stored."""
+        ...
+
+    def put_failed(self, items: Sequence[Any], error: Exception) -> None:
+        """They are not, or, after UnknownOutcome, may be or not."""
+        ...
+
+
+class DistributedQueue(Generic[T]):
+    """A queue that Java programs with Curator's DistributedQueue can share; made by QueueBuilder.
+
+    With `lock_path`, an item is deleted after its consumer has returned: at least once. Without it, before
+    the consumer is called: at most once, an item is lost when its consumer fails or dies. `guarantee` says
+    which. Znodes of foreign names, and items that can't be decoded, are left where they are with a warning.
+    """
+
+    def __init__(self, options: QueueBuilder[T], names: ItemNames = PLAIN) -> None:
+        self._options = options
+        self._names = names
+        self._zk: KazooClient = options.zk
+        self._path = options.path
+        self._started = False
+        self._closed = threading.Event()
+        self._changed = threading.Event()
+        self._children = WatchedChildren(self._zk, self._path, self._changed)
+        self._bound = WatchedChildren(self._zk, self._path)
+        self._last_count = 0
+        self._reported: set[str] = set()
+        self._outstanding = 0
+        self._outstanding_changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._sessions = 0
+        """How many sessions were lost since the start: a lock is good as long as that does not change."""
+
+    @property
+    def guarantee(self) -> str:
+        """`at least once` with lock_path, `at most once` without."""
+        return "at least once" if self._options.lock_path else "at most once"
+
+    @property
+    def last_message_count(self) -> int:
+        """The number of znodes when the queue was last listed: for information only."""
+        return self._last_count
+
+    def start(self) -> None:
+        """Make the paths and start to consume. Raises ConfigError the second time, Unavailable."""
+        if self._started:
+            raise ConfigError("start: this queue was started before; build another one")
+        self._started = True
+        if self._options.max_items is not None and self._options.puts_in_background:
+            log.warning(
+                "queue %s: max_items is held only roughly with put_in_background=True: many puts may be "
+                "under way while the list of items is read",
+                self._path,
+            )
+        with unavailable(self._zk):
+            for path in filter(None, (self._path, self._options.lock_path)):
+                ensure_path(self._zk, path)
+        self._zk.add_listener(self._connection_changed)
+        if self._options.consumer is not None:
+            self._thread = self._options.thread_factory(self._run)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Wait for puts under way (final_flush_s), then stop consuming; the connection stays open.
+
+        An item that is being consumed is finished first.
+        """
+        if not self._started or self._closed.is_set():
+            return
+        if self._options.final_flush_s:
+            self.flush_puts(self._options.final_flush_s)
+        self._closed.set()
+        self._changed.set()
+        self._bound.changed.set()
+        self._zk.remove_listener(self._connection_changed)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> DistributedQueue[T]:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def put(self, item: T, *, timeout: float | None = None) -> bool:
+        """Put one item; False if the queue had max_items for `timeout` s (None: waits without limit).
+
+        In the background (the default without max_items) it returns before ZooKeeper has answered, and a
+        PutListener learns the outcome. Raises MessageError if it is too large (nothing was sent),
+        UnknownOutcome if the answer was lost.
+        """
+        return self.put_multi([item], timeout=timeout)
+
+    def put_multi(self, items: Iterable[T], *, timeout: float | None = None) -> bool:
+        """Put several items in one znode: they are taken, and requeued, together."""
+        return self.put_named(PREFIX, items, timeout=timeout)
+
+    def put_named(self, prefix: str, items: Iterable[T], *, timeout: float | None = None) -> bool:
+        """The same under another prefix of names, for kinds of queues that keep something there."""
+        self.check_usable()
+        given = list(items)
+        data = encode_items(map(self._options.serializer.serialize, given))
+        path = f"{self._path}/{prefix}"
+        check_create(self._zk, path, data, self._options.max_packet_bytes, f"put to {self._path}")
+        if not self._wait_for_room(timeout):
+            return False
+        if self._options.puts_in_background:
+            self._put_in_background(path, data, given)
+        else:
+            self._put_and_wait(path, data, given)
+        return True
+
+    def flush_puts(self, timeout: float) -> bool:
+        """Wait up to `timeout` s until no put is under way; a failed put is not. False if some still are."""
+        with self._outstanding_changed:
+            return self._outstanding_changed.wait_for(lambda: not self._outstanding, timeout)
+
+    def children(self) -> list[str]:
+        """The names of all items, in the order of consumption. Raises Unavailable."""
+        self.check_usable()
+        with unavailable(self._zk):
+            names = self._zk.get_children(self._path)
+        return self._names.order(name for name in names if name.startswith(PREFIX))
+
+    def remove(self, name: str) -> bool:
+        """Delete one item by the name of its znode; False if it is gone or locked. Raises Unavailable."""
+        self.check_usable()
+        with unavailable(self._zk):
+            if self._options.lock_path is None:
+                with contextlib.suppress(NoNodeError):
+                    self._zk.delete(f"{self._path}/{name}")
+                    return True
+                return False
+            return self._with_lock(name, lambda _data: ErrorMode.DELETE)
+
+    def check_usable(self) -> None:
+        """Raise ConfigError before start(), Closed after close()."""
+        if not self._started:
+            raise ConfigError("start: call start() before the queue is used")
+        if self._closed.is_set():
+            raise Closed(f"queue {self._path} is closed")
+
+    def _wait_for_room(self, timeout: float | None) -> bool:
+        if self._options.max_items is None:
+            return True
+        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
+        while True:
+            with unavailable(self._zk):
+                if len(self._bound.names()) < self._options.max_items:
+                    return True
+            left = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
+            if not self._bound.changed.wait(left):
+                return False
+            self.check_usable()
+
+    def _put_and_wait(self, path: str, data: bytes, items: list[T]) -> None:
+        self._count(+1)
+        try:
+            with unavailable(self._zk):
+                try:
+                    self._create(path, data)
+                except NoNodeError:  # somebody removed the empty queue
+                    ensure_path(self._zk, self._path)
+                    self._create(path, data)
+        except Exception as error:
+            self._tell(items, error)
+            raise
+        finally:
+            self._count(-1)
+        self._tell(items, None)
+
+    def _create(self, path: str, data: bytes) -> None:
+        try:
+            self._zk.create_async(path, data, sequence=True).get(timeout=self._options.put_timeout_s)
+        except LOST_ANSWER as error:
+            raise self._unknown(error) from error
+
+    def _put_in_background(self, path: str, data: bytes, items: list[T]) -> None:
+        self._count(+1)
+
+        def done(result: Any) -> None:
+            try:
+                error = result.exception
+                self._tell(items, self._unknown(error) if isinstance(error, LOST_ANSWER) else error)
+            finally:
+                self._count(-1)
+
+        self._zk.create_async(path, data, sequence=True).rawlink(done)
+
+    def _unknown(self, error: Exception) -> UnknownOutcome:
+        return UnknownOutcome(
+            f"put to {self._path}: ZooKeeper at {address(self._zk)} did not answer ({type(error).__name__}); "
+            "the item may be in the queue or not; put again, it may be there twice"
+        )
+
+    def _tell(self, items: list[T], error: Exception | None) -> None:
+        if error is not None and not self._options.put_listeners and self._options.puts_in_background:
+            log.error("queue %s: a put failed: %s", self._path, error or type(error).__name__)
+        for listener in self._options.put_listeners:
+            try:
+                if error is None:
+                    listener.put_completed(items)
+                else:
+                    listener.put_failed(items, error)
+            except Exception:
+                log.exception("queue %s: a PutListener failed", self._path)
+
+    def _count(self, change: int) -> None:
+        with self._outstanding_changed:
+            self._outstanding += change
+            self._outstanding_changed.notify_all()
+
+    def _connection_changed(self, state: str) -> None:
+        if state == "LOST":
+            self._sessions += 1
+        self._changed.set()
+        consumer = self._options.consumer
+        if consumer is not None and hasattr(consumer, "connection_changed"):
+            try:
+                consumer.connection_changed(state)
+            except Exception:
+                log.exception("queue %s: the consumer's connection_changed failed", self._path)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                pause = self._consume_once()
+            except (KazooException, KazooTimeoutError) as error:
+                log.debug("queue %s: %r", self._path, error)
+                pause = _PAUSE_S
+                self._closed.wait(pause)
+            except Exception:
+                log.exception("queue %s: consuming failed; it goes on", self._path)
+                self._closed.wait(_LOOK_AGAIN_S)
+                pause = 0.0
+            self._changed.wait(pause)
+
+    def _consume_once(self) -> float | None:
+        """Go through the list once; returns how long to wait for a change, in s, None without limit."""
+        names = self._children.names()
+        self._last_count = len(names)
+        foreign = [name for name in names if not name.startswith(PREFIX)]
+        for name in foreign:
+            self._warn_once(name, "a znode of a foreign name; it is left alone")
+        now = SYSTEM_CLOCK.wall_ms()
+        pause: float | None = None
+        due = []
+        for name in self._names.order(set(names) - set(foreign)):
+            late_ms = now - self._names.due_ms(name)
+            if late_ms >= 0:
+                due.append(name)
+            else:
+                pause = min(-late_ms / 1000, pause or -late_ms / 1000)
+        if self._consume_all(due) or (not names and self._children.stale):
+            pause = min(_LOOK_AGAIN_S, pause or _LOOK_AGAIN_S)
+        return pause
+
+    def _consume_all(self, names: list[str]) -> bool:
+        """Consume until the list is too old; returns whether items are left."""
+        left = False
+        running = []
+        for count, name in enumerate(names):
+            outdated = self._options.refresh_on_watch and self._children.stale
+            if self._closed.is_set() or (outdated and count >= self._options.min_items_before_refresh):
+                left = True
+                break
+            if self._options.executor is None:
+                left |= not self._consume(name)
+            else:
+                running.append(self._options.executor.submit(self._consume, name))
+        wait(running)
+        return left or not all(future.result() for future in running)
+
+    def _consume(self, name: str) -> bool:
+        """False if the item is left where it was."""
+        try:
+            if self._options.lock_path is None:
+                return self._without_lock(name)
+            return self._with_lock(name, lambda data: self._hand_out(name, data))
+        except (NoNodeError, NodeExistsError):
+            return False
+        except (KazooException, UnknownOutcome) as error:
+            log.warning("queue %s: %s: %r", self._path, name, error)
+            return False
+
+    def _without_lock(self, name: str) -> bool:
+        path = f"{self._path}/{name}"
+        data, stat = self._zk.get(path)
+        items = self._decoded(name, data)
+        if items is None:
+            return False
+        self._zk.delete(path, version=stat.version)  # whose answer comes is the only one to consume it
+        self._hand_over(name, items)
+        return True
+
+    def _with_lock(self, name: str, use: Callable[[bytes], ErrorMode | None]) -> bool:
+        """Lock the item, let `use` say what becomes of it (None: it stays), and unlock it."""
+        item, lock = f"{self._path}/{name}", f"{self._options.lock_path}/{name}"
+        token = uuid.uuid4().hex.encode()
+        session = self._sessions
+        try:
+            self._zk.create(lock, token, ephemeral=True)
+            data, _ = self._zk.get(item)
+            fate = use(data)
+            if fate is None:
+                self._unlock(lock, token, session)
+                return False
+            if self._sessions != session:
+                log.warning("queue %s: %s: its lock was lost meanwhile; it comes again", self._path, name)
+                return False
+            multi = self._zk.transaction()
+            multi.delete(item)
+            if fate is ErrorMode.REQUEUE:
+                multi.create(f"{self._path}/{self._names.requeue_prefix(name)}", data, sequence=True)
+            multi.delete(lock)
+            error = failure(multi.commit())
+            if error is not None:
+                raise error
+        except NodeExistsError:
+            return False  # another's
+        except BaseException:
+            self._unlock(lock, token, session)
+            raise
+        return True
+
+    def _unlock(self, lock: str, token: bytes, session: int) -> None:
+        """Remove the lock if it is ours, also after a lost answer; with the session, it is gone anyway."""
+        while self._sessions == session and not self._zk._stopped.is_set():
+            try:
+                if self._zk.get(lock)[0] == token:
+                    self._zk.delete(lock)
+            except NoNodeError:
+                return
+            except KazooException:
+                SYSTEM_CLOCK.sleep(_PAUSE_S)
+            else:
+                return
+
+    def _decoded(self, name: str, data: bytes) -> list[T] | None:
+        try:
+            return [self._options.serializer.deserialize(one) for one in decode_items(data)]
+        except DecodeError as error:
+            self._warn_once(name, f"{error}; it is left alone")
+        except Exception as error:
+            self._warn_once(name, f"the serializer failed ({type(error).__name__}); it is left alone")
+        return None
+
+    def _hand_out(self, name: str, data: bytes) -> ErrorMode | None:
+        items = self._decoded(name, data)
+        return None if items is None else self._hand_over(name, items)
+
+    def _hand_over(self, name: str, items: list[T]) -> ErrorMode:
+        """Let the consumer have the items; returns what becomes of the znode."""
+        consumer: Any = self._options.consumer
+        call = getattr(consumer, "consume", consumer)
+        for item in items:
+            try:
+                call(item)
+            except Exception:
+                log.exception("queue %s: %s: the consumer failed", self._path, name)
+                if self._options.error_mode is ErrorMode.REQUEUE:
+                    return ErrorMode.REQUEUE
+        return ErrorMode.DELETE
+
+    def _warn_once(self, name: str, text: str) -> None:
+        if name not in self._reported:
+            if len(self._reported) >= _REMEMBERED:
+                self._reported.clear()
+            self._reported.add(name)
+            log.warning("queue %s: %s: %s", self._path, name, text)

@@ -1,0 +1,100 @@
+"""The names of znodes in Curator's queues, their order, and what a name says; pure.
+
+ZooKeeper appends a sequence number of ten digits to each prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kmqpy.errors import ConfigError
+
+PREFIX = "queue-"
+_SEPARATOR = "|"
+
+
+_SEQUENCE_DIGITS = 10
+
+
+def same_prefix(name: str) -> str:
+    """The prefix of a name; put again under it, an item keeps its id, priority or due time.
+
+    Curator keeps the id only.
+    """
+    prefix = name[:-_SEQUENCE_DIGITS]
+    return prefix if prefix.startswith(PREFIX) else PREFIX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemNames:
+    """How one kind of queue names its znodes: the hooks by which the kinds differ.
+
+    order           sorts names into the order of consumption
+    due_ms          from a name, when its item may be consumed, in ms since 1970 UTC; 0 is at once
+    requeue_prefix  from a name, the prefix under which its item is put again after a failure
+    """
+
+    order: Callable[[Iterable[str]], list[str]] = sorted
+    due_ms: Callable[[str], int] = lambda _name: 0
+    requeue_prefix: Callable[[str], str] = same_prefix
+
+
+def priority_prefix(priority: int) -> str:
+    """Of an item of a priority queue: a lower number comes first; 32 bits, signed."""
+    if not -(2**31) <= priority < 2**31:
+        raise ConfigError(f"priority: {priority} is not a signed number of 32 bits")
+    return f"{PREFIX}{'1' if priority >= 0 else '0'}{priority & 0xFFFFFFFF:08X}"
+
+
+def id_prefix(item_id: str) -> str:
+    """Of an item of an id queue; `/` and `|` in the id become `_`, as in Curator."""
+    if not item_id:
+        raise ConfigError("item_id: must not be empty")
+    return f"{PREFIX}{_SEPARATOR}{cleaned_id(item_id)}{_SEPARATOR}"
+
+
+def cleaned_id(item_id: str) -> str:
+    """An id as it stands in the name."""
+    return item_id.replace("/", "_").replace(_SEPARATOR, "_")
+
+
+def id_of(name: str) -> str | None:
+    """The id in a name of an id queue; None if there is none."""
+    _, first, rest = name.partition(_SEPARATOR)
+    item_id, second, _ = rest.partition(_SEPARATOR)
+    return item_id if first and second else None
+
+
+def delay_prefix(due_ms: int) -> str:
+    """Of an item of a delay queue that is due then, in ms since 1970 UTC."""
+    if not 0 <= due_ms < 2**63:
+        raise ConfigError(f"due_ms: {due_ms} is not from 0 to 2**63 - 1")
+    return f"{PREFIX}{_SEPARATOR}{due_ms:08X}{_SEPARATOR}"
+
+
+def due_ms_of(name: str) -> int:
+    """When the item of a delay queue is due; 0, at once, if its name does not say."""
+    hexadecimal = id_of(name)
+    try:
+        return int(hexadecimal or "0", 16)
+    except ValueError:
+        return 0
+
+
+def _by_sequence(names: Iterable[str]) -> list[str]:
+    def without_id(name: str) -> str:
+        before, first, rest = name.partition(_SEPARATOR)
+        _, second, after = rest.partition(_SEPARATOR)
+        return before + after if first and second else name
+
+    return sorted(names, key=without_id)
+
+
+def _by_due_time(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (due_ms_of(name), name))
+
+
+PLAIN = ItemNames()
+BY_ID = ItemNames(order=_by_sequence)
+DELAYED = ItemNames(order=_by_due_time, due_ms=due_ms_of)

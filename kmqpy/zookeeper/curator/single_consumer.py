@@ -1,0 +1,101 @@
+"""Strict order: one process alone consumes, chosen by a lock that it shares with Curator's LeaderSelector."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.recipe.lock import Lock
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.zookeeper.curator.distributed_queue import DistributedQueue
+from kmqpy.zookeeper.session import unavailable
+
+log = logging.getLogger(__name__)
+_PAUSE_S = 0.2
+_LOOK_S = 0.5
+
+
+class _CuratorLock(Lock):  # type: ignore[misc]  # kazoo ships no types
+    """kazoo's lock under the names of Curator's mutexes, whose order is that of what follows `lock-`."""
+
+    _NODE_NAME = "-lock-"
+    _EXCLUDE_NAMES = ["-lock-"]  # noqa: RUF012 - as kazoo has it
+
+
+class SingleConsumer:
+    """Consumes a queue while this process is the leader of `leader_path`, else tries to become it.
+
+    `build` makes the queue anew each time (`builder.build_queue`, without an executor). When the connection
+    is suspended, the process stops consuming: another may be the leader soon.
+    """
+
+    def __init__(self, zk: KazooClient, leader_path: str, build: Callable[[], DistributedQueue[Any]]) -> None:
+        self._zk = zk
+        self._path = leader_path
+        self._build = build
+        self._ended = threading.Event()
+        self._resign = threading.Event()
+        self._lock: Lock | None = None
+        self._thread = threading.Thread(target=self._run, name="curator-single-consumer", daemon=True)
+        self.leading = threading.Event()
+        """Set while this process consumes."""
+
+    def start(self) -> None:
+        """Take part in the election."""
+        self._zk.add_listener(self._connection_changed)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop consuming and let another become the leader; the connection stays open."""
+        self._ended.set()
+        self._resign.set()
+        if self._lock is not None:
+            self._lock.cancel()
+        self._zk.remove_listener(self._connection_changed)
+        self._thread.join()
+
+    def _connection_changed(self, state: str) -> None:
+        if state != "CONNECTED":
+            self._resign.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._lock = lock = _CuratorLock(self._zk, self._path)
+            self._resign.clear()
+            try:
+                if not self._zk.connected or not lock.acquire(timeout=_LOOK_S):
+                    continue
+                self._consume_as_leader()
+            except Exception as error:
+                log.warning("single consumer of %s: %r; it tries again", self._path, error)
+            finally:
+                self._release(lock)
+            self._ended.wait(_PAUSE_S)
+
+    def _consume_as_leader(self) -> None:
+        if self._resign.is_set() or self._ended.is_set():
+            return
+        with self._build():
+            self.leading.set()
+            try:
+                self._resign.wait()
+            finally:
+                self.leading.clear()
+
+    def _release(self, lock: Lock) -> None:
+        while lock.is_acquired and not self._zk._stopped.is_set():
+            try:
+                with unavailable(self._zk):
+                    lock.release()
+            except (KazooException, OSError):
+                SYSTEM_CLOCK.sleep(_PAUSE_S)
+            except Exception as error:
+                log.debug("releasing %s: %r", self._path, error)
+                SYSTEM_CLOCK.sleep(_PAUSE_S)
+            else:
+                return

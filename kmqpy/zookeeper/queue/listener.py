@@ -1,0 +1,98 @@
+"""Worker threads that hand the items of a queue to a function, each in a transaction of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.errors import Closed, KmqError
+from kmqpy.zookeeper.queue.queue import ZkQueue
+from kmqpy.zookeeper.queue.transaction import Item, Transaction
+
+log = logging.getLogger(__name__)
+_LOOK_AGAIN_S = 1.0
+"""Back-offs end without a change in ZooKeeper."""
+
+
+class MessageConsumer:
+    """The transaction of one item, as its listener sees it."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def put_on_commit(self, target: str, body: bytes, *, priority: int = 0) -> None:
+        """Put an item to a queue in the commit that ends the one being processed."""
+        self._transaction.put(target, body, priority=priority)
+
+
+class Listener:
+    """Calls `listener(consumer, item)` for each item of queue `source`, in `workers` threads.
+
+    When the function returns, the item and what it put on commit are committed; whatever it raises, and any
+    trouble with ZooKeeper, rolls back, and the item is handed out again as the policy says.
+    """
+
+    def __init__(
+        self,
+        queue: ZkQueue,
+        source: str,
+        listener: Callable[[MessageConsumer, Item], None],
+        *,
+        workers: int = 1,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._queue = queue
+        self._source = source
+        self._listener = listener
+        self._backoff = backoff or Backoff(0.1, maximum=5)
+        self._stopped = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"zk-listener-{source}-{n}", daemon=True)
+            for n in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the workers, each after its item; the connection stays open."""
+        self._stopped.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _work(self) -> None:
+        failures = 0
+        while not self._stopped.is_set():
+            try:
+                if not self._process_one():
+                    self._queue.wait_for_change(self._source, _LOOK_AGAIN_S)
+                failures = 0
+            except Closed:
+                if self._queue.session.closed:
+                    return
+            except KmqError as error:
+                failures += 1
+                log.warning("listener of queue %s: %s", self._source, error)
+                self._stopped.wait(self._backoff.delay(failures))
+            except Exception:
+                failures += 1
+                log.exception("listener of queue %s failed; the item is rolled back", self._source)
+                self._stopped.wait(self._backoff.delay(failures))
+
+    def _process_one(self) -> bool:
+        with self._queue.transaction() as transaction:
+            item = transaction.try_take(self._source)
+            if item is None:
+                return False
+            self._listener(MessageConsumer(transaction), item)
+            transaction.commit()
+            return True

@@ -1,0 +1,89 @@
+"""The session that transactions are bound to."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
+from kazoo.handlers.threading import KazooTimeoutError
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import Closed, SessionExpired
+from kmqpy.zookeeper.session import address
+
+LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, KazooTimeoutError)
+"""After one of these, a request may have been executed or not."""
+_POLL_S = 0.02
+
+
+class SessionWatch:
+    """Counts the sessions of a kazoo client, which makes a new one by itself when the old one expired.
+
+    kazoo sends requests in the order of the calls, also those that waited for a connection. So whoever asks
+    after a lost answer learns for good whether the request was executed.
+    """
+
+    def __init__(self, zk: KazooClient) -> None:
+        self.zk = zk
+        self.number = 1
+        """Of the session; a transaction is good as long as it does not change."""
+        self.closed = False
+        self._giving_up = threading.Lock()
+        zk.add_listener(self._on_state)
+
+    @property
+    def timeout_s(self) -> float:
+        """The session time-out that the server granted."""
+        return float(self.zk.granted_s)
+
+    def check(self, number: int) -> None:
+        """Raise Closed or SessionExpired if the session of this number is over."""
+        if self.closed:
+            raise Closed("the queue is closed, and its transactions with it")
+        if number != self.number:
+            raise SessionExpired(
+                f"the session with ZooKeeper at {address(self.zk)} has ended, and the locks of this "
+                "transaction with it; begin another one"
+            )
+
+    def wait_until_connected(self, number: int, deadline: float) -> bool:
+        """False after `deadline`, or when the session of this number is over."""
+        while not self.zk.connected:
+            if SYSTEM_CLOCK.monotonic() >= deadline or self.closed or number != self.number:
+                return False
+            SYSTEM_CLOCK.sleep(_POLL_S)
+        return True
+
+    def get(self, result: Any, deadline: float | None = None) -> Any:
+        """The value of a kazoo call; KazooTimeoutError after `deadline`, by default the session time-out."""
+        left = self.timeout_s if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
+        return result.get(timeout=max(_POLL_S, left))
+
+    def ask(self, question: Callable[[], Any], deadline: float) -> Any:
+        """The answer of a call that only reads, repeated until `deadline`; then raises what kazoo raised."""
+        while True:
+            try:
+                return self.get(question(), deadline)
+            except LOST_ANSWER:
+                if self.closed or SYSTEM_CLOCK.monotonic() >= deadline:
+                    raise
+                SYSTEM_CLOCK.sleep(_POLL_S)
+
+    def give_up(self, number: int) -> None:
+        """Never go on with this session: without us it expires at the server, and its locks go with it."""
+        with self._giving_up:
+            if self.closed or number != self.number:
+                return
+            with contextlib.suppress(Exception):
+                self.zk.stop()
+            if number == self.number:  # the listener has counted already, as a rule
+                self.number += 1
+            self.zk.start_async()
+
+    def _on_state(self, state: str) -> None:
+        if state == "LOST":
+            self.number += 1

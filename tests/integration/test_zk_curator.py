@@ -1,0 +1,361 @@
+"""Curator's queues on a real ZooKeeper; tests/interop/test_curator.py runs Curator itself beside them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from zk_support import Cable, until
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.dev import Cluster
+from kmqpy.errors import Closed, ConfigError, MessageError, UnknownOutcome
+from kmqpy.zookeeper.curator import ErrorMode, QueueBuilder
+from kmqpy.zookeeper.curator.item_format import encode_items
+from kmqpy.zookeeper.session import connect
+from tests.chaos.proxy import Cut, Proxy
+
+
+@pytest.fixture
+def zk(zookeeper):
+    with connect(zookeeper, 2_000) as client:
+        yield client
+
+
+@pytest.fixture
+def path(queue_name):
+    return f"/curator/{queue_name}/queue"
+
+
+@pytest.fixture
+def builder(zk, path):
+    def make(client=zk, **options):
+        return QueueBuilder(zk=client, path=path, **options)
+
+    return make
+
+
+class Told:
+    """A put listener."""
+
+    def __init__(self):
+        self.completed, self.failed = [], []
+
+    def put_completed(self, items):
+        self.completed.append(list(items))
+
+    def put_failed(self, items, error):
+        self.failed.append((list(items), error))
+
+
+def test_the_defaults_are_curators(builder, path):
+    options = builder()
+    assert options.puts_in_background
+    assert not builder(max_items=3).puts_in_background
+    assert builder(max_items=3, put_in_background=True).puts_in_background
+    assert (options.final_flush_s, options.lock_path, options.refresh_on_watch) == (5.0, None, False)
+    assert builder(lock_path="/locks").error_mode is ErrorMode.REQUEUE
+    assert (options.build_queue().guarantee, builder(lock_path="/l").build_queue().guarantee) == (
+        "at most once",
+        "at least once",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"error_mode": ErrorMode.DELETE}, "error_mode: needs lock_path"),
+        ({"lock_path": "relative"}, "lock_path: 'relative'"),
+        ({"max_items": 0}, "max_items: 0"),
+        ({"min_items_before_refresh": -1}, "min_items_before_refresh: -1"),
+    ],
+)
+def test_wrong_options(builder, options, problem):
+    with pytest.raises(ConfigError, match=problem):
+        builder(**options)
+
+
+def test_the_lock_path_is_not_the_queue(builder, path):
+    with pytest.raises(ConfigError, match="must not be the path"):
+        builder(lock_path=path)
+
+
+def test_use_before_start_a_second_start_and_use_after_close(builder):
+    queue = builder().build_queue()
+    with pytest.raises(ConfigError, match="call start"):
+        queue.put(b"a")
+    queue.start()
+    with pytest.raises(ConfigError, match="started before"):
+        queue.start()
+    queue.close()
+    queue.close()
+    with pytest.raises(Closed):
+        queue.put(b"a")
+    with pytest.raises(ConfigError, match="started before"):
+        queue.start()
+
+
+def test_at_most_once_a_failed_item_is_gone_and_at_least_once_it_is_requeued(builder, zk, path):
+    seen = []
+
+    def fail(item):
+        seen.append(item)
+        raise ValueError
+
+    with builder(consumer=fail).build_queue() as queue:
+        queue.put(b"a")
+        until(lambda: seen == [b"a"] and not zk.get_children(path))
+    locks = path + "-locks"
+    with builder(consumer=fail, lock_path=locks, error_mode=ErrorMode.DELETE).build_queue() as queue:
+        queue.put(b"b")
+        until(lambda: b"b" in seen and not zk.get_children(path))
+    with builder(consumer=fail, lock_path=locks).build_queue() as queue:
+        queue.put(b"c")
+        until(lambda: seen.count(b"c") > 3)
+    assert len(zk.get_children(path)) == 1
+    assert zk.get_children(locks) == []
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_foreign_and_corrupt_znodes_stay_with_one_warning_each(builder, zk, path, caplog, locks):
+    seen = []
+    zk.ensure_path(path)
+    zk.create(f"{path}/foreign", b"x")
+    zk.create(f"{path}/queue-0000000000", b"corrupt")
+    options = builder(consumer=seen.append, lock_path=path + "-locks" if locks else None)
+    with options.build_queue() as queue:
+        for n in range(5):
+            queue.put(b"%d" % n)
+            until(lambda: len(seen) == n + 1)  # noqa: B023 - called at once
+    assert sorted(zk.get_children(path)) == ["foreign", "queue-0000000000"]
+    warnings = [record.getMessage() for record in caplog.records if "left alone" in record.getMessage()]
+    assert len(warnings) == 2
+    assert not locks or zk.get_children(path + "-locks") == []
+
+
+def test_max_items_blocks_until_there_is_room(builder):
+    with builder(max_items=2).build_queue() as producer:
+        assert producer.put(b"a")
+        assert producer.put(b"b")
+        assert not producer.put(b"c", timeout=0.1)
+        done = threading.Event()
+        thread = threading.Thread(target=lambda: producer.put(b"d") and done.set())
+        thread.start()
+        assert not done.wait(0.1)
+        seen = []
+        with builder(consumer=seen.append).build_queue():
+            until(lambda: len(seen) == 3)
+        thread.join()
+        assert done.is_set()
+    assert seen == [b"a", b"b", b"d"]
+
+
+def test_closing_frees_a_blocked_put(builder):
+    queue = builder(max_items=1).build_queue()
+    queue.start()
+    queue.put(b"a")
+    errors = []
+
+    def put():
+        try:
+            queue.put(b"b")
+        except Closed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    queue.close()
+    thread.join(60)
+    assert len(errors) == 1
+
+
+def test_max_items_with_puts_in_the_background_is_warned_of(builder, caplog):
+    with builder(max_items=2, put_in_background=True).build_queue():
+        assert "max_items is held only roughly" in caplog.text
+
+
+def test_a_failed_put_in_the_background_is_reported_and_flush_does_not_wait_for_it(builder, zk, path):
+    told = Told()
+    with builder(put_listeners=(told,)).build_queue() as queue:
+        queue.put(b"a")
+        queue.put_multi([b"b", b"c"])
+        assert queue.flush_puts(60)
+        assert told.completed == [[b"a"], [b"b", b"c"]]
+        zk.delete(path, recursive=True)
+        begun = SYSTEM_CLOCK.monotonic()
+        queue.put(b"d")
+        assert queue.flush_puts(60), "Curator's waits out its limit here"
+        assert SYSTEM_CLOCK.monotonic() - begun < 30
+    (items, error), *rest = told.failed
+    assert (items, type(error).__name__, rest) == ([b"d"], "NoNodeError", [])
+
+
+def test_puts_under_way_when_the_connection_closes_are_reported_as_unknown(builder, zookeeper):
+    told = Told()
+    with connect(zookeeper, 2_000) as client:
+        queue = builder(client, put_listeners=(told,), final_flush_s=0).build_queue()
+        queue.start()
+    queue.put(b"a")
+    assert queue.flush_puts(60)
+    assert isinstance(told.failed[0][1], UnknownOutcome)
+    queue.close()
+
+
+def test_a_put_in_the_foreground_makes_the_queue_again(builder, zk, path):
+    with builder(put_in_background=False).build_queue() as queue:
+        zk.delete(path, recursive=True)
+        assert queue.put(b"a")
+    assert [zk.get(f"{path}/{name}")[0] for name in zk.get_children(path)] == [encode_items([b"a"])]
+
+
+def test_a_consumer_survives_the_removal_of_the_queue_and_does_not_ask_all_the_time(builder, zk, path):
+    seen, listings = [], []
+    get = zk.get_children_async
+    zk.get_children_async = lambda *args: listings.append(args) or get(*args)
+    with builder(consumer=seen.append, put_in_background=False).build_queue() as queue:
+        zk.delete(path)
+        until(lambda: len(listings) > 3)
+        begun, before = SYSTEM_CLOCK.monotonic(), len(listings)
+        until(lambda: len(listings) > before + 2)
+        assert SYSTEM_CLOCK.monotonic() - begun > 1
+        queue.put(b"a")
+        until(lambda: seen == [b"a"])
+
+
+def test_an_item_too_large_is_refused_before_it_is_sent(builder, zk):
+    with builder().build_queue() as queue, pytest.raises(MessageError, match=r"jute.maxbuffer"):
+        queue.put(b"x" * 1_100_000)
+    assert zk.connected
+
+
+def test_close_flushes_puts(builder, zk, path):
+    with builder().build_queue() as queue:
+        for _ in range(300):
+            queue.put(b"a")
+    assert len(zk.get_children(path)) == 300
+
+
+def test_an_executor_consumes_in_parallel_and_a_thread_factory_makes_the_thread(builder):
+    meeting, made = threading.Barrier(3), []
+
+    def factory(run):
+        made.append(threading.Thread(target=run))
+        return made[0]
+
+    with builder(put_in_background=False).build_queue() as producer:
+        for _ in range(3):  # all before they are listed: an executor has the items of one listing
+            producer.put(b"a")
+    with ThreadPoolExecutor(3) as executor:
+        options = builder(consumer=lambda _: meeting.wait(60), executor=executor, thread_factory=factory)
+        with options.build_queue() as queue:
+            until(lambda: not queue.children())
+    assert len(made) == 1
+
+
+def test_remove_by_id_spares_what_is_being_consumed(builder, path):
+    consuming, go_on = threading.Event(), threading.Event()
+
+    def consume(_item):
+        consuming.set()
+        go_on.wait(60)
+
+    options = builder(lock_path=path + "-locks", put_in_background=False)
+    with options.build_id_queue() as queue:
+        for item_id in ("a", "a", "b", "a/x"):
+            queue.put_with_id(b"1", item_id)
+        with builder(consumer=consume, lock_path=path + "-locks").build_id_queue():
+            consuming.wait(60)
+            assert queue.remove_by_id("a") == 1
+            assert queue.remove_by_id("a/x") == 1
+            assert queue.remove_by_id("nothing") == 0
+            go_on.set()
+            until(lambda: not queue.children())
+
+
+def test_a_delayed_item_waits_for_its_time(builder):
+    seen = []
+    with builder(consumer=seen.append, put_in_background=False).build_delay_queue() as queue:
+        now = SYSTEM_CLOCK.wall_ms()
+        queue.put_until(b"never", now + 3_600_000)
+        queue.put_until(b"soon", now + 300)
+        queue.put(b"now")
+        until(lambda: len(seen) == 2)
+        assert SYSTEM_CLOCK.wall_ms() >= now + 300
+    assert seen == [b"now", b"soon"]
+
+
+@pytest.mark.parametrize("refresh", [0, 100])
+def test_a_priority_queue_notices_more_urgent_items_after_so_many(builder, refresh):
+    seen, first, go_on = [], threading.Event(), threading.Event()
+
+    def consume(item):
+        seen.append(item)
+        first.set()
+        go_on.wait(60)
+
+    with builder(put_in_background=False).build_priority_queue(0) as producer:
+        for name in (b"a", b"b"):
+            producer.put_with_priority(name, 5)
+        with builder(consumer=consume).build_priority_queue(refresh) as queue:
+            first.wait(60)
+            producer.put_with_priority(b"urgent", -1)
+            until(lambda: queue._children.stale)
+            go_on.set()
+            until(lambda: len(seen) == 3)
+    assert seen == ([b"a", b"urgent", b"b"] if refresh == 0 else [b"a", b"b", b"urgent"])
+
+
+def test_the_consumer_is_told_of_the_connection_and_survives_a_lost_session(builder, zk, zookeeper, path):
+    class Consumer:
+        def __init__(self):
+            self.items, self.states = [], []
+
+        def consume(self, item):
+            self.items.append(item)
+
+        def connection_changed(self, state):
+            self.states.append(state)
+
+    consumer = Consumer()
+    with (
+        Proxy() as proxy,
+        connect((cable := Cable(proxy, zookeeper)).connection, 1_000) as client,
+        builder(client, consumer=consumer, lock_path=path + "-locks").build_queue(),
+        builder(put_in_background=False).build_queue() as producer,
+    ):
+        producer.put(b"a")
+        until(lambda: consumer.items == [b"a"])
+        session = client.client_id[0]
+        client.create(path + "-mine", ephemeral=True)
+        cable.cut(Cut.REFUSE)
+        until(lambda: not zk.exists(path + "-mine"))
+        cable.heal()
+        until(lambda: "LOST" in consumer.states and consumer.states[-1] == "CONNECTED")
+        assert client.client_id[0] != session
+        producer.put(b"b")
+        until(lambda: consumer.items == [b"a", b"b"])
+    assert consumer.states[0] == "SUSPENDED"
+
+
+def test_last_message_count(builder):
+    seen = []
+    with builder(put_in_background=False).build_queue() as producer:
+        for _ in range(7):
+            producer.put(b"a")
+    with builder(consumer=lambda item: seen.append(queue.last_message_count)).build_queue() as queue:
+        until(lambda: len(seen) == 7)
+    assert seen[0] == 7
+
+
+def test_zookeeper_may_remove_an_empty_container(queue_name):
+    """Parents are containers: with this interval, the server removes them soon after the queue is gone."""
+    with (
+        Cluster(brokers=0, jvm_options=["-Dznode.container.checkIntervalMs=100"]) as own,
+        connect(own.zookeeper, 4_000) as zk,
+    ):
+        options = QueueBuilder(zk=zk, path="/a/b/queue", put_in_background=False)
+        with options.build_queue() as queue:
+            queue.put(b"a")
+            zk.delete("/a/b/queue", recursive=True)
+            until(lambda: not zk.exists("/a"))
+            assert queue.put(b"b")
+            assert len(zk.get_children("/a/b/queue")) == 1

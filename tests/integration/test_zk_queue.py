@@ -1,0 +1,353 @@
+"""The unit of work on a real ZooKeeper; test_zk_queue_faults.py kills and cuts."""
+
+import itertools
+import threading
+
+import pytest
+from zk_support import until
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.errors import Closed, ConfigError, MessageError, QueueNotFound, RolledBack
+from kmqpy.zookeeper.queue import (
+    AtLeastOnce,
+    ConsumeOnce,
+    ConsumeTimes,
+    Listener,
+    Outcome,
+    ZkQueue,
+    ZkQueueSettings,
+)
+from kmqpy.zookeeper.session import connect
+
+
+@pytest.fixture
+def make(zookeeper, queue_name):
+    made = []
+
+    def queue(**settings):
+        settings = {"root": f"/zms-{queue_name}", "session_timeout_ms": 2_000, **settings}
+        made.append(ZkQueue(zookeeper, ZkQueueSettings(**settings)))
+        made[-1].init("in", "out", "other")
+        return made[-1]
+
+    yield queue
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def zk(zookeeper):
+    with connect(zookeeper) as client:
+        yield client
+
+
+def put(queue, *bodies, target="in", **options):
+    with queue.transaction() as tx:
+        for body in bodies:
+            tx.put(target, body, **options)
+        tx.commit()
+
+
+def drained(queue, source="in"):
+    """All bodies, in the order in which they are handed out; they are rolled back."""
+    with queue.transaction() as tx:
+        return [item.body for item in iter(lambda: tx.try_take(source), None)]
+
+
+def test_takes_and_puts_of_several_queues_happen_together(make):
+    queue = make()
+    put(queue, b"a", b"b", b"c")
+    put(queue, b"x", target="other")
+    with queue.transaction() as tx:
+        assert [tx.try_take("in").body, tx.try_take("other").body, tx.try_take("in").body] == [
+            b"a",
+            b"x",
+            b"b",
+        ]
+        tx.put("out", b"1")
+        tx.put("other", b"2")
+        assert queue.size("out") == 0
+        tx.commit()
+        assert tx.outcome is Outcome.COMMITTED
+    assert (drained(queue), drained(queue, "out"), drained(queue, "other")) == ([b"c"], [b"1"], [b"2"])
+
+
+def test_leaving_without_commit_rolls_back(make):
+    queue = make()
+    put(queue, b"a")
+    with pytest.raises(ZeroDivisionError), queue.transaction() as tx:  # noqa: PT012
+        tx.try_take("in")
+        tx.put("out", b"1")
+        1 / 0  # noqa: B018
+    assert tx.outcome is Outcome.ROLLED_BACK
+    assert (drained(queue), queue.size("out")) == ([b"a"], 0)
+
+
+def test_put_makes_no_network_call(make):
+    queue = make()
+    tx = queue.transaction()
+    calls = []
+    queue.session.zk._call, call = lambda *args: calls.append(args), queue.session.zk._call
+    tx.put("out", b"1")
+    queue.session.zk._call = call
+    assert calls == []
+    assert tx.rollback() is Outcome.ROLLED_BACK
+
+
+def test_what_one_took_nobody_else_gets_until_it_is_given_back(make):
+    queue, other = make(), make()
+    put(queue, b"a")
+    tx = queue.transaction()
+    assert tx.try_take("in").body == b"a"
+    assert tx.try_take("in") is None
+    assert drained(queue) == drained(other) == []
+    tx.rollback()
+    until(lambda: drained(other) == [b"a"])
+
+
+def test_the_layout_is_as_documented_and_nothing_is_left(make, zk):
+    queue = make(policy=ConsumeTimes(3))
+    root = queue.settings.root
+    put(queue, b"a")
+    put(queue, b"b", priority=5)
+    tx = queue.transaction()
+    assert [tx.try_take("in").body, tx.try_take("in").body] == [b"b", b"a"]
+    assert sorted(zk.get_children(root)) == [".transactions", "in", "other", "out"]
+    assert sorted(zk.get_children(f"{root}/in")) == ["dlq", "items", "locks", "meta"]
+    assert sorted(zk.get_children(f"{root}/in/items")) == ["item-0000000000", "item-p5-0000000001"]
+    locks = sorted(zk.get_children(f"{root}/in/locks"))
+    assert locks[0::2] == ["lock-0000000000", "lock-0000000001"]
+    assert locks[1].split(".") == ["lock-0000000000", zk.get(f"{root}/in/locks/lock-0000000000")[0].decode()]
+    assert zk.exists(f"{root}/in/locks/{locks[1]}").ephemeralOwner
+    assert zk.get(f"{root}/in/meta/meta-0000000000")[0].startswith(b'{"taken": 1, "not_before_ms": ')
+    tx.commit()
+    until(lambda: not zk.get_children(f"{root}/.transactions"))
+    assert [zk.get_children(f"{root}/in/{name}") for name in ("items", "locks", "meta", "dlq")] == [[]] * 4
+
+
+def test_a_transaction_that_has_ended_can_not_be_used(make):
+    queue = make()
+    tx = queue.transaction()
+    tx.commit()
+    tx.commit()
+    assert tx.rollback() is Outcome.COMMITTED
+    with pytest.raises(Closed, match="committed already"):
+        tx.put("in", b"a")
+    done = queue.transaction()
+    assert done.rollback() is done.rollback() is Outcome.ROLLED_BACK
+    with pytest.raises(Closed, match="rolled back already"):
+        done.commit()
+
+
+def test_closing_the_queue_gives_everything_back_and_invalidates_transactions(make):
+    queue, other = make(), make()
+    put(queue, b"a")
+    tx = queue.transaction()
+    tx.try_take("in")
+    queue.close()
+    for use in (lambda: tx.put("in", b"a"), lambda: tx.try_take("in"), tx.commit, queue.transaction):
+        with pytest.raises(Closed, match="closed"):
+            use()
+    assert tx.rollback() is Outcome.ROLLED_BACK
+    until(lambda: drained(other) == [b"a"])
+
+
+def test_a_commit_too_large_is_refused_before_anything_is_sent(make):
+    queue = make()
+    tx = queue.transaction()
+    for _ in range(12_000):
+        tx.put("out", b"x" * 100)
+    with pytest.raises(MessageError, match=r"commit: \d+ bytes in one request.*jute.maxbuffer"):
+        tx.commit()
+    assert tx.outcome is None
+    assert tx.rollback() is Outcome.ROLLED_BACK
+    assert queue.size("out") == 0
+
+
+def test_the_largest_commit_that_passes_the_check_is_accepted_by_the_server(make):
+    queue = make(session_timeout_ms=10_000)
+    low, high = 4_000, 12_000
+    while high - low > 1:
+        middle = (low + high) // 2
+        tx = queue.transaction()
+        for _ in range(middle):
+            tx.put("out", b"x" * 100)
+        multi = tx._multi()
+        try:
+            from kmqpy.zookeeper.packets import check_multi
+
+            check_multi(multi, queue.settings.max_packet_bytes, "commit")
+            low = middle
+        except MessageError:
+            high = middle
+    put(queue, *[b"x" * 100] * low, target="out")
+    assert queue.size("out") == low
+
+
+def test_missing_queues(make):
+    queue = make()
+    tx = queue.transaction()
+    with pytest.raises(QueueNotFound, match="nothing-here"):
+        tx.try_take("nothing-here")
+    tx.put("nothing-here", b"a")
+    with pytest.raises(RolledBack, match=r"nothing-here.*init"):
+        tx.commit()
+    assert tx.outcome is Outcome.ROLLED_BACK
+    with pytest.raises(ConfigError, match="a/b"):
+        tx = queue.transaction().put("a/b", b"a")
+
+
+def test_an_item_that_somebody_deleted_ends_in_a_rollback(make, zk):
+    queue = make()
+    put(queue, b"a", b"b")
+    tx = queue.transaction()
+    tx.try_take("in")
+    item = tx.try_take("in")
+    tx.put("out", b"1")
+    zk.delete(f"{queue.settings.root}/in/items/{item.name}")
+    with pytest.raises(RolledBack, match="is gone"):
+        tx.commit()
+    assert (drained(queue), queue.size("out")) == ([b"a"], 0)
+
+
+def test_priorities_then_order(make):
+    queue = make()
+    put(queue, b"a", b"b")
+    put(queue, b"high", priority=9)
+    put(queue, b"middle", priority=4)
+    assert drained(queue) == [b"high", b"middle", b"a", b"b"]
+    with pytest.raises(ConfigError, match="priority: 10"):
+        queue.transaction().put("in", b"a", priority=10)
+
+
+def test_foreign_znodes_are_left_alone(make, zk):
+    queue = make()
+    zk.create(f"{queue.settings.root}/in/items/foreign", b"x")
+    zk.create(f"{queue.settings.root}/in/locks/foreign", b"x")
+    put(queue, b"a")
+    assert drained(queue) == [b"a"]
+    assert zk.exists(f"{queue.settings.root}/in/items/foreign")
+
+
+def test_strict_fifo_hands_nothing_out_before_an_earlier_item(make):
+    queue = make(strict_fifo=True)
+    put(queue, b"a", b"b", b"c")
+    tx = queue.transaction()
+    assert [tx.try_take("in").body, tx.try_take("in").body] == [b"a", b"b"]
+    assert drained(queue) == []
+    tx.rollback()
+    assert drained(queue) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(("policy", "times"), [(ConsumeOnce(), 1), (ConsumeTimes(3), 3)])
+def test_after_so_many_times_an_item_goes_to_the_dlq(make, zk, policy, times):
+    queue = make(policy=policy)
+    put(queue, b"a")
+    for number in range(1, times + 1):
+        with queue.transaction() as tx:
+            assert tx.try_take("in").taken == number
+    assert drained(queue) == []
+    dlq = f"{queue.settings.root}/in/dlq"
+    assert [zk.get(f"{dlq}/{name}")[0] for name in zk.get_children(dlq)] == [b"a"]
+    assert queue.size("in") == 0
+    assert zk.get_children(f"{queue.settings.root}/in/meta") == []
+
+
+def test_a_back_off_keeps_an_item_back(make, zk):
+    queue = make(policy=AtLeastOnce(backoff=Backoff(3_600, maximum=3_600)))
+    put(queue, b"a", b"b")
+    with queue.transaction() as tx:
+        item = tx.try_take("in")
+    assert drained(queue) == [b"b"]
+    number = item.name.removeprefix("item-")
+    zk.set(f"{queue.settings.root}/in/meta/meta-{number}", b'{"taken": 1, "not_before_ms": 0}')
+    with queue.transaction() as tx:
+        assert tx.try_take("in").taken == 2
+
+
+@pytest.mark.parametrize("meta", [b"", b"{}", b"[]", b'{"taken": "x"}', b"\xff"])
+def test_a_meta_that_is_none_counts_as_never_taken(make, zk, meta):
+    queue = make(policy=ConsumeOnce())
+    put(queue, b"a")
+    zk.create(f"{queue.settings.root}/in/meta/meta-0000000000", meta)
+    with queue.transaction() as tx:
+        assert tx.try_take("in").taken == 1
+        tx.commit()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_eight_threads_with_one_session_or_eight_get_each_item_once(make, shared):
+    queue = make()
+    sessions = [queue if shared else make() for _ in range(8)]
+    put(queue, *[b"%d" % n for n in range(100)])
+    found, lock = [], threading.Lock()
+
+    def work(queue):
+        while True:
+            with queue.transaction() as tx:
+                item = tx.try_take("in")
+                if item is None and not queue.size("in"):
+                    return
+                if item is None:
+                    continue
+                tx.put("out", item.body)
+                tx.commit()
+                with lock:
+                    found.append(item.body)
+
+    threads = [threading.Thread(target=work, args=(one,)) for one in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == len(set(found)) == 100
+    assert sorted(drained(queue, "out")) == sorted(found)
+
+
+def test_a_listener_commits_with_what_it_puts_and_rolls_back_failures(make):
+    queue = make()
+    seen = []
+    lock = threading.Lock()
+
+    def listener(consumer, item):
+        with lock:
+            seen.append(item.body)
+            first = seen.count(item.body) == 1
+        consumer.put_on_commit("out", item.body * 2)
+        if first:
+            raise ValueError("the first time")
+
+    bodies = [b"%d" % n for n in range(10, 20)]
+    with Listener(queue, "in", listener, workers=3, backoff=Backoff(0.01)):
+        put(queue, *bodies)
+        until(lambda: queue.size("out") == 10)
+    assert sorted(seen) == sorted(bodies * 2)
+    assert sorted(drained(queue, "out")) == sorted(body * 2 for body in bodies)
+    assert queue.size("in") == 0
+    assert queue.session.zk.connected
+
+
+def test_names_of_commits_of_dead_clients_are_removed_after_a_day(make, zk, monkeypatch):
+    queue = make()
+    left = f"{queue.settings.root}/.transactions/left"
+    zk.create(left)
+    queue.init()
+    assert zk.exists(left)
+    monkeypatch.setattr("kmqpy.zookeeper.queue.queue._FORGOTTEN_AFTER_MS", -1)
+    queue.init()
+    assert not zk.exists(left)
+
+
+def test_a_queue_can_be_listed_while_others_come_and_go(make):
+    """More than one listing's worth of items."""
+    queue = make()
+    put(queue, *[b"%d" % n for n in range(250)])
+    bodies = []
+    for _ in itertools.repeat(None, 251):
+        with queue.transaction() as tx:
+            item = tx.try_take("in")
+            if item is None:
+                break
+            bodies.append(int(item.body))
+            tx.commit()
+    assert bodies == list(range(250))

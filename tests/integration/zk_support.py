@@ -1,0 +1,36 @@
+"""What tests of queues in ZooKeeper share."""
+
+import threading
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+
+def until(true):
+    end = SYSTEM_CLOCK.monotonic() + 60
+    while not true():
+        assert SYSTEM_CLOCK.monotonic() < end
+        SYSTEM_CLOCK.sleep(0.02)
+
+
+class Cable:
+    """A way to ZooKeeper that can be cut, by a Proxy of tests.chaos."""
+
+    def __init__(self, proxy, zookeeper):
+        self._proxy, self._gate = proxy, proxy.gate()
+        port = int(zookeeper.hosts.rpartition(":")[2])
+        self.connection = ZooKeeperConnection(hosts=f"127.0.0.1:{proxy.listen(self._gate, lambda: port)}")
+
+    def cut(self, how):
+        self._gate.cut(how)
+        self._settle()
+
+    def heal(self):
+        self._gate.heal()
+        self._settle()
+
+    def _settle(self):
+        """Wait until the proxy's thread has done what it was told."""
+        done = threading.Event()
+        self._proxy._loop.call_soon_threadsafe(done.set)
+        assert done.wait(10)

@@ -1,0 +1,222 @@
+"""kmqpy and the real Curator 5.9.0 on the same queues; curator_jvm.py runs the latter."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.zookeeper.curator import QueueBuilder, SingleConsumer
+from kmqpy.zookeeper.session import connect
+
+pytestmark = pytest.mark.interop
+JVM = Path(__file__).with_name("curator_jvm.py")
+DEADLINE_S = 60
+
+
+def until(true):
+    end = SYSTEM_CLOCK.monotonic() + DEADLINE_S
+    while not true():
+        assert SYSTEM_CLOCK.monotonic() < end
+        SYSTEM_CLOCK.sleep(0.02)
+
+
+class Jvm:
+    """Curator in a process; `said` grows."""
+
+    def __init__(self, mode, **options):
+        command = [sys.executable, str(JVM), mode, json.dumps(options)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.said = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.said.append(json.loads(line))
+
+    @property
+    def items(self):
+        return [one["item"] for one in self.said if "item" in one]
+
+    def end(self):
+        self.process.stdin.close()
+        self._reader.join(DEADLINE_S)
+        assert self.process.wait(DEADLINE_S) == 0
+        self.process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def started(mode, **options):
+    with Jvm(mode, **options) as jvm:
+        until(lambda: jvm.said or jvm.process.poll() is not None)
+        yield jvm
+
+
+@pytest.fixture
+def zk(cluster):
+    with connect(cluster.zookeeper, 4_000) as client:
+        yield client
+
+
+@pytest.fixture
+def path(queue_name):
+    return f"/curator/{queue_name}/queue"
+
+
+def znodes(zk, path):
+    return {name: zk.get(f"{path}/{name}")[0] for name in sorted(zk.get_children(path))}
+
+
+class Python:
+    """A consumer that collects; "bad" fails."""
+
+    def __init__(self):
+        self.items = []
+
+    def __call__(self, item):
+        self.items.append(item.decode())
+        if item == b"bad":
+            raise ValueError("bad")
+
+
+def builder(zk, path, **options):
+    return QueueBuilder(zk=zk, path=path, put_in_background=False, **options)
+
+
+ITEMS = [["a"], ["", "äö", "c" * 300], []]
+KINDS = {
+    "queue": ITEMS,
+    "id": [["one"], ["two"], ["three"]],
+    "priority": [["five"], ["minus"], ["zero"]],
+    "delay": [["later"], ["soon"], ["long ago"]],
+}
+
+
+def python_puts(queue, kind, items, extras):
+    for number, one in enumerate(items):
+        data = [item.encode() for item in one]
+        if kind == "queue":
+            queue.put_multi(data)
+        else:
+            put = {"id": "put_with_id", "priority": "put_with_priority", "delay": "put_until"}[kind]
+            getattr(queue, put)(data[0], extras[number])
+
+
+def built(options, kind):
+    if kind == "priority":
+        return options.build_priority_queue(0)
+    return getattr(options, f"build_{'queue' if kind == 'queue' else kind + '_queue'}")()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_and_bytes_are_the_same_and_each_consumes_what_the_other_put(zk, cluster, path, kind):
+    now = SYSTEM_CLOCK.wall_ms()
+    extras = {
+        "queue": [],
+        "id": ["x/y|z", "x", "x/y|z"],
+        "priority": [5, -7, 0],
+        "delay": [now - 1_000, now - 500_000, 7],
+    }[kind]
+    items = KINDS[kind]
+    options = {"zookeeper": cluster.zookeeper, "kind": kind, "items": items, "extras": extras}
+    with Jvm("put", path=path + "-java", **options) as jvm:
+        jvm.end()
+    with built(builder(zk, path + "-python"), kind) as queue:
+        python_puts(queue, kind, items, extras)
+    theirs, ours = znodes(zk, path + "-java"), znodes(zk, path + "-python")
+    assert theirs == ours
+    assert len(ours) == len(items)
+
+    flat = [item for one in items for item in one]
+    order = {"priority": ["minus", "zero", "five"], "delay": ["long ago", "soon", "later"]}.get(kind, flat)
+    consumer = Python()
+    with built(builder(zk, path + "-java", consumer=consumer, lock_path=path + "-l1"), kind):
+        until(lambda: len(consumer.items) == len(flat))
+    with started(
+        "consume", zookeeper=cluster.zookeeper, path=path + "-python", kind=kind, locks=path + "-l2"
+    ) as jvm:
+        until(lambda: len(jvm.items) == len(flat))
+        jvm.end()
+        assert consumer.items == jvm.items == order
+    assert znodes(zk, path + "-java") == znodes(zk, path + "-python") == {}
+
+
+def test_side_by_side_with_locks_each_item_is_consumed_once_by_one_of_them(zk, cluster, path):
+    count = 200
+    consumer = Python()
+
+    def slow(item):
+        consumer(item)
+        time.sleep(0.002)
+
+    locks = path + "-locks"
+    with started("consume", zookeeper=cluster.zookeeper, path=path, kind="queue", locks=locks) as jvm:
+        with builder(zk, path, consumer=slow, lock_path=locks).build_queue() as queue:
+            for n in range(count):
+                queue.put(b"%d" % n)
+            until(lambda: len(jvm.items) + len(consumer.items) >= count)
+        until(lambda: not zk.get_children(path))
+        jvm.end()
+        assert Counter(jvm.items + consumer.items) == Counter(map(str, range(count)))
+        assert jvm.items
+        assert consumer.items
+    assert zk.get_children(locks) == []
+
+
+def test_an_item_that_fails_is_requeued_by_both_under_the_same_bytes(zk, cluster, path):
+    with builder(zk, path).build_queue() as queue:
+        queue.put_multi([b"bad", b"rest"])
+    before = set(znodes(zk, path).values())
+    locks = path + "-locks"
+    with started("consume", zookeeper=cluster.zookeeper, path=path, kind="queue", locks=locks) as jvm:
+        until(lambda: len(jvm.items) > 1)
+        jvm.end()
+        assert set(jvm.items) == {"bad"}
+    assert set(znodes(zk, path).values()) == before
+    consumer = Python()
+    with builder(zk, path, consumer=consumer, lock_path=locks).build_queue():
+        until(lambda: len(consumer.items) > 1)
+    assert set(consumer.items) == {"bad"}
+    assert set(znodes(zk, path).values()) == before
+
+
+def test_one_lock_chooses_the_single_consumer_of_both(zk, cluster, path):
+    leader = path + "-leader"
+    consumer = Python()
+    options = builder(zk, path, consumer=consumer, lock_path=path + "-locks")
+    with started("lead", zookeeper=cluster.zookeeper, path=leader) as jvm:
+        single = SingleConsumer(zk, leader, options.build_queue)
+        single.start()
+        try:
+            with builder(zk, path).build_queue() as queue:
+                queue.put(b"a")
+            assert not single.leading.wait(1.5)
+            jvm.end()
+            until(single.leading.is_set)
+            with Jvm("lead", zookeeper=cluster.zookeeper, path=leader) as other:
+                until(lambda: len(zk.get_children(leader)) == 2)
+                until(lambda: consumer.items == ["a"])
+                assert other.said == []
+                single.close()
+                until(lambda: other.said)
+                other.end()
+        finally:
+            single.close()
