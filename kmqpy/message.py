@@ -144,6 +144,15 @@ def as_bytes(value: object, field: str) -> bytes:
         raise MessageError(f"{field}: {error.reason}") from None
 
 
+def check_bodies(bodies: object) -> None:
+    """Raises MessageError for one body where several are expected, and for what is no iterable."""
+    if isinstance(bodies, str | bytes | Mapping | OutgoingMessage):
+        kind = type(bodies).__name__
+        raise MessageError(f"bodies: {kind} is one body, not several; use send(), or a list of bodies")
+    if not isinstance(bodies, Iterable):
+        raise MessageError(f"bodies: {shown(bodies)} is no list of bodies")
+
+
 def last_header(headers: Headers, name: str) -> bytes | None:
     """The last header of that name (Kafka's own convention), or None."""
     for key, value in reversed(headers):

@@ -53,6 +53,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connectio
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
 from kmqpy.queue import DeadLetter
+from kmqpy.queue.arguments import check_ids
 
 _log = logging.getLogger(__name__)
 
@@ -150,8 +151,8 @@ class KafkaDeadLetters:
         """See DeadLetters.redrive. Raises Unfinished when it was stopped halfway."""
         if ids is not None and limit is not None:
             raise ConfigError("redrive: give ids or a limit, not both")
-        if isinstance(ids, str):
-            raise ConfigError("redrive: ids is text; give a list of ids")
+        if ids is not None:
+            check_ids(ids)
         if limit is not None:
             wanted = [letter.id for letter in self.list(limit)]
         elif ids is not None:

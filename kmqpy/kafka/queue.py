@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.core.durations import Duration
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, ConfigError, DecodeError, NotSupported
+from kmqpy.errors import Closed, DecodeError, NotSupported
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
@@ -31,8 +31,10 @@ from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
-from kmqpy.message import HeadersLike, Message, OutgoingMessage
+from kmqpy.message import HeadersLike, Message, OutgoingMessage, check_bodies
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
+from kmqpy.queue.arguments import check_age
+from kmqpy.queue.storage import encode_body
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 
@@ -182,6 +184,7 @@ class KafkaQueue:
         """See Queue.send_many. Raises Unfinished where some were sent, and others too large for the topic."""
         if connection is not None:
             raise NotSupported("connection: Kafka takes no part in a transaction of yours (transactions)")
+        check_bodies(bodies)
         encoded = bodies if self._codec is None else [_encoded(self._codec, body) for body in bodies]
         return self._sender().send_many(encoded, key=key, headers=headers, delay=delay, priority=priority)
 
@@ -264,10 +267,7 @@ class KafkaQueue:
         self, older_than: Duration | None = None, *, queued_before_ms: int | None = None
     ) -> list[Orphan]:
         """See Queue.orphans."""
-        if older_than is not None and queued_before_ms is not None:
-            raise ConfigError("orphans: give older_than or queued_before_ms, not both")
-        taken_for_ms = 0 if older_than is None else duration_ms(older_than, "older_than")
-        taken_before = self._clock.wall_ms() - taken_for_ms
+        taken_before = self._clock.wall_ms() - (check_age(older_than, queued_before_ms) or 0)
         held = [one for one in self._held() if older_than is None or one.since_ms < taken_before]
         places = [(one.partition, one.offset) for one in held]
         records = partition_reader.read_at(self._connection, self.name, places) if places else {}
@@ -387,8 +387,8 @@ class _DeadLetters:
 
 def _encoded(codec: Codec, body: Any) -> bytes | OutgoingMessage:
     if isinstance(body, OutgoingMessage):
-        return dataclasses.replace(body, body=codec.encode(body.body))
-    return codec.encode(body)
+        return dataclasses.replace(body, body=encode_body(codec, body.body))
+    return encode_body(codec, body)
 
 
 def _is_delayed(message: Message, now_ms: int) -> bool:

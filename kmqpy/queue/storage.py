@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from kmqpy.errors import KmqError, MessageError
 from kmqpy.queue.capabilities import Capabilities
 from kmqpy.queue.protocol import Queue
 from kmqpy.queue.url import QueueUrl
@@ -32,6 +33,20 @@ class Codec(Protocol):
     def decode(self, body: bytes) -> Any:
         """The reverse of encode(); raises DecodeError, which holds the body."""
         ...
+
+
+def encode_body(codec: Codec, value: Any) -> bytes:
+    """The body that `codec` makes of an object; raises MessageError, also for a faulty codec of a user."""
+    try:
+        body = codec.encode(value)
+    except KmqError:
+        raise
+    except Exception as error:  # its text may hold the value
+        kind = type(value).__name__
+        raise MessageError(f"body: the codec can't encode {kind}: {type(error).__name__}") from error
+    if not isinstance(body, bytes):
+        raise MessageError(f"body: the codec made {type(body).__name__} of it, not bytes")
+    return body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

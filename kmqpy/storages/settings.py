@@ -13,7 +13,6 @@ from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import QueuePolicy
 
-MAX_PRIORITY = 9
 _CHOICES = {
     "requeue_to": ("back", "front"),
     "order": ("fifo", "any"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kmqpy.core.int64 import INT64_MAX
-from kmqpy.errors import ConfigError, shown
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import ConfigError
 from kmqpy.queue import DeadLetter
+from kmqpy.queue.arguments import check_ids
 from kmqpy.storages.engine import Engine, MessageRow, QueueRow
 from kmqpy.storages.receipts import parse_number
 
@@ -35,7 +36,7 @@ class StoredDeadLetters:
         if ids is not None and limit is not None:
             raise ConfigError("redrive: give ids or a limit, not both")
         if limit is not None:
-            check_limit(limit)
+            check_limit(limit, "limit")
         known = None if ids is None else _parsed(ids)
         if known == []:
             return 0
@@ -48,15 +49,8 @@ class StoredDeadLetters:
 
     def _letters(self, limit: int, *, with_bodies: bool) -> Listed:
         self._check_open()
-        rows = self._engine.dead_rows(self._queue, check_limit(limit), with_bodies=with_bodies)
+        rows = self._engine.dead_rows(self._queue, check_limit(limit, "limit"), with_bodies=with_bodies)
         return [_letter(row) for row in rows]
-
-
-def check_limit(limit: object, name: str = "limit") -> int:
-    """`limit`; raises ConfigError unless it is a whole number, at least 1 and of 64 bits."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= INT64_MAX:
-        raise ConfigError(f"{name}: {shown(limit)} must be a whole number, at least 1 and of 64 bits")
-    return limit
 
 
 def _letter(row: MessageRow) -> DeadLetter:
@@ -73,8 +67,7 @@ def _letter(row: MessageRow) -> DeadLetter:
     )
 
 
-def _parsed(ids: object) -> list[int]:
+def _parsed(ids: Iterable[str]) -> list[int]:
     """The numbers of ids; what can't be an id is left out."""
-    if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
-        raise ConfigError(f"ids: {shown(ids)} is no list of ids")
+    check_ids(ids)
     return [number for number in map(parse_number, ids) if number is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,14 +10,25 @@ from kmqpy.core.clock import Clock
 from kmqpy.core.closing import Closing
 from kmqpy.core.durations import DAY_MS, Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
-from kmqpy.core.int64 import INT64_MAX
-from kmqpy.errors import Closed, ConfigError, KmqError, MessageError, NotSupported, ReceiptError, shown
-from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, as_bytes, each_of, headers_from
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, ReceiptError, shown
+from kmqpy.message import (
+    MAX_PRIORITY,
+    HeadersLike,
+    Message,
+    MessagesLike,
+    OutgoingMessage,
+    as_bytes,
+    check_bodies,
+    each_of,
+    headers_from,
+)
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
+from kmqpy.queue.arguments import check_age, check_flag
+from kmqpy.queue.storage import encode_body
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts
-from kmqpy.storages.settings import MAX_PRIORITY
-from kmqpy.storages.stored_dead_letters import StoredDeadLetters, check_limit
+from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage
 from kmqpy.telemetry.base import Telemetry
 
@@ -111,11 +122,7 @@ class StoredQueue(Closing):
         connection: Any = None,
     ) -> list[str]:
         """See Queue.send_many."""
-        if isinstance(bodies, str | bytes | Mapping | OutgoingMessage):
-            kind = type(bodies).__name__
-            raise MessageError(f"bodies: {kind} is one body, not several; use send(), or a list of bodies")
-        if not isinstance(bodies, Iterable):
-            raise MessageError(f"bodies: {shown(bodies)} is no list of bodies")
+        check_bodies(bodies)
         headers = headers_from(headers)  # once: they may be an iterator
         return self._send(
             [
@@ -172,18 +179,7 @@ class StoredQueue(Closing):
         return NewRow(body, key, headers_from(message.headers), delay_ms, priority)
 
     def _encoded(self, value: Any) -> bytes:
-        if self._codec is None:
-            return as_bytes(value, "body")
-        try:
-            body = self._codec.encode(value)
-        except KmqError:
-            raise
-        except Exception as error:  # its text may hold the value
-            kind = type(value).__name__
-            raise MessageError(f"body: the codec can't encode {kind}: {type(error).__name__}") from error
-        if not isinstance(body, bytes):  # a codec of somebody else's
-            raise MessageError(f"body: the codec made {type(body).__name__} of it, not bytes")
-        return body
+        return as_bytes(value, "body") if self._codec is None else encode_body(self._codec, value)
 
     # --- taking -----------------------------------------------------------------------------------
 
@@ -251,8 +247,7 @@ class StoredQueue(Closing):
         """See Queue.nack; `delay` is at most the queue's max_hold."""
         takes = self._parsed(messages)
         delay_ms = self._bounded(duration_ms(delay, "delay"), "delay")
-        if not isinstance(count, bool):
-            raise ConfigError(f"count: {shown(count)} is neither True nor False")
+        check_flag(count, "count")
         if delay_ms:
             self._check_can("delay", self.capabilities.delay)
         self._check_kept("given back")
@@ -310,13 +305,13 @@ class StoredQueue(Closing):
     def peek(self, limit: int = 10) -> list[Message]:
         """See Queue.peek. The messages have no receipts that acknowledge anything."""
         self._check_open()
-        rows = self._engine.peek(self._queue, check_limit(limit))
+        rows = self._engine.peek(self._queue, check_limit(limit, "limit"))
         return [self._message(row._replace(take=0), 0) for row in rows]
 
     def size(self, limit: int | None = None) -> int:
         """See Queue.size."""
         self._check_open()
-        counts = self._engine.counts(self._queue, None if limit is None else check_limit(limit))
+        counts = self._engine.counts(self._queue, None if limit is None else check_limit(limit, "limit"))
         size = counts.ready + counts.delayed
         return size if limit is None else min(size, limit)
 
@@ -330,17 +325,7 @@ class StoredQueue(Closing):
     ) -> list[Orphan]:
         """See Queue.orphans."""
         self._check_open()
-        if older_than is not None and queued_before_ms is not None:
-            raise ConfigError("orphans: give older_than or queued_before_ms, not both")
-        if queued_before_ms is not None and (
-            isinstance(queued_before_ms, bool)
-            or not isinstance(queued_before_ms, int)
-            or not 0 <= queued_before_ms <= INT64_MAX
-        ):
-            raise ConfigError(
-                f"queued_before_ms: {shown(queued_before_ms)} is no time in ms since 1970, a whole number"
-            )
-        taken_for_ms = None if older_than is None else duration_ms(older_than, "older_than")
+        taken_for_ms = check_age(older_than, queued_before_ms)
         rows: list[MessageRow] = []
         while True:
             page = self._engine.taken_rows(

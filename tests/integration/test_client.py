@@ -356,7 +356,7 @@ def test_what_an_interrupted_receive_took_is_given_back_at_close(either_queue, m
     queue.send(*sent)
     patched, name = {
         "among the starts": (start_markers, "produce"),
-        "after the starts": (StartBatch, "confirmed"),
+        "after the starts": (StartBatch, "wait_until_confirmed"),
     }[moment]
     real = getattr(patched, name)
 
@@ -398,7 +398,7 @@ def test_what_interrupts_receive_loses_no_message(queue, monkeypatch, moment):
     first = collect(client, 10, max_messages=10, ack=True, lease=60.0)
     patched, name = {
         "before the starts": (StartMarkerWriter, "start"),
-        "after the starts": (StartBatch, "confirmed"),
+        "after the starts": (StartBatch, "wait_until_confirmed"),
         "in the middle of a poll": (GroupMember, "_receives"),
     }[moment]
     real, calls = getattr(patched, name), itertools.count()

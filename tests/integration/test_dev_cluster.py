@@ -107,8 +107,8 @@ def test_everything_is_gone_soon_after_its_owner_was_killed(halted: bool) -> Non
         assert all(is_alive(pid) for pid in pids)
         os.kill(owner.pid, signal.SIGKILL)
     try:
-        assert wait_until(lambda: not any(is_alive(pid) for pid in pids))
-        assert wait_until(lambda: not Path(folder).exists())
+        assert wait_until(lambda: not any(is_alive(pid) for pid in pids), 60)
+        assert wait_until(lambda: not Path(folder).exists(), 60)
     finally:
         for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)

@@ -152,8 +152,8 @@ def test_all_are_gone_soon_after_their_owner_was_killed() -> None:
         owner.stdin.flush()
         owner.stdout.readline()
         os.kill(owner.pid, signal.SIGKILL)
-    assert wait_until(lambda: not watchdog.running(pids))
-    assert wait_until(lambda: not Path(folder).exists())
+    assert wait_until(lambda: not watchdog.running(pids), 60)
+    assert wait_until(lambda: not Path(folder).exists(), 60)
 
 
 def test_kept_data_is_found_at_the_next_start_on_the_same_port() -> None:

@@ -62,7 +62,7 @@ def own_topic(connection, queue_name, monkeypatch):
 def forgotten(registry: Registry, queue: LiveQueue) -> bool:
     """ZooKeeper knows nothing of the queue any more; its leader may have disturbed the first try."""
     with contextlib.suppress(NotEmptyError):
-        registry._zk.delete(ZnodePaths(queue.connection.root).queue(queue.name), recursive=True)
+        registry._znodes.zk.delete(ZnodePaths(queue.connection.root).queue(queue.name), recursive=True)
     return queue.name not in registry.names()
 
 

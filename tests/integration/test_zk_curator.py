@@ -12,6 +12,7 @@ from kmqpy.errors import Closed, ConfigError, MessageError, UnknownOutcome
 from kmqpy.zookeeper.curator import ErrorMode, QueueBuilder
 from kmqpy.zookeeper.curator.item_format import encode_items
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
 
 
@@ -350,7 +351,7 @@ def test_zookeeper_may_remove_an_empty_container(queue_name):
     """Parents are containers: with this interval, the server removes them soon after the queue is gone."""
     with (
         Cluster(brokers=0, jvm_options=["-Dznode.container.checkIntervalMs=100"]) as own,
-        connect(own.zookeeper, 4_000) as zk,
+        connect(ZooKeeperConnection(hosts=own.zookeeper), 4_000) as zk,
     ):
         options = QueueBuilder(zk=zk, path="/a/b/queue", put_in_background=False)
         with options.build_queue() as queue:

@@ -12,6 +12,7 @@ from kmqpy.errors import Unfinished
 from kmqpy.zookeeper import drain
 from kmqpy.zookeeper.queue import ZkQueue, ZkQueueSettings
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 CHILDREN = int(os.environ.get("KMQ_ZK_CHILDREN", "3000"))
 BUFFER_BYTES = 1_048_575 if CHILDREN > 100_000 else 16_384
@@ -42,7 +43,10 @@ def kmq(zookeeper, capsys):
 @pytest.mark.timeout(600)
 def test_a_queue_with_more_children_than_jute_maxbuffer_is_emptied(kmq):
     options = [f"-Djute.maxbuffer={BUFFER_BYTES}"]
-    with Cluster(brokers=0, jvm_options=options) as own, connect(own.zookeeper, 30_000) as zk:
+    with (
+        Cluster(brokers=0, jvm_options=options) as own,
+        connect(ZooKeeperConnection(hosts=own.zookeeper), 30_000) as zk,
+    ):
         zk.create("/queue")
         for start in range(0, CHILDREN, 2_000):
             count = min(2_000, CHILDREN - start)

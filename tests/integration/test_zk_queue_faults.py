@@ -356,5 +356,5 @@ def test_a_killed_leader_loses_nothing(queue_name):
 
 
 def is_leader(address):
-    with connect(address, 4_000) as zk:
+    with connect(ZooKeeperConnection(hosts=address), 4_000) as zk:
         return "Mode: leader" in zk.command(b"srvr")

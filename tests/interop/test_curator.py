@@ -14,6 +14,7 @@ import pytest
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.zookeeper.curator import QueueBuilder, SingleConsumer
 from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 pytestmark = pytest.mark.interop
 JVM = Path(__file__).with_name("curator_jvm.py")
@@ -72,7 +73,7 @@ def started(mode, **options):
 
 @pytest.fixture
 def zk(cluster):
-    with connect(cluster.zookeeper, 4_000) as client:
+    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 4_000) as client:
         yield client
 
 

@@ -831,7 +831,7 @@ class TestAtMostOnce:
         with Worker(queue, handler, telemetry=telemetry):
             until(lambda: len(handled) == 2)
         assert (telemetry.what, queue.size(), queue.in_flight()) == ([], 0, 0)
-        assert sum("lost" in record.message for record in caplog.records) == 3
+        assert sum("lost" in record.getMessage() for record in caplog.records) == 3
 
     def test_what_was_taken_is_handled_before_the_worker_stops(self, queue):
         queue.send_many([str(number) for number in range(50)])

@@ -32,6 +32,7 @@ from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.message import MessagesLike
+from kmqpy.queue.arguments import check_flag
 from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -247,6 +248,7 @@ class KmqClient:
         `count=False`: this delivery does not count as an attempt. `reason` stands in the dead letter
         if it comes to that.
         """
+        check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
         self._finish(
             self._topics.writer,

@@ -14,7 +14,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closing import Closing
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
-from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished
+from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished, shown
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
@@ -126,8 +126,7 @@ class KmqProducer(Closing):
         self._guard.raise_if_inherited()
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):
             raise ConfigError(f"partition: {partition!r} is not a whole number")
-        if isinstance(bodies, bytes | str):
-            raise MessageError("bodies: that is one body; use send(), or a list of bodies")
+        m.check_bodies(bodies)
         # What is the same for many is looked at once.
         common = self._checked(
             m.OutgoingMessage("", key=key, headers=headers, delay=delay, priority=priority)
@@ -166,7 +165,7 @@ class KmqProducer(Closing):
         """The record of a message; raises MessageError, NotSupported."""
         priority = message.priority
         if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= m.MAX_PRIORITY:
-            raise MessageError(f"priority: {priority!r} is no whole number from 0 to {m.MAX_PRIORITY}")
+            raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {m.MAX_PRIORITY}")
         if priority:
             raise NotSupported(
                 f"priority: queues on Kafka have none; that of queue {self._queue.name!r} is 0"
@@ -174,7 +173,7 @@ class KmqProducer(Closing):
         delay_ms = duration_ms(message.delay, "delay")
         if delay_ms > self._queue.max_delay_ms:
             raise MessageError(
-                f"delay: {message.delay!r} is longer than max_delay, {self._queue.max_delay_ms} ms"
+                f"delay: {shown(message.delay)} is longer than max_delay, {self._queue.max_delay_ms} ms"
             )
         headers = m.headers_from(message.headers)
         if delay_ms:

@@ -1,0 +1,36 @@
+"""Checks of arguments that are the same in every storage; each raises ConfigError naming the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import ConfigError, shown
+
+
+def check_flag(value: object, name: str) -> None:
+    """Refuses what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: {shown(value)} is neither True nor False")
+
+
+def check_ids(ids: object) -> None:
+    """Refuses what is no list of ids; an id that names nothing is no error."""
+    if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
+        raise ConfigError(f"ids: {shown(ids)} is no list of ids")
+
+
+def check_age(older_than: Duration | None, queued_before_ms: object) -> int | None:
+    """Checks the arguments of Queue.orphans(); returns `older_than` in ms."""
+    if older_than is not None and queued_before_ms is not None:
+        raise ConfigError("orphans: give older_than or queued_before_ms, not both")
+    if queued_before_ms is not None and (
+        isinstance(queued_before_ms, bool)
+        or not isinstance(queued_before_ms, int)
+        or not 0 <= queued_before_ms <= INT64_MAX
+    ):
+        raise ConfigError(
+            f"queued_before_ms: {shown(queued_before_ms)} is no time in ms since 1970, a whole number"
+        )
+    return None if older_than is None else duration_ms(older_than, "older_than")
