@@ -45,11 +45,15 @@ class Schema:
         Any number of processes may do it at once: one does, the others wait. Raises ConfigError for tables
         of a newer kmqpy, and for those of another program, which are left as they are.
         """
-        if self._found_version() == self._version:
-            found = self._connections.run(self._storage_id)
-            if found is not None:
-                return found
-        return self._connections.run(self._prepared, several=True)
+        found = self._connections.run(self._storage_id) if self._is_prepared() else None
+        return found or self._connections.run(self._prepared, several=True)
+
+    def _is_prepared(self) -> bool:
+        """True if the tables are those of this version; an error is found again when nobody else writes."""
+        try:
+            return self._found_version() == self._version
+        except ConfigError:  # it may have seen a part of the tables that another process is creating
+            return False
 
     def _prepared(self, cursor: Cursor) -> str:
         lock = f"{self._names.qualified['meta']} of kmqpy"
