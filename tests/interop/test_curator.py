@@ -151,11 +151,11 @@ def test_names_and_bytes_are_the_same_and_each_consumes_what_the_other_put(zk, c
     consumer = Python()
     with built(builder(zk, path + "-java", consumer=consumer, lock_path=path + "-l1"), kind):
         # With locks an item is removed just after it was consumed.
-        until(lambda: len(consumer.items) == len(flat) and znodes(zk, path + "-java") == {})
+        until(lambda: len(consumer.items) == len(flat) and not zk.get_children(path + "-java"))
     with started(
         "consume", zookeeper=cluster.zookeeper, path=path + "-python", kind=kind, locks=path + "-l2"
     ) as jvm:
-        until(lambda: len(jvm.items) == len(flat) and znodes(zk, path + "-python") == {})
+        until(lambda: len(jvm.items) == len(flat) and not zk.get_children(path + "-python"))
         jvm.end()
         assert consumer.items == jvm.items == order
 
