@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError, UnsupportedMarker
@@ -81,45 +81,71 @@ def replay_markers(
     Stops, too, where the range markers among them have spoken of more than `most` messages.
     """
     applied = Applied(touched=touched)
-    # Markers alike that follow each other, from markers offset `start` to before `end`; the last `count` of
-    # them are of the messages from `first` on, with one timestamp. All stand below queue offset `below`.
-    series: list[MarkerRun] = []
-    start = end = first = count = stamp = -1
-    like, by, below = _END, None, INT64_MAX + 1
+    for group in _grouped(partition, records, queue_end):
+        if isinstance(group, _MarkerSeries):
+            _apply_series(state, applied, group, queue_end)
+        elif (most is not None and applied.in_ranges > most) or not _apply_one(
+            state, applied, group, queue_end
+        ):
+            break
+    return applied
+
+
+class _MarkerSeries(NamedTuple):
+    """Markers that follow each other without a gap and say the same, each of one message.
+
+    start           the markers offset of the first
+    length          how many they are
+    value, headers  those of each record
+    runs            the messages that they name, with the timestamps of the markers
+    """
+
+    start: int
+    length: int
+    value: bytes
+    headers: Any
+    runs: list[MarkerRun]
+
+
+def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Iterator[_MarkerSeries | Any]:
+    """The records in their order: as series where they are alike, else one by one."""
+    # The open series: records with `value` and the headers `alike`, at markers offsets from `start` to before
+    # `end` (-1: none is open). Its last run is not in `runs` yet: `count` messages from `first` on.
+    start, end, value, alike = -1, -1, _END, None
+    runs: list[MarkerRun] = []
+    first = count = stamp = -1
+    limit = 0  # messages of the series stand below this queue offset
     for record, headers in zip(records, headers_of_each(records), strict=True):
-        key, value = record.key(), record.value()
+        key, found = record.key(), record.value()
         at, timestamp_ms = record.offset(), record.timestamp()[1]
-        if key is not None and value is not None and len(key) == _KEY.size:
+        if key is not None and found is not None and len(key) == _KEY.size:
             number, offset = _KEY.unpack(key)
             if number == partition:
-                if value == like and at == end and 0 <= offset < below and headers == by:
+                if found == value and at == end and 0 <= offset < limit and headers == alike:
                     end += 1
                     if offset == first + count and timestamp_ms == stamp:
                         count += 1
                     else:
-                        series.append((first, count, stamp))
+                        runs.append((first, count, stamp))
                         first, count, stamp = offset, 1, timestamp_ms
                     continue
                 # The end marker of a message that does not exist changes no state.
-                limit = INT64_MAX + 1 if value == _END else queue_end.offset
-                if offset < limit and _can_be_in_series(offset, value, headers):
+                below = INT64_MAX + 1 if found == _END else queue_end.offset
+                if offset < below and _can_be_in_series(offset, found, headers):
                     if end >= 0:
-                        _apply_series(
-                            state, applied, series, (first, count, stamp), start, like, by, queue_end
-                        )
-                    first, count, stamp, like, by, below = offset, 1, timestamp_ms, value, headers, limit
-                    start, end = at, at + 1
+                        runs.append((first, count, stamp))
+                        yield _MarkerSeries(start, end - start, value, alike, runs)
+                    start, end, value, alike, limit = at, at + 1, found, headers, below
+                    runs, first, count, stamp = [], offset, 1, timestamp_ms
                     continue
         if end >= 0:
-            _apply_series(state, applied, series, (first, count, stamp), start, like, by, queue_end)
+            runs.append((first, count, stamp))
+            yield _MarkerSeries(start, end - start, value, alike, runs)
             end = -1
-        if most is not None and applied.in_ranges > most:
-            return applied
-        if not _apply_one(state, applied, record, queue_end):
-            return applied
+        yield record
     if end >= 0:
-        _apply_series(state, applied, series, (first, count, stamp), start, like, by, queue_end)
-    return applied
+        runs.append((first, count, stamp))
+        yield _MarkerSeries(start, end - start, value, alike, runs)
 
 
 def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
@@ -132,32 +158,19 @@ def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
     return is_take and offset >= 0 and len(value) == _START_SIZE and value[0] == 1
 
 
-def _apply_series(
-    state: InFlight,
-    applied: Applied,
-    series: list[MarkerRun],
-    last: MarkerRun,
-    start: int,
-    like: bytes,
-    by: Any,
-    queue_end: QueueEnd,
-) -> None:
-    """Take in `series` and `last`, markers like `like`; empties `series`."""
-    series.append(last)
+def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queue_end: QueueEnd) -> None:
     if applied.touched is not None:
-        runs = ((first, count) for first, count, _ in series)
+        runs = ((first, count) for first, count, _ in series.runs)
         applied.touched.add_runs(_below(queue_end.offset, runs))
-    total = sum(count for _, count, _ in series)
-    after_ms = codec.decode_value(like)
+    after_ms = codec.decode_value(series.value)
     if after_ms is not None:
-        holder = codec.decode(_SOME_KEY, like, by).holder if by else None
-        state.apply_takes(series, after_ms, start, holder)
+        holder = codec.decode(_SOME_KEY, series.value, series.headers).holder if series.headers else None
+        state.apply_takes(series.runs, after_ms, series.start, holder)
     else:
-        ended = state.apply_ends(series, start)
-        if by is None:
-            applied.late_acks += total - ended
-    applied.records += total
-    series.clear()
+        ended = state.apply_ends(series.runs, series.start)
+        if series.headers is None:
+            applied.late_acks += series.length - ended
+    applied.records += series.length
 
 
 def _below(end: int, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
