@@ -186,10 +186,10 @@ def check_count(settings: object, key: str) -> None:
         raise ConfigError(f"{key}: {shown(value)} must be a whole number, at least 0 and of 64 bits")
 
 
-def check_limit(value: object, name: str) -> int:
-    """`value`; raises ConfigError naming the argument unless it is a whole number, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}: {value!r} must be a whole number, at least 1")
+def check_limit(value: object, name: str = "limit") -> int:
+    """Return `value`; raise ConfigError unless it is a whole number from 1 to 2**63 - 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT64_MAX:
+        raise ConfigError(f"{name}: {shown(value)} must be a whole number, at least 1 and of 64 bits")
     return value
 
 

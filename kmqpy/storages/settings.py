@@ -13,7 +13,6 @@ from kmqpy.errors import ConfigError, NotSupported, shown
 from kmqpy.queue import Capabilities
 from kmqpy.queue_policy import QueuePolicy
 
-MAX_PRIORITY = 9
 _CHOICES = {
     "requeue_to": ("back", "front"),
     "order": ("fifo", "any"),
@@ -55,12 +54,12 @@ class StoredQueueSettings(QueuePolicy):
 
     @property
     def to_front(self) -> bool:
-        """Whether a redelivered message keeps its place."""
+        """True when a redelivered message keeps its place."""
         return self.requeue_to == "front"
 
     @property
     def is_manual(self) -> bool:
-        """Whether a lease that ended changes nothing."""
+        """True when messages are not redelivered at the end of their leases."""
         return self.redelivery == "manual"
 
     def check_supported(self, capabilities: Capabilities) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kmqpy.core.int64 import INT64_MAX
+from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError, shown
 from kmqpy.queue import DeadLetter
 from kmqpy.storages.engine import Engine, MessageRow, QueueRow
@@ -50,13 +50,6 @@ class StoredDeadLetters:
         self._check_open()
         rows = self._engine.dead_rows(self._queue, check_limit(limit), with_bodies=with_bodies)
         return [_letter(row) for row in rows]
-
-
-def check_limit(limit: object, name: str = "limit") -> int:
-    """`limit`; raises ConfigError unless it is a whole number, at least 1 and of 64 bits."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= INT64_MAX:
-        raise ConfigError(f"{name}: {shown(limit)} must be a whole number, at least 1 and of 64 bits")
-    return limit
 
 
 def _letter(row: MessageRow) -> DeadLetter:

@@ -11,13 +11,22 @@ from kmqpy.core.closing import Closing
 from kmqpy.core.durations import DAY_MS, Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, KmqError, MessageError, NotSupported, ReceiptError, shown
-from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, as_bytes, each_of, headers_from
+from kmqpy.message import (
+    MAX_PRIORITY,
+    HeadersLike,
+    Message,
+    MessagesLike,
+    OutgoingMessage,
+    as_bytes,
+    each_of,
+    headers_from,
+)
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts
-from kmqpy.storages.settings import MAX_PRIORITY
-from kmqpy.storages.stored_dead_letters import StoredDeadLetters, check_limit
+from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage
 from kmqpy.telemetry.base import Telemetry
 
