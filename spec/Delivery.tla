@@ -2,7 +2,7 @@
 (***************************************************************************)
 (* Who may redeliver, acknowledge or process a message, and what a reader  *)
 (* of the markers topic may conclude.  The design is delivery.md (rules    *)
-(* R27 to R35 of docs/rules.md); spec/README.md says how to run the model. *)
+(* R27 to R35, stated below   ); spec/README.md says how to run the model. *)
 (*                                                                         *)
 (* There is one log per markers partition.  A record stands in it alone    *)
 (* (tx = 0) or is part of a Kafka transaction, which is open, committed or *)
