@@ -1,8 +1,9 @@
 ------------------------------- MODULE Delivery -------------------------------
 (***************************************************************************)
 (* Who may redeliver, acknowledge or process a message, and what a reader  *)
-(* of the markers topic may conclude.  The design is delivery.md (rules    *)
-(* R27 to R35 of docs/rules.md); spec/README.md says how to run the model. *)
+(* of the markers topic may conclude.  R1 to R26 are in docs/rules.md; of  *)
+(* R27 to R35, for transactions that kmqpy does not have yet, comments     *)
+(* state those modelled here.  spec/README.md: how to run the model.       *)
 (*                                                                         *)
 (* There is one log per markers partition.  A record stands in it alone    *)
 (* (tx = 0) or is part of a Kafka transaction, which is open, committed or *)

@@ -262,7 +262,7 @@ def receive(
 
 
 class Receiver(Protocol):
-    """What receives here: a queue of a storage, or a KmqClient."""
+    """A queue of a storage, or a KmqClient, that a command receives from."""
 
     def receive(self, max_messages: int, *, wait: Duration, lease: Duration | None) -> Sequence[Message]: ...  # noqa: D102
     def ack(self, *messages: MessagesLike) -> None: ...  # noqa: D102
@@ -274,7 +274,7 @@ class Receiver(Protocol):
 def _receiver(
     cli: Cli, name: str, lease: timedelta | None, holder: str | None
 ) -> Iterator[tuple[Receiver, Callable[[], bool]]]:
-    """What receives from the queue of this name, and whether messages may come by now."""
+    """The receiver of the queue, and a function that is True once messages can come."""
     if cli.url is not None:
         cli.kafka_only(holder=holder)
         with cli.url.opened(name) as queue:

@@ -1,4 +1,4 @@
-"""What administration commands do where --queue-url names another storage than Kafka."""
+"""Administration commands over a storage that --queue-url names."""
 
 from __future__ import annotations
 

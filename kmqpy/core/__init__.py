@@ -1,1 +1,1 @@
-"""What every room needs: durations, settings, clock, back-off, logs. Knows no storage."""
+"""Tools for every room: durations, settings, clock, back-off, logs. Knows no storage."""

@@ -186,8 +186,8 @@ def check_count(settings: object, key: str) -> None:
         raise ConfigError(f"{key}: {shown(value)} must be a whole number, at least 0 and of 64 bits")
 
 
-def check_limit(value: object, name: str) -> int:
-    """`value`, a whole number from 1 to 2**63 - 1; raises ConfigError naming the argument for another."""
+def check_limit(value: object, name: str = "limit") -> int:
+    """Return `value`; raise ConfigError unless it is a whole number from 1 to 2**63 - 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= INT64_MAX:
         raise ConfigError(f"{name}: {shown(value)} must be a whole number, at least 1 and of 64 bits")
     return value

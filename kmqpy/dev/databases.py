@@ -51,7 +51,7 @@ class Databases:
 
     @property
     def urls(self) -> dict[str, str]:
-        """What clients open, by name; known once they were started."""
+        """The URLs for clients, by name of the database; known once the databases were started."""
         return {name: KINDS[name].url.format(port=self._ports[name]) for name in self._ports}
 
     def server(self, name: str) -> Server:

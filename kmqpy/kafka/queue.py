@@ -290,7 +290,7 @@ class KafkaQueue:
         )
 
     def _held(self) -> list[InFlightMessage]:
-        """What anybody has taken; not what was given back and waits for its redelivery."""
+        """The messages that any consumer has; not those given back, which wait for redelivery."""
         with self._administered() as admin:
             found = admin.in_flight(self._settings, limit=None)
         return [one for one in found if one.state is EntryState.HELD]

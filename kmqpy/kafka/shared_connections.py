@@ -1,4 +1,4 @@
-"""What several queues on one Kafka share."""
+"""Connections that several queues on one Kafka share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SharedConnections:
             return self._producer
 
     def topics(self) -> Topics:
-        """What describes the topics of all queues."""
+        """The administrator that describes the topics of all queues."""
         self._guard.raise_if_inherited()
         with self._opening:
             if self._topics is None:

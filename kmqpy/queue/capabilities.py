@@ -1,4 +1,4 @@
-"""What a storage can do."""
+"""The capabilities of a storage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a storage can do; the contract suite (kmqpy.testing) holds each of them against it.
+    """The capabilities of a storage; the contract suite (kmqpy.testing) holds each of them against it.
 
     Asking a storage for what it can't do raises NotSupported. Every storage redelivers, has dead letters,
     and hands out no message twice within its lease.

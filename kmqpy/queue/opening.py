@@ -19,7 +19,7 @@ from kmqpy.queue.url import EXAMPLE, QueueUrl, parse_url, split
 from kmqpy.telemetry.base import Telemetry
 
 OpenStorage = Callable[[QueueUrl, Telemetry | None], Storage]
-"""What an entry point of the group `kmqpy.storages` is."""
+"""The function that an entry point of the group `kmqpy.storages` names."""
 
 _STORAGES = {
     "kafka": "kmqpy.kafka.storage:open_storage",

@@ -109,7 +109,7 @@ class Queue(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the storage can do."""
+        """The capabilities of the storage."""
         ...
 
     @property
@@ -124,7 +124,7 @@ class Queue(Protocol):
 
     @property
     def at_most_once(self) -> bool:
-        """Whether a message is forgotten when it is taken: it can't be extended or given back."""
+        """True when a message is forgotten as it is taken: it can't be extended or given back."""
         ...
 
     @property

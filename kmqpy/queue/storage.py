@@ -20,7 +20,7 @@ QUEUE_SETTINGS = frozenset(
         *("requeue_to", "order", "redelivery", "ephemeral", "create"),
     }
 )
-"""What a url may say of a queue in any storage, beside its name: not for the url of a storage."""
+"""Settings of a queue in a url, of any storage, beside the name; the url of a storage refuses them."""
 
 
 class Codec(Protocol):
@@ -74,7 +74,7 @@ class Storage(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """The capabilities of the storage."""
         ...
 
     def create(self, name: str, **settings: Any) -> None:

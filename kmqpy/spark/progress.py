@@ -20,7 +20,7 @@ _COUNT_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a run of the pipeline has done, and what it has before it.
+    """The progress of a run of the pipeline: rows done, and rows left.
 
     messages      that this run has processed, failed ones included
     per_s         messages per second in the last micro-batch

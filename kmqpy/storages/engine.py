@@ -105,7 +105,7 @@ class TakeRef(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What take() found.
+    """The result of take().
 
     now_ms       the storage's clock at the take
     next_due_ms  when the next row becomes ready by itself (a delay or a lease ends); None: not known. Of
@@ -138,7 +138,7 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the storage can do."""
+        """The capabilities of the storage."""
         ...
 
     # --- queues -----------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def queue_named_in(receipt: str) -> str:
 
 
 def _origin(prefix: str) -> object:
-    """What stands before the numbers of a receipt; None where that is none."""
+    """The part of a receipt before its numbers; None when the text is not a receipt."""
     if not prefix.startswith(_VERSION):
         return None
     encoded = prefix.removeprefix(_VERSION)

@@ -54,12 +54,12 @@ class StoredQueueSettings(QueuePolicy):
 
     @property
     def to_front(self) -> bool:
-        """Whether a redelivered message keeps its place."""
+        """True when a redelivered message keeps its place."""
         return self.requeue_to == "front"
 
     @property
     def is_manual(self) -> bool:
-        """Whether a lease that ended changes nothing."""
+        """True when messages are not redelivered at the end of their leases."""
         return self.redelivery == "manual"
 
     def check_supported(self, capabilities: Capabilities) -> None:

@@ -21,7 +21,7 @@ from kmqpy.storages.stored_queue import StoredQueue
 from kmqpy.telemetry.base import Telemetry
 
 URL_SETTINGS = (*SETTING_NAMES, "create")
-"""What a url may say of a queue, beside the settings of its storage."""
+"""Settings of a queue in a url, beside the settings of its storage."""
 
 
 class StoredStorage(Closing):

@@ -20,7 +20,7 @@ class KeyedFifo(Generic[T]):
         self._lanes: dict[bytes, deque[T]] = {}
 
     def __bool__(self) -> bool:
-        """Whether an item may start, or waits for one that was started."""
+        """True when an item is ready or waits for an earlier item of its key."""
         return bool(self._ready) or any(self._lanes.values())
 
     def add(self, key: bytes | None, item: T) -> None:

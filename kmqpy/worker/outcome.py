@@ -1,4 +1,4 @@
-"""What becomes of a message when its handler ends. Pure: no threads, no clock."""
+"""Decisions about a message when its handler ends. Pure: no threads, no clock."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MANY_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a drain removes.
+    """The items that a drain removes.
 
     path     the znode whose children go; it stays itself
     names    those children

@@ -59,12 +59,12 @@ class ZooKeeperSecurity:
 
     @property
     def authenticated(self) -> bool:
-        """Whether we say who we are, so that znodes can be ours."""
+        """True when the connection authenticates, so that znodes can belong to its user."""
         return bool(self.username or self.certificate)
 
     @property
     def encrypted(self) -> bool:
-        """Whether the connection is TLS."""
+        """True when the connection uses TLS."""
         return self.tls or bool(self.ca or self.certificate)
 
 
@@ -89,7 +89,7 @@ class ZooKeeperConnection:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """What the file KMQ_CONFIG says, and over it the environment.
+        """Read the settings from the file KMQ_CONFIG; environment variables override it.
 
         That is KMQ_ZOOKEEPER, as `kmq dev up` prints it; KMQ_ZOOKEEPER_SECURITY_PASSWORD and the like.
         Raises ConfigError.

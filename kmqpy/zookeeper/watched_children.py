@@ -52,7 +52,7 @@ class WatchedChildren:
 
     @property
     def stale(self) -> bool:
-        """Whether the children have changed since they were listed."""
+        """True when the children have changed since they were listed."""
         return self._stale
 
     def _on_change(self, _event: Any = None) -> None:

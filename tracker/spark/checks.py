@@ -1,4 +1,4 @@
-"""What must hold of a Spark session that is to run trackers. Pure: no I/O."""
+"""Checks of a Spark session that is to run trackers. Pure: no I/O."""
 
 from __future__ import annotations
 

@@ -123,9 +123,9 @@ class TrackerJob:
         self._held = ExitStack()
         self._zk: Any = None
         self._name = ""
-        """What the ids of the present submission's trackers begin with."""
+        """The prefix of the ids of the present submission's trackers."""
         self._all_started = False
-        """Whether all trackers of the present submission have started."""
+        """True when all trackers of the present submission have started."""
         self._ever_started = False
         self._reports: list[TrackerReport] = []
         self._error: Exception | None = None

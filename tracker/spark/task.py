@@ -34,7 +34,7 @@ _PAUSE = Backoff(0.5, 2, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerReport:
-    """What one tracker of a job did since its last start.
+    """The report of one tracker of a job since its last start.
 
     number         its place in the job, from 0
     starts         how often Spark has started it: 1, and one more for each time that it died

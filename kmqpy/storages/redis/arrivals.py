@@ -27,7 +27,7 @@ _BACKOFF = Backoff(first=0.05, maximum=2.0)
 
 @dataclass(eq=False, slots=True)
 class _Channel:
-    """What is known of a queue.
+    """The state of a queue that this process knows.
 
     latest   number of the last arrival
     due      when a row becomes ready sooner than its takers knew (monotonic, in s)

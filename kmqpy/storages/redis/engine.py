@@ -301,7 +301,7 @@ class _Seen(int):
 
 
 def _facts(server: Server) -> dict[str, str]:
-    """What INFO says; raises ConfigError unless the server keeps what it is given."""
+    """The answer to INFO; raises ConfigError when the server may evict keys."""
     lines = (line.partition(":") for line in server.call("INFO").decode().splitlines())
     facts = {name: value for name, _, value in lines}
     version = facts.get("redis_version", "0")

@@ -32,7 +32,7 @@ from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 
 _BACKOFF = Backoff(first=0.02, maximum=1.0)
 _NOT_DONE = (BusyLoadingError, ReadOnlyError, ClusterDownError, TryAgainError)
-"""What a server answers that can't do it just now: it starts, or another takes over from it."""
+"""Errors of a server that can't serve at the moment: it starts, or another server takes over."""
 _DENIED = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PLACEHOLDER = "kmqpy_library"
 
@@ -150,7 +150,7 @@ class Server:
             self._pool.release(connection)
 
     def _translated(self, error: Exception, *, not_done: bool) -> Exception:
-        """What to raise for an error of redis-py."""
+        """The exception to raise for an error of redis-py."""
         text = str(error)
         if isinstance(error, _DENIED):
             return AccessDenied(f"{self.name}: {text}")

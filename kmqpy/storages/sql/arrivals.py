@@ -32,7 +32,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def wait(self, generation: str, seen: int, seconds: float) -> bool:
-        """Whether something came that was not seen, within `seconds`."""
+        """Wait up to `seconds`; True when a message arrived that was not seen before."""
         with self._changed:
             return self._changed.wait_for(lambda: self.seen(generation) != seen, seconds)
 

@@ -143,7 +143,7 @@ class Connections:
             raise failed from None
 
     def _failed(self, error: BaseException, *, connected: bool) -> _Failed | None:
-        """What to raise for an error of the driver or the pool; None: it is another."""
+        """The exception to raise for an error of the driver or the pool; None for an error from elsewhere."""
         if isinstance(error, _Failed):
             return error
         if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:

@@ -1,4 +1,4 @@
-"""What differs between the databases: `Dialect`, and what its implementations share."""
+"""`Dialect`: the operations that differ between databases, and code that its implementations share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK = 10_000
 
 
 class Fate(Enum):
-    """What became of a transaction that failed."""
+    """The outcome of a transaction that failed."""
 
     UNDONE = "undone"  # it did not happen, and may be tried again
     UNKNOWN = "unknown"  # the connection broke; it may have happened
@@ -32,7 +32,7 @@ class Fate(Enum):
 
 
 class Picked(NamedTuple):
-    """What a take found: rows in order, and the situation at that moment.
+    """The result of a take: rows in order, and the state of the queue at that moment.
 
     due_ms  when the next delay or lease ends; None: there is none
     """
@@ -73,7 +73,7 @@ class Dialect(Protocol):
         ...
 
     def fate(self, error: BaseException) -> Fate | None:
-        """What an error of the driver means; None: it is none of the driver's."""
+        """The outcome that an error of the driver implies; None for an error from elsewhere."""
         ...
 
     def defaults(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `postgresql:`, `mariadb:` and `sqlite:` open."""
+"""Functions that open the storages of `postgresql:`, `mariadb:` and `sqlite:`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ except ImportError as error:  # pragma: no cover
     raise MissingExtra("sql", "queues in a SQL database") from None
 
 SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms")
-"""What a url may say of the storage: names of the tables, connections, how long a call is tried."""
+"""Settings of the storage in a url: names of the tables, connections, how long a call is tried."""
 _MOST_CONNECTIONS = 100
 
 

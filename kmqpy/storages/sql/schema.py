@@ -128,7 +128,7 @@ class Schema:
         return None if row is None else row[0]
 
     def _is_ours(self, found: sqlalchemy.Inspector, table: str) -> bool:
-        """Whether a table is one of a creation that did not end, which only MariaDB leaves."""
+        """True for a table of a creation that did not end; only MariaDB leaves such."""
         if self._dialect.name != "mariadb":
             return False
         comment: dict[str, Any] = dict(found.get_table_comment(table))

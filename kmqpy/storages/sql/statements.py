@@ -449,7 +449,7 @@ def schema(dialect: DialectName, names: Names) -> list[str]:
 
 
 def script(dialect: DialectName, names: Names) -> str:
-    """What `kmq sql schema` prints: schema(), and the rows of the meta table."""
+    """The statements that `kmq sql schema` prints: schema(), and the rows of the meta table."""
     version = (
         f"INSERT INTO {names.qualified['meta']} (name, value) VALUES ('schema_version', '{SCHEMA_VERSION}')"
     )

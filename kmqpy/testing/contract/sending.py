@@ -1,4 +1,4 @@
-"""What comes out is what was sent, in order, once."""
+"""Messages are received as they were sent, in order, once."""
 
 from __future__ import annotations
 

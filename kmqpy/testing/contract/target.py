@@ -1,4 +1,4 @@
-"""What the contract suite needs to know of a storage, its fixtures, and what its tests share."""
+"""The `Target` that describes a storage to the contract suite, its fixtures, and helpers of its tests."""
 
 from __future__ import annotations
 

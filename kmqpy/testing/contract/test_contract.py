@@ -1,3 +1,3 @@
-"""What `pytest --kmq-storage=URL` runs."""
+"""The tests that `pytest --kmq-storage=URL` runs."""
 
 from kmqpy.testing.contract import *

@@ -108,7 +108,7 @@ class QueueBuilder(Generic[T]):
 
     @property
     def puts_in_background(self) -> bool:
-        """Whether put() returns before ZooKeeper has answered."""
+        """True when put() returns before ZooKeeper has answered."""
         return self.max_items is None if self.put_in_background is None else self.put_in_background
 
     def build_queue(self) -> DistributedQueue[T]:

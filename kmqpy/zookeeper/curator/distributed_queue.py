@@ -46,7 +46,7 @@ _REMEMBERED = 1_000
 
 
 class ErrorMode(StrEnum):
-    """What becomes of an item whose consumer raised an exception; Curator's ErrorMode."""
+    """The fate of an item whose consumer raised an exception; Curator's ErrorMode."""
 
     REQUEUE = "requeue"
     """It is put again at the end of the queue."""

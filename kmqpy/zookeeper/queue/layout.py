@@ -19,7 +19,6 @@ from kmqpy.errors import ConfigError
 _ITEM = re.compile(r"item-(?:p([1-9])-)?(-?[0-9]{10})")
 _LOCK = re.compile(r"lock-(-?[0-9]{10})")
 _NAME = re.compile(r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*")
-MAX_PRIORITY = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def transactions_path(root: str) -> str:
 
 
 def is_item(name: str) -> bool:
-    """Whether a name is that of an item."""
+    """True when `name` is the name of an item."""
     return _ITEM.fullmatch(name) is not None
 
 

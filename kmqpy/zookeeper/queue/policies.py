@@ -55,7 +55,7 @@ class Policy(Protocol):
 
     @property
     def counts(self) -> bool:
-        """Whether meta znodes are written."""
+        """True when the policy writes meta znodes."""
         ...
 
     def next(self, meta: Meta, now_ms: int) -> Meta | Refusal:

@@ -52,7 +52,7 @@ class ZkQueueSettings:
 
 
 class _Source:
-    """What a process knows of a queue that it takes from."""
+    """The listing and locks that a process remembers of a queue it takes from."""
 
     def __init__(self, items: WatchedChildren, locks: WatchedChildren, changed: threading.Event) -> None:
         self.items = items

@@ -13,8 +13,9 @@ from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, N
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Closed, ConfigError, RolledBack, SessionExpired, UnknownOutcome
+from kmqpy.message import MAX_PRIORITY
 from kmqpy.zookeeper.packets import check_multi
-from kmqpy.zookeeper.queue.layout import MAX_PRIORITY, QueuePaths, transactions_path
+from kmqpy.zookeeper.queue.layout import QueuePaths, transactions_path
 from kmqpy.zookeeper.queue.policies import Meta, Refusal
 from kmqpy.zookeeper.queue.sessions import LOST_ANSWER
 from kmqpy.zookeeper.session import address, failure, unavailable
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    """What became of a transaction."""
+    """The outcome of a transaction."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
