@@ -36,9 +36,7 @@ class StoredMessage(Message):
         return self._take if getattr(self, "_origin", None) is origin else None
 
     @classmethod
-    def of(
-        cls, row: MessageRow, queue: str, origin: Acknowledges, receipt: str, lease_until_ms: int
-    ) -> Self:
+    def of(cls, row: MessageRow, queue: str, origin: Acknowledges, receipt: str, lease_until_ms: int) -> Self:
         """The message in a row."""
         message = cls(
             queue=queue,

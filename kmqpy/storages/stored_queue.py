@@ -12,7 +12,16 @@ from kmqpy.core.durations import DAY_MS, Duration, duration_ms, lease_duration_m
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Closed, ConfigError, KmqError, MessageError, NotSupported, ReceiptError, shown
-from kmqpy.message import Headers, HeadersLike, Message, MessagesLike, OutgoingMessage, as_bytes, each_of, headers_from
+from kmqpy.message import (
+    Headers,
+    HeadersLike,
+    Message,
+    MessagesLike,
+    OutgoingMessage,
+    as_bytes,
+    each_of,
+    headers_from,
+)
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts

@@ -426,7 +426,7 @@ VALUES (:id, :queue, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 
 # --- the texts ----------------------------------------------------------------------------------------
 
 _NOW = {
-    # The time of the statement, not of the transaction; as a subquery it is worked out once, not for each row.
+    # The time of the statement, not of the transaction; a subquery is worked out once, not for each row.
     "postgresql": "(SELECT CAST(floor(extract(epoch FROM statement_timestamp()) * 1000) AS bigint))",
     # Of no time zone: those of sessions differ, and have hours that come twice.
     "mariadb": "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000)",
