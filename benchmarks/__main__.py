@@ -27,6 +27,7 @@ from benchmarks import (
     spark_processing,
     spark_state,
     spark_tracker,
+    storage_speed,
     waiting,
 )
 from benchmarks import scale as scale_work
@@ -50,6 +51,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "memory": memory.cases,
     "failover": failover.cases,
     "restart": restart.cases,
+    "storages": storage_speed.cases,
     "spark-processing": spark_processing.cases,
     "spark-state": spark_state.cases,
     "spark-tracker": spark_tracker.cases,

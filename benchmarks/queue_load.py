@@ -57,7 +57,8 @@ def _put(worker: Worker, batch: int) -> int:
 
 def _take(worker: Worker, batch: int) -> int:
     taken = worker.take(batch)
-    worker.finish(taken)
+    if taken:
+        worker.finish(taken)
     return len(taken)
 
 

@@ -31,6 +31,10 @@ class Sizes:
     restart_cases: tuple[bool, ...]
     """Whether one long lease stands before all markers."""
     bulk_partitions: tuple[int, ...]
+    storages: tuple[str, ...]
+    storage_depths: tuple[int, ...]
+    storage_s: float
+    """Of each part of a turn."""
     spark_messages: int
     spark_markers: int
 
@@ -54,6 +58,9 @@ FULL = Sizes(
     restart_lease_s=15,
     restart_cases=(False, True),
     bulk_partitions=(1, 4),
+    storages=("postgresql", "mariadb", "sqlite", "redis"),
+    storage_depths=(0, 10_000, 1_000_000),
+    storage_s=3.0,
     spark_messages=3_000_000,
     spark_markers=5_000_000,
 )
@@ -77,6 +84,9 @@ QUICK = Sizes(
     restart_lease_s=3,
     restart_cases=(False,),
     bulk_partitions=(4,),
+    storages=("postgresql", "redis"),
+    storage_depths=(0,),
+    storage_s=0.5,
     spark_messages=600_000,
     spark_markers=500_000,
 )

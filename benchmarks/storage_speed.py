@@ -10,6 +10,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,18 @@ from uuid import uuid4
 
 import click
 
+from benchmarks.lab import Lab
 from benchmarks.queue_load import BODY, measure
 from benchmarks.results import Case, Figures, Row, run_case, shown, to_json
+from benchmarks.sizes import Sizes
 from kmqpy.dev import Databases
 from kmqpy.queue import Queue, Storage, storage_for
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers" / "sql_queues.py"
+REDIS_PEERS = HERE / "peers" / "redis_queues.py"
+VENVS = Path.home() / ".cache" / "kmqpy" / "bench-peers"
+"""A venv for each package that a peer needs, made when it is first run."""
 OURS = "kmqpy"
 BATCHES = (1, 100)
 TAKERS = (1, 8)
@@ -74,7 +80,14 @@ class Ours:
         pass
 
 
-def cases(server: Server, depths: Sequence[int], seconds: float, turns: int) -> Iterator[Case]:
+def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
+    """For `make bench`: each storage beside its peers."""
+    for name in sizes.storages:
+        with _started(name) as server:
+            yield from cases_on(server, sizes.storage_depths, sizes.storage_s, sizes.repeats)
+
+
+def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) -> Iterator[Case]:
     """Every combination; kmqpy and the peers take turns."""
     with storage_for(server.url) as storage:
         for depth in depths:
@@ -134,7 +147,7 @@ def _python(peer: Peer) -> str:
     """The Python that has a peer; it is installed when it is first needed."""
     if not peer.package:
         return sys.executable
-    folder = Path(tempfile.gettempdir()) / f"kmqpy-bench-{peer.package}"
+    folder = VENVS / peer.package
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -160,23 +173,27 @@ def table(rows: Sequence[Row]) -> str:
 
 
 @click.command()
-@click.option("--on", "names", default="postgresql,mariadb,sqlite", show_default=True)
+@click.option("--on", "names", default="postgresql,mariadb,sqlite,redis", show_default=True)
 @click.option("--depths", default="0,10000,1000000", show_default=True)
 @click.option("--seconds", type=float, default=3.0, show_default=True, help="Of each part of a turn.")
 @click.option("--turns", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path))
 def main(*, names: str, depths: str, seconds: float, turns: int, out: Path | None) -> None:
-    """Measure queues in SQL."""
+    """Measure queues in SQL, Redis and Valkey."""
     rows: list[Row] = []
     for name in names.split(","):
-        with tempfile.TemporaryDirectory() as folder, Databases(*{name} - {"sqlite"}) as started:
-            for case in cases(
-                _server(name, started, Path(folder)), [int(one) for one in depths.split(",")], seconds, turns
-            ):
+        with _started(name) as server:
+            for case in cases_on(server, [int(one) for one in depths.split(",")], seconds, turns):
                 rows += run_case(case)
     click.echo(table(rows))
     if out is not None:
         out.write_text(json.dumps(to_json({"seconds": seconds, "turns": turns}, rows), indent=1) + "\n")
+
+
+@contextmanager
+def _started(name: str) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as folder, Databases(*{name} - {"sqlite"}) as started:
+        yield _server(name, started, Path(folder))
 
 
 def _server(name: str, started: Databases, folder: Path) -> Server:
@@ -191,8 +208,16 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
             ],
         )
     url = started.urls[name]
-    bare = [Peer(name="bare-postgresql", script=PEERS)] if name == "postgresql" else []
-    return Server(name=name, url=url, peer_url=lambda: url, peers=bare)
+    peers = []
+    if name == "postgresql":
+        peers = [Peer(name="bare-postgresql", script=PEERS)]
+    elif name in ("redis", "valkey"):
+        peers = [
+            Peer(name="bare-redis", script=REDIS_PEERS),
+            Peer(name="rq", package="rq==3.0.0", script=REDIS_PEERS),
+            Peer(name="taskiq", package="taskiq-redis==1.2.4", script=REDIS_PEERS),
+        ]
+    return Server(name=name, url=url, peer_url=lambda: url, peers=peers)
 
 
 if __name__ == "__main__":

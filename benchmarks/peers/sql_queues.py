@@ -30,7 +30,8 @@ _TAKE = """UPDATE bare_queue SET until_ms = extract(epoch FROM now()) * 1000 + 3
 WHERE id = ANY (ARRAY(
     SELECT id FROM bare_queue WHERE until_ms = 0 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
 )) RETURNING id, take, body"""
-_FINISH = "DELETE FROM bare_queue WHERE id = ANY (%s::bigint[])"
+_FINISH = """DELETE FROM bare_queue USING unnest(%s::bigint[], %s::integer[]) AS ref(ref_id, ref_take)
+WHERE id = ref_id AND take = ref_take"""
 
 
 class BarePostgresql:
@@ -64,7 +65,7 @@ class BarePostgresql:
         return self._cursor.fetchall()
 
     def finish(self, taken: Sequence[Any]) -> None:
-        self._cursor.execute(_FINISH, ([row[0] for row in taken],))
+        self._cursor.execute(_FINISH, [f"{{{','.join([str(row[at]) for row in taken])}}}" for at in (0, 1)])
 
     def close(self) -> None:
         self._connection.close()

@@ -38,6 +38,8 @@ def duration_ms(value: Duration, name: str) -> int:
             raise ConfigError(f"{name}: {value!r} must not be negative")
         whole, rest = divmod(value, _MILLISECOND)
         return whole + bool(rest)
+    if type(value) is int and 0 <= value < 2**53:  # most are, and these are worked out for each message
+        return value * 1000
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}: {shown(value)} is neither seconds nor a timedelta")
     if not 0 <= value < 2**53:

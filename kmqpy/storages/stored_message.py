@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Protocol, Self
 
 from kmqpy.message import Message, MessagesLike
-from kmqpy.storages.engine import MessageRow
+from kmqpy.storages.engine import MessageRow, TakeRef
 
 
 class Acknowledges(Protocol):
     """A queue, as a message needs it."""
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        ...
 
     def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         """See Queue.ack."""
@@ -24,8 +19,9 @@ class Acknowledges(Protocol):
 class StoredMessage(Message):
     """A message that acknowledges itself by the queue that handed it out; see Message."""
 
-    __slots__ = ("_origin",)
+    __slots__ = ("_origin", "_take")
     _origin: Acknowledges
+    _take: TakeRef
 
     def ack(self, *, wait: bool = False) -> None:
         """See Message.ack."""
@@ -35,11 +31,15 @@ class StoredMessage(Message):
         else:
             origin.ack(self, wait=wait)
 
+    def take_of(self, origin: Acknowledges) -> TakeRef | None:
+        """What the receipt names, if `origin` handed this message out; None: the receipt tells."""
+        return self._take if getattr(self, "_origin", None) is origin else None
+
     @classmethod
-    def of(cls, row: MessageRow, origin: Acknowledges, receipt: str, lease_until_ms: int) -> Self:
+    def of(cls, row: MessageRow, queue: str, origin: Acknowledges, receipt: str, lease_until_ms: int) -> Self:
         """The message in a row."""
         message = cls(
-            queue=origin.name,
+            queue=queue,
             id=str(row.id),
             body=row.body,
             headers=row.headers,
@@ -50,5 +50,6 @@ class StoredMessage(Message):
             receipt=receipt,
             key=row.key,
         )
+        object.__setattr__(message, "_take", TakeRef(row.id, row.take))
         object.__setattr__(message, "_origin", origin)
         return message

@@ -14,6 +14,7 @@ from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, ReceiptError, shown
 from kmqpy.message import (
     MAX_PRIORITY,
+    Headers,
     HeadersLike,
     Message,
     MessagesLike,
@@ -58,6 +59,8 @@ class StoredQueue(Closing):
         self._settings = queue.settings
         self._clock = clock
         self._telemetry = telemetry or Telemetry()
+        self._is_traced = telemetry is not None
+        self._capabilities = engine.capabilities
         self._codec = codec
         self._on_close = on_close
         self._receipts = Receipts(engine.storage_id, queue)
@@ -73,7 +76,7 @@ class StoredQueue(Closing):
     @property
     def capabilities(self) -> Capabilities:
         """See Queue.capabilities."""
-        return self._engine.capabilities
+        return self._capabilities
 
     @property
     def default_lease(self) -> float:
@@ -108,8 +111,9 @@ class StoredQueue(Closing):
         connection: Any = None,
     ) -> str:
         """See Queue.send."""
-        message = OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
-        return self._send([message], connection)[0]
+        self._check_open()
+        row = NewRow(self._encoded(body), *self._terms(key, headers, delay, priority))
+        return self._send([row], connection)[0]
 
     def send_many(
         self,
@@ -123,16 +127,13 @@ class StoredQueue(Closing):
     ) -> list[str]:
         """See Queue.send_many."""
         check_bodies(bodies)
-        headers = headers_from(headers)  # once: they may be an iterator
-        return self._send(
-            [
-                body
-                if isinstance(body, OutgoingMessage)
-                else OutgoingMessage(body, key=key, headers=headers, delay=delay, priority=priority)
-                for body in bodies
-            ],
-            connection,
-        )
+        self._check_open()
+        terms = self._terms(key, headers, delay, priority)
+        rows = [
+            self._row(body) if isinstance(body, OutgoingMessage) else NewRow(self._encoded(body), *terms)
+            for body in bodies
+        ]
+        return self._send(rows, connection)
 
     def decode(self, message: Message | DeadLetter) -> Any:
         """See Queue.decode."""
@@ -143,43 +144,45 @@ class StoredQueue(Closing):
         duration_ms(timeout, "timeout")
         self._check_open()
 
-    def _send(self, messages: Sequence[OutgoingMessage], connection: Any) -> list[str]:
-        self._check_open()
+    def _send(self, rows: Sequence[NewRow], connection: Any) -> list[str]:
         self._check_connection(connection)
-        rows = [self._row(message) for message in messages]
         if not rows:
             return []
         with ExitStack() as stack:
-            traced = [
-                row._replace(headers=stack.enter_context(self._telemetry.sending(self.name, row.headers)))
-                for row in rows
-            ]
-            ids = [str(one) for one in self._engine.put(self._queue, traced, connection)]
+            if self._is_traced:
+                rows = [
+                    row._replace(headers=stack.enter_context(self._telemetry.sending(self.name, row.headers)))
+                    for row in rows
+                ]
+            ids = [str(one) for one in self._engine.put(self._queue, rows, connection)]
         self._telemetry.finished(self.name, "send", len(ids))
         return ids
 
     def _row(self, message: OutgoingMessage) -> NewRow:
-        body = self._encoded(message.body)
-        most = self.capabilities.max_body_bytes
-        if most is not None and len(body) > most:
-            raise MessageError(f"body: {len(body)} bytes are more than this storage takes, {most}")
-        delay_ms = duration_ms(message.delay, "delay")
+        terms = self._terms(message.key, message.headers, message.delay, message.priority)
+        return NewRow(self._encoded(message.body), *terms)
+
+    def _terms(
+        self, key: bytes | str | None, headers: HeadersLike | None, delay: Duration, priority: int
+    ) -> tuple[bytes | None, Headers, int, int]:
+        """All of a NewRow but its body: the same for most messages of a batch, so worked out once."""
+        delay_ms = duration_ms(delay, "delay")
         if delay_ms > self._settings.max_delay_ms:
-            raise MessageError(
-                f"delay: {message.delay!r} is longer than max_delay, {self._settings.max_delay_ms} ms"
-            )
+            raise MessageError(f"delay: {delay!r} is longer than max_delay, {self._settings.max_delay_ms} ms")
         if delay_ms:
             self._check_can("delay", self.capabilities.delay)
-        priority = message.priority
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
             raise MessageError(f"priority: {shown(priority)} is no whole number from 0 to {MAX_PRIORITY}")
         if priority:
             self._check_can("priority", self.capabilities.priority)
-        key = None if message.key is None else as_bytes(message.key, "key")
-        return NewRow(body, key, headers_from(message.headers), delay_ms, priority)
+        return None if key is None else as_bytes(key, "key"), headers_from(headers), delay_ms, priority
 
     def _encoded(self, value: Any) -> bytes:
-        return as_bytes(value, "body") if self._codec is None else encode_body(self._codec, value)
+        body = as_bytes(value, "body") if self._codec is None else encode_body(self._codec, value)
+        most = self._capabilities.max_body_bytes
+        if most is not None and len(body) > most:
+            raise MessageError(f"body: {len(body)} bytes are more than this storage takes, {most}")
+        return body
 
     # --- taking -----------------------------------------------------------------------------------
 
@@ -217,7 +220,8 @@ class StoredQueue(Closing):
                 return []
 
     def _message(self, row: MessageRow, lease_until_ms: int) -> Message:
-        return StoredMessage.of(row, self, self._receipts.make(row.id, row.take), lease_until_ms)
+        receipt = self._receipts.make(row.id, row.take)
+        return StoredMessage.of(row, self._queue.name, self, receipt, lease_until_ms)
 
     # --- finishing --------------------------------------------------------------------------------
 
@@ -286,7 +290,10 @@ class StoredQueue(Closing):
         self._check_open()
         found: dict[TakeRef, None] = {}
         for one in each_of(messages):
-            take = self._receipts.parse(one.receipt if isinstance(one, Message) else one)
+            # A message that was received from here needs no parsing.
+            take = one.take_of(self) if isinstance(one, StoredMessage) else None
+            if take is None:
+                take = self._receipts.parse(one.receipt if isinstance(one, Message) else one)
             if not take.take:
                 raise ReceiptError(
                     f"receipt: message {take.id} of queue {self.name!r} was not taken, only seen"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy
@@ -125,9 +126,12 @@ def message_row(columns: Sequence[Any]) -> MessageRow:
     )
 
 
+_ORDER = itemgetter(5, 12)  # minus_priority, place
+
+
 def message_rows(found: Sequence[Sequence[Any]]) -> list[MessageRow]:
     """The rows in the order in which they are taken; RETURNING promises none."""
-    return [message_row(one) for one in sorted(found, key=lambda one: (one[5], one[12]))]
+    return [message_row(one) for one in sorted(found, key=_ORDER)]
 
 
 def headers_bytes(headers: Headers) -> bytes | None:

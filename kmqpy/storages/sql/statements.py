@@ -218,7 +218,7 @@ ON CONFLICT (name) DO NOTHING""",
     INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms, take,
         requeues, state, minus_priority, message_key, headers, body)
     SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
-        0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -priority, message_key, headers, body
+        0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -coalesce(priority, 0), message_key, headers, body
     FROM (SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE) AS queue
     CROSS JOIN (
         SELECT nextval('{numbers}') AS id, given.*
@@ -426,8 +426,8 @@ VALUES (:id, :queue, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 
 # --- the texts ----------------------------------------------------------------------------------------
 
 _NOW = {
-    # The time of the statement, not of the transaction.
-    "postgresql": "CAST(floor(extract(epoch FROM statement_timestamp()) * 1000) AS bigint)",
+    # The time of the statement, not of the transaction; a subquery is worked out once, not for each row.
+    "postgresql": "(SELECT CAST(floor(extract(epoch FROM statement_timestamp()) * 1000) AS bigint))",
     # Of no time zone: those of sessions differ, and have hours that come twice.
     "mariadb": "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000)",
     "sqlite": ":now_ms",
