@@ -1,5 +1,6 @@
 """The queue over any engine, where the contract suite does not look."""
 
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -110,6 +111,34 @@ def test_a_copied_message_cannot_acknowledge_itself_but_its_receipt_can(clock):
             copied.ack()
         queue.ack(copied)
         assert queue.in_flight() == 0
+
+
+def test_a_message_counts_by_its_receipt_where_another_queue_handed_it_out_or_it_was_changed(clock):
+    with memory_storage(clock) as storage:
+        for name in ("q", "other"):
+            storage.create(name)
+            storage.open(name).send_many(["x", "y"])
+        queue, other = storage.open("q"), storage.open("other")
+        first, second = queue.receive(wait=0)
+        (theirs, _) = other.receive(wait=0)
+        with pytest.raises(ReceiptError, match="one of queue 'other'"):
+            queue.ack(theirs)
+        with pytest.raises(ReceiptError, match="one of queue 'other'"):
+            queue.ack(dataclasses.replace(first, receipt=theirs.receipt))
+        storage.open("q").ack(first)  # another handle of the same queue
+        queue.ack(dataclasses.replace(first, receipt=second.receipt))
+        assert (queue.in_flight(), other.in_flight()) == (0, 2)
+
+
+def test_sending_to_a_closed_queue_says_that_it_is_closed_whatever_is_sent(clock):
+    with memory_storage(clock) as storage:
+        storage.create("q")
+        queue = storage.open("q")
+        queue.close()
+        with pytest.raises(Closed):
+            queue.send(5, delay=-1)
+        with pytest.raises(Closed):
+            queue.send_many([], delay=-1)
 
 
 def test_an_acknowledgement_in_a_transaction_must_not_be_late(clock):
