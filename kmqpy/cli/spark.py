@@ -164,7 +164,7 @@ def _summarize(cli: Cli, queue: QueueSettings) -> None:
 
 @contextmanager
 def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """What shows progress on one line of a terminal, over and over; None if it is not to be shown."""
+    """Yield a function that writes progress over the same line of a terminal; None unless `shown`."""
 
     def show(progress: Progress) -> None:
         counts = (progress.behind, progress.dead_letters)
@@ -197,7 +197,7 @@ def _loaded(name: str) -> Any:
 
 
 def _stop_signal() -> Callable[[], bool]:
-    """Whether SIGTERM or SIGINT has come; another one ends the process at once."""
+    """Handle SIGTERM and SIGINT. The returned function tells if one came; a second ends the process."""
     stopping = threading.Event()
 
     def stop(number: int, _frame: Any) -> None:

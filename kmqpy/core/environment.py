@@ -75,5 +75,5 @@ def unknown_variables(
 
 
 def of_kubernetes(name: str, value: str) -> bool:
-    """Whether Kubernetes sets such a variable for a service whose name begins like ours."""
+    """Return True if Kubernetes sets such a variable for a service whose name begins like ours."""
     return _OF_KUBERNETES.search(name) is not None or value.startswith(_ADDRESSES)

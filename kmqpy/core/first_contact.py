@@ -40,7 +40,7 @@ def first_contact_within(seconds: float) -> Iterator[None]:
 
 
 def is_awaited(service: Service) -> bool:
-    """Whether its first answer is waited for, and not for long."""
+    """Return True if the service's first answer is being waited for, with little patience."""
     contact = _current.get()
     return contact is not None and service not in contact.answered
 

@@ -30,7 +30,7 @@ class ForkGuard:
 
     @property
     def inherited(self) -> bool:
-        """Whether the object was made before a fork, by a parent of this process."""
+        """True if the object was made before a fork, by a parent of this process."""
         return self._made_at != _forks
 
     def raise_if_inherited(self) -> None:

@@ -54,7 +54,7 @@ def _escaped_for_json(found: re.Match[str]) -> str:
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as `extra`."""
+    """The fields that the caller passed as `extra`."""
     return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
 
 

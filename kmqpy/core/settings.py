@@ -92,7 +92,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def parse_file(data: bytes, name: str) -> dict[str, Any]:
-    """What a TOML settings file says; raises ConfigError naming it."""
+    """Parse a TOML settings file; raises ConfigError naming it."""
     try:
         return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -158,7 +158,7 @@ def convert(key: str, value: Any, hint: Any) -> Any:
 
 
 def is_table(hint: Any) -> bool:
-    """Whether a field of this type is a table of settings."""
+    """Return True if a field of this type is a table of settings."""
     return dataclasses.is_dataclass(hint) or typing.get_origin(hint) is Mapping
 
 

@@ -20,7 +20,7 @@ class Throttle:
         self._last: dict[Hashable, float] = {}
 
     def lets_through(self, kind: Hashable = None) -> bool:
-        """Whether an event of this kind is to be logged now."""
+        """Return True if an event of this kind is to be logged now."""
         now = self._clock.monotonic()
         if now - self._last.get(kind, -math.inf) < self._every:
             return False

@@ -85,7 +85,7 @@ class KafkaDeadLetter(DeadLetter):
 
 @dataclass(frozen=True, slots=True)
 class RedriveResult:
-    """What run_redrive() did.
+    """The outcome of run_redrive().
 
     redriven   how many dead letters are back in the queue
     not_found  the ids that name no dead letter, or one that is finished
@@ -278,7 +278,7 @@ class KafkaDeadLetters:
         return found
 
     def _waiting(self, partitions: int, *, fenced: bool) -> builtins.list[_Waiting]:
-        """What is not finished, by partition.
+        """The dead letters that are not finished, by partition.
 
         `fenced`: the caller has fenced its predecessors. Then markers are read to the end that the log
         has now (rule R1), open transactions of others or not.

@@ -1,4 +1,4 @@
-"""What all our librdkafka clients share: settings, quiet logs, errors in our own words."""
+"""Shared by all our librdkafka clients: settings, quiet logs, errors in our own words."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _OnceInAWhile(logging.Filter):
         self._complaints = Throttle(_REPEAT_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to show it. The kind is the first word, FAIL for example."""
+        """Return True if the line is to be logged. Its kind is its first word, FAIL for example."""
         kind = record.getMessage().partition(" ")[0]
         if kind == "GETPID":  # of a broker that has just started; one that goes on like this fails a call
             return _log.isEnabledFor(logging.DEBUG)
@@ -91,7 +91,7 @@ _RETRIABLE = _AWAY | {
     KafkaError.UNSTABLE_OFFSET_COMMIT,
     KafkaError.THROTTLING_QUOTA_EXCEEDED,
 }
-"""What Kafka calls retriable, and librdkafka's own transient errors; but not that a topic is unknown."""
+"""Errors that Kafka calls retriable, and librdkafka's own transient ones; not those of unknown topics."""
 _NOT_ACCEPTED = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
 _NOT_ALLOWED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -111,7 +111,7 @@ _GRACE_S = 1.0
 """Time for another broker to accept us after one did not."""
 
 _WRONG_LISTENER = "listener?"
-"""What librdkafka says of TLS where there is none; of the other way round it says nothing."""
+"""Part of librdkafka's message when only it uses TLS. If only the broker does, there is no message."""
 _WRONG_LISTENER_S = 3.0
 """How long it must say nothing else: a proxy whose broker is just starting looks the same."""
 
@@ -130,7 +130,7 @@ _CONNECT_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What a connection complains of; librdkafka's calls only time out then."""
+    """An error that a connection reported. Calls of librdkafka only time out then."""
 
     error: KafkaError
     first: float
@@ -186,20 +186,20 @@ def new_admin(connection: KafkaConnection) -> AdminClient:
 
 
 def is_retriable(error: KafkaError | None) -> bool:
-    """Whether a request that failed with this error may work when it is tried again.
+    """Return True if a request that failed with this error may succeed when it is tried again.
 
-    Not that a topic is unknown: that passes only if the topic has just been created, which the caller knows.
+    An unknown topic is not retriable here: only the caller knows if the topic has just been created.
     """
     return error is not None and (error.retriable() or error.code() in _RETRIABLE)
 
 
 def is_fatal(error: KafkaError | None) -> bool:
-    """Whether the producer or consumer that met it can do nothing more."""
+    """Return True if the producer or consumer that met the error is of no more use."""
     return error is not None and (error.fatal() or error.code() == KafkaError._FATAL)
 
 
 def is_unknown_topic(error: KafkaError | None) -> bool:
-    """Whether the error is that there is no such topic, or partition."""
+    """Return True for the errors of an unknown topic or partition."""
     return error is not None and error.code() in _NO_TOPIC
 
 
@@ -250,7 +250,7 @@ def retrying(
 def wait_result(
     client: AdminClient, future: Future[Any], timeout_s: float, connection: KafkaConnection
 ) -> Any:
-    """What `future` of `client` gives, or raises; a KafkaException after `timeout_s`.
+    """The result of `future` of `client`, or its exception; raises a KafkaException after `timeout_s`.
 
     Raises AccessDenied as soon as it is clear that Kafka does not accept us; librdkafka goes on trying.
     """
@@ -285,7 +285,7 @@ def refresh_partition(
     partition: int,
     exception: KafkaException,
 ) -> bool:
-    """Whether a call failed only because the partition is a new one; then it works now.
+    """Return True if a call failed only because the partition is new; calling again works then.
 
     A client that knows a topic looks for new partitions every five minutes only.
     """
@@ -376,7 +376,7 @@ def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str,
 
 
 def connection_key(connection: KafkaConnection) -> tuple[str, int]:
-    """What tells the clients of one connection from those of another."""
+    """A key that tells the clients of one connection from those of another."""
     return connection.bootstrap, hash(repr(sorted(connection.kafka.items())))
 
 
@@ -386,7 +386,7 @@ def _last_heard(key: tuple[str, int]) -> _Heard | None:
 
 
 def _is_refusal(error: KafkaError) -> bool:
-    """Whether trying again is useless; a broker that is just stopped only disconnects."""
+    """Return True if trying again is useless; a broker that is just stopped only disconnects."""
     text = error.str()
     told = error.code() in _NOT_ACCEPTED or error.code() == KafkaError._SSL or "SSL alert" in text
     return told and "disconnect" not in text.lower()

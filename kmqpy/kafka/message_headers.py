@@ -58,7 +58,7 @@ def origin_queue(headers: message.Headers) -> str | None:
 
 
 def is_dead_letter_of(headers: message.Headers, queue: QueueSettings, origin: str = "") -> bool:
-    """Whether a dead letter is one of `queue`, or of `origin` where that is given.
+    """Return True for a dead letter of `queue`, or of `origin` where that is given.
 
     Two queues may have one dead-letter topic. A letter that does not say where it came from is that of the
     queue after which the topic is named, and where it is named after none, that of each queue which has it.

@@ -39,7 +39,7 @@ class Reached:
 
     @property
     def done(self) -> bool:
-        """Whether everything below `end` was read."""
+        """Return True if everything below `end` was read."""
         return self.position >= self.end
 
 

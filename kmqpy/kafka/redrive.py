@@ -51,7 +51,7 @@ _TRIES = 4
 
 
 class DeadLetterMove(NamedTuple):
-    """What becomes of one dead letter, beside its end marker: a copy, or nothing."""
+    """One dead letter that is finished: its end marker, and the copy in the queue unless it is dropped."""
 
     partition: int
     offset: int

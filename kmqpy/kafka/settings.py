@@ -1,4 +1,4 @@
-"""What a queue on Kafka is made with, and where Kafka is."""
+"""Settings of a queue on Kafka, and of the connections to Kafka and ZooKeeper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLOCK_LEAD_MS = 5_000
 """How far a clock may be ahead of the broker's before it is not believed (rule R23)."""
 MARKERS_SUFFIX = "__markers"
 DEAD_LETTERS_SUFFIX = "__undelivered"
-"""What the names of a queue's other topics end in, unless they are set."""
+"""Default endings of the names of a queue's markers topic and dead-letter topic."""
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SECRET = re.compile(
     r"pass(word|phrase)|secret|token|sasl\.jaas|\.key$|key\.pem|oauthbearer\.config", re.IGNORECASE
@@ -171,7 +171,7 @@ class KafkaConnection:
 
     @classmethod
     def from_environment(cls) -> KafkaConnection:
-        """What the file KMQ_CONFIG says, and over it the environment.
+        """Build the settings from the file KMQ_CONFIG; variables of the environment override the file.
 
         That is KMQ_BOOTSTRAP and KMQ_ROOT, as `kmq dev up` prints them; KMQ_KAFKA_SASL_PASSWORD and the
         like for settings of librdkafka, with `_` for each dot. Raises ConfigError, for an unknown key
@@ -196,7 +196,7 @@ def check_connection(value: object) -> KafkaConnection:
 
 
 def is_topic_name(name: object) -> bool:
-    """Whether Kafka accepts `name` as the name of a topic."""
+    """Return True if Kafka accepts `name` as the name of a topic."""
     return isinstance(name, str) and _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
 
 
@@ -220,7 +220,7 @@ def check_new_queue_name(name: str) -> None:
 
 
 def connection_layers() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the file KMQ_CONFIG and the environment say of the connections; raises ConfigError."""
+    """The connection settings in the file KMQ_CONFIG and those in the environment; raises ConfigError."""
     file = {key: value for key, value in config_file().items() if key not in OTHER_TABLES}
     return file, connections_in_environment()
 
@@ -238,7 +238,7 @@ def unknown_in_environment() -> dict[str, str]:
 
 
 def connections_in_environment() -> dict[str, Any]:
-    """What the environment says of the connections, by key; logs once each variable that nothing reads."""
+    """The connection settings in the environment, by key; logs each unknown variable once."""
     for name, hint in unknown_in_environment().items():
         if name not in _warned_of:
             _warned_of.add(name)
@@ -264,7 +264,7 @@ def build_connections(*layers: Mapping[str, Any]) -> tuple[KafkaConnection, ZooK
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting of this name, of librdkafka or ZooKeeper, must not be printed."""
+    """Return True if the value of this setting (of librdkafka or ZooKeeper) must not be printed."""
     return _SECRET.search(name) is not None
 
 

@@ -32,7 +32,7 @@ class StoredMessage(Message):
             origin.ack(self, wait=wait)
 
     def take_of(self, origin: Acknowledges) -> TakeRef | None:
-        """What the receipt names, if `origin` handed this message out; None: the receipt tells."""
+        """The take that the receipt names, or None if another origin handed out the message."""
         return self._take if getattr(self, "_origin", None) is origin else None
 
     @classmethod

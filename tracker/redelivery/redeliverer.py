@@ -48,7 +48,7 @@ _MOST_SHOWN = 10
 
 @dataclass
 class RedeliveryResult:
-    """What became of the entries of one call.
+    """The outcome for the entries of one call.
 
     redelivered, dead_lettered, gone   committed: their end markers are in the log
     failed                             offset -> seconds until the next try

@@ -1,4 +1,4 @@
-"""What becomes of a message whose time is up: (entry, its original, queue) -> a copy. Pure."""
+"""Plans the copy of a message whose lease is over: (entry, its original, queue) -> a copy. Pure."""
 
 from __future__ import annotations
 

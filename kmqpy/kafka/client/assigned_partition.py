@@ -20,7 +20,7 @@ _RETRY = Backoff(0.2, 2, 10, jitter=0)
 
 
 class ReceivePhase(Enum):
-    """What has to be done before messages of a partition are received."""
+    """The work that comes before messages of a partition are received."""
 
     RECOVERING = auto()
     """Read the markers for messages that were started before (rule R10)."""
@@ -45,7 +45,7 @@ class StartsFound:
 
 
 class AssignedPartition:
-    """What a group member knows of one partition that it has.
+    """The state of one partition that is assigned to a group member.
 
     assigned_at  monotonic time of the assignment; recovery needs topic ids that were looked up since
     log_end      a commit above it is ignored: the log was truncated, or the topic recreated
@@ -73,7 +73,7 @@ class AssignedPartition:
     # --- receiving --------------------------------------------------------------------------------
 
     def expects(self, offsets: Sequence[int], log_start: int) -> bool:
-        """Whether all these messages can be received without a look at each; the usual case."""
+        """Return True if all these messages can be received without a look at each; the usual case."""
         next_offset = self.commits.next_offset
         return (
             self.phase is ReceivePhase.ACTIVE
@@ -111,7 +111,7 @@ class AssignedPartition:
         return True
 
     def shows_another_log(self, offset: int, log_end: int) -> bool:
-        """Whether a message at `offset` comes from a log that ends below what was read: it was recreated."""
+        """Return True if a message at `offset` is of a recreated log: one that ends below what was read."""
         return self.phase is ReceivePhase.ACTIVE and offset < self.position and log_end < self.position
 
     # --- start markers ----------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class AssignedPartition:
     # --- reading the markers ----------------------------------------------------------------------
 
     def needs_markers(self, now: float) -> bool:
-        """Whether its markers have to be read, and it does not back off."""
+        """Return True if its markers have to be read, and no back-off is running."""
         return self.phase is not ReceivePhase.ACTIVE and now >= self._retry_at
 
     def back_off(self, now: float) -> None:

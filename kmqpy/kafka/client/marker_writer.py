@@ -135,7 +135,7 @@ class MarkerWriter(Closing):
         self._sending = 0
         self._failed: deque[_Failed] = deque()
         self._lost: list[object] = []
-        """What may never be written, with its tickets: kept, so that it does not count as confirmed."""
+        """Markers that may never be written, with their tickets, which must not count as confirmed."""
         self._changed = threading.Condition()
         self._ticket = _Ticket(self._again)
         """The ticket of markers posted without waiting, since the last flush."""

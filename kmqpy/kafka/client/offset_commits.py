@@ -74,7 +74,7 @@ class CommitSchedule:
         self.uncommitted += count
 
     def is_due(self, now: float) -> bool:
-        """Whether to commit now."""
+        """Return True if a commit is due now."""
         return self.uncommitted >= COMMIT_EVERY_MESSAGES or now - self._last_at >= COMMIT_EVERY_S
 
     def committed(self, now: float) -> None:
@@ -131,7 +131,7 @@ class PartitionCommits:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next commit says another offset than the last one."""
+        """True if the next commit names another offset than the last one."""
         return self._next_offset is not None and self._next_offset != self._last_made
 
     def begin(self, markers_offset: int | None) -> None:

@@ -29,7 +29,7 @@ class Acknowledges(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceiveContext:
-    """What the messages of one receive() have in common."""
+    """Shared by the messages of one receive()."""
 
     queue: QueueSettings
     topic_id: str

@@ -64,7 +64,7 @@ class _TooLong(Unavailable):
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What stands in kmq.queues.
+    """The contents of kmq.queues.
 
     own         by queue, what its last readable record says
     unreadable  those of our queues whose last record can't be read
@@ -386,6 +386,6 @@ def _ids_to_write(
 
 
 def _is_not_allowed(error: AccessDenied) -> bool:
-    """Whether Kafka knows who we are, and does not allow this."""
+    """Return True if Kafka knows who we are, and does not allow this request."""
     cause = librdkafka.error_of(error.__cause__) if error.__cause__ is not None else None
     return cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED

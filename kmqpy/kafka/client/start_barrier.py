@@ -1,4 +1,4 @@
-"""Whether start markers of unknown outcome can still come to a partition (rules R10 and R18)."""
+"""Finds out when start markers of unknown outcome can't be appended any more (rules R10 and R18)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StartBarrier:
         self._ticks[producer] = None
 
     def passed(self) -> bool:
-        """Whether all ticks are in the log. Sends those that are not on their way; does not wait."""
+        """Return True if all ticks are in the log. Sends those that are not on their way; does not wait."""
         for producer, tick in list(self._ticks.items()):
             if tick is None:
                 self._send(producer)

@@ -30,7 +30,7 @@ _MANY_PER_PARTITION = 200
 
 @dataclass(frozen=True, slots=True)
 class StartOutcome:
-    """What became of start markers, by partition.
+    """The outcome of writing start markers, by partition.
 
     last_at     the markers offset of the last one that was confirmed
     failed      the lowest queue offset that was not, where there is one
@@ -266,7 +266,7 @@ class StartMarkerWriter:
         return batch
 
     def outcome_known(self, partition: int) -> bool:
-        """Whether no start marker of this partition can still come to the log.
+        """Return True if no start marker of this partition can be appended to the log any more.
 
         After start markers of unknown outcome, it sends a tick after them; to be called again until the
         tick has come through. Does not wait.
@@ -277,7 +277,7 @@ class StartMarkerWriter:
         return partition not in self._barriers
 
     def all_outcomes_known(self) -> bool:
-        """Whether outcome_known() holds for every partition."""
+        """Return True if outcome_known() holds for every partition."""
         return not [partition for partition in list(self._barriers) if not self.outcome_known(partition)]
 
     def poll_unused(self) -> None:

@@ -43,13 +43,13 @@ class TopicsInUse:
         self._partitions = topics.markers.partitions
 
     def has(self, partition: int) -> bool:
-        """Whether the queue has this partition; asks Kafka when it had not."""
+        """Return True if the queue has this partition; asks Kafka about one that it did not have."""
         if partition >= self._partitions:  # a queue can grow
             self._partitions = Topics(self._connection).check(self._queue).partitions
         return partition < self._partitions
 
     def knows_since(self, moment: float) -> bool:
-        """Whether look() knows the ids as of this monotonic time; asking triggers a look-up."""
+        """Return True if look() knows the ids as of this monotonic time; else starts a look-up."""
         return self._watch.knows_since(moment)
 
     def look(self) -> TopicIds | None:

@@ -81,7 +81,7 @@ _BY_TRACKER = b"tracker"
 
 
 class Op(StrEnum):
-    """What a marker says of its message."""
+    """The operation that a marker records for its message."""
 
     TAKE = "take"
     """A client took the message; opens an entry. A start marker without `kmq-op`."""

@@ -129,7 +129,7 @@ class PackedEntries:
         return None if run is None else run.entry(bit)
 
     def has_any(self, runs: Runs) -> bool:
-        """Whether there is an entry in a range."""
+        """Return True if any of the ranges holds an entry."""
         return bool(self._handed_out_in(runs)) or any(
             (block in self._slots and self._slots[block].mask & mask)
             or any(run.alive & mask for run in self._runs.get(block, ()))

@@ -46,7 +46,7 @@ ALL_EXIST = QueueEnd(INT64_MAX + 1, INT64_MAX + 1)
 
 @dataclass(slots=True)
 class Applied:
-    """What a batch of records amounted to.
+    """The outcome of applying a batch of records.
 
     records         how many of them were applied; the next one, if any, needs a newer QueueEnd
     late_acks       acknowledged messages that were not in flight (any more)
@@ -149,7 +149,7 @@ def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Ite
 
 
 def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
-    """Whether a marker is an end marker, or a take that says no more than who holds the message."""
+    """Return True for an end marker, and for a take whose only header names the holder."""
     if headers is UNREADABLE:
         return False
     if value == _END:
