@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import version
 from typing import Any
 
 import click
@@ -12,11 +12,9 @@ import click
 from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, sql, state, zookeeper
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import Partly, drop_stdout, print_error, replace_closed_streams
+from kmqpy.cli.plugins import load, plugins
 from kmqpy.core.settings import nearest
 from kmqpy.errors import KmqError, Unfinished
-
-PLUGINS = "kmqpy.commands"
-"""The entry-point group by which other packages add commands."""
 
 INTERRUPTED = 130
 
@@ -39,15 +37,15 @@ class Root(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Our own in their order, then those of plug-ins."""
-        return [*self.commands, *(name for name in sorted(_plugins()) if name not in self.commands)]
+        return [*self.commands, *(name for name in sorted(plugins()) if name not in self.commands)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of ours, or a plug-in's."""
         own = super().get_command(ctx, cmd_name)
-        if own is not None or cmd_name not in _plugins():
+        if own is not None or cmd_name not in plugins():
             return own
         try:
-            found: click.Command = _plugins()[cmd_name].load()
+            found = load(plugins()[cmd_name])
         except (ImportError, AttributeError) as error:
             return _broken(cmd_name, error)
         # Options given before its name hold for it, too.
@@ -160,10 +158,6 @@ def run(args: Sequence[str]) -> int:
 def _failed(text: str, code: int = 2) -> int:
     print_error(text)
     return code
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=PLUGINS)}
 
 
 def _broken(name: str, error: Exception) -> click.Command:

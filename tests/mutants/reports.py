@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-FILE_VARIABLE = "KMQ_MUTANTS_REPORTS"
+FILE_VARIABLE = "MUTANTS_REPORTS"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -8,13 +8,14 @@ import re
 import subprocess
 import sys
 from datetime import timedelta
+from importlib.metadata import EntryPoint
 
 import click
 import pytest
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from confluent_kafka import Message as Record
 
-from kmqpy.cli import output
+from kmqpy.cli import output, plugins
 from kmqpy.cli.app import kmq, run
 from kmqpy.cli.options import DURATION, Cli, _Lines, connected
 from kmqpy.cli.text import as_object
@@ -377,15 +378,13 @@ class TestTracker:
 
 class TestPlugIns:
     def test_one_that_can_not_be_loaded_breaks_only_itself(self, monkeypatch, capsys):
-        class Broken:
-            def load(self):
-                raise ImportError("no module named x")
-
-        monkeypatch.setattr("kmqpy.cli.app._plugins", lambda: {"broken": Broken()})
+        missing = EntryPoint("broken", "no_such_package:command", plugins.GROUP)
+        monkeypatch.setattr("kmqpy.cli.app.plugins", lambda: {"broken": missing})
         assert run(["--help"]) == 0
         assert "broken" in capsys.readouterr().out
         assert run(["broken", "--now"]) == 2
-        assert "command 'broken' can't be loaded: no module named x" in capsys.readouterr().err
+        shown = capsys.readouterr().err
+        assert "command 'broken' can't be loaded: No module named 'no_such_package'" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""The wheel in environments of its own: far from the clone, and without one extra or all of them."""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+EACH_MODULE = """
+import importlib, pkgutil, kmqpy, tracker
+from kmqpy.errors import MissingExtra
+for package in (kmqpy, tracker):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None):
+        try:
+            importlib.import_module(module.name)
+        except MissingExtra:
+            pass
+        except ImportError as error:
+            print(module.name, error.name)
+"""
+"""Prints each module that can't be imported, and the package that it lacks, if it names no extra."""
+
+MAY_LACK = {
+    "click": ("kmqpy.cli.", "tracker.command", "tracker.spark.command"),
+    "pyarrow": ("tracker.spark.",),
+    "pytest": ("kmqpy.testing.",),
+    "redis": ("kmqpy.storages.redis.",),
+    "sqlalchemy": ("kmqpy.storages.sql.",),
+    "psycopg": ("kmqpy.storages.sql.",),
+    "pymysql": ("kmqpy.storages.sql.",),
+}
+"""Modules that are imported only once the package is known to be there."""
+
+NEEDING_AN_EXTRA = {
+    "sql": "kmqpy.queue_for('sqlite:///jobs.db?queue=jobs')",
+    "redis": "kmqpy.queue_for('redis://localhost/0?queue=jobs')",
+    "spark": "import kmqpy.spark",
+    "otel": "import kmqpy.telemetry.opentelemetry",
+    "dev": "from kmqpy.dev import Cluster; Cluster().__enter__()",
+}
+
+
+class Environment:
+    """A new virtual environment with the wheel, used from a folder with a `tracker.py` of the user."""
+
+    def __init__(self, folder: Path, wheel: Path, extras: str = "") -> None:
+        self.folder = folder / "project"
+        self.folder.mkdir()
+        (self.folder / "tracker.py").write_text("raise SystemExit('the tracker.py of the user')\n")
+        venv.create(folder / "venv", symlinks=True)
+        self._programs = folder / "venv" / "bin"
+        pip("--python", self._programs / "python", "install", f"{wheel}{extras}")
+
+    def python(self, code: str) -> subprocess.CompletedProcess[str]:
+        return self._run("python", "-W", "error", "-c", code)
+
+    def kmq(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self._run("kmq", *arguments)
+
+    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("KMQ_", "COV_"))}
+        return subprocess.run(
+            [self._programs / program, *arguments],
+            cwd=self.folder,
+            # Neither Java nor jars that were fetched before.
+            env={
+                **kept,
+                "PYTHONPATH": str(self.folder),
+                "PATH": str(self._programs),
+                "KMQ_CACHE": str(self.folder),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+
+def pip(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    pip("wheel", ROOT, "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    (made,) = folder.glob("kmqpy-*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("bare"), wheel)
+
+
+@pytest.fixture(scope="module")
+def with_cli(wheel, tmp_path_factory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("with-cli"), wheel, "[cli]")
+
+
+def test_every_public_name_can_be_imported_without_extras(bare, wheel):
+    done = bare.python("from kmqpy import *; import kmqpy; print(kmqpy.__version__, kmqpy.__file__)")
+    version, file = done.stdout.split()
+    assert version == wheel.name.split("-")[1]
+    assert not Path(file).is_relative_to(ROOT)
+
+
+def test_each_module_lacks_nothing_but_extras(bare):
+    # Without the user's `tracker.py`, which a plain `import tracker` finds first.
+    done = bare.python("import sys; del sys.path[:2]" + EACH_MODULE)  # '', PYTHONPATH
+    lacking = [line.split() for line in done.stdout.splitlines()]
+    assert [one for one in lacking if not one[0].startswith(MAY_LACK.get(one[1], "?"))] == [], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("extra", NEEDING_AN_EXTRA)
+def test_what_needs_an_extra_names_it(bare, extra):
+    done = bare.python(f"import kmqpy; {NEEDING_AN_EXTRA[extra]}")
+    last = done.stderr.strip().rpartition("\n")[2]
+    assert last.startswith("kmqpy.errors.MissingExtra:"), done.stderr
+    assert f'pip install "kmqpy[{extra}]"' in last
+
+
+def test_a_queue_in_memory_needs_no_extra(bare):
+    opened = "import kmqpy; queue = kmqpy.queue_for('memory:?queue=jobs'); "
+    assert bare.python(opened + "queue.send(b'one'); print(queue.receive()[0].body)").stdout == "b'one'\n"
+
+
+def test_the_command_names_its_extra(bare):
+    done = bare.kmq("--help")
+    assert done.returncode == 2
+    assert done.stderr.startswith('kmq: error: kmq needs an extra; run: pip install "kmqpy[cli]"')
+
+
+def test_the_commands_of_trackers_are_ours_beside_a_tracker_of_the_user(with_cli):
+    done = with_cli.kmq("tracker", "--help")
+    assert "how soon a killed tracker is replaced" in " ".join(done.stdout.split()), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "arguments"),
+    [
+        ("spark", ["spark-tracker", "--trackers", "1"]),
+        ("spark", ["spark-jars"]),
+        ("dev", ["dev", "up"]),
+    ],
+)
+def test_a_command_that_needs_another_extra_names_it(with_cli, extra, arguments):
+    done = with_cli.kmq(*arguments)
+    assert done.returncode == 2
+    assert f'pip install "kmqpy[{extra}]"' in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
