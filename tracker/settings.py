@@ -38,7 +38,7 @@ class TrackerSettings:
     transaction_timeout_ms    after which Kafka aborts an open transaction; 0: as the session
     count_interval_ms         at least so long between two counts of what waits and what is dead, for /metrics
     tracing                   OpenTelemetry spans of redeliveries, to the global tracer provider
-    http_host                 the interface of /metrics, /livez and /readyz
+    http_host                 the interface of /metrics, /backlog, /livez and /readyz
     http_port                 their port; 0: any free one, -1: none
     """
 

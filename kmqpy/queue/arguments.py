@@ -9,6 +9,14 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, shown
 
 
+def check_queue(queue: object) -> None:
+    """Refuses what is not a Queue: a KmqClient, a URL."""
+    if not hasattr(queue, "at_most_once"):
+        raise ConfigError(
+            f"queue: {type(queue).__name__} is not a Queue; kmqpy.queue_for(url) and storage.open(name) open one"
+        )
+
+
 def check_flag(value: object, name: str) -> None:
     """Refuses what is neither True nor False."""
     if not isinstance(value, bool):

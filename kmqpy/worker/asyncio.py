@@ -26,6 +26,7 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed
 from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, each_of, headers_from
 from kmqpy.queue import Queue
+from kmqpy.queue.arguments import check_queue
 from kmqpy.worker.batches import Batches, each_result
 from kmqpy.worker.signals import called_at_signals
 from kmqpy.worker.worker import Worker, WorkerOptions
@@ -54,6 +55,7 @@ class AsyncQueue:
     """
 
     def __init__(self, queue: Queue, *, threads: int = 4, clock: Clock = SYSTEM_CLOCK) -> None:
+        check_queue(queue)
         self._guard = ForkGuard(f"the queue {queue.name!r} for asyncio")
         self._queue = queue
         self._clock = clock

@@ -23,6 +23,7 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import Closed, ConfigError, Fenced, Forked, KmqError, NotSupported
 from kmqpy.message import Message
 from kmqpy.queue import Queue
+from kmqpy.queue.arguments import check_queue
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.worker.failures import Failures
 from kmqpy.worker.keyed_fifo import KeyedFifo
@@ -99,6 +100,7 @@ class Worker:
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        check_queue(queue)
         if concurrency < 1:
             raise ConfigError(f"concurrency: {concurrency} must be at least 1")
         if ordering not in (None, "key"):

@@ -266,10 +266,12 @@ def test_of_the_issue_depth_and_dead_letters_are_shown_and_go_with_the_queue(mak
     queue.send("a", "b", "c", partition=0)
     queue.send("d", partition=1)
     becomes(depth=4, dead_letters=0)
+    assert tracker.metrics.backlog(queue.name) == 4
     until(lambda: shown("oldest_waiting_seconds") > 0.3)
     client = queue.client()
     taken = collect(client, 4, lease=60)
     becomes(depth=0, in_flight=4, oldest_waiting_seconds=0)
+    assert tracker.metrics.backlog(queue.name) == 0, "what is leased needs no more consumers"
     client.dead_letter(taken[:2])
     client.nack(taken[2], delay=60)
     client.ack(taken[3])

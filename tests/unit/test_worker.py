@@ -16,6 +16,7 @@ from kmqpy.errors import Closed, ConfigError, Fenced, KmqError, Unavailable
 from kmqpy.queue import Queue
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.testing import memory_storage
+from kmqpy.worker.asyncio import AsyncQueue
 from kmqpy.worker.failures import Failures as FailureReports
 from kmqpy.worker.keyed_fifo import KeyedFifo
 from kmqpy.worker.lease_keeper import LeaseKeeper, call_for_all
@@ -861,3 +862,10 @@ class TestAtMostOnce:
         assert queue.size() == 7
         gate.set()
         worker.stop()
+
+
+@pytest.mark.parametrize("thing", ["kafka://localhost/?queue=jobs", None, {}])
+def test_a_thing_that_is_no_queue_is_refused(thing):
+    for make in (lambda: Worker(thing, print), lambda: AsyncQueue(thing)):
+        with pytest.raises(ConfigError, match=f"queue: {type(thing).__name__} is not a Queue"):
+            make()

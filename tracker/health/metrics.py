@@ -82,6 +82,25 @@ class TrackerMetrics:
         for gauge in self._counts.values():
             gauge.remove_by_labels({"queue": queue, "partition": str(partition)})
 
+    def backlog(self, queue: str) -> int | None:
+        """How many messages wait, or are past their time, in this tracker's partitions of a queue.
+
+        Leased messages do not count. None while a partition has not been counted; raises KeyError for a
+        queue that the tracker does not know.
+        """
+        owned = self.registry.get_sample_value("kmq_owned_partitions", {"queue": queue})
+        if owned is None:
+            raise KeyError(queue)
+        depth, overdue = (
+            [
+                sample.value
+                for sample in self._counts[name].collect()[0].samples
+                if sample.labels["queue"] == queue
+            ]
+            for name in ("depth", "overdue")
+        )
+        return int(sum(depth) + sum(overdue)) if len(depth) >= owned else None
+
     def keep_only(self, queues: Collection[str]) -> None:
         """Show nothing more of queues that are not among these: they were removed."""
         for queue in self._queues.difference(queues):

@@ -1,4 +1,4 @@
-"""One port for /metrics (Prometheus), /livez and /readyz."""
+"""One port for /metrics (Prometheus), /backlog (autoscalers), /livez and /readyz."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
+from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -114,6 +115,19 @@ class _Server(ThreadingHTTPServer):
             os.close(reserve)
 
 
+def _backlog(metrics: TrackerMetrics, queue: str) -> tuple[int, dict[str, Any]]:
+    """The answer to /backlog: its status and content."""
+    try:
+        backlog = metrics.backlog(queue)
+    except KeyError:
+        return 404, {
+            "error": f"queue={queue}: no such queue; /backlog?queue=NAME needs one of this tracker's"
+        }
+    if backlog is None:
+        return 503, {"error": "not all partitions are counted yet", "queue": queue}
+    return 200, {"queue": queue, "backlog": backlog}
+
+
 def _hang_up(request: socket.socket) -> None:
     """Shut a connection down; the thread that serves it wakes up and closes it."""
     with contextlib.suppress(OSError):
@@ -126,7 +140,7 @@ class HealthServer:
     def __init__(self, watched: Watched, host: str, port: int) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
+                path, _, query = self.path.partition("?")
                 if path == "/metrics":
                     self._answer(200, CONTENT_TYPE_LATEST, generate_latest(watched.metrics.registry))
                 elif path == "/livez":
@@ -135,8 +149,10 @@ class HealthServer:
                 elif path == "/readyz":
                     problems = watched.problems()
                     self._json(503 if problems else 200, {"ready": not problems, "problems": problems})
+                elif path == "/backlog":
+                    self._json(*_backlog(watched.metrics, parse_qs(query).get("queue", [""])[0]))
                 else:
-                    self._json(404, {"error": "there is /metrics, /livez and /readyz"})
+                    self._json(404, {"error": "there is /metrics, /backlog?queue=, /livez and /readyz"})
 
             def _json(self, status: int, content: dict[str, Any]) -> None:
                 self._answer(status, "application/json", json.dumps(content).encode() + b"\n")

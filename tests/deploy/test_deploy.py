@@ -1,0 +1,161 @@
+"""The files in deploy/, by the programs that read them: Prometheus, promtool, the schemas of Kubernetes."""
+
+import contextlib
+import json
+import re
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, start_http_server
+from support import LiveQueue, until
+
+from kmqpy import Backoff, KafkaConnection, Worker
+from kmqpy.dev.ports import free_ports
+from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from tests.deploy.prometheus import program
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
+
+
+def test_each_alert_fires_when_it_must_and_not_otherwise():
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", "alerts_test.yaml"],
+        cwd=DEPLOY / "prometheus",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_is_tested_and_explained():
+    tests = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yaml").read_text())["tests"]
+    tested = {test["name"] for test in tests}
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    names = [alert["alert"] for alert in ALERTS]
+    assert {f"{name} {kind}" for name in names for kind in ("fires", "is quiet")} == tested
+    assert names == headings
+    for alert in ALERTS:
+        assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{alert['alert'].lower()}"
+
+
+class Prometheus:
+    """A server that scrapes addresses twice a second."""
+
+    def __init__(self, folder: Path, targets: list[str]) -> None:
+        (port,) = free_ports(1)
+        config = {
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+            "rule_files": [str(DEPLOY / "prometheus" / "alerts.yaml")],
+            "scrape_configs": [{"job_name": "kmqpy", "static_configs": [{"targets": targets}]}],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        self._url = f"http://127.0.0.1:{port}/api/v1/query?"
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    program("prometheus"),
+                    f"--config.file={folder}/prometheus.yml",
+                    f"--storage.tsdb.path={folder}/data",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def series(self, expression: str) -> int:
+        """How many series an expression gives; 0 while the server starts."""
+        try:
+            query = self._url + urllib.parse.urlencode({"query": expression})
+            with urllib.request.urlopen(query, timeout=5) as answer:
+                return len(json.loads(answer.read())["data"]["result"])
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 503:  # it is starting
+                    return 0
+                raise AssertionError(f"{expression}: {error.read().decode()}") from None
+        except OSError:
+            return 0
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def scraped(cluster, zookeeper, tmp_path_factory) -> Iterator[Prometheus]:
+    """Prometheus, a tracker, and a client of a queue that redelivers, dead-letters and acknowledges."""
+    registry = CollectorRegistry()
+    telemetry = PrometheusTelemetry(registry)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+
+    def handle(message):
+        if message.body != b"good":
+            raise ValueError("bad")
+
+    connection = KafkaConnection(bootstrap=cluster.bootstrap)
+    with LiveQueue(connection, zookeeper, "test-deploy", 1, max_redeliveries=1) as queue:
+        tracker = queue.tracker(http_port=0, count_interval_ms=50)
+        targets = [f"127.0.0.1:{tracker.http_port}", f"127.0.0.1:{server.server_address[1]}"]
+        queue.send("good", "bad")
+        telemetry.failed(queue.name, "nothing")  # there are no series of failures before the first
+        with (
+            contextlib.closing(Prometheus(tmp_path_factory.mktemp("prometheus"), targets)) as prometheus,
+            KafkaQueue(queue.settings, connection, telemetry=telemetry) as received,
+            Worker(received, handle, backoff=Backoff(first=0.01), telemetry=telemetry, handle_signals=False),
+        ):
+            yield prometheus
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_each_query_of_the_dashboard_finds_something(scraped):
+    dashboard = json.loads((DEPLOY / "grafana" / "kmqpy.json").read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] == "timeseries"]
+    queries = [(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]]
+    assert len(queries) > 20
+    for title, query in queries:
+        filled = query.replace("$queue", ".*").replace("$__rate_interval", "5s")
+        until(
+            lambda filled=filled: scraped.series(filled) > 0,
+            60,
+            lambda title=title, q=filled: f"{title}: {q}",
+        )
+
+
+def test_each_alert_names_metrics_that_there_are(scraped):
+    for alert in ALERTS:
+        for metric in set(re.findall(r"\bkmq_\w+", alert["expr"])):
+            until(lambda metric=metric: scraped.series(metric) > 0, 60, lambda metric=metric: metric)
+
+
+@pytest.mark.parametrize("file", ["trackers.yaml"])
+def test_the_manifests_keep_to_the_schemas_of_kubernetes(file):
+    resources = list(yaml.safe_load_all((DEPLOY / "kubernetes" / file).read_text()))
+    assert [one["kind"] for one in resources] == ["Deployment", "Service", "PodDisruptionBudget"]
+    for resource in resources:
+        kubernetes_validate.validate(resource, "1.33", strict=True)
+
+
+def test_the_kustomization_names_files_and_the_image_that_there_are():
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+    deployment, service, _ = yaml.safe_load_all((DEPLOY / "kubernetes" / "trackers.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert all((DEPLOY / "kubernetes" / one).exists() for one in kustomization["resources"])
+    assert container["image"] in {image["name"] for image in kustomization["images"]}
+    scaled = yaml.safe_load((DEPLOY / "kubernetes" / "scaled-consumers.yaml").read_text())
+    url = urllib.parse.urlsplit(scaled["spec"]["triggers"][0]["metadata"]["url"])
+    assert url.hostname.split(".")[:2] == [service["metadata"]["name"], kustomization["namespace"]]
+    assert url.port == container["ports"][0]["containerPort"]
+    assert url.path == "/backlog"
