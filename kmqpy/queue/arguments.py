@@ -12,9 +12,7 @@ from kmqpy.errors import ConfigError, shown
 def check_queue(queue: object) -> None:
     """Refuses what is not a Queue: a KmqClient, a URL."""
     if not hasattr(queue, "at_most_once"):
-        raise ConfigError(
-            f"queue: {type(queue).__name__} is not a Queue; kmqpy.queue_for(url) and storage.open(name) open one"
-        )
+        raise ConfigError(f"queue: {type(queue).__name__} is not a Queue; kmqpy.queue_for(url) opens one")
 
 
 def check_flag(value: object, name: str) -> None:
