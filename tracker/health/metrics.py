@@ -91,14 +91,7 @@ class TrackerMetrics:
         owned = self.registry.get_sample_value("kmq_owned_partitions", {"queue": queue})
         if owned is None:
             raise KeyError(queue)
-        depth, overdue = (
-            [
-                sample.value
-                for sample in self._counts[name].collect()[0].samples
-                if sample.labels["queue"] == queue
-            ]
-            for name in ("depth", "overdue")
-        )
+        depth, overdue = self._values("depth", queue), self._values("overdue", queue)
         return int(sum(depth) + sum(overdue)) if len(depth) >= owned else None
 
     def keep_only(self, queues: Collection[str]) -> None:
@@ -108,3 +101,8 @@ class TrackerMetrics:
             for metric in (*self._counters, *gauges, self.lateness):
                 metric.remove_by_labels({"queue": queue})
         self._queues.intersection_update(queues)
+
+    def _values(self, name: str, queue: str) -> list[float]:
+        """The values of a gauge of counts, one for each partition that was counted."""
+        samples = (sample for metric in self._counts[name].collect() for sample in metric.samples)
+        return [sample.value for sample in samples if sample.labels["queue"] == queue]
