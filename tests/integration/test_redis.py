@@ -15,7 +15,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Databases
 from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import queue_for, storage_for
-from kmqpy.storages.engine import NewRow, TakeRef
+from kmqpy.storages.engine import Counts, NewRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.redis import arrivals, engine
 from kmqpy.storages.redis.engine import RedisEngine
@@ -372,6 +372,64 @@ def test_a_part_of_a_queue_that_is_somebody_elses_is_told(redis_url, admin, queu
         admin.set(f"{queue_name}:{{{queue.generation}}}:rows", "theirs")
         with pytest.raises(ConfigError, match="not kmqpy's"):
             redis.put(queue, [NewRow(b"x")])
+
+
+@pytest.mark.parametrize("part", ["rows", "states"])
+def test_a_damaged_value_costs_no_other_message(redis_url, admin, queue_name, part):
+    with engine_at(redis_url, queue_name) as redis:
+        queue = queue_of(redis, redeliver_after_ms=200)
+        ids = redis.put(queue, [NewRow(b"x", priority=1)] * 3)
+        admin.hset(f"{queue_name}:{{{queue.generation}}}:{part}", ids[0], "short")
+        rows = redis.take(queue, 3, LONG_MS).rows
+        assert {row.id for row in rows} >= set(ids[1:])
+        admin.hset(f"{queue_name}:{{{queue.generation}}}:states", ids[1], "short")
+        assert redis.give_back(queue, refs(rows), delay_ms=0, count=True, reason=None) >= 1
+        assert ids[2] in {row.id for row in redis.take(queue, 3, LONG_MS).rows}
+
+
+def test_a_dead_letter_without_its_row_costs_no_other(redis_url, admin, queue_name):
+    with engine_at(redis_url, queue_name) as redis:
+        queue = queue_of(redis)
+        ids = redis.put(queue, [NewRow(b"x")] * 3)
+        redis.bury(queue, refs(redis.take(queue, 3, LONG_MS).rows), "bad")
+        admin.hdel(f"{queue_name}:{{{queue.generation}}}:dead_rows", ids[1])
+        assert redis.redrive(queue, ids=None, limit=None) == 2
+        assert redis.counts(queue) == Counts(ready=2, delayed=0, in_flight=0, dead=1)
+        assert [row.id for row in redis.take(queue, 3, LONG_MS).rows] == [ids[0], ids[2]]
+
+
+def test_a_number_too_large_for_lua_is_told_and_reaches_no_other_queue(redis_url, admin, queue_name):
+    with engine_at(redis_url, queue_name) as redis:
+        queue, other = queue_of(redis), queue_of(redis, "other")
+        admin.hset(f"{queue_name}:{{{queue.generation}}}", "number", 2**60)
+        with pytest.raises(ConfigError, match="has not counted to"):
+            redis.put(queue, [NewRow(b"x")])
+        ids = [redis.put(other, [NewRow(b"x")] * 40_000)[-1] for _ in range(3)]
+        assert len(set(ids)) == 3
+        assert ids[-1] < 2**32
+        admin.hset(f"{queue_name}:{{queues}}", "number", 2**60)
+        with pytest.raises(ConfigError, match="has not counted to"):
+            redis.create_queue(StoredQueueSettings(name="third"))
+
+
+def test_what_is_sent_at_once_is_limited_with_its_headers(redis_url, queue_name, monkeypatch):
+    monkeypatch.setattr(engine, "_MAX_PUT_BYTES", 1000)
+    with engine_at(redis_url, queue_name) as redis:
+        queue = queue_of(redis)
+        with pytest.raises(MessageError, match="send fewer"):
+            redis.put(queue, [NewRow(b"", headers=(("large", b"h" * 400),))] * 3)
+        assert redis.counts(queue).ready == 0
+
+
+def test_names_and_settings_that_are_no_text_are_told(redis_url, admin, queue_name):
+    with storage_for(f"{redis_url}?prefix={queue_name}") as storage:
+        storage.create("q")
+        names = f"{queue_name}:{{queues}}:names"
+        admin.hset(names, b"\xff", "x")
+        assert storage.list() == ["q", "\N{REPLACEMENT CHARACTER}"]
+        admin.hset(names, "q", admin.hget(names, "q").partition(b" ")[0] + b" \xff")
+        with pytest.raises(ConfigError, match="not JSON"):
+            storage.open("q")
 
 
 def test_a_storage_of_a_newer_kmqpy_is_refused(redis_url, admin, queue_name):

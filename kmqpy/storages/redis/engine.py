@@ -89,7 +89,7 @@ class RedisEngine:
         found = self._server.call("HGET", self._registry[1], name)
         if found is None:
             return None
-        generation, _, settings = found.decode().partition(" ")
+        generation, _, settings = found.decode(errors="replace").partition(" ")
         if not self._server.function("settle", (self._key(generation),)):
             self._forget(name, generation)  # who made or deleted it died halfway
             return None
@@ -97,7 +97,7 @@ class RedisEngine:
 
     def queue_names(self) -> list[str]:
         """See Engine."""
-        return [name.decode() for name in self._server.call("HKEYS", self._registry[1])]
+        return [name.decode(errors="replace") for name in self._server.call("HKEYS", self._registry[1])]
 
     def delete_queue(self, queue: QueueRow) -> None:
         """See Engine."""
@@ -111,11 +111,12 @@ class RedisEngine:
         """See Engine."""
         if not rows:
             return []
-        if sum(len(row.body) for row in rows) > _MAX_PUT_BYTES:
+        stored = [*map(row_bytes, rows)]
+        if sum(map(len, stored)) > _MAX_PUT_BYTES:
             raise MessageError(
                 f"messages: Redis takes at most {_MAX_PUT_BYTES} bytes at once; send fewer of them"
             )
-        first = int(self._call(queue, "put", put_options(rows), *map(row_bytes, rows), repeatable=False))
+        first = int(self._call(queue, "put", put_options(rows), *stored, repeatable=False))
         return list(range(first, first + len(rows)))
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:

@@ -31,8 +31,11 @@ local PIECE = 4000 -- values that Lua can hand over to one command
 local BYTES = 2 ^ 24 -- about as many bytes of rows are in one reply, and one row more
 local SHOWN_BYTES = 100 -- about as much is in a reply beside each row
 local PRIORITIES = 2 ^ 49 -- distance of two priorities in score(); all numbers are smaller
+local TOO_LARGE = 'WRONGTYPE a number that kmqpy has not counted to' -- beyond 2 ^ 53 two ids would be the same
 local UNSETTLED_S = 3600 -- a queue whose creator died before it was registered is removed after that
 local STATE = '>c1BI4I4I8I8I8I8B' -- status, priority, take, requeues, times, place, has a reason; then the reason
+local STATE_BYTES = 43 -- of a state without a reason
+local ROW_BYTES = 16 -- of a row without key, headers and body
 local PARTS = { ':rows', ':states', ':fresh', ':ordered', ':delayed', ':taken', ':leases' }
 local DEAD_PARTS = { ':dead', ':dead_rows', ':dead_cards' }
 local LIBRARY = 'kmqpy_library_'
@@ -59,6 +62,24 @@ local function read(key, ids)
     end
   end
   return found
+end
+
+-- Values of at least so many bytes; false for others, which are not there or not of kmqpy. An error in the middle
+-- of a call would leave it half done, and cost the messages beside a damaged one.
+local function read_whole(key, ids, bytes)
+  local found = read(key, ids)
+  for i, value in ipairs(found) do
+    if value and #value < bytes then found[i] = false end
+  end
+  return found
+end
+
+local function read_states(q, ids)
+  return read_whole(q.states, ids, STATE_BYTES)
+end
+
+local function read_rows(q, ids)
+  return read_whole(q.rows, ids, ROW_BYTES)
 end
 
 -- States -----------------------------------------------------------------------------------------
@@ -194,7 +215,7 @@ local function pass_time(q)
   if (due and due <= q.now) or (ended and ended <= q.now) then
     local out = changes()
     local ids = redis.call('ZRANGEBYSCORE', q.delayed, '-inf', q.now, 'LIMIT', 0, STEP)
-    for i, state in ipairs(read(q.states, ids)) do
+    for i, state in ipairs(read_states(q, ids)) do
       if state then
         local s = unpacked(state)
         s.status, s.ends = 'R', 0
@@ -207,7 +228,7 @@ local function pass_time(q)
     write('ZREM', q.delayed, ids)
     local expired = redis.call('ZRANGEBYSCORE', q.leases, '-inf', q.now, 'LIMIT', 0, STEP)
     local rows = {}
-    for i, state in ipairs(read(q.states, expired)) do
+    for i, state in ipairs(read_states(q, expired)) do
       if state then rows[#rows + 1] = { expired[i], unpacked(state) } end
     end
     -- Leases that end at the same time are in the order of texts, where 10 is less than 9.
@@ -253,6 +274,9 @@ local function enter(key, numbers)
   end
   local q = parts(key)
   q.number, q.number_before = tonumber(meta[1]), tonumber(meta[1])
+  if q.number >= PRIORITIES then
+    return nil, redis.error_reply(TOO_LARGE)
+  end
   if q.number + numbers + 2 * STEP > tonumber(meta[2]) then
     return nil, redis.error_reply('KMQNUMBERS ' .. text_of(q.number) .. ' ' .. text_of(numbers + 2 * STEP))
   end
@@ -276,7 +300,7 @@ local function current(q, text, only_taken)
     takes[#takes + 1] = tonumber(take)
   end
   local found, states = {}, {}
-  for i, state in ipairs(read(q.states, ids)) do
+  for i, state in ipairs(read_states(q, ids)) do
     if state then
       local status, _, take = struct.unpack('>c1BI4', state)
       if take == takes[i] and take > 0 and (status == 'T' or not only_taken) then
@@ -326,7 +350,7 @@ local function pop_ready(q, count)
   local ids, fresh = first_ready(q, count)
   if fresh > 0 then redis.call('LPOP', q.fresh, fresh) end
   if #ids > fresh then redis.call('ZPOPMIN', q.ordered, #ids - fresh) end
-  return ids, read(q.states, ids)
+  return ids, read_states(q, ids)
 end
 
 -- A row as rows.py reads it.
@@ -344,7 +368,7 @@ local function each_row(q, ids, use)
   local bytes, done, piece = 0, 0, piece_of(q)
   while done < #ids and bytes < BYTES do
     local some = { unpack(ids, done + 1, math.min(done + piece, #ids)) }
-    local states, rows = read(q.states, some), read(q.rows, some)
+    local states, rows = read_states(q, some), read_rows(q, some)
     for i, id in ipairs(some) do
       if rows[i] then
         use(id, states[i] or packed(fresh_state(id, rows[i])), rows[i])
@@ -409,7 +433,7 @@ function calls.take(q, args)
   while count < limit and bytes < BYTES do
     local ids, states = pop_ready(q, math.min(piece, limit - count))
     if #ids == 0 then break end
-    local rows = read(q.rows, ids)
+    local rows = read_rows(q, ids)
     local new_states, taken, leases, n = {}, {}, {}, 0
     for i, id in ipairs(ids) do
       local row = rows[i]
@@ -506,7 +530,7 @@ end
 function calls.release(q, args)
   local ids = redis.call('ZRANGEBYSCORE', q.taken, '(' .. args[1], '+inf', 'LIMIT', 0, STEP)
   local out, done, states = changes(), {}, {}
-  for i, state in ipairs(read(q.states, ids)) do
+  for i, state in ipairs(read_states(q, ids)) do
     if state then
       done[#done + 1] = ids[i]
       states[#states + 1] = state
@@ -547,7 +571,7 @@ function calls.taken(q, args)
   if taken_before then taken_before = q.now - taken_before end
   local ids = redis.call('ZRANGEBYSCORE', q.taken, '(' .. args[1], '+inf', 'LIMIT', 0, STEP)
   local chosen, last, reply = {}, nil, {}
-  for i, state in ipairs(read(q.states, ids)) do
+  for i, state in ipairs(read_states(q, ids)) do
     if #chosen == limit then break end
     last = ids[i]
     if state then
@@ -596,11 +620,12 @@ function calls.redrive(q, args)
   end
   local cards, out, done = read(q.dead_cards, ids), changes(), {}
   for i, id in ipairs(ids) do
-    if cards[i] then
+    local row = cards[i] and redis.call('HGET', q.dead_rows, id)
+    if row then
       local _, state_bytes, at = struct.unpack('>I8I4', cards[i])
       local s = unpacked(string.sub(cards[i], at, at + state_bytes - 1))
       s.status, s.requeues, s.enqueued, s.since, s.reason, s.place = 'R', 0, q.now, 0, nil, next_number(q)
-      redis.call('HSET', q.rows, id, redis.call('HGET', q.dead_rows, id))
+      redis.call('HSET', q.rows, id, row)
       table.insert(out.ready, score(s))
       table.insert(out.ready, id)
       table.insert(out.states, id)
@@ -718,9 +743,10 @@ end)
 redis.register_function(LIBRARY .. 'allot', function(keys, args)
   local number = redis.call('HGET', keys[1], 'number')
   if not number then return redis.error_reply('KMQEMPTIED') end
-  local last = text_of(math.max(tonumber(number), tonumber(args[2])) + tonumber(args[1]))
-  redis.call('HSET', keys[1], 'number', last)
-  return last
+  local last = math.max(tonumber(number), tonumber(args[2])) + tonumber(args[1])
+  if last >= PRIORITIES then return redis.error_reply(TOO_LARGE) end
+  redis.call('HSET', keys[1], 'number', text_of(last))
+  return text_of(last)
 end)
 
 -- name, generation, settings -> whether the name is this generation's
