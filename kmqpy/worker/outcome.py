@@ -84,11 +84,10 @@ def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Out
         return DeadLetter(shortened(error.reason))
     if isinstance(error, Retry):
         try:
-            if error.delay is not None:
-                duration_ms(error.delay, "delay")
+            # A number of ours: what a handler gives need not be hashable, and outcomes are.
+            delay = backoff.delay(attempts) if error.delay is None else duration_ms(error.delay, "delay") / 1000
         except ConfigError as problem:
             return GiveBack(backoff.delay(attempts), reason=described(problem))
-        delay = backoff.delay(attempts) if error.delay is None else error.delay
         reason = None if error.reason is None else shortened(error.reason)
         return GiveBack(delay, count=bool(error.count), reason=reason)
     return GiveBack(backoff.delay(attempts), reason=described(error))

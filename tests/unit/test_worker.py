@@ -794,6 +794,22 @@ def test_a_retry_with_a_bad_delay_is_tried_again_after_the_back_off():
     assert how["reason"].startswith("ConfigError: delay: [] is neither")
 
 
+def test_a_retry_with_a_delay_that_has_no_hash_is_a_retry_and_the_worker_goes_on():
+    class Seconds(float):
+        __hash__ = None
+
+    queue = FakeQueue("x", "y")
+
+    def handler(message):
+        if message.body == b"x":
+            raise Retry(Seconds(7))
+
+    with Worker(queue, handler, concurrency=1):
+        queue.wait_until_finished(2)
+    (how,) = queue.arguments("nack")
+    assert how["delay"] == 7
+
+
 def test_the_log_names_the_signal(caplog):
     def handler(message):
         os.kill(os.getpid(), signal.SIGTERM)
