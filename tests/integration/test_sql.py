@@ -106,6 +106,29 @@ def test_tables_of_a_newer_kmqpy_are_refused_and_left_as_they_are(place: Place) 
     assert place.execute(f"SELECT name FROM {place.prefix}queues") == [("q",)]
 
 
+@pytest.mark.parametrize("version", ["0", "9" * 50, "two", ""])
+def test_a_version_that_is_none_is_told(place: Place, version: str) -> None:
+    storage_for(place.url).close()
+    place.execute(f"UPDATE {place.prefix}meta SET value = '{version}' WHERE name = 'schema_version'")
+    with pytest.raises(ConfigError, match=rf"{place.prefix}meta.*not one of kmqpy"):
+        storage_for(place.url)
+
+
+@pytest.mark.parametrize("row", ["schema_version", "storage_id"])
+def test_a_file_with_values_of_other_types_is_told(tmp_path: Path, row: str) -> None:
+    place = Place("sqlite", f"sqlite:///{tmp_path}/queues.db")
+    storage_for(place.url).close()
+    place.execute(f"UPDATE {place.prefix}meta SET value = x'ff' WHERE name = '{row}'")
+    with pytest.raises(ConfigError, match=rf"{place.prefix}meta.*not one of kmqpy"):
+        storage_for(place.url)
+
+
+def test_the_smallest_pool_creates_the_tables(place: Place) -> None:
+    with queue_for(f"{place.url}&queue=q&create=true&pool_size=2") as queue:
+        queue.send("x")
+        assert queue.size() == 1
+
+
 def test_older_tables_are_migrated_step_by_step(place: Place) -> None:
     with storage_for(place.url) as storage:
         storage.create("q")
@@ -219,6 +242,44 @@ def test_a_connection_to_elsewhere_sends_nothing(place: Place, queue: Queue, tmp
     assert queue.size() == 0
 
 
+def test_a_connection_that_is_closed_or_failed_is_told(place: Place, queue: Queue) -> None:
+    queue.send("x")
+    received = queue.receive(lease=60)
+    connection = place.application.connect()
+    driver = connection.connection.driver_connection
+    connection.detach()
+    connection.close()
+    with pytest.raises(ConfigError, match=r"^connection: .* closed"):
+        queue.send("y", connection=connection)
+    with pytest.raises(Unavailable):
+        queue.ack(*received, connection=driver)
+    assert (queue.size(), queue.in_flight()) == (0, 1)
+    with place.application.connect() as failed:
+        failed.begin()
+        failed.invalidate()
+        with pytest.raises(ConfigError, match=r"^connection: .*[Rr]oll"):
+            queue.send("y", connection=failed)
+    assert (queue.size(), queue.in_flight()) == (0, 1)
+
+
+def test_a_connection_of_another_thread_is_told(tmp_path: Path) -> None:
+    with (
+        queue_for(f"sqlite:///{tmp_path}/queues.db?queue=q&create=true") as queue,
+        closing(sqlite3.connect(tmp_path / "queues.db")) as connection,
+        ThreadPoolExecutor(1) as thread,
+        pytest.raises(Unavailable, match="same thread"),
+    ):
+        thread.submit(queue.send, "x", connection=connection).result()
+
+
+def test_large_headers_are_sent_in_several_statements(place: Place, queue: Queue) -> None:
+    headers = {"large": b"h" * 2_000_000}
+    ids = queue.send_many([b"x"] * 10, headers=headers)
+    found = queue.receive(lease=60)
+    assert [one.id for one in found] == ids
+    assert all(one.headers == (("large", headers["large"]),) for one in found)
+
+
 def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Place, queue: Queue) -> None:
     if place.name == "sqlite":
         pytest.skip("SQLite has one writer at a time")
@@ -294,7 +355,8 @@ def test_a_server_that_is_away_is_unavailable_in_time(tmp_path: Path) -> None:
         ("postgresql://h,g/db", "one address"),
         ("mariadb://host/db?schema=x", "only PostgreSQL"),
         ("sqlite:///x.db?prefix=a;b", "prefix"),
-        ("sqlite:///x.db?pool_size=0", "pool_size"),
+        ("sqlite:///:memory:", "use memory:"),
+        ("sqlite:///x.db?pool_size=1", "pool_size: 1 is not from 2"),
         ("sqlite:///x.db?pool=5", "did you mean pool_size"),
         ("sqlite:///x.db?timeout_ms=soon", "timeout_ms"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import sqlalchemy
@@ -59,26 +59,14 @@ class Connections:
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
         """The result of `work(cursor)` in the transaction of the application, which commits it or not."""
-        if isinstance(connection, sqlalchemy.Connection):
-            if not connection.in_transaction():
-                connection.begin()  # as it does for its own statements: else its commit() would do nothing
-            connection = connection.connection.driver_connection
         try:
-            cursor = self.dialect.cursor(connection)
-        except (AttributeError, TypeError):
-            raise ConfigError(
-                f"connection: an object of type {type(connection).__name__} is neither a connection of "
-                f"SQLAlchemy nor of the driver of {self.dialect.name}"
-            ) from None
-        try:
-            return work(cursor)
+            with closing(self._cursor_on(connection)) as cursor:
+                return work(cursor)
         except Exception as error:
-            fate = self.dialect.fate(error)
-            if fate is None:
+            failed = self._failed(error, connected=True)
+            if failed is None:
                 raise
-            raise _Failed(fate, error).shown() from error
-        finally:
-            cursor.close()
+            raise failed.shown() from failed.cause
 
     @contextmanager
     def inspect(self) -> Iterator[sqlalchemy.Inspector]:
@@ -95,6 +83,23 @@ class Connections:
     def close(self) -> None:
         """Close the connections."""
         self.pool.dispose()
+
+    def _cursor_on(self, connection: Any) -> Cursor:
+        """A cursor on a connection of the application. Raises ConfigError, and errors of the driver."""
+        driver = connection
+        try:
+            if isinstance(connection, sqlalchemy.Connection):
+                if not connection.in_transaction():
+                    connection.begin()  # as for its own statements: else its commit() would do nothing
+                driver = connection.connection.driver_connection
+            return self.dialect.cursor(driver)
+        except sqlalchemy.exc.InvalidRequestError as error:  # closed, or failed and not rolled back
+            raise ConfigError(f"connection: {error.args[0]}") from None
+        except (AttributeError, TypeError):
+            raise ConfigError(
+                f"connection: an object of type {type(connection).__name__} is neither a connection of "
+                f"SQLAlchemy nor of the driver of {self.dialect.name}"
+            ) from None
 
     def _attempt(self, work: Callable[[Cursor], T], *, several: bool, check: bool) -> T:
         try:

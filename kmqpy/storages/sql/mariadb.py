@@ -147,7 +147,7 @@ def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
     portion: list[NewRow] = []
     size = 0
     for row in rows:
-        more = len(row.body) + len(row.key or b"")
+        more = len(row.body) + len(row.key or b"") + len(headers_bytes(row.headers) or b"")
         if portion and (len(portion) >= _PUT_ROWS or size + more > _PUT_BYTES):
             yield portion
             portion, size = [], 0

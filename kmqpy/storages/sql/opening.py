@@ -25,6 +25,7 @@ except ImportError as error:  # pragma: no cover
 
 SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms")
 """Settings of the storage in a url: names of the tables, connections, how long a call is tried."""
+_LEAST_CONNECTIONS = 2  # one inspects the tables while another holds the lock on them
 _MOST_CONNECTIONS = 100
 
 
@@ -45,8 +46,8 @@ def open_storage(
 def dialect_of(url: QueueUrl, clock: Clock = SYSTEM_CLOCK) -> Dialect:
     """The dialect of a url, with the connections that it asks for. Raises ConfigError, MissingExtra."""
     size = convert("pool_size", url.settings.get("pool_size", "10"), int)
-    if not 1 <= size <= _MOST_CONNECTIONS:
-        raise ConfigError(f"pool_size: {size} is not from 1 to {_MOST_CONNECTIONS}")
+    if not _LEAST_CONNECTIONS <= size <= _MOST_CONNECTIONS:
+        raise ConfigError(f"pool_size: {size} is not from {_LEAST_CONNECTIONS} to {_MOST_CONNECTIONS}")
     pool = {
         "pool_size": size,
         "max_overflow": 0,
@@ -68,6 +69,8 @@ def _dialect(url: QueueUrl, names: Names, clock: Clock, pool: dict[str, Any]) ->
     if url.scheme == "sqlite":
         if url.address or url.user is not None or url.path in ("", "/"):
             raise ConfigError("queue url: write it like sqlite:///relative.db or sqlite:////absolute.db")
+        if url.path[1:] == ":memory:":
+            raise ConfigError("queue url: each connection would have a database of its own; use memory:")
         return Sqlite(sqlalchemy.URL.create("sqlite", database=url.path[1:]), names, clock, **pool)
     if not url.path.strip("/"):
         raise ConfigError(f"queue url: it names no database; write it like {url.scheme}://host/database")

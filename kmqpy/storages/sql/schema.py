@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy
 
 from kmqpy.errors import ConfigError
+from kmqpy.storages.receipts import parse_number
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Cursor
 from kmqpy.storages.sql.statements import SCHEMA_VERSION, DialectName, Names, schema
@@ -93,7 +94,11 @@ class Schema:
     def _storage_id(self, cursor: Cursor) -> str | None:
         cursor.execute(self._dialect.sql["storage_id"])
         row = cursor.fetchone()
-        return None if row is None else row[0]
+        if row is None:
+            return None
+        if not isinstance(row[0], str):
+            raise _foreign(self._names.tables["meta"])
+        return row[0]
 
     def _found_version(self) -> int | None:
         """The version of the tables; None: they are to be created. Raises ConfigError."""
@@ -113,14 +118,15 @@ class Schema:
         if sorted(there["meta"]) != ["name", "value"]:
             raise _foreign(tables["meta"])
         version = self._connections.run(self._version_text)
-        if version is None or not version.isdecimal():
+        number = parse_number(version)
+        if not number:
             raise _foreign(tables["meta"])
-        if int(version) > self._version:
+        if number > self._version:
             raise ConfigError(
                 f"table {tables['meta']!r}: its schema version {version} is of a newer kmqpy; this one knows "
                 f"{self._version}: upgrade kmqpy"
             )
-        return int(version)
+        return number
 
     def _version_text(self, cursor: Cursor) -> str | None:
         cursor.execute(self._dialect.sql["schema_version"])
