@@ -84,10 +84,11 @@ def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Out
         return DeadLetter(shortened(error.reason))
     if isinstance(error, Retry):
         try:
-            # A number of ours: what a handler gives need not be hashable, and outcomes are.
-            delay = backoff.delay(attempts) if error.delay is None else duration_ms(error.delay, "delay") / 1000
+            # A number of ours: the handler's need not be hashable, and outcomes are.
+            asked = None if error.delay is None else duration_ms(error.delay, "delay") / 1000
         except ConfigError as problem:
             return GiveBack(backoff.delay(attempts), reason=described(problem))
+        delay = backoff.delay(attempts) if asked is None else asked
         reason = None if error.reason is None else shortened(error.reason)
         return GiveBack(delay, count=bool(error.count), reason=reason)
     return GiveBack(backoff.delay(attempts), reason=described(error))
