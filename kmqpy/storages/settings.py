@@ -78,15 +78,19 @@ class StoredQueueSettings(QueuePolicy):
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> StoredQueueSettings:
-        """The reverse of to_json(); settings of a newer kmqpy are left out. Raises ConfigError."""
+    def from_json(cls, text: str, name: str) -> StoredQueueSettings:
+        """The reverse of to_json(), for the queue `name`, whatever name the text holds.
+
+        Settings of a newer kmqpy are left out. Raises ConfigError.
+        """
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"queue settings: not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ConfigError(f"queue settings: expected a JSON object, found {type(values).__name__}")
-        return build(cls, {key: value for key, value in values.items() if key in cls.__dataclass_fields__})
+        known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
+        return build(cls, {**known, "name": name})
 
     @classmethod
     def of(cls, name: str, values: Mapping[str, Any]) -> StoredQueueSettings:

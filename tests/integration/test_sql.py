@@ -15,7 +15,7 @@ import sqlalchemy
 
 from kmqpy.cli.app import run
 from kmqpy.dev.ports import free_ports
-from kmqpy.errors import ConfigError, NotSupported, QueueNotFound, ReceiptError, Unavailable
+from kmqpy.errors import ConfigError, MessageError, NotSupported, QueueNotFound, ReceiptError, Unavailable
 from kmqpy.queue import Queue, parse_url, queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.opening import dialect_of
@@ -371,3 +371,73 @@ def test_a_url_creates_its_queue(place: Place) -> None:
         assert queue.name == "q"
     with pytest.raises(NotSupported, match="no storage for mysql"):
         storage_for("mysql://h/db")
+
+
+# --- what others write ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b"[5]", b"[[5, null]]", b'[["a", "\\u0141"]]', b"\xff", b"[" * 100_000]
+)
+def test_headers_that_can_not_be_read_cost_neither_the_message_nor_others(
+    place: Place, queue: Queue, data: bytes
+) -> None:
+    ids = queue.send_many([b"x", b"y"], headers={"a": b"b"})
+    with place.application.begin() as connection:
+        change = sqlalchemy.text(f"UPDATE {place.prefix}messages SET headers = :data WHERE id = :id")
+        connection.execute(change, {"data": data, "id": int(ids[0])})
+    found = queue.receive(lease=60)
+    assert [(one.id, one.headers) for one in found] == [(ids[0], ()), (ids[1], (("a", b"b"),))]
+    assert queue.ack(found) is None
+    assert queue.in_flight() == 0
+
+
+def test_a_queue_has_the_name_of_its_row(place: Place) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("q")
+        place.execute(f"UPDATE {place.prefix}queues SET name = 'renamed' WHERE name = 'q'")
+        assert storage.describe("renamed").name == "renamed"
+        assert storage.open("renamed").name == "renamed"
+
+
+@pytest.mark.parametrize("damage", ["DELETE FROM {}", "UPDATE {} SET next = 1e300"])
+def test_a_damaged_sequence_of_sqlite_is_told(tmp_path: Path, damage: str) -> None:
+    place = Place("sqlite", f"sqlite:///{tmp_path}/queues.db")
+    with queue_for(f"{place.url}&queue=q&create=true") as queue:
+        place.execute(damage.format(f"{place.prefix}numbers"))
+        with pytest.raises(ConfigError, match=f"{place.prefix}numbers.*one row"):
+            queue.send("x")
+        place.execute(f"DELETE FROM {place.prefix}numbers", f"INSERT INTO {place.prefix}numbers VALUES (7)")
+        queue.send("x")
+
+
+def test_text_that_was_written_by_hand_is_a_body(tmp_path: Path) -> None:
+    place = Place("sqlite", f"sqlite:///{tmp_path}/queues.db")
+    with queue_for(f"{place.url}&queue=q&create=true") as queue:
+        queue.send("x")
+        place.execute(f"UPDATE {place.prefix}messages SET body = 'caf\u00e9'")
+        assert queue.receive()[0].body == "caf\u00e9".encode()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_deleted_takes_no_messages(tmp_path: Path, replaced: bool) -> None:
+    file = tmp_path / "queues.db"
+    with queue_for(f"sqlite:///{file}?queue=q&create=true") as queue:
+        queue.send("x")
+        for one in tmp_path.iterdir():
+            one.unlink()
+        if replaced:
+            queue_for(f"sqlite:///{file}?queue=q&create=true").close()
+        with pytest.raises(Unavailable, match=r"queues.db was deleted or replaced"):
+            queue.send("y")
+        with pytest.raises(Unavailable, match=r"queues.db was deleted or replaced"):
+            queue.receive()
+
+
+def test_a_message_that_is_too_large_with_its_headers_is_told(queue: Queue, place: Place) -> None:
+    if place.name != "mariadb":
+        pytest.skip("the others have a limit of bodies only")
+    with pytest.raises(MessageError, match="more than MariaDB takes"):
+        queue.send(b"x" * 4_000_000, headers={"large": b"h" * 4_000_000})
+    queue.send(b"\xff" * 7_000_000)
+    assert len(queue.receive()[0].body) == 7_000_000

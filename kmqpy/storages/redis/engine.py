@@ -93,7 +93,7 @@ class RedisEngine:
         if not self._server.function("settle", (self._key(generation),)):
             self._forget(name, generation)  # who made or deleted it died halfway
             return None
-        return QueueRow(generation, StoredQueueSettings.from_json(settings))
+        return QueueRow(generation, StoredQueueSettings.from_json(settings, name))
 
     def queue_names(self) -> list[str]:
         """See Engine."""

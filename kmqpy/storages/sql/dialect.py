@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from operator import itemgetter
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy
 
+from kmqpy.core.throttle import Throttle
 from kmqpy.message import Headers
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
@@ -21,6 +23,10 @@ Parameters = Mapping[str, Any]
 
 CHUNK = 10_000
 """How many delays and leases that have ended one statement carries out."""
+MAX_BODY_BYTES = 2**28
+"""A body is copied several times on its way; the databases themselves take a gigabyte at the most."""
+_log = logging.getLogger(__name__)
+_complaints = Throttle(60.0)
 
 
 class Fate(Enum):
@@ -113,7 +119,7 @@ def message_row(columns: Sequence[Any]) -> MessageRow:
     return MessageRow(
         row_id,
         take,
-        body,
+        body if isinstance(body, bytes) else str(body).encode(),  # text that was written by hand to SQLite
         key,
         () if headers is None else headers_of(headers),
         -minus_priority,
@@ -143,7 +149,19 @@ def headers_bytes(headers: Headers) -> bytes | None:
 
 
 def headers_of(data: bytes) -> Headers:
-    """The reverse of headers_bytes()."""
-    return tuple(
-        (name, None if value is None else value.encode("latin-1")) for name, value in json.loads(data)
-    )
+    """The reverse of headers_bytes(). None at all, and a log line, where another program wrote them."""
+    try:
+        return tuple(
+            (_text(name), None if value is None else value.encode("latin-1"))
+            for name, value in json.loads(data)
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        if _complaints.lets_through():
+            _log.warning("headers of a message can't be read; it has none", extra={"error": str(error)})
+        return ()
+
+
+def _text(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a name of type {type(name).__name__}")
+    return name

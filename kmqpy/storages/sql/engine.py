@@ -86,7 +86,9 @@ class SqlEngine:
             return found
 
         found = self._run(find)
-        return None if found is None else QueueRow(str(found[0]), StoredQueueSettings.from_json(found[1]))
+        return (
+            None if found is None else QueueRow(str(found[0]), StoredQueueSettings.from_json(found[1], name))
+        )
 
     def queue_names(self) -> list[str]:
         """See Engine."""

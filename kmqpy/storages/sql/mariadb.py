@@ -9,6 +9,7 @@ import pymysql
 import sqlalchemy
 from pymysql.cursors import Cursor as PlainCursor
 
+from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
 from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
@@ -26,6 +27,8 @@ _UNDONE = {1020, 1040, 1203, 1205, 1213, 2002, 2003, 2005}
 _BROKEN = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 4031}
 _PUT_BYTES, _PUT_ROWS = 2**20, 1_000
 """One INSERT holds no more rows, and no more bytes unless a single row does."""
+MAX_MESSAGE_BYTES = 7 * 2**20
+"""They are sent as hexadecimal digits, in a packet of 16 MiB by the server's default (max_allowed_packet)."""
 _NOBODY = ((0, 0),)
 
 
@@ -33,7 +36,7 @@ class MariaDb:
     """See Dialect."""
 
     name: DialectName = "mariadb"
-    capabilities = Capabilities(transactions=True)
+    capabilities = Capabilities(transactions=True, max_body_bytes=MAX_MESSAGE_BYTES)
     is_one_statement = False
     waits_ms = 200
 
@@ -148,6 +151,10 @@ def _portions(rows: Sequence[NewRow]) -> Iterator[list[NewRow]]:
     size = 0
     for row in rows:
         more = len(row.body) + len(row.key or b"") + len(headers_bytes(row.headers) or b"")
+        if more > MAX_MESSAGE_BYTES:
+            raise MessageError(
+                f"message: {more} bytes with key and headers are more than MariaDB takes, {MAX_MESSAGE_BYTES}"
+            )
         if portion and (len(portion) >= _PUT_ROWS or size + more > _PUT_BYTES):
             yield portion
             portion, size = [], 0

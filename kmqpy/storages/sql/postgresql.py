@@ -11,7 +11,16 @@ from psycopg.rows import tuple_row
 
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
-from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
+from kmqpy.storages.sql.dialect import (
+    CHUNK,
+    MAX_BODY_BYTES,
+    Cursor,
+    Fate,
+    Parameters,
+    Picked,
+    headers_bytes,
+    message_rows,
+)
 from kmqpy.storages.sql.statements import COLUMNS, DialectName, Names, statements
 
 _SESSION = (
@@ -30,7 +39,7 @@ class PostgreSql:
     """See Dialect."""
 
     name: DialectName = "postgresql"
-    capabilities = Capabilities(transactions=True, blocking_take=True)
+    capabilities = Capabilities(transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES)
     is_one_statement = True
     waits_ms = 2_000
 

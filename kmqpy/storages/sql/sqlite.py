@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 
 from kmqpy.core.clock import Clock
+from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
-from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
+from kmqpy.storages.sql.dialect import (
+    CHUNK,
+    MAX_BODY_BYTES,
+    Cursor,
+    Fate,
+    Parameters,
+    Picked,
+    headers_bytes,
+    message_rows,
+)
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
 _SESSION = (
@@ -28,12 +39,15 @@ class Sqlite:
     """See Dialect. `clock` is that of the storage: there is no server to have one."""
 
     name: DialectName = "sqlite"
-    capabilities = Capabilities(transactions=True, blocking_take=True)
+    capabilities = Capabilities(transactions=True, blocking_take=True, max_body_bytes=MAX_BODY_BYTES)
     is_one_statement = False
     waits_ms = 2_000
+    _file: tuple[int, int] | None = None
 
     def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock, **pool: Any) -> None:
         self._url = url.set(drivername="sqlite+pysqlite")
+        self._path = Path(url.database or "").absolute()
+        self._numbers = names.tables["numbers"]
         self._clock = clock
         self._pool = pool
         self.sql: Mapping[str, str] = statements(self.name, names)
@@ -46,7 +60,7 @@ class Sqlite:
             poolclass=sqlalchemy.QueuePool,
             **self._pool,
         )
-        sqlalchemy.event.listen(made, "connect", _prepare)
+        sqlalchemy.event.listen(made, "connect", self._prepare)
         return made
 
     def cursor(self, connection: Any) -> Cursor:
@@ -56,7 +70,11 @@ class Sqlite:
         return made
 
     def begin(self, cursor: Cursor) -> None:
-        """See Dialect."""
+        """See Dialect. Raises Unavailable if the file is another one now: what is written to ours is lost."""
+        if _identity(self._path) != self._file:
+            raise Unavailable(
+                f"{self._path} was deleted or replaced while it was open; close the storage and open it again"
+            )
         cursor.execute("BEGIN IMMEDIATE")
 
     def fate(self, error: BaseException) -> Fate | None:
@@ -126,10 +144,25 @@ class Sqlite:
 
     def _draw(self, cursor: Cursor, count: int) -> int:
         """The first of the next `count` numbers."""
-        first: int = cursor.execute(self.sql["draw"], {"count": count}).fetchall()[0][0]
+        found = cursor.execute(self.sql["draw"], {"count": count}).fetchall()
+        if len(found) != 1 or not isinstance(found[0][0], int):
+            raise ConfigError(
+                f"table {self._numbers!r}: it must have one row, with a number above all ids and places of "
+                f"the messages; it has {found}"
+            )
+        first: int = found[0][0]
         return first
 
+    def _prepare(self, connection: Any, _: Any) -> None:
+        for setting in _SESSION:
+            connection.execute(setting)
+        self._file = self._file or _identity(self._path)
 
-def _prepare(connection: Any, _: Any) -> None:
-    for setting in _SESSION:
-        connection.execute(setting)
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """A key of the file at a path, which another file there would not have; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
