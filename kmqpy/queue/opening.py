@@ -25,11 +25,12 @@ _STORAGES = {
     "kafka": "kmqpy.kafka.storage:open_storage",
     "memory": "kmqpy.storages.memory:open_storage",
     **dict.fromkeys(("postgresql", "mariadb", "sqlite"), "kmqpy.storages.sql.opening:open_storage"),
+    "zookeeper": "kmqpy.storages.zookeeper:open_storage",
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "kmqpy.storages.redis:open_storage"),
 }
 """Scheme to `module:function`, an OpenStorage; imported when a queue of the scheme is opened."""
 
-_PLANNED = ("zookeeper", "http", "https")
+_PLANNED = ("http", "https")
 """Schemes that are kept for storages to come."""
 
 _GROUP = "kmqpy.storages"

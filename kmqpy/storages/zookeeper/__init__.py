@@ -1,0 +1,59 @@
+"""Queues in ZooKeeper itself: what `zookeeper://h1:2181,h2:2181/root` opens. For some 10,000s of messages."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from kmqpy.core.durations import parse_duration_ms
+from kmqpy.core.settings import convert
+from kmqpy.errors import ConfigError
+from kmqpy.queue import QueueUrl
+from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
+from kmqpy.telemetry.base import Telemetry
+from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
+
+_SECURITY = ("scheme", "ca", "certificate", "key", "tls")
+_SETTINGS = ("timeout", "max_packet_bytes", *_SECURITY)
+_ROOT = "/kmqpy"
+
+
+def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
+    """Open the storage of a url. Its path is the znode below which everything is; `/kmqpy`.
+
+    timeout           how long a call tries before it raises Unavailable; 10s
+    max_packet_bytes  of a request; the servers' jute.maxbuffer, where that is not the default
+    scheme, tls, ca, certificate, key  as of ZooKeeperSecurity; user and password stand in the url
+
+    Raises ConfigError, Unavailable, AccessDenied.
+    """
+    from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
+    from kmqpy.zookeeper.session import connect
+
+    url.refuse_unknown([*_SETTINGS, *URL_SETTINGS])
+    root = url.path.rstrip("/") or _ROOT
+    if "//" in root or any(part in (".", "..", "zookeeper") for part in root.split("/")):
+        raise ConfigError(
+            f"queue url: {url.path!r} is no path of a znode; write it like zookeeper://host:2181/queues"
+        )
+    more: dict[str, Any] = {}
+    if "max_packet_bytes" in url.settings:
+        more["max_packet_bytes"] = convert("max_packet_bytes", url.settings["max_packet_bytes"], int)
+        if more["max_packet_bytes"] < 2**18:
+            raise ConfigError(f"max_packet_bytes: {more['max_packet_bytes']} is less than {2**18}")
+    timeout_s = parse_duration_ms(url.settings.get("timeout", "10s"), "timeout") / 1000
+    if not timeout_s:
+        raise ConfigError("timeout: it must be longer than 0")
+    with ExitStack() as opened:
+        zk = opened.enter_context(connect(_connection(url), timeout=timeout_s))
+        engine = ZooKeeperEngine(zk, root, timeout_s=timeout_s, **more)
+        engine.on_close(opened.pop_all().close)
+    return StoredStorage(engine, telemetry=telemetry)
+
+
+def _connection(url: QueueUrl) -> ZooKeeperConnection:
+    given: dict[str, Any] = {name: url.settings[name] for name in _SECURITY if name in url.settings}
+    if "tls" in given:
+        given["tls"] = convert("tls", given["tls"], bool)
+    security = ZooKeeperSecurity(username=url.user or "", password=url.password or "", **given)
+    return ZooKeeperConnection(hosts=url.address or "127.0.0.1:2181", security=security)

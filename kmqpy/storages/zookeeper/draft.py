@@ -1,0 +1,294 @@
+"""A change of a queue before it is written: the rules of `Engine`, over pages. Pure, but for loading pages."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kmqpy.storages.engine import Counts, NewRow, TakeRef
+from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory, summary
+from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Page, Row, Status, pack_bytes, page_bytes
+
+MOST_PAGES = 20
+"""A commit changes no more pages, so that it fits into one request; a larger change takes several."""
+
+LoadPages = Callable[[Sequence[int]], Sequence[Page]]
+"""Reads pages by their numbers."""
+
+EXPIRED = "expired"
+
+
+class Now(NamedTuple):
+    """The server's clock, of which only bounds are known, in ms.
+
+    low   leases and delays up to here are over
+    high  leases and delays begin here; so none is shorter than asked
+    """
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a commit writes. The packs are named by page and first id; `None` as data deletes a page."""
+
+    directory: Directory
+    pages: dict[int, bytes | None]
+    new_pages: frozenset[int]
+    new_packs: dict[tuple[int, int], bytes]
+    gone_packs: list[tuple[int, int]]
+
+
+class Draft:
+    """The pages of one change; the caller writes `changes()`, or throws the draft away."""
+
+    def __init__(
+        self, directory: Directory, settings: StoredQueueSettings, now: Now, load: LoadPages
+    ) -> None:
+        self.directory = directory
+        self.now = now
+        self._settings = settings
+        self._load = load
+        self._loaded: dict[int, Page] = {}
+        self._changed: dict[int, dict[int, Row]] = {}
+        self._packs: dict[tuple[int, int], bytes] = {}
+        self._next_id = directory.next_id
+        self._next_place = directory.next_place
+
+    @property
+    def has_changed(self) -> bool:
+        """True when there is something to write."""
+        return bool(self._changed)
+
+    @property
+    def room(self) -> int:
+        """How many more pages the commit can change."""
+        return MOST_PAGES - len(self._changed)
+
+    @property
+    def is_full(self) -> bool:
+        """True when the rest of a large change has to wait for the next commit."""
+        return self.room <= 0
+
+    # --- the rules --------------------------------------------------------------------------------
+
+    def pass_time(self) -> None:
+        """Carry out delays and leases that are over, until the draft is full."""
+        due = [number for number, page in self.directory.pages.items() if 0 < page.due_ms <= self.now.low]
+        over = [row for row in self._rows(due[:MOST_PAGES]) if self._is_over(row)]
+        for row in sorted(over, key=lambda row: (row.until_ms, row.place)):
+            if row.status is Status.DELAYED:
+                self.replace(row._replace(status=Status.READY))
+            else:
+                self.requeue(row, row.until_ms, delay_ms=0, count=True, reason=EXPIRED)
+
+    def put(self, rows: Sequence[NewRow]) -> list[int]:
+        """Add messages; the directory has ids for all of them."""
+        ids = [*range(self._next_id, self._next_id + len(rows))]
+        self._next_id += len(rows)
+        last = next(reversed(self.directory.pages), None)
+        at = 0
+        while at < len(rows):
+            number = ids[at] if last is None or ids[at] >= last + PAGE_ROWS else last
+            some = rows[at : at + number + PAGE_ROWS - ids[at]]
+            page = self._page_to_change(number)
+            for index, row in enumerate(some):
+                page[ids[at + index]] = self._new_row(ids[at + index], ids[at], index, row)
+            self._packs[number, ids[at]] = pack_bytes(some)
+            at += len(some)
+            last = number
+        return ids
+
+    def ready_rows(self) -> Iterator[Row]:
+        """Rows in the order in which they are taken."""
+        pages = self.directory.pages.items()
+        waiting = [
+            (page.order, number) for number, page in pages if page.ready and number not in self._changed
+        ]
+        rows: dict[int, list[Row]] = {}
+        for number in self._changed:
+            self._sort_ready(number, rows, waiting)
+        heapq.heapify(waiting)
+        while waiting:
+            _, number = heapq.heappop(waiting)
+            if number not in rows:
+                self._sort_ready(number, rows, waiting)
+                heapq.heapify(waiting)
+                continue
+            yield rows[number].pop()
+            if rows[number]:
+                heapq.heappush(waiting, (rows[number][-1].order, number))
+
+    def rows_of(self, status: Status) -> Iterator[Row]:
+        """All rows of a state, page by page, in the order of their ids."""
+        counts = {
+            Status.READY: "ready",
+            Status.DELAYED: "delayed",
+            Status.TAKEN: "taken",
+            Status.DEAD: "dead",
+        }
+        for number, page in self.directory.pages.items():
+            if number in self._changed or getattr(page, counts[status]):
+                yield from [row for row in self._page(number).values() if row.status is status]
+
+    def counts(self) -> Counts:
+        """How many messages there are, by state."""
+        return self._now_directory().counts
+
+    def next_due_ms(self) -> int | None:
+        """When the next delay or lease ends by itself."""
+        return min(
+            (page.due_ms for page in self._now_directory().pages.values() if page.due_ms), default=None
+        )
+
+    def row(self, row_id: int) -> Row | None:
+        """The row of an id."""
+        number = self.directory.page_of(row_id)
+        return None if number is None else self._page(number).get(row_id)
+
+    def dead(self, row_id: int) -> Row | None:
+        """The row of an id, if it is dead."""
+        row = self.row(row_id)
+        return row if row is not None and row.status is Status.DEAD else None
+
+    def current(self, ref: TakeRef) -> Row | None:
+        """The row of a current take."""
+        row = self.row(ref.id)
+        is_current = row is not None and row.take == ref.take > 0 and row.status is not Status.DEAD
+        return row if is_current else None
+
+    def requeue(self, row: Row, at_ms: int, *, delay_ms: int, count: bool, reason: str | None) -> None:
+        """Rule 4 of Engine."""
+        settings = self._settings
+        most = settings.max_redeliveries
+        if count and most is not None and row.requeues >= most:
+            self.replace(row._replace(status=Status.DEAD, since_ms=at_ms, reason=reason))
+            return
+        until_ms = at_ms + delay_ms
+        self.replace(
+            row._replace(
+                status=Status.DELAYED if until_ms > self.now.low and delay_ms else Status.READY,
+                requeues=row.requeues + count,
+                enqueued_ms=at_ms if count else row.enqueued_ms,
+                place=row.place if settings.to_front else self.draw_place(),
+                until_ms=until_ms,
+                reason=reason,
+            )
+        )
+
+    def replace(self, row: Row) -> None:
+        """Change the row of this id."""
+        self._page_of(row)[row.id] = row
+
+    def remove(self, row: Row) -> None:
+        """Delete a row."""
+        del self._page_of(row)[row.id]
+
+    def draw_place(self) -> int:
+        """The last place."""
+        self._next_place += 1
+        return self._next_place - 1
+
+    # --- the outcome ------------------------------------------------------------------------------
+
+    def changes(self, commit: bytes) -> Changes:
+        """The changes to write, under a random name."""
+        gone: list[tuple[int, int]] = []
+        for number, page in self._changed.items():
+            kept = {row.pack for row in page.values()}
+            before = {row.pack for row in self._loaded.get(number, {}).values()}
+            gone += [(number, pack) for pack in sorted(before - kept)]
+        directory = self._now_directory()
+        directory = replace(
+            directory,
+            next_id=self._next_id,
+            next_place=self._next_place,
+            commits=(*directory.commits, commit)[-COMMITS_REMEMBERED:],
+        )
+        return Changes(
+            directory=directory,
+            pages={number: page_bytes(page) if page else None for number, page in self._changed.items()},
+            new_pages=frozenset(self._changed.keys() - self.directory.pages.keys()),
+            new_packs=self._packs,
+            gone_packs=gone,
+        )
+
+    def changed_pages(self) -> dict[int, Page]:
+        """The pages as they are after the commit, by number."""
+        return {number: page for number, page in self._changed.items() if page}
+
+    # --- pages ------------------------------------------------------------------------------------
+
+    def body_place(self, row: Row) -> tuple[int, int, int]:
+        """Where a row's body is: page, pack, index."""
+        return self._number_of(row), row.pack, row.index
+
+    def _now_directory(self) -> Directory:
+        """The directory with the summaries of changed pages."""
+        pages = dict(self.directory.pages)
+        for number, page in self._changed.items():
+            found = pages.pop(number, None) if not page else pages.get(number)
+            if page:
+                version = 0 if found is None else found.version + 1
+                pages[number] = summary(page, version, manual=self._settings.is_manual)
+        return replace(self.directory, pages=pages)
+
+    def _number_of(self, row: Row) -> int:
+        number = self.directory.page_of(row.id)
+        assert number is not None, "the row is of a page of this directory"
+        return number
+
+    def _is_over(self, row: Row) -> bool:
+        ends = row.status is Status.DELAYED or (row.status is Status.TAKEN and not self._settings.is_manual)
+        return ends and row.until_ms <= self.now.low
+
+    def _new_row(self, row_id: int, pack: int, index: int, row: NewRow) -> Row:
+        return Row(
+            id=row_id,
+            pack=pack,
+            index=index,
+            size=len(row.body),
+            priority=row.priority,
+            status=Status.DELAYED if row.delay_ms else Status.READY,
+            take=0,
+            requeues=0,
+            place=self.draw_place(),
+            enqueued_ms=self.now.high,
+            first_enqueued_ms=self.now.high,
+            until_ms=self.now.high + row.delay_ms,
+        )
+
+    def _sort_ready(
+        self, number: int, rows: dict[int, list[Row]], waiting: list[tuple[tuple[int, int], int]]
+    ) -> None:
+        found = [row for row in self._page(number).values() if row.status is Status.READY]
+        rows[number] = sorted(found, key=lambda row: row.order, reverse=True)
+        if found:
+            waiting.append((rows[number][-1].order, number))
+
+    def _rows(self, numbers: Sequence[int]) -> Iterable[Row]:
+        self._fetch(numbers)
+        return [row for number in numbers for row in self._page(number).values()]
+
+    def _page(self, number: int) -> Page:
+        if number in self._changed:
+            return self._changed[number]
+        self._fetch([number])
+        return self._loaded[number]
+
+    def _fetch(self, numbers: Sequence[int]) -> None:
+        missing = [one for one in numbers if one not in self._loaded]
+        self._loaded.update(zip(missing, self._load(missing), strict=True))
+
+    def _page_of(self, row: Row) -> dict[int, Row]:
+        return self._page_to_change(self._number_of(row))
+
+    def _page_to_change(self, number: int) -> dict[int, Row]:
+        if number not in self._changed:
+            exists = number in self.directory.pages
+            self._changed[number] = dict(self._page(number)) if exists else {}
+        return self._changed[number]

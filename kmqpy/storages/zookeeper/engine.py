@@ -1,0 +1,357 @@
+"""The ZooKeeper engine: the primitives of `Engine` as changes of a queue's directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any, TypeVar
+
+from kazoo.client import KazooClient
+
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
+from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.zookeeper.directory import Directory
+from kmqpy.storages.zookeeper.draft import Draft
+from kmqpy.storages.zookeeper.live_queue import BodyPlace, LiveQueue
+from kmqpy.storages.zookeeper.rows import Content, Row, Status
+from kmqpy.storages.zookeeper.znodes import Znodes
+from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
+
+_ROOM_BYTES = 128 * 1024
+"""Of a packet, for the states and the directory that are written with a body."""
+_MOST_DUE_MS = 2**62
+
+K = TypeVar("K")
+Rows = list[tuple[Row, BodyPlace]]
+
+
+class ZooKeeperEngine:
+    """See Engine.
+
+    zk         a started client
+    root       the znode below which everything is
+    timeout_s  how long a call is tried before it raises Unavailable
+    """
+
+    def __init__(
+        self,
+        zk: KazooClient,
+        root: str,
+        *,
+        timeout_s: float = 10.0,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
+    ) -> None:
+        self._znodes = Znodes(zk, root, timeout_s=timeout_s, max_packet_bytes=max_packet_bytes)
+        self._closing = ExitStack()
+        self._lock = threading.Lock()
+        self._queues: dict[str, LiveQueue] = {}
+        self._is_cleaned_up = False
+        self._capabilities = Capabilities(blocking_take=True, max_body_bytes=max_packet_bytes - _ROOM_BYTES)
+        self._storage_id = self._znodes.prepare()
+
+    @property
+    def storage_id(self) -> str:
+        """See Engine."""
+        return self._storage_id
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Engine."""
+        return self._capabilities
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    def create_queue(self, settings: StoredQueueSettings) -> bool:
+        """See Engine."""
+        if not self._is_cleaned_up:
+            self._is_cleaned_up = True
+            self._znodes.clean_up()
+        values = dataclasses.asdict(settings)
+        return self._znodes.create_queue(settings.name, values, Directory().to_bytes())
+
+    def find_queue(self, name: str) -> QueueRow | None:
+        """See Engine."""
+        found = self._znodes.find_queue(name)
+        if found is None:
+            return None
+        generation, settings = found
+        return QueueRow(generation, StoredQueueSettings.from_json(json.dumps(settings), name))
+
+    def queue_names(self) -> list[str]:
+        """See Engine."""
+        return self._znodes.queue_names()
+
+    def delete_queue(self, queue: QueueRow) -> None:
+        """See Engine."""
+        live = self._live(queue)
+        if not self._znodes.delete_queue(queue.name, queue.generation):
+            live.raise_deleted()
+        with self._lock:
+            self._queues.pop(queue.generation, None)
+        live.wake()
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def put(self, queue: QueueRow, rows: Sequence[NewRow], connection: Any = None) -> list[int]:  # noqa: ARG002
+        """See Engine."""
+        rows = [row._replace(delay_ms=min(row.delay_ms, _MOST_DUE_MS)) for row in rows]
+        return self._live(queue).change(lambda draft: draft.put(rows), ids=len(rows))[0] if rows else []
+
+    def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
+        """See Engine."""
+        live = self._live(queue)
+        lease_ms = min(lease_ms, _MOST_DUE_MS)
+        at_most_once = not queue.settings.ephemeral
+
+        def take(draft: Draft) -> tuple[Rows, list[Content | None], int, int | None]:
+            taken: Rows = []
+            for row in [*islice(self._fitting(draft), limit)]:
+                changed = row._replace(
+                    status=Status.TAKEN,
+                    take=row.take + 1,
+                    since_ms=draft.now.high,
+                    until_ms=draft.now.high + lease_ms,
+                )
+                taken.append((changed, draft.body_place(row)))
+            # Bodies that are deleted with their rows have to be read before.
+            bodies = live.contents([place for _, place in taken]) if at_most_once else []
+            for row, _ in taken:
+                if at_most_once:
+                    draft.remove(row)
+                else:
+                    draft.replace(row)
+            return taken, bodies, draft.now.low, draft.next_due_ms()
+
+        (taken, bodies, now_ms, due_ms), version = live.change(take)
+        if not at_most_once:
+            bodies = live.contents([place for _, place in taken])
+        shown = [row.shown(body) for (row, _), body in zip(taken, bodies, strict=True) if body is not None]
+        return Taken(shown, now_ms, due_ms, live.seen(version))
+
+    def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
+        """See Engine."""
+        return self._change_takes(queue, takes, lambda draft, row: draft.remove(row), late=True)
+
+    def give_back(
+        self, queue: QueueRow, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None
+    ) -> int:
+        """See Engine."""
+        delay_ms = min(delay_ms, _MOST_DUE_MS)
+
+        def give_back(draft: Draft, row: Row) -> None:
+            draft.requeue(row, draft.now.high, delay_ms=delay_ms, count=count, reason=reason)
+
+        return self._change_takes(queue, takes, give_back, late=False)
+
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
+        """See Engine."""
+        lease_ms = min(lease_ms, _MOST_DUE_MS)
+
+        def extend(draft: Draft, row: Row) -> None:
+            draft.replace(row._replace(until_ms=draft.now.high + lease_ms))
+
+        return self._change_takes(queue, takes, extend, late=False)
+
+    def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
+        """See Engine."""
+
+        def bury(draft: Draft, row: Row) -> None:
+            draft.replace(row._replace(status=Status.DEAD, since_ms=draft.now.high, reason=reason))
+
+        return self._change_takes(queue, takes, bury, late=True)
+
+    def release_all(self, queue: QueueRow) -> int:
+        """See Engine."""
+
+        def release(draft: Draft, row: Row) -> None:
+            draft.requeue(row, draft.now.high, delay_ms=0, count=False, reason=row.reason)
+
+        return self._change_all(queue, (Status.TAKEN,), release)
+
+    def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
+        """See Engine."""
+        return self._shown(queue, lambda draft: islice(draft.ready_rows(), limit))
+
+    def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing
+        """See Engine."""
+        return self._live(queue).change(lambda draft: draft.counts())[0]
+
+    def taken_rows(
+        self,
+        queue: QueueRow,
+        *,
+        limit: int,
+        after: int = 0,
+        taken_for_ms: int | None = None,
+        queued_before_ms: int | None = None,
+    ) -> list[MessageRow]:
+        """See Engine."""
+
+        def matching(draft: Draft) -> Iterator[Row]:
+            rows = (
+                row
+                for row in draft.rows_of(Status.TAKEN)
+                if row.id > after
+                and (taken_for_ms is None or row.since_ms < draft.now.low - taken_for_ms)
+                and (queued_before_ms is None or row.enqueued_ms < queued_before_ms)
+            )
+            return islice(rows, limit)
+
+        return self._shown(queue, matching)
+
+    def purge(self, queue: QueueRow) -> int:
+        """See Engine."""
+        alive = (Status.READY, Status.DELAYED, Status.TAKEN)
+        return self._change_all(queue, alive, lambda draft, row: draft.remove(row))
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
+        """See Engine."""
+        if with_bodies:
+            sizes = self._shown(queue, lambda draft: _oldest(draft, limit))
+            return [row._replace(size=len(row.body)) for row in sizes]
+        rows = self._live(queue).change(lambda draft: _oldest(draft, limit))[0]
+        return [row.shown(Content())._replace(size=row.size) for row in rows]
+
+    def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
+        """See Engine."""
+        chosen = None if ids is None else frozenset(ids)
+
+        def wanted(draft: Draft) -> list[Row]:
+            found = _oldest(draft, None)
+            return [row for row in found if chosen is None or row.id in chosen][:limit]
+
+        rows = self._live(queue).change(wanted)[0]
+        takes = [row.id for row in rows]
+
+        def redrive(draft: Draft, row: Row) -> None:
+            draft.replace(
+                row._replace(
+                    status=Status.READY,
+                    requeues=0,
+                    enqueued_ms=draft.now.high,
+                    reason=None,
+                    place=draft.draw_place(),
+                )
+            )
+
+        return self._change_each(queue, takes, lambda draft, one: draft.dead(one), redrive)
+
+    def purge_dead(self, queue: QueueRow) -> int:
+        """See Engine."""
+        return self._change_all(queue, (Status.DEAD,), lambda draft, row: draft.remove(row))
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def wait(self, queue: QueueRow, taken: Taken, seconds: float) -> bool:
+        """See Engine."""
+        until = seconds
+        if taken.next_due_ms is not None:
+            until = min(seconds, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
+        return self._live(queue).wait(taken.seen, until) or until < seconds
+
+    def wake(self, queue: QueueRow) -> None:
+        """See Engine."""
+        self._live(queue).wake()
+
+    def close(self) -> None:
+        """See Engine."""
+        self._closing.close()
+
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Let close() call this."""
+        self._closing.callback(call)
+
+    # --- what they share --------------------------------------------------------------------------
+
+    def _live(self, queue: QueueRow) -> LiveQueue:
+        with self._lock:
+            return self._queues.setdefault(queue.generation, LiveQueue(self._znodes, queue))
+
+    def _fitting(self, draft: Draft) -> Iterator[Row]:
+        """Rows in order, as many as a commit can change."""
+        pages: set[int] = set()
+        for row in draft.ready_rows():
+            pages.add(draft.body_place(row)[0])
+            if len(pages) > draft.room:
+                return
+            yield row
+
+    def _shown(
+        self, queue: QueueRow, choose: Callable[[Draft], Iterator[Row] | Sequence[Row]]
+    ) -> list[MessageRow]:
+        """The rows that `choose` gives, with their bodies."""
+        live = self._live(queue)
+        rows = live.change(lambda draft: [(row, draft.body_place(row)) for row in choose(draft)])[0]
+        bodies = live.contents([place for _, place in rows])
+        return [row.shown(body) for (row, _), body in zip(rows, bodies, strict=True) if body is not None]
+
+    def _change_takes(
+        self, queue: QueueRow, takes: Sequence[TakeRef], change: Callable[[Draft, Row], None], *, late: bool
+    ) -> int:
+        """Change the rows of current takes; `late`: also those that were given back."""
+
+        def find(draft: Draft, ref: TakeRef) -> Row | None:
+            row = draft.current(ref)
+            return row if row is not None and (late or row.status is Status.TAKEN) else None
+
+        return self._change_each(queue, takes, find, change)
+
+    def _change_all(
+        self, queue: QueueRow, states: tuple[Status, ...], change: Callable[[Draft, Row], None]
+    ) -> int:
+        """Change all rows that are in one of these states now."""
+        live = self._live(queue)
+        rows = live.change(lambda draft: [row.id for one in states for row in draft.rows_of(one)])[0]
+
+        def find(draft: Draft, row_id: int) -> Row | None:
+            row = draft.row(row_id)
+            return row if row is not None and row.status in states else None
+
+        return self._change_each(queue, sorted(rows), find, change)
+
+    def _change_each(
+        self,
+        queue: QueueRow,
+        keys: Sequence[K],
+        find: Callable[[Draft, K], Row | None],
+        change: Callable[[Draft, Row], None],
+    ) -> int:
+        """Change the row of each key that has one, in as many commits as it takes; returns how many."""
+        live = self._live(queue)
+        done = begin = 0
+
+        def some(draft: Draft) -> tuple[int, int]:
+            changed = 0
+            for used, key in enumerate(keys[begin:]):
+                if draft.is_full:
+                    return changed, used
+                row = find(draft, key)
+                if row is not None:
+                    change(draft, row)
+                    changed += 1
+            return changed, len(keys) - begin
+
+        while True:
+            (changed, used), _ = live.change(some)
+            done += changed
+            begin += used
+            if begin >= len(keys):
+                return done
+
+
+def _oldest(draft: Draft, limit: int | None) -> list[Row]:
+    """Dead rows, those first that were buried first."""
+    rows = draft.rows_of(Status.DEAD)
+
+    def age(row: Row) -> tuple[int, int]:
+        return row.since_ms, row.id
+
+    return sorted(rows, key=age) if limit is None else heapq.nsmallest(limit, rows, key=age)

@@ -1,0 +1,203 @@
+"""Messages as bytes in znodes: pages of states, and packs of bodies. Pure.
+
+A *page* holds the states of up to PAGE_ROWS messages of neighbouring ids; it is rewritten with each change.
+A *pack* holds key, headers and body of the messages of one page that were sent in one call; it is written once
+and deleted with the last of them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from kmqpy.errors import ConfigError
+from kmqpy.message import Headers
+from kmqpy.storages.engine import MessageRow, NewRow
+
+PAGE_ROWS = 200
+"""About as many bytes are in one page as in the directory of 100,000 messages; a take rewrites one of each."""
+
+
+class Status(IntEnum):
+    """The state of a message."""
+
+    READY = 0
+    DELAYED = 1
+    TAKEN = 2
+    DEAD = 3
+
+
+class Row(NamedTuple):
+    """The state of a message; the times are as in MessageRow.
+
+    pack, index  where its body is: in the pack that begins with the message `pack`, at this place
+    size         bytes of its body
+    place        the order among messages of one priority
+    """
+
+    id: int
+    pack: int
+    index: int
+    size: int
+    priority: int
+    status: Status
+    take: int
+    requeues: int
+    place: int
+    enqueued_ms: int
+    first_enqueued_ms: int
+    since_ms: int = 0
+    until_ms: int = 0
+    reason: str | None = None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Rows are taken by this, the smallest first."""
+        return (-self.priority, self.place)
+
+    def shown(self, content: Content) -> MessageRow:
+        """The row as callers of the engine see it."""
+        return MessageRow(
+            id=self.id,
+            take=self.take,
+            body=content.body,
+            key=content.key,
+            headers=content.headers,
+            priority=self.priority,
+            requeues=self.requeues,
+            enqueued_ms=self.enqueued_ms,
+            first_enqueued_ms=self.first_enqueued_ms,
+            since_ms=self.since_ms if self.status in (Status.TAKEN, Status.DEAD) else 0,
+            until_ms=self.until_ms if self.status in (Status.TAKEN, Status.DELAYED) else 0,
+            reason=self.reason,
+        )
+
+
+class Content(NamedTuple):
+    """The part of a message that never changes."""
+
+    body: bytes = b""
+    key: bytes | None = None
+    headers: Headers = ()
+
+
+Page = Mapping[int, Row]
+"""Rows by id."""
+
+_ROW = struct.Struct(">QQHIBBIIQQQQQh")
+_NO_REASON = -1
+_MOST_REASON = 2**15 - 1
+_CONTENT = struct.Struct(">qII")
+_NO_KEY = -1
+
+
+def page_bytes(page: Page) -> bytes:
+    """A page as it is stored."""
+    return b"".join(_row_bytes(row) for row in page.values())
+
+
+def read_page(data: bytes, path: str) -> dict[int, Row]:
+    """The reverse of page_bytes(); raises ConfigError naming the znode."""
+    try:
+        return {row.id: row for row in _rows(data)}
+    except (struct.error, ValueError) as error:
+        raise not_ours(path, error) from None
+
+
+def pack_bytes(rows: Iterable[NewRow]) -> bytes:
+    """A pack as it is stored."""
+    parts = []
+    for row in rows:
+        headers = _headers_bytes(row.headers)
+        key_length = _NO_KEY if row.key is None else len(row.key)
+        parts += (_CONTENT.pack(key_length, len(headers), len(row.body)), row.key or b"", headers, row.body)
+    return b"".join(parts)
+
+
+def read_pack(data: bytes, path: str) -> Sequence[Content]:
+    """The reverse of pack_bytes(); raises ConfigError naming the znode."""
+    try:
+        return [*_contents(data)]
+    except (struct.error, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise not_ours(path, error) from None
+
+
+def not_ours(path: str, error: Exception | str) -> ConfigError:
+    """The error of a znode that kmqpy has not written."""
+    return ConfigError(
+        f"znode {path}: it is not one of kmqpy, or damaged: {error}; restore it, or delete the queue"
+    )
+
+
+def _row_bytes(row: Row) -> bytes:
+    reason = b"" if row.reason is None else row.reason.encode()[:_MOST_REASON]
+    return (
+        _ROW.pack(
+            row.id,
+            row.pack,
+            row.index,
+            row.size,
+            row.priority,
+            row.status,
+            row.take,
+            row.requeues,
+            row.place,
+            row.enqueued_ms,
+            row.first_enqueued_ms,
+            row.since_ms,
+            row.until_ms,
+            _NO_REASON if row.reason is None else len(reason),
+        )
+        + reason
+    )
+
+
+def _rows(data: bytes) -> Iterator[Row]:
+    at = 0
+    while at < len(data):
+        *numbers, length = _ROW.unpack_from(data, at)
+        at += _ROW.size
+        reason = None
+        if length != _NO_REASON:
+            if not 0 <= length <= len(data) - at:
+                raise ValueError("a reason longer than the page")
+            reason = data[at : at + length].decode(errors="replace")
+            at += length
+        numbers[5] = Status(numbers[5])
+        yield Row(*numbers, reason)
+
+
+def _contents(data: bytes) -> Iterator[Content]:
+    at = 0
+    while at < len(data):
+        key_length, headers_length, body_length = _CONTENT.unpack_from(data, at)
+        key_at = at + _CONTENT.size
+        headers_at = key_at + max(0, key_length)
+        body_at = headers_at + headers_length
+        at = body_at + body_length
+        if not key_length >= -1 or at > len(data):
+            raise ValueError("a message longer than the pack")
+        yield Content(
+            data[body_at:at],
+            None if key_length == _NO_KEY else data[key_at:headers_at],
+            _headers(data[headers_at:body_at]),
+        )
+
+
+def _headers_bytes(headers: Headers) -> bytes:
+    """JSON, the values as Latin-1 text; nothing where there are none."""
+    if not headers:
+        return b""
+    pairs = [[name, None if value is None else value.decode("latin-1")] for name, value in headers]
+    return json.dumps(pairs, separators=(",", ":")).encode()
+
+
+def _headers(data: bytes) -> Headers:
+    if not data:
+        return ()
+    return tuple(
+        (str(name), None if value is None else value.encode("latin-1")) for name, value in json.loads(data)
+    )

@@ -1,0 +1,371 @@
+"""Reads and writes the znodes of queues.
+
+/ROOT/storage                    JSON: format, id of the storage
+/ROOT/ids                        the first id that no queue has been given
+/ROOT/clock                      written to learn the server's time
+/ROOT/names/q-NAME               JSON: generation and settings of a queue; NAME is percent-encoded
+/ROOT/queues/GENERATION          a directory (see directory.py)
+/ROOT/queues/GENERATION/PAGE     a page of states (see rows.py)
+/ROOT/queues/GENERATION/PAGE/ID  a pack of bodies
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.storages.zookeeper.draft import Now
+from kmqpy.storages.zookeeper.rows import not_ours
+from kmqpy.storages.zookeeper.server_clock import ServerClock
+from kmqpy.zookeeper.packets import check_multi
+from kmqpy.zookeeper.session import address, check_access, failure, last_failure, unavailable
+
+T = TypeVar("T")
+
+_FORMAT = 1
+_LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
+"""A request that failed so may have been carried out."""
+_RETRY = Backoff(first=0.02, factor=2.0, maximum=0.5)
+_AT_ONCE = 500
+
+
+class Conflict(Exception):
+    """Somebody else changed what a commit is based on."""
+
+
+class Lost(Exception):
+    """The answer to a commit was lost."""
+
+
+class Znodes:
+    """The znodes below one root. Thread-safe.
+
+    Every method raises Unavailable when ZooKeeper has not answered within `timeout_s`.
+    """
+
+    def __init__(self, zk: KazooClient, root: str, *, timeout_s: float, max_packet_bytes: int) -> None:
+        self.zk = zk
+        self.timeout_s = timeout_s
+        self._max_packet_bytes = max_packet_bytes
+        self._root = root
+        self._queues = f"{root}/queues"
+        self._names = f"{root}/names"
+        self._clock = ServerClock()
+
+    # --- the storage ------------------------------------------------------------------------------
+
+    def prepare(self) -> str:
+        """Make what is missing of the storage; returns its id. Raises ConfigError for one of a newer kmqpy."""
+        path = f"{self._root}/storage"
+        content = json.dumps({"format": _FORMAT, "id": uuid.uuid4().hex}).encode()
+
+        def prepare() -> bytes:
+            for name, data in (
+                ("names", b""),
+                ("queues", b""),
+                ("ids", b"1"),
+                ("clock", b""),
+                ("storage", content),
+            ):
+                with suppress(NodeExistsError):
+                    self._wait(self.zk.create_async(f"{self._root}/{name}", data, makepath=True))
+            found: bytes = self._wait(self.zk.get_async(path))[0]
+            return found
+
+        found = _json(self.repeated(prepare), path)
+        if found.get("format") != _FORMAT or not isinstance(found.get("id"), str):
+            raise ConfigError(
+                f"znode {path}: it is of a newer kmqpy, or of another program; this one knows format {_FORMAT}"
+            )
+        return str(found["id"])
+
+    def now(self) -> Now:
+        """The server's clock."""
+        if not self._clock.is_known:
+            self.repeated(self._read_clock)
+        return self._clock.now()
+
+    def draw_ids(self, count: int) -> int:
+        """The first of `count` ids that no message of the storage has had."""
+        path = f"{self._root}/ids"
+
+        def draw() -> int | None:
+            data, stat = self._wait(self.zk.get_async(path))
+            if not data.isdigit() or int(data) >= 2**62:
+                raise not_ours(path, "it must hold a number")
+            try:
+                self._wait(self.zk.set_async(path, b"%d" % (int(data) + count), stat.version))
+            except BadVersionError:
+                return None
+            return int(data)
+
+        # Ids that were drawn by a request whose answer was lost are never used.
+        while (first := self.repeated(draw)) is None:
+            pass
+        return first
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    def create_queue(self, name: str, settings: dict[str, Any], directory: bytes) -> bool:
+        """Make a queue of a new generation; False if there is one of this name."""
+        generation = uuid.uuid4().hex
+        content = json.dumps({"generation": generation, "settings": settings}, sort_keys=True).encode()
+
+        def create() -> bool:
+            multi = self.zk.transaction()
+            multi.create(self._name(name), content)
+            multi.create(f"{self._queues}/{generation}", directory)
+            check_multi(multi, self._max_packet_bytes, "queue")
+            error = failure(self._wait(multi.commit_async()))
+            if isinstance(error, NodeExistsError):
+                found = self.find_queue(name)
+                return found is not None and found[0] == generation  # of a try whose answer was lost
+            if error is not None:
+                raise error
+            return True
+
+        return self.repeated(create)
+
+    def find_queue(self, name: str) -> tuple[str, dict[str, Any]] | None:
+        """The generation and the settings of a queue."""
+        path = self._name(name)
+
+        def find() -> bytes | None:
+            try:
+                self._sync(path)
+                found: bytes = self._wait(self.zk.get_async(path))[0]
+            except NoNodeError:
+                return None
+            return found
+
+        data = self.repeated(find)
+        if data is None:
+            return None
+        found = _json(data, path)
+        generation, settings = found.get("generation"), found.get("settings")
+        if not isinstance(generation, str) or "/" in generation or not isinstance(settings, dict):
+            raise not_ours(path, "no queue")
+        return generation, settings
+
+    def queue_names(self) -> list[str]:
+        """The names of all queues."""
+
+        def names() -> list[str]:
+            self._sync(self._names)
+            return [*self._wait(self.zk.get_children_async(self._names))]
+
+        return [unquote(name[2:]) for name in self.repeated(names) if name.startswith("q-")]
+
+    def delete_queue(self, name: str, generation: str) -> bool:
+        """Delete a queue's name and directory in one step; False if this generation is gone."""
+        path, directory = self._name(name), f"{self._queues}/{generation}"
+
+        def delete() -> bool:
+            found = self.find_queue(name)
+            if found is None or found[0] != generation:
+                return False
+            # A znode with children can't be deleted: the directory is emptied here, its pages go afterwards.
+            multi = self.zk.transaction()
+            multi.delete(path)
+            multi.set_data(directory, b"")
+            error = failure(self._wait(multi.commit_async()))
+            if isinstance(error, NoNodeError):
+                return False
+            if error is not None:
+                raise error
+            return True
+
+        deleted = self.repeated(delete)
+        if deleted:
+            self.clean(generation)
+        return deleted
+
+    def clean(self, generation: str) -> None:
+        """Delete the znodes of a queue that was deleted."""
+        directory = f"{self._queues}/{generation}"
+
+        def clean() -> None:
+            try:
+                pages = [f"{directory}/{page}" for page in self._wait(self.zk.get_children_async(directory))]
+            except NoNodeError:
+                return
+            for some in _chunks(pages, _AT_ONCE):
+                listings = [self.zk.get_children_async(page) for page in some]
+                packs = [
+                    f"{page}/{pack}"
+                    for page, listing in zip(some, listings, strict=True)
+                    for pack in self._children(listing)
+                ]
+                self._delete_all(packs)
+                self._delete_all(some)
+            self._delete_all([directory])
+
+        self.repeated(clean)
+
+    def clean_up(self) -> None:
+        """Delete what is left of queues whose deletion was interrupted."""
+
+        def deleted() -> list[str]:
+            generations = self._wait(self.zk.get_children_async(self._queues))
+            found: list[str] = []
+            for some in _chunks(generations, _AT_ONCE):
+                stats = [self.zk.exists_async(f"{self._queues}/{one}") for one in some]
+                found += [one for one, stat in zip(some, stats, strict=True) if _is_empty(self._wait(stat))]
+            return found
+
+        for generation in self.repeated(deleted):
+            self.clean(generation)
+
+    # --- the content of a queue -------------------------------------------------------------------
+
+    def directory_path(self, generation: str) -> str:
+        """The znode of a queue's directory."""
+        return f"{self._queues}/{generation}"
+
+    def read_directory(
+        self, generation: str, watch: Callable[[Any], None] | None = None
+    ) -> tuple[bytes, int] | None:
+        """A directory as it is stored, and its version; None: the queue was deleted."""
+        path = self.directory_path(generation)
+
+        def read() -> tuple[bytes, int] | None:
+            self.zk.sync_async(path)
+            try:
+                data, stat = self._wait(self.zk.get_async(path, watch))
+            except NoNodeError:
+                return None
+            return (data, stat.version) if data else None
+
+        return self.repeated(read)
+
+    def read(self, paths: Sequence[str]) -> list[bytes | None]:
+        """The contents of znodes; None for those that are not there."""
+
+        def read() -> list[bytes | None]:
+            results = [self.zk.get_async(path) for path in paths]
+            return [self._data(result) for result in results]
+
+        return self.repeated(read) if paths else []
+
+    def send(self, multi: TransactionRequest, what: str) -> Callable[[], int]:
+        """Send a commit; the function that is returned gives the new version of what it sets first.
+
+        It raises Conflict, or Lost. Raises MessageError at once, if it is too large.
+        """
+        check_multi(multi, self._max_packet_bytes, what)
+        sent_s = SYSTEM_CLOCK.monotonic()
+        result = multi.commit_async()
+
+        def outcome() -> int:
+            try:
+                results = self._wait(result)
+            except _LOST as error:
+                raise Lost from error
+            except KazooException:
+                with unavailable(self.zk):
+                    raise
+            error = failure(results)
+            if isinstance(error, BadVersionError | NoNodeError | NodeExistsError | NotEmptyError):
+                raise Conflict
+            if error is not None:
+                if isinstance(error, _LOST):
+                    raise Lost from error
+                with unavailable(self.zk):
+                    raise error
+            self._clock.note(results[0].mtime, sent_s)
+            version: int = results[0].version
+            return version
+
+        return outcome
+
+    def repeated(self, call: Callable[[], T]) -> T:
+        """The result of a call that may be repeated when its answer is lost."""
+        deadline = SYSTEM_CLOCK.monotonic() + self.timeout_s
+        tries = 0
+        while True:
+            try:
+                return call()
+            except _LOST:
+                check_access(self.zk)
+                tries += 1
+                if SYSTEM_CLOCK.monotonic() >= deadline:
+                    raise Unavailable(
+                        f"ZooKeeper at {address(self.zk)} does not answer{last_failure(self.zk)}"
+                    ) from None
+                SYSTEM_CLOCK.sleep(_RETRY.delay(tries))
+            except KazooException:
+                with unavailable(self.zk):
+                    raise
+
+    def _wait(self, result: Any) -> Any:
+        return result.get(timeout=self.timeout_s)
+
+    def _data(self, result: Any) -> bytes | None:
+        try:
+            data: bytes = self._wait(result)[0]
+        except NoNodeError:
+            return None
+        return data
+
+    def _children(self, listing: Any) -> list[str]:
+        try:
+            return [*self._wait(listing)]
+        except NoNodeError:
+            return []
+
+    def _read_clock(self) -> None:
+        sent_s = SYSTEM_CLOCK.monotonic()
+        stat = self._wait(self.zk.set_async(f"{self._root}/clock", b""))
+        self._clock.note(stat.mtime, sent_s)
+
+    def _sync(self, path: str) -> None:
+        self.zk.sync_async(path)  # what follows in the session sees all that was committed before
+
+    def _name(self, name: str) -> str:
+        return f"{self._names}/q-{quote(name, safe=' ')}"
+
+    def _delete_all(self, paths: Sequence[str]) -> None:
+        for some in _chunks(paths, _AT_ONCE):
+            for result in [self.zk.delete_async(path) for path in some]:
+                with suppress(NoNodeError):
+                    self._wait(result)
+
+
+def _json(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise not_ours(path, error) from None
+    if not isinstance(found, dict):
+        raise not_ours(path, "no JSON object")
+    return found
+
+
+def _is_empty(stat: Any) -> bool:
+    return stat is not None and stat.dataLength == 0
+
+
+def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
