@@ -274,13 +274,16 @@ local function enter(key, numbers)
   end
   local q = parts(key)
   q.number, q.number_before = tonumber(meta[1]), tonumber(meta[1])
+  q.arrivals, q.largest = tonumber(meta[3]), tonumber(meta[4])
+  if not (q.number and tonumber(meta[2]) and q.arrivals and q.largest) then
+    return nil, redis.error_reply('WRONGTYPE ' .. key .. ' lacks numbers')
+  end
   if q.number >= PRIORITIES then
     return nil, redis.error_reply(TOO_LARGE)
   end
   if q.number + numbers + 2 * STEP > tonumber(meta[2]) then
     return nil, redis.error_reply('KMQNUMBERS ' .. text_of(q.number) .. ' ' .. text_of(numbers + 2 * STEP))
   end
-  q.arrivals, q.largest = tonumber(meta[3]), tonumber(meta[4])
   q.max_redeliveries = tonumber(meta[5]) -- nil: no limit
   q.to_front, q.is_manual, q.ephemeral = meta[6] == '1', meta[7] == '1', meta[8] == '1'
   local time = redis.call('TIME')
@@ -430,6 +433,10 @@ end
 function calls.take(q, args)
   local limit, ends = tonumber(args[1]), q.now + tonumber(args[2])
   local ends_text, reply, count, bytes, piece = text_of(ends), {}, 0, 0, piece_of(q)
+  -- Of another type they raise an error here, before ids are out of their order.
+  redis.call('HLEN', q.rows)
+  redis.call('HLEN', q.states)
+  redis.call('ZCARD', q.taken)
   while count < limit and bytes < BYTES do
     local ids, states = pop_ready(q, math.min(piece, limit - count))
     if #ids == 0 then break end
@@ -695,10 +702,16 @@ redis.register_function(LIBRARY .. 'make', function(keys, args)
   end
 end)
 
--- Keeps a queue for good once it is registered; 0 if there is none.
+-- Keeps a queue for good once it is registered; 0 if there is none, -1 if others have deleted a part of it.
 redis.register_function(LIBRARY .. 'settle', function(keys)
   redis.call('PERSIST', keys[1])
-  return redis.call('EXISTS', keys[1])
+  if redis.call('EXISTS', keys[1]) == 1 then return 1 end
+  for _, names in ipairs({ PARTS, DEAD_PARTS }) do
+    for _, part in ipairs(names) do
+      if redis.call('EXISTS', keys[1] .. part) == 1 then return -1 end
+    end
+  end
+  return 0
 end)
 
 -- first, last: numbers for a queue, unless somebody else gave it larger ones just now
