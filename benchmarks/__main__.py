@@ -29,6 +29,7 @@ from benchmarks import (
     spark_tracker,
     storage_speed,
     waiting,
+    zookeeper_speed,
 )
 from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
@@ -52,6 +53,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "failover": failover.cases,
     "restart": restart.cases,
     "storages": storage_speed.cases,
+    "zookeeper": zookeeper_speed.cases,
     "spark-processing": spark_processing.cases,
     "spark-state": spark_state.cases,
     "spark-tracker": spark_tracker.cases,

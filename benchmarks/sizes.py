@@ -33,6 +33,7 @@ class Sizes:
     bulk_partitions: tuple[int, ...]
     storages: tuple[str, ...]
     storage_depths: tuple[int, ...]
+    zookeeper_depths: tuple[int, ...]
     storage_s: float
     """Of each part of a turn."""
     spark_messages: int
@@ -60,6 +61,7 @@ FULL = Sizes(
     bulk_partitions=(1, 4),
     storages=("postgresql", "mariadb", "sqlite", "redis"),
     storage_depths=(0, 10_000, 1_000_000),
+    zookeeper_depths=(0, 10_000, 100_000),
     storage_s=3.0,
     spark_messages=3_000_000,
     spark_markers=5_000_000,
@@ -86,6 +88,7 @@ QUICK = Sizes(
     bulk_partitions=(4,),
     storages=("postgresql",),
     storage_depths=(0,),
+    zookeeper_depths=(0, 10_000, 100_000),
     storage_s=0.5,
     spark_messages=600_000,
     spark_markers=500_000,

@@ -101,23 +101,32 @@ def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) 
                             peers[peer.name] = _theirs(peer, server, depth, takers, batch, seconds)
                     yield Case(
                         work=f"queues on {server.name}",
-                        name=f"depth {depth:,}, {takers} takers, "
-                        + ("one by one" if batch == 1 else f"batches of {batch}"),
+                        name=f"depth {depth:,}, {takers} takers, {batch_name(batch)}",
                         metrics={"put": "put/s", "take": "take+ack/s"},
                         peers=peers,
                         repeats=turns,
                     )
 
 
+def batch_name(batch: int) -> str:
+    """In the name of a case."""
+    return "one by one" if batch == 1 else f"batches of {batch}"
+
+
+def filled(storage: Storage, depth: int) -> Queue:
+    """A queue of the storage that was made and filled to `depth` when it was first asked for."""
+    name = f"depth-{depth}"
+    if name not in storage.list():
+        storage.create(name)
+        queue = storage.open(name)
+        for first in range(0, depth, _FILL):
+            queue.send_many([BODY] * min(_FILL, depth - first))
+    return storage.open(name)
+
+
 def _ours(storage: Storage, depth: int, takers: int, batch: int, seconds: float) -> Callable[[], Figures]:
     def turn() -> Figures:
-        name = f"depth-{depth}"  # filled once
-        if name not in storage.list():
-            storage.create(name)
-            queue = storage.open(name)
-            for first in range(0, depth, _FILL):
-                queue.send_many([BODY] * min(_FILL, depth - first))
-        queue = storage.open(name)
+        queue = filled(storage, depth)
         return measure(lambda: Ours(queue), takers=takers, batch=batch, seconds=seconds)
 
     return turn

@@ -33,13 +33,12 @@ def say(**what: Any) -> None:
     sys.stdout.flush()
 
 
-def start_jvm() -> None:
+def start_jvm(*options: str) -> None:
     home = find_java().resolve().parent.parent
     library = next(path for path in home.rglob("*jvm.*") if path.suffix in {".so", ".dylib", ".dll"})
     jpype.startJVM(
         str(library),
-        "-XX:TieredStopAtLevel=1",
-        "-Xmx128m",
+        *options,
         "-Dlog4j2.level=OFF",
         "-Dzookeeper.sasl.client=false",
         classpath=[str(jar) for jar in JARS.glob("*.jar") if jar.name.startswith(NEEDED)],
@@ -141,7 +140,7 @@ def lead(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    start_jvm()
+    start_jvm("-XX:TieredStopAtLevel=1", "-Xmx128m")
     {"put": put, "consume": consume, "lead": lead}[sys.argv[1]](json.loads(sys.argv[2]))
     sys.stdout.flush()
     jpype.JClass("java.lang.Runtime").getRuntime().halt(0)
