@@ -22,9 +22,8 @@ class Curator:
         start_jvm(*_JVM)
         self._client = started_client(hosts)
         self._path = path
-        self._takers = 1 if executor else takers
-        self._threads = jpype.JClass("java.util.concurrent.Executors").newFixedThreadPool(takers)
-        self._executor = self._threads if executor else None
+        self._takers = takers
+        self._executor = executor
         self._packed = packed
         self._handles = jpype.JClass("java.lang.invoke.MethodHandles")
         self._types = jpype.JClass("java.lang.invoke.MethodType")
@@ -47,16 +46,18 @@ class Curator:
 
     def consume(self, count: int, timeout: float) -> int:
         latch = jpype.JClass("java.util.concurrent.CountDownLatch")(count)
+        threads = jpype.JClass("java.util.concurrent.Executors").newFixedThreadPool(self._takers)
         queues = []
-        for _ in range(self._takers):
+        for _ in range(1 if self._executor else self._takers):
             builder = self._builder(self._consumer(latch)).lockPath(f"{self._path}-locks")
-            if self._executor is not None:
-                builder = builder.executor(self._executor)
+            if self._executor:
+                builder = builder.executor(threads)
             queues.append(builder.buildQueue())
         for queue in queues:
             queue.start()
         latch.await_(int(timeout * 1000), jpype.JClass("java.util.concurrent.TimeUnit").MILLISECONDS)
         came = count - int(latch.getCount())
+        threads.shutdownNow()  # it was given the whole list, and the queue's close() leaves it to that
         for queue in queues:
             queue.close()
         return came
@@ -65,7 +66,6 @@ class Curator:
         for queue in (self._one, self._many):
             queue.close()
         self._client.close()
-        self._threads.shutdown()
 
     def _builder(self, consumer: Any) -> Any:
         builder = jpype.JClass(QUEUES + "QueueBuilder")

@@ -49,8 +49,7 @@ class UnitOfWork:
 
     def take(self, count: int) -> Sequence[Any]:
         self._transaction = self._queue.transaction()
-        found = (self._transaction.try_take("speed") for _ in range(count))
-        return [item for item in found if item is not None]
+        return self._transaction.try_take_many("speed", count)
 
     def finish(self, taken: Sequence[Any]) -> None:
         assert self._transaction is not None
