@@ -27,6 +27,7 @@ from kmqpy.queue import Queue, Storage, storage_for
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers" / "sql_queues.py"
+POSTGRESQL_PEERS = HERE / "peers" / "postgresql_queues.py"
 REDIS_PEERS = HERE / "peers" / "redis_queues.py"
 VENVS = Path.home() / ".cache" / "kmqpy" / "bench-peers"
 """A venv for each package that a peer needs, made when it is first run."""
@@ -40,7 +41,7 @@ _FILL = 5_000
 class Peer:
     """Another queue on the same server: a script that is run by the Python of a venv with `packages`.
 
-    package  what pip installs; empty: nothing beyond what we have
+    package  what pip installs, with blanks between; empty: nothing beyond what we have
     """
 
     name: str
@@ -156,11 +157,11 @@ def _python(peer: Peer) -> str:
     """The Python that has a peer; it is installed when it is first needed."""
     if not peer.package:
         return sys.executable
-    folder = VENVS / peer.package
+    folder = VENVS / peer.package.replace(" ", "-")
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", peer.package], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.package.split()], check=True)
     return str(python)
 
 
@@ -212,14 +213,20 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
             url=f"sqlite:///{folder}/kmqpy.db",
             peer_url=lambda: str(folder / f"{uuid4().hex}.db"),
             peers=[
-                Peer(name="litequeue", package="litequeue", script=PEERS),
-                Peer(name="huey", package="huey", script=PEERS),
+                Peer(name="litequeue", package="litequeue==0.14", script=PEERS),
+                Peer(name="huey", package="huey==3.5.4", script=PEERS),
             ],
         )
     url = started.urls[name]
     peers = []
     if name == "postgresql":
-        peers = [Peer(name="bare-postgresql", script=PEERS)]
+        driver = "psycopg[binary,pool]==3.3.9"
+        peers = [
+            Peer(name="bare-postgresql", script=PEERS),
+            Peer(name="pgmq", package=f"pgmq==1.1.4 {driver}", script=POSTGRESQL_PEERS),
+            Peer(name="pgqueuer", package=f"pgqueuer==1.6.0 {driver}", script=POSTGRESQL_PEERS),
+            Peer(name="procrastinate", package=f"procrastinate==3.10.0 {driver}", script=POSTGRESQL_PEERS),
+        ]
     elif name in ("redis", "valkey"):
         peers = [
             Peer(name="bare-redis", script=REDIS_PEERS),

@@ -25,8 +25,8 @@ from kmqpy.zookeeper.watched_children import WatchedChildren
 
 _LISTED = 100
 _LISTED_SHARE = 10
-"""Before the queue is listed again, 100 items are tried, or one in ten of them if that is more: then it finds new
-priorities, and items given back. So the cost of listing a deep queue, for each item taken, has a bound."""
+"""Before the queue is listed again, 100 items are tried, or one in ten of them if that is more. Listing finds
+new priorities, and items given back; in a deep queue it costs as much as many takes."""
 _FORGOTTEN_AFTER_MS = 86_400_000
 """Nobody asks any more for a commit that is older."""
 
