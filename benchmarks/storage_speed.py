@@ -213,7 +213,7 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
             url=f"sqlite:///{folder}/kmqpy.db",
             peer_url=lambda: str(folder / f"{uuid4().hex}.db"),
             peers=[
-                Peer(name="litequeue", package="litequeue==0.14", script=PEERS),
+                Peer(name="litequeue", package="litequeue==0.9", script=PEERS),
                 Peer(name="huey", package="huey==3.5.4", script=PEERS),
             ],
         )

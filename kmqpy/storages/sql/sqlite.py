@@ -55,6 +55,10 @@ class Sqlite:
         made.row_factory = None  # an application may want other rows of its connection
         return made
 
+    def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
+        """See Dialect."""
+        return False
+
     def begin(self, cursor: Cursor) -> None:
         """See Dialect."""
         cursor.execute("BEGIN IMMEDIATE")
