@@ -83,9 +83,9 @@ class Ours:
 
 def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
     """For `make bench`: each storage beside its peers."""
-    for name in sizes.storages:
+    for name, depths in sizes.storages.items():
         with _started(name) as server:
-            yield from cases_on(server, sizes.storage_depths, sizes.storage_s, sizes.repeats)
+            yield from cases_on(server, depths, sizes.storage_s, sizes.repeats)
 
 
 def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) -> Iterator[Case]:
@@ -158,10 +158,11 @@ def _python(peer: Peer) -> str:
     if not peer.package:
         return sys.executable
     folder = VENVS / peer.package.replace(" ", "-")
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if not ready.exists():
+        venv.create(folder, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.package.split()], check=True)
+        ready.touch()
     return str(python)
 
 
