@@ -20,7 +20,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.queue_load import BODY, Worker, measure
 
-_QUEUES = "CREATE TABLE IF NOT EXISTS bare_queues AS SELECT 1 AS id"
+_QUEUES = (
+    "CREATE TABLE IF NOT EXISTS bare_queues (id bigint PRIMARY KEY)",
+    "INSERT INTO bare_queues VALUES (1) ON CONFLICT DO NOTHING",
+)
+_SESSION = (
+    "enable_seqscan = off",
+    "enable_bitmapscan = off",
+    "jit = off",
+    "plan_cache_mode = force_generic_plan",
+)
 _TABLE = """CREATE TABLE IF NOT EXISTS bare_queue (
     id bigserial PRIMARY KEY, until_ms bigint NOT NULL DEFAULT 0, take integer NOT NULL DEFAULT 0,
     enqueued_ms bigint NOT NULL, body bytea NOT NULL
@@ -30,7 +39,8 @@ _INDEX_OF_LEASES = "CREATE INDEX IF NOT EXISTS bare_until ON bare_queue (until_m
 _NOW = "(SELECT CAST(extract(epoch FROM now()) * 1000 AS bigint))"
 _PUT = f"""INSERT INTO bare_queue (enqueued_ms, body)
 SELECT {_NOW}, new.body
-FROM (SELECT id FROM bare_queues FOR KEY SHARE) AS queue, unnest(%s::bytea[]) AS new(body) RETURNING id"""
+FROM (SELECT id FROM bare_queues WHERE id = 1 FOR KEY SHARE) AS queue, unnest(%s::bytea[]) AS new(body)
+RETURNING id"""
 _TAKE = f"""UPDATE bare_queue SET until_ms = {_NOW} + 30000, take = take + 1
 WHERE id = ANY (ARRAY(
     SELECT id FROM bare_queue
@@ -46,7 +56,7 @@ class BarePostgresql:
         import psycopg
 
         self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=1)
-        for setting in ("enable_seqscan = off", "enable_bitmapscan = off"):
+        for setting in _SESSION:
             self._connection.execute(f"SET {setting}")
         self._cursor = self._connection.cursor(binary=True)
 
@@ -56,7 +66,8 @@ class BarePostgresql:
 
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("DROP TABLE IF EXISTS bare_queue")
-            connection.execute(_QUEUES)
+            for statement in _QUEUES:
+                connection.execute(statement)
             connection.execute(_TABLE)
             connection.execute(
                 "INSERT INTO bare_queue (enqueued_ms, body) SELECT 0, %s FROM generate_series(1, %s)",
@@ -85,7 +96,7 @@ class Litequeue:
     def __init__(self, url: str) -> None:
         import litequeue
 
-        self._queue = litequeue.LiteQueue(url, check_same_thread=False)
+        self._queue = litequeue.LiteQueue(url)
         self._queue.conn.execute("PRAGMA synchronous = FULL")
 
     def put(self, count: int) -> None:
