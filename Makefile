@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 # Tests wait more than they compute, so more of them than cores run at a time.
-WORKERS ?= 4
+WORKERS ?= 5
 
 .PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model lock clean
 .DEFAULT_GOAL := help
