@@ -30,7 +30,8 @@ def test_the_command(spark, make_queue, tmp_path, monkeypatch):
     line += ["--aggregate", "select n, count(*) ids, sum(id) total from rows group by n"]
     with stopped_after(queue.tracker()):
         done = CliRunner().invoke(kmq, line, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
+    assert "2 messages became dead letters" in done.stderr
     good = [number for number in range(40) if number % 20 != 7]
     rows = spark.read.parquet(str(out))
     assert sorted((row["id"], row["n"]) for row in rows.collect()) == [(one, one % 3) for one in good]
