@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 @click.command(name="spark-jars")
-@click.option("--sink", "sinks", metavar="NAME", multiple=True, help="And those of: delta, postgresql, sqlite.")
+@click.option(
+    "--sink", "sinks", metavar="NAME", multiple=True, help="And those of: delta, postgresql, sqlite."
+)
 @connected
 def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
     """Print the jars that Spark needs, as spark-submit takes them.
@@ -40,7 +42,9 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
 
     for name in sinks:
         if name not in ("delta", "postgresql", "sqlite"):
-            raise click.UsageError(f"--sink {name}: has no jars of its own; delta, postgresql and sqlite have")
+            raise click.UsageError(
+                f"--sink {name}: has no jars of its own; delta, postgresql and sqlite have"
+            )
     paths = [str(path) for path in spark_jars(f"spark-{name}" for name in sinks)]
     if cli.json:
         print_json(paths)
@@ -50,7 +54,9 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
 
 @click.command(name="pipeline", short_help="Process a queue on Spark into files or tables, by message.")
 @click.argument("queue")
-@click.option("--out", required=True, metavar="PLACE", help="A folder, the JDBC URL of a database, or a topic.")
+@click.option(
+    "--out", required=True, metavar="PLACE", help="A folder, the JDBC URL of a database, or a topic."
+)
 @click.option("--schema", required=True, metavar="DDL", help="Columns of the rows: 'id long, total double'.")
 @click.option(
     "--function",
@@ -122,7 +128,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     )
     target = target_of(sink, cli.connection)
     checkpoint_of(sink)
-    conf = _conf(given["settings"], target.settings())
+    conf = _conf(given["settings"], target.settings)
     function = None if given["function"] is None else _loaded(given["function"])
     settings = cli.queue(queue)
     builder = SparkSession.builder.appName(f"kmq pipeline {queue}")
@@ -132,7 +138,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         builder = builder.master(given["master"] or "local[*]")
         if (given["master"] or "local").startswith("local"):  # 200 are for a cluster
             builder = builder.config("spark.sql.shuffle.partitions", "4")
-    spark = start(builder.config(map=conf), packages=given["packages"], jar_sets=target.jar_sets())
+    spark = start(builder.config(map=conf), packages=given["packages"], jar_sets=target.jar_sets)
     stopping = _stop_signal()
     dead_before = dead_letters(cli.connection, settings)
     try:
@@ -211,9 +217,9 @@ def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None
             click.echo(err=True)
 
 
-def _conf(given: tuple[str, ...], needed: Mapping[str, str]) -> dict[str, str]:
+def _conf(given: tuple[str, ...], needed: Mapping[str, str]) -> dict[str, Any]:
     """Settings of Spark: those of --conf, and what the sink needs beside them."""
-    found = dict(pairs(given, "--conf"))
+    found: dict[str, Any] = dict(pairs(given, "--conf"))
     for key in found:
         if not key.startswith("spark."):
             raise click.UsageError(f"--conf {key}: is no setting of Spark; those begin with spark.")

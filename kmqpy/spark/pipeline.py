@@ -128,7 +128,9 @@ def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
         raise ConfigError(f"aggregate: {sql!r} can't be run: {one_line(error)}") from None
 
 
-def write_aggregate(spark: SparkSession, sink: Sink, schema: str, sql: str, connection: KafkaConnection) -> str:
+def write_aggregate(
+    spark: SparkSession, sink: Sink, schema: str, sql: str, connection: KafkaConnection
+) -> str:
     """Write what `sql` makes of the view `rows`, in the sink's format; returns the path."""
     written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
     path = f"{sink.path.rstrip('/')}-aggregate"

@@ -79,6 +79,7 @@ def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signa
     def gone(*_, **__):
         raise ConnectionRefusedError(111, "Connection refused")
 
+    monkeypatch.setattr(pipeline, "dead_letters", lambda *_: 0)
     monkeypatch.setattr(pipeline, "run_pipeline", gone)
     line = ["pipeline", "q", "--schema", "id int", "--out", str(tmp_path), "--follow"]
     done = CliRunner().invoke(kmq, line)

@@ -39,5 +39,7 @@ def checkpoint_of(sink: Sink) -> str:
     if sink.checkpoint:
         return sink.checkpoint
     if sink.format not in IN_FOLDERS:
-        raise ConfigError(f"checkpoint: name a folder (--checkpoint); a sink {sink.format} has none of its own")
+        raise ConfigError(
+            f"checkpoint: name a folder (--checkpoint); a sink {sink.format} has none of its own"
+        )
     return f"{sink.path.rstrip('/')}.kmq/checkpoint"

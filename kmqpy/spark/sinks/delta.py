@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -14,16 +15,19 @@ from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.files import arranged, check_partitioning, persisted, place_of
 from kmqpy.spark.sinks.origin import without_known
-from kmqpy.spark.sinks.target import Sink
+from kmqpy.spark.sinks.target import Target
 
 _ROW_BYTES = 100
 
 
 @dataclass(frozen=True)
-class DeltaTarget:
+class DeltaTarget(Target):
     """A Delta table in a folder; Delta ignores a micro-batch that it has already."""
 
-    sink: Sink
+    settings: ClassVar[Mapping[str, str]] = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
         """See Target. Makes the table, so that the first micro-batch finds one."""
@@ -49,13 +53,7 @@ class DeltaTarget:
         """See Target."""
         return spark.read.format("delta").load(self._uri).select(*schema.names)
 
-    def settings(self) -> Mapping[str, str]:
-        """See Target."""
-        return {
-            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        }
-
+    @property
     def jar_sets(self) -> tuple[str, ...]:
         """See Target."""
         return ("spark-delta",)

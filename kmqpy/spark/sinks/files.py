@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.origin import COPY, without_known
-from kmqpy.spark.sinks.target import Sink
+from kmqpy.spark.sinks.target import Sink, Target
 
 FORMATS = ("parquet", "orc", "json", "csv")
 
@@ -44,10 +44,8 @@ class _Files:
 
 
 @dataclass(frozen=True)
-class FileTarget:
+class FileTarget(Target):
     """A folder of files."""
-
-    sink: Sink
 
     def check(self, spark: SparkSession, schema: StructType) -> None:
         """See Target."""
@@ -97,14 +95,6 @@ class FileTarget:
         place = self._place()
         place.system.create_dir(place.root, recursive=True)
         return spark.read.format(self.sink.format).options(**self.sink.options).schema(schema).load(place.uri)
-
-    def settings(self) -> Mapping[str, str]:
-        """See Target."""
-        return {}
-
-    def jar_sets(self) -> tuple[str, ...]:
-        """See Target."""
-        return ()
 
     def _stage(self, rows: DataFrame, place: _Files) -> None:
         writer = rows.write.format(self.sink.format).options(**self.sink.options).mode("overwrite")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, StructType
 from kmqpy.errors import ConfigError, MissingExtra, Unavailable
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.origin import COPY, MESSAGE, ORIGIN
-from kmqpy.spark.sinks.target import Sink
+from kmqpy.spark.sinks.target import Target
 
 POSTGRESQL, SQLITE = "jdbc:postgresql:", "jdbc:sqlite:"
 PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
@@ -34,10 +34,8 @@ _TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
-class JdbcTarget:
+class JdbcTarget(Target):
     """A table of a database; `path` is its JDBC URL, the option `table` the table."""
-
-    sink: Sink
 
     def __post_init__(self) -> None:
         if not self.sink.path.startswith(tuple(_DRIVERS)):
@@ -73,10 +71,7 @@ class JdbcTarget:
         found = spark.read.jdbc(self.sink.path, self._table(""), properties=self._properties())
         return found.select(*schema.names)
 
-    def settings(self) -> Mapping[str, str]:
-        """See Target."""
-        return {}
-
+    @property
     def jar_sets(self) -> tuple[str, ...]:
         """See Target."""
         return () if "driver" in self.sink.options else (_JARS[self._kind],)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from kmqpy.errors import ConfigError, NotSupported
+from kmqpy.errors import ConfigError
 from kmqpy.spark.sinks.origin import COPY, ORIGIN
-from kmqpy.spark.sinks.target import Sink
+from kmqpy.spark.sinks.target import Target
 
 
 @dataclass(frozen=True)
-class KafkaTarget:
+class KafkaTarget(Target):
     """A topic, `path`, of the queue's Kafka, unless the option kafka.bootstrap.servers names another.
 
     The columns `key` and `value` of a row are the record's; without `value` it is the row as JSON. The
     headers original_partition, original_offset and original_row name the row.
     """
-
-    sink: Sink
 
     def __post_init__(self) -> None:
         if self.sink.partition_by:
@@ -49,15 +46,3 @@ class KafkaTarget:
         )
         records = rows.select(key.alias("key"), value.alias("value"), F.array(*names).alias("headers"))
         records.write.format("kafka").options(**self.sink.options).option("topic", self.sink.path).save()
-
-    def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """See Target."""
-        raise NotSupported("aggregate: a topic is not read back; write to files or a table")
-
-    def settings(self) -> Mapping[str, str]:
-        """See Target."""
-        return {}
-
-    def jar_sets(self) -> tuple[str, ...]:
-        """See Target."""
-        return ()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
+
+from kmqpy.errors import NotSupported
 
 DEFAULT_FILE_BYTES = 128 * 2**20
 
@@ -32,23 +35,31 @@ class Sink:
     checkpoint: str | None = None
 
 
-class Target(Protocol):
-    """A sink that takes micro-batches; the one of an id that was written before may come again.
+@dataclass(frozen=True)
+class Target(ABC):
+    """A sink that takes micro-batches; the one of a number that was written before may come again."""
 
-    `run` names the checkpoint: a number of a micro-batch says which it is within one only.
-    """
+    sink: Sink
 
-    def check(self, spark: SparkSession, schema: StructType) -> None:
-        """Raise ConfigError unless rows of this schema can be written there."""
+    settings: ClassVar[Mapping[str, str]] = {}
+    """What the session must be configured with."""
 
-    def write(self, batch: DataFrame, number: int, run: str) -> None:
-        """Write the rows of a micro-batch, which is evaluated once."""
-
-    def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
-        """What was written; raises NotSupported where Spark can't read it."""
-
-    def settings(self) -> Mapping[str, str]:
-        """What the session must be configured with."""
-
+    @property
     def jar_sets(self) -> tuple[str, ...]:
         """The sets of jars (kmqpy/dev/jars.json) that the session must have."""
+        return ()
+
+    @abstractmethod
+    def check(self, spark: SparkSession, schema: StructType) -> None:
+        """Make the place ready; raise ConfigError unless rows of this schema can be written there."""
+
+    @abstractmethod
+    def write(self, batch: DataFrame, number: int, run: str) -> None:
+        """Write the rows of a micro-batch, which is evaluated once.
+
+        run  names the checkpoint within which `number` says which micro-batch it is
+        """
+
+    def read(self, spark: SparkSession, schema: StructType) -> DataFrame:  # noqa: ARG002
+        """The rows that were written; raises NotSupported where Spark can't read them."""
+        raise NotSupported(f"format: {self.sink.format} is not read back")
