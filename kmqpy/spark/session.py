@@ -28,7 +28,7 @@ _EXTRA = "spark"
 
 
 def spark_jars(sets: Iterable[str] = ()) -> list[Path]:
-    """The jars that Spark needs to read and write Kafka, as `spark-submit --jars` takes them; and more sets.
+    """The jars that Spark needs for Kafka, and those of `sets`, as `spark-submit --jars` takes them.
 
     Fetched once, checked against pinned SHA-256 sums, and cached. Raises ClusterError if they can't be
     fetched, MissingExtra if what fetches them is not installed.

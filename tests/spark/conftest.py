@@ -15,7 +15,7 @@ from support import LiveQueue
 
 from kmqpy.dev import class_archive
 from kmqpy.kafka.settings import KafkaConnection
-from tests.spark.sessions import CLASSES, INTERPRETED, small
+from tests.spark.sessions import CLASSES, DATABASES, INTERPRETED, small
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -49,7 +49,8 @@ def spark() -> Iterator[SparkSession]:
     """Spark in this process; make no session of your own, tests of one that dies start a process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
-        session = small(SparkSession.builder.master("local[2]").config(map=INTERPRETED)).getOrCreate()
+        builder = SparkSession.builder.master("local[2]").config(map=INTERPRETED)
+        session = small(builder, DATABASES).getOrCreate()
     yield session
     session.stop()
 

@@ -1,6 +1,7 @@
 """Settings of Spark for tests."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
@@ -50,6 +51,10 @@ INTERPRETED = {
 """For most tests; test_connect and test_driver_killed have their queries compiled, as users have."""
 
 
-def small(builder: SparkSession.Builder) -> SparkSession.Builder:
+DATABASES = ("spark-postgresql", "spark-sqlite")
+"""Jars that tests of sinks need."""
+
+
+def small(builder: SparkSession.Builder, jar_sets: Sequence[str] = ()) -> SparkSession.Builder:
     """Settings for little data and little time."""
-    return configure_spark_with_kmq(builder.config(map=SMALL))
+    return configure_spark_with_kmq(builder.config(map=SMALL), jar_sets=jar_sets)

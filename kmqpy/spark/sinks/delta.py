@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,11 +12,9 @@ from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import one_line
-from kmqpy.spark.sinks.files import arranged, check_partitioning, persisted, place_of
+from kmqpy.spark.sinks.files import FIRST_GUESS, arranged, check_partitioning, persisted, place_of
 from kmqpy.spark.sinks.origin import without_known
 from kmqpy.spark.sinks.target import Target
-
-_ROW_BYTES = 100
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class DeltaTarget(Target):
         with persisted(batch) as rows:
             count = rows.count()
             new = without_known(rows, batch.sparkSession.read.format("delta").load(self._uri))
-            new = arranged(new, self.sink, max(1, math.ceil(count * _ROW_BYTES / self.sink.file_bytes)))
+            new = arranged(new, self.sink, count, FIRST_GUESS)
             once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
             writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
             writer.partitionBy(*self.sink.partition_by).save(self._uri)

@@ -30,7 +30,7 @@ from kmqpy.spark.sinks.target import Sink, Target
 FORMATS = ("parquet", "orc", "json", "csv")
 
 _LAST = "last.json"
-_FIRST_GUESS = 100
+FIRST_GUESS = 100
 """Bytes of a row in a file, until files are there."""
 
 
@@ -70,9 +70,8 @@ class FileTarget(Target):
             if not count:
                 return
             new = without_known(rows, self.read(batch.sparkSession, _fields(batch)))
-            size = before.get("row_bytes", _FIRST_GUESS)
-            new = arranged(new, self.sink, max(1, math.ceil(count * size / self.sink.file_bytes)))
-            self._stage(new, place)
+            size = before.get("row_bytes", FIRST_GUESS)
+            self._stage(arranged(new, self.sink, count, size), place, size)
             staged = _data_files(place.system, staging)
             moves = {
                 info.path: _named(info.path.removeprefix(f"{staging}/"), f"{run}-{number:09d}")
@@ -96,8 +95,9 @@ class FileTarget(Target):
         place.system.create_dir(place.root, recursive=True)
         return spark.read.format(self.sink.format).options(**self.sink.options).schema(schema).load(place.uri)
 
-    def _stage(self, rows: DataFrame, place: _Files) -> None:
-        writer = rows.write.format(self.sink.format).options(**self.sink.options).mode("overwrite")
+    def _stage(self, rows: DataFrame, place: _Files, row_bytes: int = FIRST_GUESS) -> None:
+        most = {"maxRecordsPerFile": str(max(1, self.sink.file_bytes // row_bytes))}
+        writer = rows.write.format(self.sink.format).options(**most, **self.sink.options).mode("overwrite")
         writer.partitionBy(*self.sink.partition_by).save(f"{place.uri}.kmq/staging")
 
     def _place(self) -> _Files:
@@ -125,11 +125,11 @@ def check_partitioning(sink: Sink, schema: StructType) -> None:
         raise ConfigError(f"file size: {sink.file_bytes} bytes; it must be at least 1")
 
 
-def arranged(rows: DataFrame, sink: Sink, files: int) -> DataFrame:
-    """The rows in so many partitions, those of one folder together."""
+def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFrame:
+    """That many rows in few partitions, those of one folder together."""
     if sink.partition_by:
-        return rows.repartition(files, *sink.partition_by)
-    return rows.coalesce(files)
+        return rows.repartition(*sink.partition_by)
+    return rows.coalesce(max(1, math.ceil(count * row_bytes / sink.file_bytes)))
 
 
 @contextmanager

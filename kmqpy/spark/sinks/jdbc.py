@@ -95,8 +95,10 @@ class JdbcTarget(Target):
         return self.sink.options.get("password") or os.environ.get(PASSWORD)
 
     def _stage(self, rows: DataFrame) -> None:
-        if self._kind == SQLITE:  # which has one writer at a time
-            rows = rows.coalesce(1)
+        if self._kind == SQLITE:
+            rows = rows.coalesce(1)  # it has one writer at a time
+            with self._connected() as connection:  # and Spark does not understand that a table is not there
+                connection.execute(f"create table if not exists {self._table('_kmq_stage')} (nothing int)")
         rows.write.jdbc(self.sink.path, self._table("_kmq_stage"), "overwrite", self._properties())
 
     def _take_over(self, columns: Sequence[str]) -> None:
@@ -105,15 +107,14 @@ class JdbcTarget(Target):
         names, key = ", ".join(map(_quoted, columns)), ", ".join(map(_quoted, ORIGIN))
         same = " and ".join(f"known.{_quoted(name)} = stage.{_quoted(name)}" for name in MESSAGE)
         with self._connected() as connection:
-            for statement in (
-                "begin",
-                f"create table if not exists {table} as select * from {stage} where 1 = 0",
-                f"create unique index if not exists {index} on {table} ({key})",
-                f"insert into {table} ({names}) select {names} from {stage} stage "
-                f"where not exists (select 1 from {table} known where {same})",
-                "commit",
-            ):
-                connection.execute(statement)
+            connection.execute("begin")
+            connection.execute(f"create table if not exists {table} as select * from {stage} where 1 = 0")
+            connection.execute(f"create unique index if not exists {index} on {table} ({key})")
+            connection.execute(
+                f"insert into {table} ({names}) select {names} from {stage} stage "  # noqa: S608 # quoted
+                f"where not exists (select 1 from {table} known where {same})"
+            )
+            connection.execute("commit")
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
