@@ -42,8 +42,9 @@ def configure_spark_with_kmq(
     """Return `builder`, made ready for queues: `configure_spark_with_kmq(builder).getOrCreate()`.
 
     Adds the Kafka connector to the jars that it names already, and `extra_packages` (Maven coordinates)
-    to its packages, and the jars of sinks (`jar_sets`: "spark-delta", …). For a local master it also sees to Java (JAVA_HOME), and that the Python workers are
-    this Python (PYSPARK_PYTHON, unless set) and find kmqpy (PYTHONPATH). Under spark-submit and for a
+    to its packages, and the jars of sinks (`jar_sets`: "spark-delta", …). For a local master it also sees to
+    Java (JAVA_HOME), and that the Python workers are this Python (PYSPARK_PYTHON, unless set) and find kmqpy
+    (PYTHONPATH). Under spark-submit and for a
     Spark Connect server elsewhere, jars are given there: `--jars $(kmq spark-jars)`.
 
     Call it when master and jars are set, before the session is made.

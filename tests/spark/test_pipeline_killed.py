@@ -33,7 +33,7 @@ def test_each_row_is_in_the_sink_once(make_queue, queue_name, tmp_path):
                 line, stdout=log, stderr=log, start_new_session=True, timeout=180, check=False
             )
         assert done.returncode == (-signal.SIGKILL if death else 0), (tmp_path / "log").read_text()[-3000:]
-    assert json.loads((tmp_path / "found.json").read_text()) == dict.fromkeys(queues, list(range(20)))
+    assert json.loads((tmp_path / "found.json").read_text()) == {name: list(range(20)) for name in queues}
     for queue in queues.values():
         left = stats.queue_stats(queue.connection, queue.settings)
         assert (left.depth, left.in_flight) == (0, 0)

@@ -1,3 +1,4 @@
+# ruff: noqa: S608 # names are quoted, values are not in the statements
 """PostgreSQL and SQLite: executors fill a stage table; the driver takes it over in one transaction.
 
 A message whose rows the table has is left as it is, so that a micro-batch that comes again, and a message
@@ -98,7 +99,7 @@ class JdbcTarget(Target):
         if self._kind == SQLITE:
             rows = rows.coalesce(1)  # it has one writer at a time
             with self._connected() as connection:  # and Spark does not understand that a table is not there
-                connection.execute(f"create table if not exists {self._table('_kmq_stage')} (nothing int)")
+                connection.execute(f"create table if not exists {self._table('_kmq_stage')} (id int)")
         rows.write.jdbc(self.sink.path, self._table("_kmq_stage"), "overwrite", self._properties())
 
     def _take_over(self, columns: Sequence[str]) -> None:
@@ -110,10 +111,9 @@ class JdbcTarget(Target):
             connection.execute("begin")
             connection.execute(f"create table if not exists {table} as select * from {stage} where 1 = 0")
             connection.execute(f"create unique index if not exists {index} on {table} ({key})")
-            connection.execute(
-                f"insert into {table} ({names}) select {names} from {stage} stage "  # noqa: S608 # quoted
-                f"where not exists (select 1 from {table} known where {same})"
-            )
+            is_known = f"exists (select 1 from {table} known where {same})"
+            new = f"select {names} from {stage} stage where not {is_known}"
+            connection.execute(f"insert into {table} ({names}) {new}")
             connection.execute("commit")
 
     @contextmanager
