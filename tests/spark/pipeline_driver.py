@@ -110,6 +110,7 @@ def main():
     sinks = sinks_in(folder)
     targets = {name: target_of(sink, connection) for name, sink in sinks.items()}
     builder = SparkSession.builder.master("local[2]").config(map=json.loads(sys.argv[2]))
+    builder = builder.config("spark.databricks.delta.snapshotPartitions", "1")  # 50 are for large tables
     for target in targets.values():
         builder = builder.config(map=dict(target.settings))
     jar_sets = [name for target in targets.values() for name in target.jar_sets]

@@ -59,7 +59,11 @@ def test_what_is_refused_and_why(spark):
     expected = {
         json.dumps(b).encode(): f"not of the schema: {w}" for w, ones in refused.items() for b in ones
     }
+    deep = b"[" * 100_000
     broken = [
+        b"\xff",
+        deep,
+        b'{"id": ' + deep,
         b"",
         b"broken",
         b"5",
