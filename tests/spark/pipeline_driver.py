@@ -46,14 +46,14 @@ def die():
     os.killpg(0, signal.SIGKILL)
 
 
-def die_when_written(kind):
-    write = kind.write
+def die_when_delta_is_written():
+    write = DeltaTarget.write
 
     def writing(self, *arguments, **named):
         write(self, *arguments, **named)
         die()
 
-    kind.write = writing
+    DeltaTarget.write = writing
 
 
 def die_committing_delta(folder):
@@ -103,9 +103,8 @@ def main():
     {
         "": lambda: None,
         "delta committing": lambda: die_committing_delta(folder / "delta"),
-        "delta written": lambda: die_when_written(DeltaTarget),
+        "delta written": die_when_delta_is_written,
         "jdbc committing": die_committing_jdbc,
-        "jdbc written": lambda: die_when_written(JdbcTarget),
     }[death]()
     sinks = sinks_in(folder)
     targets = {name: target_of(sink, connection) for name, sink in sinks.items()}

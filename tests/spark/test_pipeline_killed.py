@@ -12,7 +12,7 @@ from kmqpy.kafka.admin import stats
 from tests.spark.sessions import INTERPRETED, SMALL
 
 DRIVER = Path(__file__).with_name("pipeline_driver.py")
-DEATHS = ["delta committing", "delta written", "jdbc committing", "jdbc written", ""]
+DEATHS = ["delta committing", "delta written", "jdbc committing", ""]
 
 
 @pytest.mark.timeout(400)
