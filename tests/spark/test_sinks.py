@@ -31,7 +31,7 @@ def ids_in(spark, target):
 
 @pytest.mark.parametrize("form", ["parquet", "orc", "json", "csv"])
 def test_any_reader_of_files_sees_each_row_once(spark, tmp_path, form):
-    out = tmp_path / "rows"
+    out = tmp_path / "all rows, 100%20"
     target = made(spark, Sink(path=str(out), format=form))
     target.write(batch_of(spark, range(10)), 0, "a")
     target.write(batch_of(spark, range(10)), 0, "a")  # the driver died before Spark knew of it
@@ -42,6 +42,7 @@ def test_any_reader_of_files_sees_each_row_once(spark, tmp_path, form):
     assert ids_in(spark, target) == list(range(24))
     others = [path for path in out.rglob("*") if path.is_file() and not path.name.startswith("kmq-")]
     assert others == []
+    assert {path.name for path in tmp_path.iterdir()} == {out.name, f"{out.name}.kmq"}
     if form == "parquet":
         assert sorted(pyarrow.dataset.dataset(str(out)).to_table()["id"].to_pylist()) == list(range(24))
 

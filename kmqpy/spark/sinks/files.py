@@ -106,9 +106,11 @@ class FileTarget(Target):
 
 def place_of(path: str) -> _Files:
     """The folder at a path or URI; raises ConfigError where Arrow can't reach it."""
+    local = path.removeprefix("file:").removeprefix("//") if path.startswith("file:") else path
+    if "://" not in local:  # Spark takes a path as it stands, where Arrow would read %20 as a space
+        root = str(Path(local).absolute())
+        return _Files(fs.LocalFileSystem(), f"file://{root}", root)
     uri = path.rstrip("/")
-    if "://" not in uri and not uri.startswith("file:"):
-        uri = Path(uri).absolute().as_uri()
     try:
         system, root = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1))
     except (pa.ArrowException, OSError) as error:
