@@ -15,7 +15,7 @@ DRIVER = Path(__file__).with_name("pipeline_driver.py")
 DEATHS = ["delta committing", "delta written", "jdbc committing", ""]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_each_row_is_in_the_sink_once(make_queue, queue_name, tmp_path):
     queues = {name: make_queue(2, f"{queue_name}-{name}") for name in ("delta", "jdbc")}
     for queue in queues.values():
