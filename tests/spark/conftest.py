@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from support import LiveQueue
 
 from kmqpy.kafka.settings import KafkaConnection
-from tests.spark.sessions import INTERPRETED, QUICK_WORKERS, small
+from tests.spark.sessions import DATABASES, INTERPRETED, QUICK_WORKERS, small
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -33,7 +33,7 @@ def spark() -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
         builder = SparkSession.builder.master("local[2]").config(map={**INTERPRETED, **QUICK_WORKERS})
-        session = small(builder).getOrCreate()
+        session = small(builder, DATABASES).getOrCreate()
     yield session
     session.stop()
 

@@ -1,6 +1,7 @@
 """Settings of Spark for tests."""
 
 import functools
+from collections.abc import Sequence
 
 from py4j.java_gateway import JVMView
 from pyspark.sql import SparkSession
@@ -36,6 +37,10 @@ INTERPRETED = {
 QUICK_WORKERS = {"spark.python.daemon.module": "tests.spark.quick_daemon"}
 
 
-def small(builder: SparkSession.Builder) -> SparkSession.Builder:
+DATABASES = ("spark-postgresql", "spark-sqlite")
+"""Jars that tests of sinks need."""
+
+
+def small(builder: SparkSession.Builder, jar_sets: Sequence[str] = ()) -> SparkSession.Builder:
     """Settings for little data and little time."""
-    return configure_spark_with_kmq(builder.config(map=SMALL))
+    return configure_spark_with_kmq(builder.config(map=SMALL), jar_sets=jar_sets)
