@@ -15,8 +15,8 @@ _BASE = {
     "MaxAcks": "1",
     "MaxTakeovers": "0",
     "MaxDeletions": "0",
-    "Clients": '{"a", "b"}',
-    "Owner": '"b"',
+    "Clients": "{a, b}",
+    "Owner": "b",
     "FetchedEarlier": "{}",
     "TransactionsAbort": "TRUE",
     "TrackerClaims": "TRUE",
@@ -56,6 +56,11 @@ class Run:
     def all_constants(self) -> dict[str, str]:
         """The value of every constant of the model."""
         return {**_BASE, **self.constants}
+
+    @property
+    def clients_are_alike(self) -> bool:
+        """The model tells its clients apart only where one fetched a message before it lost the partition."""
+        return self.all_constants["FetchedEarlier"] == "{}"
 
 
 def _control(name: str, violates: str, **constants: str) -> Run:
