@@ -69,8 +69,8 @@ def _control(name: str, violates: str, **constants: str) -> Run:
 
 RUNS = (
     Run(name="one message, its copies and an ack"),
-    Run(name="a client was paused between fetch and take", constants=_PAUSED_CLIENT),
-    Run(name="two messages", constants=_TWO_MESSAGES),
+    Run(name="a client was paused between fetch and take", constants={**_PAUSED_CLIENT, "MaxAcks": "0"}),
+    Run(name="two messages", constants={**_TWO_MESSAGES, "MaxTransactions": "2"}),
     Run(name="two partitions", constants={**_TWO_PARTITIONS, "MaxTransactions": "2"}),
     Run(name="takeover", constants=_TAKEOVER),
     Run(name="retention", constants={**_RETENTION, "MaxTransactions": "2"}),
