@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 # Tests wait more than they compute, so more of them than cores run at a time.
-WORKERS ?= 4
+WORKERS ?= 5
+# Else the hundreds of processes that tests start, and each worker, would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model lock clean
 .DEFAULT_GOAL := help

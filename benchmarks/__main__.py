@@ -29,6 +29,7 @@ from benchmarks import (
     spark_tracker,
     storage_speed,
     waiting,
+    zookeeper_speed,
 )
 from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
@@ -52,12 +53,13 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "failover": failover.cases,
     "restart": restart.cases,
     "storages": storage_speed.cases,
+    "zookeeper": zookeeper_speed.cases,
     "spark-processing": spark_processing.cases,
     "spark-state": spark_state.cases,
     "spark-tracker": spark_tracker.cases,
 }
-SLOW_TO_START = {"spark-processing", "spark-state", "spark-tracker"}
-"""A Spark session for each peer: too long for --quick, unless asked for."""
+TOO_LONG = {"storages", "zookeeper", "spark-processing", "spark-state", "spark-tracker"}
+"""For --quick, unless asked for: many peers, or a Spark session for each."""
 
 # The embedded cluster is tuned for a quick start; this is what lets a broker run at its speed.
 BROKER_JVM = ("-Xmx1g", "-XX:TieredStopAtLevel=4")
@@ -69,14 +71,18 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--quick", is_flag=True, help="Smaller numbers, one turn each, without Spark: 3 minutes.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Smaller numbers, one turn each, without storages, ZooKeeper and Spark: 3 minutes.",
+)
 @click.option("--only", default="", help=f"Some of the works, with commas: {','.join(WORKS)}.")
 @click.option("--turns", type=click.IntRange(1), help="Turns of each peer, in place of 3 (quick: 1).")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=HERE / "results")
 def run(*, quick: bool, only: str, turns: int | None, out: Path) -> None:
     """Run the works, print the table, write results.json and results.png into a folder."""
     chosen = [name.strip() for name in only.split(",") if name.strip()]
-    chosen = chosen or [name for name in WORKS if not (quick and name in SLOW_TO_START)]
+    chosen = chosen or [name for name in WORKS if not (quick and name in TOO_LONG)]
     if unknown := set(chosen) - set(WORKS):
         raise click.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(WORKS)}")
     out.mkdir(parents=True, exist_ok=True)

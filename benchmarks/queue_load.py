@@ -45,9 +45,14 @@ def measure(
             all_of_them.callback(worker.close)
             worker.put(batch)
             worker.finish(worker.take(batch))
-        put, put_s = _run(workers, lambda worker, _: _put(worker, batch), seconds, None)
+        put, put_s = put_speed(workers, batch, seconds)
         taken, taken_s = _run(workers, lambda worker, left: _take(worker, min(batch, left)), 4 * seconds, put)
         return {"put": put / put_s, "take": taken / taken_s}
+
+
+def put_speed(workers: Sequence[Worker], batch: int, seconds: float) -> tuple[int, float]:
+    """How many messages were put, and in which time."""
+    return _run(workers, lambda worker, _: _put(worker, batch), seconds, None)
 
 
 def _put(worker: Worker, batch: int) -> int:

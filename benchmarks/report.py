@@ -12,14 +12,24 @@ _HEAD = ("peer", "unit", "min", "median", "max", "÷ consume", "÷ JVM kmq")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """All rows for a terminal, a block for each case."""
+    """All rows for a terminal, a block for each case.
+
+    Where no peer is a plain consumer or the JVM library, the first is compared with each other one.
+    """
     cells = [_cells(row, rows) for row in rows]
     widths = [max(len(line[i]) for line in [*cells, _HEAD]) for i in range(len(_HEAD))]
     lines: list[str] = []
     for (work, case), group in groupby(rows, key=lambda row: (row.work, row.case)):
-        lines += ["", f"{work}: {case}", _line(_HEAD, widths)]
-        for row in group:
-            lines.append(_line(_cells(row, rows), widths))
+        block = list(group)
+        by_kafka = any(row.peer in (PLAIN, JVM) for row in block)
+        first = block[0].peer
+        lines += ["", f"{work}: {case}", _line(_HEAD if by_kafka else (*_HEAD[:5], f"{first} ÷ it"), widths)]
+        for row in block:
+            cells = _cells(row, rows)
+            if not by_kafka:
+                beside = ratio(row, rows, first)
+                cells = (*cells[:5], shown(1 / beside) if beside and row.peer != first else "-")
+            lines.append(_line(cells, widths))
             if row.problem:
                 lines.append(f"    {row.problem}")
     return "\n".join(lines).lstrip("\n")
@@ -122,5 +132,5 @@ def _measured(row: Row) -> str:
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-    right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+    right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=False)]
     return "  ".join([*left, *right]).rstrip()

@@ -1,5 +1,6 @@
 """How much is done in a full run and in a quick one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -31,8 +32,9 @@ class Sizes:
     restart_cases: tuple[bool, ...]
     """Whether one long lease stands before all markers."""
     bulk_partitions: tuple[int, ...]
-    storages: tuple[str, ...]
-    storage_depths: tuple[int, ...]
+    storages: Mapping[str, tuple[int, ...]]
+    """The depths of each storage."""
+    zookeeper_depths: tuple[int, ...]
     storage_s: float
     """Of each part of a turn."""
     spark_messages: int
@@ -58,8 +60,8 @@ FULL = Sizes(
     restart_lease_s=15,
     restart_cases=(False, True),
     bulk_partitions=(1, 4),
-    storages=("postgresql", "mariadb", "sqlite", "redis"),
-    storage_depths=(0, 10_000, 1_000_000),
+    storages=dict.fromkeys(("postgresql", "mariadb", "sqlite", "redis"), (0, 10_000, 1_000_000)),
+    zookeeper_depths=(0, 10_000, 100_000),
     storage_s=3.0,
     spark_messages=3_000_000,
     spark_markers=5_000_000,
@@ -84,8 +86,13 @@ QUICK = Sizes(
     restart_lease_s=3,
     restart_cases=(False,),
     bulk_partitions=(4,),
-    storages=("postgresql",),
-    storage_depths=(0,),
+    storages={
+        "postgresql": (0, 10_000, 1_000_000),
+        "mariadb": (0, 10_000),
+        "sqlite": (0, 10_000),
+        "redis": (0, 10_000, 1_000_000),
+    },
+    zookeeper_depths=(0, 10_000, 100_000),
     storage_s=0.5,
     spark_messages=600_000,
     spark_markers=500_000,

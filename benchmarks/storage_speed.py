@@ -27,6 +27,7 @@ from kmqpy.queue import Queue, Storage, storage_for
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers" / "sql_queues.py"
+POSTGRESQL_PEERS = HERE / "peers" / "postgresql_queues.py"
 REDIS_PEERS = HERE / "peers" / "redis_queues.py"
 VENVS = Path.home() / ".cache" / "kmqpy" / "bench-peers"
 """A venv for each package that a peer needs, made when it is first run."""
@@ -40,7 +41,7 @@ _FILL = 5_000
 class Peer:
     """Another queue on the same server: a script that is run by the Python of a venv with `packages`.
 
-    package  what pip installs; empty: nothing beyond what we have
+    package  what pip installs, with blanks between; empty: nothing beyond what we have
     """
 
     name: str
@@ -82,9 +83,9 @@ class Ours:
 
 def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
     """For `make bench`: each storage beside its peers."""
-    for name in sizes.storages:
+    for name, depths in sizes.storages.items():
         with _started(name) as server:
-            yield from cases_on(server, sizes.storage_depths, sizes.storage_s, sizes.repeats)
+            yield from cases_on(server, depths, sizes.storage_s, sizes.repeats)
 
 
 def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) -> Iterator[Case]:
@@ -101,23 +102,32 @@ def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) 
                             peers[peer.name] = _theirs(peer, server, depth, takers, batch, seconds)
                     yield Case(
                         work=f"queues on {server.name}",
-                        name=f"depth {depth:,}, {takers} takers, "
-                        + ("one by one" if batch == 1 else f"batches of {batch}"),
+                        name=f"depth {depth:,}, {takers} takers, {batch_name(batch)}",
                         metrics={"put": "put/s", "take": "take+ack/s"},
                         peers=peers,
                         repeats=turns,
                     )
 
 
+def batch_name(batch: int) -> str:
+    """In the name of a case."""
+    return "one by one" if batch == 1 else f"batches of {batch}"
+
+
+def filled(storage: Storage, depth: int) -> Queue:
+    """A queue of the storage that was made and filled to `depth` when it was first asked for."""
+    name = f"depth-{depth}"
+    if name not in storage.list():
+        storage.create(name)
+        queue = storage.open(name)
+        for first in range(0, depth, _FILL):
+            queue.send_many([BODY] * min(_FILL, depth - first))
+    return storage.open(name)
+
+
 def _ours(storage: Storage, depth: int, takers: int, batch: int, seconds: float) -> Callable[[], Figures]:
     def turn() -> Figures:
-        name = f"depth-{depth}"  # filled once
-        if name not in storage.list():
-            storage.create(name)
-            queue = storage.open(name)
-            for first in range(0, depth, _FILL):
-                queue.send_many([BODY] * min(_FILL, depth - first))
-        queue = storage.open(name)
+        queue = filled(storage, depth)
         return measure(lambda: Ours(queue), takers=takers, batch=batch, seconds=seconds)
 
     return turn
@@ -147,11 +157,12 @@ def _python(peer: Peer) -> str:
     """The Python that has a peer; it is installed when it is first needed."""
     if not peer.package:
         return sys.executable
-    folder = VENVS / peer.package
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", peer.package], check=True)
+    folder = VENVS / peer.package.replace(" ", "-")
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if not ready.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.package.split()], check=True)
+        ready.touch()
     return str(python)
 
 
@@ -203,14 +214,20 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
             url=f"sqlite:///{folder}/kmqpy.db",
             peer_url=lambda: str(folder / f"{uuid4().hex}.db"),
             peers=[
-                Peer(name="litequeue", package="litequeue", script=PEERS),
-                Peer(name="huey", package="huey", script=PEERS),
+                Peer(name="litequeue", package="litequeue==0.9", script=PEERS),
+                Peer(name="huey", package="huey==3.5.4", script=PEERS),
             ],
         )
     url = started.urls[name]
     peers = []
     if name == "postgresql":
-        peers = [Peer(name="bare-postgresql", script=PEERS)]
+        driver = "psycopg[binary,pool]==3.3.9"
+        peers = [
+            Peer(name="bare-postgresql", script=PEERS),
+            Peer(name="pgmq", package=f"pgmq==1.1.4 {driver}", script=POSTGRESQL_PEERS),
+            Peer(name="pgqueuer", package=f"pgqueuer==1.6.0 {driver}", script=POSTGRESQL_PEERS),
+            Peer(name="procrastinate", package=f"procrastinate==3.10.0 {driver}", script=POSTGRESQL_PEERS),
+        ]
     elif name in ("redis", "valkey"):
         peers = [
             Peer(name="bare-redis", script=REDIS_PEERS),

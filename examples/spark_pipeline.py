@@ -86,7 +86,7 @@ def main() -> None:
     sink = Sink(path=options.out)
     run_pipeline(spark, queue, connection, schema=SCHEMA, sink=sink, function=enrich, drain=True)
 
-    orders = written(spark, sink, SCHEMA)
+    orders = written(spark, sink, SCHEMA, connection)
     by_customer = orders.groupBy("customer").agg(F.count("*").alias("orders"), F.sum("total").alias("total"))
     by_customer.write.mode("overwrite").parquet(f"{options.out}-by-customer")
     by_customer.orderBy("customer").show()

@@ -15,8 +15,8 @@ _BASE = {
     "MaxAcks": "1",
     "MaxTakeovers": "0",
     "MaxDeletions": "0",
-    "Clients": '{"a", "b"}',
-    "Owner": '"b"',
+    "Clients": "{a, b}",
+    "Owner": "b",
     "FetchedEarlier": "{}",
     "TransactionsAbort": "TRUE",
     "TrackerClaims": "TRUE",
@@ -57,6 +57,11 @@ class Run:
         """The value of every constant of the model."""
         return {**_BASE, **self.constants}
 
+    @property
+    def clients_are_alike(self) -> bool:
+        """The model tells its clients apart only where one fetched a message before it lost the partition."""
+        return self.all_constants["FetchedEarlier"] == "{}"
+
 
 def _control(name: str, violates: str, **constants: str) -> Run:
     return Run(name=f"control: {name}", constants=constants, violates=violates)
@@ -64,8 +69,8 @@ def _control(name: str, violates: str, **constants: str) -> Run:
 
 RUNS = (
     Run(name="one message, its copies and an ack"),
-    Run(name="a client was paused between fetch and take", constants=_PAUSED_CLIENT),
-    Run(name="two messages", constants=_TWO_MESSAGES),
+    Run(name="a client was paused between fetch and take", constants={**_PAUSED_CLIENT, "MaxAcks": "0"}),
+    Run(name="two messages", constants={**_TWO_MESSAGES, "MaxTransactions": "2"}),
     Run(name="two partitions", constants={**_TWO_PARTITIONS, "MaxTransactions": "2"}),
     Run(name="takeover", constants=_TAKEOVER),
     Run(name="retention", constants={**_RETENTION, "MaxTransactions": "2"}),

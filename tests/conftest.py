@@ -50,9 +50,17 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 _CHOICE = "KMQ_TEST_CLUSTER"
-_SPARK = ("tests/spark/test_process", "tests/spark/processes/", "tests/spark/")
-"""Two that share a Spark session each; between them those with sessions of their own."""
-_LONG = (*_SPARK[:2], "tests/chaos/", *_SPARK[2:])
+_SPARK = "tests/spark/test_"
+"""Files that share a Spark session; those beside them in processes/ start sessions of their own."""
+_LONG = (
+    _SPARK,
+    "tests/chaos/",
+    # These wait where those compute.
+    "tests/integration/test_client.py",
+    "tests/integration/test_contract",
+    "tests/integration/test_outage.py",
+    "tests/spark/processes/",
+)
 _shared = contextlib.ExitStack()
 
 
@@ -65,14 +73,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes minutes comes first, so that no worker begins it when the others are done."""
-    items.sort(key=lambda item: next((i for i, one in enumerate(_LONG) if item.nodeid.startswith(one)), 9))
+
+    def rank(item: pytest.Item) -> int:
+        return next((rank for rank, one in enumerate(_LONG) if item.nodeid.startswith(one)), len(_LONG))
+
+    items.sort(key=rank)
 
 
 class _ByFile(LoadFileScheduling):
-    """Gives each file to one worker, in the order of the tests; each part of Spark's as well."""
+    """Gives each file to one worker, in the order of the tests, and those that share a session to one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((one for one in _SPARK if nodeid.startswith(one)), super()._split_scope(nodeid))
+        return _SPARK if nodeid.startswith(_SPARK) else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:

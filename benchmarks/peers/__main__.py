@@ -16,6 +16,7 @@ MODULES = {
     "kmq": "benchmarks.peers.kmq_command",
     "spark": "benchmarks.peers.spark_processing",
     "spark-state": "benchmarks.peers.spark_state",
+    "zookeeper": "benchmarks.peers.zookeeper_queues",
 }
 
 
@@ -26,7 +27,7 @@ def main() -> None:
     result = own(options) if own else getattr(works, work)(module.connect(options), options)
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
-    if name == "jvm":
+    if hasattr(module, "leave"):  # a JVM runs in this process
         module.leave()
 
 

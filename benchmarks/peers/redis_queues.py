@@ -2,7 +2,8 @@
 
 `redis_queues.py PEER URL TAKERS BATCH SECONDS DEPTH`
 
-bare-redis  XADD; XREADGROUP, then XACK and XDEL in one round trip, by the same redis-py: the ceiling
+bare-redis  a stream and its group, by the same redis-py: the ceiling. EXISTS and XADD; XAUTOCLAIM, for leases
+            that have ended, and XREADGROUP; XACK and XDEL; each in one round trip
 rq          jobs that do nothing, by the calls that its worker makes; it takes them one by one
 taskiq      its broker over a stream, without the tasks; a batch is awaited at once
 
@@ -22,7 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.queue_load import BODY, Worker, measure
 
-_FILL = 5_000
+_LEASE_MS = 30_000
+_FILLED_AT_ONCE = 50_000
+_FILL = "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'd', ARGV[2]) end"
 
 
 class BareRedis:
@@ -40,22 +43,23 @@ class BareRedis:
         bare._redis.delete("bare")
         with contextlib.suppress(redis.ResponseError):  # it is there
             bare._redis.xgroup_create("bare", "g", "0", mkstream=True)
-        for first in range(0, depth, _FILL):
-            bare.put(min(_FILL, depth - first))
+        for first in range(0, depth, _FILLED_AT_ONCE):
+            bare._redis.eval(_FILL, 1, "bare", min(_FILLED_AT_ONCE, depth - first), BODY)
         bare.close()
 
     def put(self, count: int) -> None:
-        if count == 1:
-            self._redis.xadd("bare", {b"d": BODY})
-            return
         with self._redis.pipeline(transaction=False) as pipe:
+            pipe.exists("bare")
             for _ in range(count):
                 pipe.xadd("bare", {b"d": BODY})
             pipe.execute()
 
     def take(self, count: int) -> Sequence[Any]:
-        found: Any = self._redis.xreadgroup("g", self._name, {"bare": ">"}, count=count)
-        return found[0][1] if found else ()
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.xautoclaim("bare", "g", self._name, _LEASE_MS, count=count)
+            pipe.xreadgroup("g", self._name, {"bare": ">"}, count=count)
+            claimed, found = pipe.execute()
+        return [*claimed[1], *(found[0][1] if found else ())]
 
     def finish(self, taken: Sequence[Any]) -> None:
         ids = [row[0] for row in taken]

@@ -3,7 +3,8 @@
 `sql_queues.py PEER URL TAKERS BATCH SECONDS DEPTH`
 
 bare-postgresql  the statements that do the same work, without any of our code: the ceiling. One table,
-                 a lease that is found by index, SKIP LOCKED; no priorities, delays or dead letters
+                 a lease that is found by index, SKIP LOCKED; a put locks the queue against its deletion, a
+                 take looks for leases that have ended; no priorities, delays or dead letters
 litequeue, huey  queues of Python in SQLite, as they are; synchronous = FULL as ours
 
 Prints JSON: messages per second, put, and taken and acknowledged.
@@ -19,17 +20,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.queue_load import BODY, Worker, measure
 
+_QUEUES = (
+    "CREATE TABLE IF NOT EXISTS bare_queues (id bigint PRIMARY KEY)",
+    "INSERT INTO bare_queues VALUES (1) ON CONFLICT DO NOTHING",
+)
+_SESSION = (
+    "enable_seqscan = off",
+    "enable_bitmapscan = off",
+    "jit = off",
+    "plan_cache_mode = force_generic_plan",
+)
 _TABLE = """CREATE TABLE IF NOT EXISTS bare_queue (
     id bigserial PRIMARY KEY, until_ms bigint NOT NULL DEFAULT 0, take integer NOT NULL DEFAULT 0,
-    body bytea NOT NULL
+    enqueued_ms bigint NOT NULL, body bytea NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)"""
 _INDEX = "CREATE INDEX IF NOT EXISTS bare_ready ON bare_queue (id) WHERE until_ms = 0"
 _INDEX_OF_LEASES = "CREATE INDEX IF NOT EXISTS bare_until ON bare_queue (until_ms) WHERE until_ms > 0"
-_PUT = "INSERT INTO bare_queue (body) SELECT unnest(%s::bytea[])"
-_TAKE = """UPDATE bare_queue SET until_ms = extract(epoch FROM now()) * 1000 + 30000, take = take + 1
+_NOW = "(SELECT CAST(extract(epoch FROM now()) * 1000 AS bigint))"
+_PUT = f"""INSERT INTO bare_queue (enqueued_ms, body)
+SELECT {_NOW}, new.body
+FROM (SELECT id FROM bare_queues WHERE id = 1 FOR KEY SHARE) AS queue, unnest(%s::bytea[]) AS new(body)
+RETURNING id"""
+_TAKE = f"""UPDATE bare_queue SET until_ms = {_NOW} + 30000, take = take + 1
 WHERE id = ANY (ARRAY(
-    SELECT id FROM bare_queue WHERE until_ms = 0 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
-)) RETURNING id, take, body"""
+    SELECT id FROM bare_queue
+    WHERE until_ms = 0 AND coalesce((SELECT min(until_ms) FROM bare_queue WHERE until_ms > 0) > {_NOW}, true)
+    ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
+)) RETURNING id, take, enqueued_ms, until_ms, body"""
 _FINISH = """DELETE FROM bare_queue USING unnest(%s::bigint[], %s::integer[]) AS ref(ref_id, ref_take)
 WHERE id = ref_id AND take = ref_take"""
 
@@ -39,7 +56,7 @@ class BarePostgresql:
         import psycopg
 
         self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=1)
-        for setting in ("enable_seqscan = off", "enable_bitmapscan = off"):
+        for setting in _SESSION:
             self._connection.execute(f"SET {setting}")
         self._cursor = self._connection.cursor(binary=True)
 
@@ -49,9 +66,12 @@ class BarePostgresql:
 
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("DROP TABLE IF EXISTS bare_queue")
+            for statement in _QUEUES:
+                connection.execute(statement)
             connection.execute(_TABLE)
             connection.execute(
-                "INSERT INTO bare_queue (body) SELECT %s FROM generate_series(1, %s)", (BODY, depth)
+                "INSERT INTO bare_queue (enqueued_ms, body) SELECT 0, %s FROM generate_series(1, %s)",
+                (BODY, depth),
             )
             connection.execute(_INDEX)
             connection.execute(_INDEX_OF_LEASES)
@@ -59,6 +79,7 @@ class BarePostgresql:
 
     def put(self, count: int) -> None:
         self._cursor.execute(_PUT, ([BODY] * count,))
+        self._cursor.fetchall()
 
     def take(self, count: int) -> Sequence[Any]:
         self._cursor.execute(_TAKE, (count,))
@@ -75,7 +96,7 @@ class Litequeue:
     def __init__(self, url: str) -> None:
         import litequeue
 
-        self._queue = litequeue.LiteQueue(url, check_same_thread=False)
+        self._queue = litequeue.LiteQueue(url)
         self._queue.conn.execute("PRAGMA synchronous = FULL")
 
     def put(self, count: int) -> None:

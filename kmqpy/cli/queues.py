@@ -69,13 +69,13 @@ def queue() -> None:
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument
 @click.option("--partitions", type=int, help="How many may work side by side [as the topic has, or 1].")
 @click.option("--replication", type=int, help="Copies of each record [3, or as many as brokers].")
 @_limits
-@click.option("--markers-topic", help="[NAME__markers]")
-@click.option("--dead-letter-topic", help="[NAME__undelivered]")
-@click.option("--consumer-group", help="[kmq-NAME]")
+@click.option("--markers-topic", help="[QUEUE__markers]")
+@click.option("--dead-letter-topic", help="[QUEUE__undelivered]")
+@click.option("--consumer-group", help="[kmq-QUEUE]")
 @click.option("--redelivery-count-header", help="[kmq-redelivery-count]")
 @click.option(
     "--set", "more", metavar="KEY=VALUE", multiple=True, help="Another setting, with --queue-url; repeatable."
@@ -83,7 +83,7 @@ def queue() -> None:
 @connected_to_any
 def create(
     cli: Cli,
-    name: str,
+    queue: str | None,
     partitions: int | None,
     replication: int | None,
     retention: timedelta | None,
@@ -105,6 +105,7 @@ def create(
       kmq queue create jobs --partitions 4 --max-redeliveries 5 --redeliver-after 1m
       kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
+    name = cli.named_queue(queue)
     changes = _changes(
         max_redeliveries, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
     )
@@ -185,15 +186,16 @@ def list_(cli: Cli) -> None:
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument
 @connected_to_any
-def describe(cli: Cli, name: str) -> None:
+def describe(cli: Cli, queue: str | None) -> None:
     """Show settings, topics and trackers of a queue.
 
     \b
     Example:
       kmq queue describe jobs
     """
+    name = cli.named_queue(queue)
     if cli.url is not None:
         stored.describe(cli.url, name, as_json=cli.json)
         return
@@ -302,25 +304,28 @@ def alter(
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument
 @click.option("--yes", is_flag=True, help="Don't ask; the topics are shown all the same.")
 @click.option("--timeout", type=DURATION, default="30s", show_default=True, help="For trackers to let go.")
 @click.option("--if-empty", is_flag=True, help="Only if it holds neither messages nor dead letters.")
 @click.option("--leftovers", is_flag=True, help="Instead the topics of a queue that is not registered.")
 @connected_to_any
-def delete(cli: Cli, name: str, timeout: timedelta, *, yes: bool, if_empty: bool, leftovers: bool) -> None:
+def delete(
+    cli: Cli, queue: str | None, timeout: timedelta, *, yes: bool, if_empty: bool, leftovers: bool
+) -> None:
     """Delete a queue with all its messages and dead letters.
 
     A registered one, of which trackers let go first; each topic is shown before. Topics that another queue
     uses as well are kept. After an error a second call goes on where this one ended.
 
-    With --leftovers the topics that look like those of a queue NAME and belong to no registered queue.
+    With --leftovers the topics that look like those of QUEUE and belong to no registered queue.
 
     \b
     Example:
       kmq queue delete jobs
       kmq queue delete jobs --leftovers
     """
+    name = cli.named_queue(queue)
     if if_empty and leftovers:
         raise click.UsageError("--if-empty is for queues that are registered, --leftovers for others")
     if cli.url is not None:

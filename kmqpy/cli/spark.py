@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, pairs
-from kmqpy.cli.output import print_json, print_lines, print_text, warn
+from kmqpy.cli.output import Partly, print_json, print_lines, print_text, warn
 from kmqpy.kafka.admin.stats import queue_stats
 from kmqpy.kafka.settings import QueueSettings
 
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 
 @click.command(name="spark-jars")
+@click.option(
+    "--sink", "sinks", metavar="NAME", multiple=True, help="And those of: delta, postgresql, sqlite."
+)
 @connected
-def spark_jars(cli: Cli) -> None:
+def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
     """Print the jars that Spark needs, as spark-submit takes them.
 
     The first time, they are fetched. Without spark-submit, configure_spark_with_kmq() adds them.
@@ -37,28 +40,40 @@ def spark_jars(cli: Cli) -> None:
     """
     from kmqpy.spark.session import spark_jars
 
-    paths = [str(path) for path in spark_jars()]
+    for name in sinks:
+        if name not in ("delta", "postgresql", "sqlite"):
+            raise click.UsageError(
+                f"--sink {name}: has no jars of its own; delta, postgresql and sqlite have"
+            )
+    paths = [str(path) for path in spark_jars(f"spark-{name}" for name in sinks)]
     if cli.json:
         print_json(paths)
     else:
         print_text(",".join(paths))
 
 
-@click.command(name="pipeline", short_help="Process a queue on Spark into files, message by message.")
+@click.command(name="pipeline", short_help="Process a queue on Spark into files or tables, by message.")
 @click.argument("queue")
-@click.option("--out", required=True, metavar="DIR", help="Where the rows go; any path Spark can write to.")
+@click.option(
+    "--out", required=True, metavar="PLACE", help="A folder, the JDBC URL of a database, or a topic."
+)
 @click.option("--schema", required=True, metavar="DDL", help="Columns of the rows: 'id long, total double'.")
 @click.option(
     "--function",
     metavar="MODULE:NAME",
     help="What makes rows of messages, see docs/spark.md. Default: bodies are JSON objects.",
 )
-@click.option("--format", "form", default="parquet", show_default=True, help="A format of Spark.")
+@click.option("--format", "form", default="parquet", show_default=True, help="A sink, see docs/spark.md.")
 @click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="For the format; repeatable.")
-@click.option("--aggregate", metavar="SQL", help="Of the view `rows`, into DIR-aggregate, at the end.")
+@click.option("--partition-by", metavar="COLUMN", multiple=True, help="Folders by its values; repeatable.")
+@click.option("--file-size", type=click.IntRange(1), default=128, show_default=True, help="To aim at, MiB.")
+@click.option("--checkpoint", metavar="DIR", help="Of Spark [OUT.kmq/checkpoint, where OUT is a folder].")
+@click.option("--aggregate", metavar="SQL", help="Of the view `rows`, into OUT-aggregate, at the end.")
 @click.option("--report", metavar="DIR", help="Write the queue's health there, as text and PNG.")
 @click.option("--drain", is_flag=True, help="Until the queue is empty, redeliveries included.")
 @click.option("--follow", is_flag=True, help="Until SIGTERM or Ctrl-C.")
+@click.option("--trigger", type=DURATION, default="1s", show_default=True, help="With --follow: how often.")
+@click.option("--max-batch", type=click.IntRange(1), default=500_000, show_default=True, help="Messages.")
 @click.option(
     "--markers",
     type=click.Choice(["range", "jvm"]),
@@ -69,12 +84,15 @@ def spark_jars(cli: Cli) -> None:
 @click.option("--lease", type=DURATION, default="5m", show_default=True, help="Must outlast a micro-batch.")
 @click.option("--master", metavar="URL", help="Of Spark [local[*], or what spark-submit says].")
 @click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[*].")
+@click.option("--packages", metavar="COORDINATES", multiple=True, help="Of Maven, for Spark; repeatable.")
+@click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="Of Spark; repeatable.")
 @connected
 def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     """Process what a queue holds on Spark, and acknowledge each message that was written.
 
     A tracker redelivers messages that fail and dead-letters those that keep failing. At the end, the
-    health of the queue is printed. SIGTERM or Ctrl-C ends it after the micro-batch that it is in.
+    health of the queue is printed; the exit code is 1 if messages have become dead letters. SIGTERM or
+    Ctrl-C ends it after the micro-batch that it is in.
 
     \b
     Example:
@@ -84,8 +102,9 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     from kmqpy.spark import KmqSpark  # first: says what is missing
     from kmqpy.spark.checkpoint import one_line
     from kmqpy.spark.health import health
-    from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline, write_aggregate
+    from kmqpy.spark.pipeline import Sink, check_aggregate, dead_letters, run_pipeline, write_aggregate
     from kmqpy.spark.session import start, stop
+    from kmqpy.spark.sinks import IN_FOLDERS, checkpoint_of, target_of
 
     from py4j.protocol import Py4JError  # isort: skip
     from pyspark.errors import PySparkException  # isort: skip
@@ -97,8 +116,20 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         raise click.UsageError("--aggregate and --report: made at the end of a run, which --follow has not")
     if given["master"] and given["remote"]:
         raise click.UsageError("--master and --remote: give one of them")
+    if given["aggregate"] and given["form"] not in IN_FOLDERS:
+        raise click.UsageError(f"--aggregate: of files and Delta tables only, not of {given['form']}")
+    sink = Sink(
+        path=given["out"],
+        format=given["form"],
+        options=dict(pairs(given["options"], "--option")),
+        partition_by=given["partition_by"],
+        file_bytes=given["file_size"] * 2**20,
+        checkpoint=given["checkpoint"],
+    )
+    target = target_of(sink, cli.connection)
+    checkpoint_of(sink)
+    conf = _conf(given["settings"], target.settings)
     function = None if given["function"] is None else _loaded(given["function"])
-    sink = Sink(path=given["out"], format=given["form"], options=dict(pairs(given["options"], "--option")))
     settings = cli.queue(queue)
     builder = SparkSession.builder.appName(f"kmq pipeline {queue}")
     if given["remote"]:
@@ -107,8 +138,9 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         builder = builder.master(given["master"] or "local[*]")
         if (given["master"] or "local").startswith("local"):  # 200 are for a cluster
             builder = builder.config("spark.sql.shuffle.partitions", "4")
-    spark = start(builder)
+    spark = start(builder.config(map=conf), packages=given["packages"], jar_sets=target.jar_sets)
     stopping = _stop_signal()
+    dead_before = dead_letters(cli.connection, settings)
     try:
         if given["aggregate"]:
             check_aggregate(spark, given["schema"], given["aggregate"])
@@ -124,6 +156,8 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
                 follow=given["follow"],
                 stop=stopping,
                 progress=progress,
+                trigger=given["trigger"],
+                max_batch=given["max_batch"],
                 lease=given["lease"],
                 markers=given["markers"],
             )
@@ -131,7 +165,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
             _summarize(cli, settings)
             return
         if given["aggregate"]:
-            write_aggregate(spark, sink, given["schema"], given["aggregate"])
+            write_aggregate(spark, sink, given["schema"], given["aggregate"], cli.connection)
         found = health(KmqSpark(spark, cli.connection, settings))
         if given["report"]:
             found.save(given["report"])
@@ -140,6 +174,8 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
             print_json({name: json.loads(table.to_json(orient="records")) for name, table in tables})
         else:
             print_lines(str(found))
+        if (more := dead_letters(cli.connection, settings) - dead_before) > 0:
+            raise Partly(f"{more:,} messages became dead letters; see: kmq dlq list {queue}")
     except PySparkException as error:
         raise click.ClickException(f"Spark: {one_line(error)}") from error
     except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once
@@ -179,6 +215,19 @@ def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None
     finally:
         if shown:
             click.echo(err=True)
+
+
+def _conf(given: tuple[str, ...], needed: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of Spark: those of --conf, and what the sink needs beside them."""
+    found: dict[str, Any] = dict(pairs(given, "--conf"))
+    for key in found:
+        if not key.startswith("spark."):
+            raise click.UsageError(f"--conf {key}: is no setting of Spark; those begin with spark.")
+    for key, value in needed.items():
+        if key == "spark.sql.extensions" and key in found:
+            value = f"{found[key]},{value}"
+        found[key] = value
+    return found
 
 
 def _loaded(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,11 +20,13 @@ _OF_A_QUEUE = {"queue", *QUEUE_SETTINGS}
 class StorageUrl:
     """A storage, and a queue of it where the url names one (`queue=`).
 
-    text  the url; it may hold a password, so it is never shown
+    text      the url; it may hold a password, so it is never shown
+    settings  what it says of the queue beside the name
     """
 
     text: str = field(repr=False)
     queue: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, text: str, *, on_command_line: bool) -> StorageUrl:
@@ -41,7 +43,8 @@ class StorageUrl:
             )
         if url.scheme == "kafka":
             raise ConfigError("--queue-url: queues on Kafka are named by --bootstrap and QUEUE")
-        return cls(text, url.queue)
+        of_queue = QUEUE_SETTINGS - {"create"}
+        return cls(text, url.queue, {key: url.settings[key] for key in url.settings.keys() & of_queue})
 
     def storage(self) -> Storage:
         """Open the storage; what the url says of a queue is left out."""

@@ -15,9 +15,9 @@ from kmqpy.queue import DeadLetter, Orphan, QueueDescription
 
 
 def create(url: StorageUrl, name: str, settings: Mapping[str, Any], *, as_json: bool) -> None:
-    """Make a queue and print what it is."""
+    """Make a queue, with the settings of the url but for those given here, and print what it is."""
     with url.storage() as storage:
-        storage.create(name, **settings)
+        storage.create(name, **{**url.settings, **settings})
         found = storage.describe(name)
     if as_json:
         print_json(found.settings)

@@ -1,6 +1,6 @@
-"""The data pipeline: a queue through a function into files (or any sink of Spark), message by message.
+"""The data pipeline: a queue through a function into files, a table or a topic, message by message.
 
-    run_pipeline(spark, "orders", connection, schema="id long, total double", out="/data/orders", drain=True)
+    run_pipeline(spark, "orders", connection, schema="id long, total double", sink=Sink(path="/data/orders"))
 
 Rows that the function returns for a message are written, then the message is acknowledged. A tracker
 redelivers messages that fail and dead-letters those that keep failing.
@@ -8,48 +8,38 @@ redelivers messages that fail and dead-letters those that keep failing.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
-import pandas as pd
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.durations import Duration
+from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, Unfinished
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.spark import json_rows
 from kmqpy.spark.checkpoint import one_line
-from kmqpy.spark.process import DEFAULT_LEASE_S, parsed
+from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED, parsed
 from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
+from kmqpy.spark.sinks import checkpoint_of, target_of
+from kmqpy.spark.sinks.identity import identity_of
+from kmqpy.spark.sinks.origin import MESSAGE, WithOrigin, with_copy, with_origin
+from kmqpy.spark.sinks.target import Sink
 from kmqpy.spark.taking import MarkersFormat
-from kmqpy.spark.task import ERROR, REJECT, Frames
+from kmqpy.spark.task import Frames
 
-ORIGIN = ("original_partition", "original_offset", "original_row")
-"""Columns that name a row of output for good: whatever is written twice has them twice."""
+__all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 
 VIEW = "rows"
 """The name of a count of rows in an aggregate."""
 
-CHECKPOINT = "_kmq_checkpoint"
-"""The checkpoint's folder inside the output folder; readers of files skip names that begin with `_`."""
-
 _PATIENCE_S = 120.0
 _POLL_S = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sink:
-    """Where the rows go: a path, a format of Spark, and its options; `trigger_s`: how often, if not once."""
-
-    path: str
-    format: str = "parquet"
-    options: Mapping[str, str] | None = None
-    trigger_s: float = 1.0
 
 
 def run_pipeline(
@@ -64,6 +54,8 @@ def run_pipeline(
     follow: bool = False,
     stop: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    trigger: Duration = 1.0,
+    max_batch: int = MAX_OFFSETS_PER_TRIGGER,
     lease: Duration = DEFAULT_LEASE_S,
     markers: MarkersFormat = "range",
     clock: Clock = SYSTEM_CLOCK,
@@ -76,25 +68,30 @@ def run_pipeline(
     follow    go on until it is stopped
     stop      asked every second; True ends it when the micro-batch that it is in has ended
     progress  told every second how far it is
+    trigger   with `follow`: how long from one micro-batch to the next; few make few, large files
+    max_batch
+              messages of a micro-batch, which must be done within the lease
 
-    Raises ConfigError for a schema that is none, Unfinished when with `drain` nothing has moved for two
-    minutes, and what KmqSpark.process raises.
+    Raises ConfigError for a schema that is none, and a sink that can't take it; Unfinished when with
+    `drain` nothing has moved for two minutes; and what KmqSpark.process raises.
     """
-    fields = parsed(spark, schema)
-    wanted = _with_origin(fields)
-    work = WithOrigin(function or JsonFields(fields.names))
-    checkpoint = f"{sink.path.rstrip('/')}/{CHECKPOINT}"
+    fields, trigger_ms = parsed(spark, schema), duration_ms(trigger, "trigger")
+    wanted, target, checkpoint = with_origin(fields), target_of(sink, connection), checkpoint_of(sink)
+    if function is None:
+        json_rows.check_readable(spark, fields)
     stopped = stop or (lambda: False)
     with KmqSpark(spark, connection, queue, markers=markers) as kmq:
+        target.check(spark, wanted)
         watch = ProgressWatch(connection, kmq.queue, progress, clock)
         while True:
-            out = kmq.process(kmq.read_stream(), work, wanted, lease=lease)
-            writer = kmq.write_stream(out, checkpoint).format(sink.format).options(**(sink.options or {}))
+            out = _rows(kmq, fields, function, lease, max_batch)
+            writer = kmq.write_stream(out, checkpoint)
+            writer = writer.foreachBatch(partial(target.write, run=identity_of(spark, checkpoint)))
             if follow:
-                writer = writer.trigger(processingTime=f"{sink.trigger_s} seconds")
+                writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
             else:
                 writer = writer.trigger(availableNow=True)
-            query = writer.start(sink.path)
+            query = writer.start()
             try:
                 while not kmq.await_termination(query, timeout=1):
                     watch.look(query)
@@ -110,84 +107,49 @@ def run_pipeline(
                 return not stopped()
 
 
-def written(spark: SparkSession, sink: Sink, schema: str) -> DataFrame:
-    """The rows of this schema that pipelines have written to a sink of files, each once."""
-    read = spark.read.format(sink.format).options(**(sink.options or {}))
-    return read.schema(_with_origin(parsed(spark, schema))).load(sink.path).dropDuplicates(list(ORIGIN))
+def written(spark: SparkSession, sink: Sink, schema: str, connection: KafkaConnection) -> DataFrame:
+    """The rows of this schema that pipelines have written to a sink."""
+    return target_of(sink, connection).read(spark, with_origin(parsed(spark, schema)))
+
+
+def dead_letters(connection: KafkaConnection, queue: QueueSettings) -> int:
+    """How many messages of the queue are dead letters, or are about to be moved there."""
+    there = stats.queue_stats(connection, queue).dead_letters
+    in_flight = stats.open_entries(connection, queue).values()
+    return there + sum(entry.state is EntryState.DEAD for one in in_flight for entry in one.in_order())
 
 
 def check_aggregate(spark: SparkSession, schema: str, sql: str) -> None:
     """Raise ConfigError unless `sql` says something of rows of this schema; better now than at the end."""
     try:
-        spark.createDataFrame([], _with_origin(parsed(spark, schema))).createOrReplaceTempView(VIEW)
+        spark.createDataFrame([], with_origin(parsed(spark, schema))).createOrReplaceTempView(VIEW)
         assert spark.sql(sql).columns
     except PySparkException as error:
         raise ConfigError(f"aggregate: {sql!r} can't be run: {one_line(error)}") from None
 
 
-def write_aggregate(spark: SparkSession, sink: Sink, schema: str, sql: str) -> str:
-    """Write what `sql` makes of the view `rows`, each row once; returns the path."""
-    written(spark, sink, schema).createOrReplaceTempView(VIEW)
+def write_aggregate(
+    spark: SparkSession, sink: Sink, schema: str, sql: str, connection: KafkaConnection
+) -> str:
+    """Write what `sql` makes of the view `rows`, in the sink's format; returns the path."""
+    written(spark, sink, schema, connection).createOrReplaceTempView(VIEW)
     path = f"{sink.path.rstrip('/')}-aggregate"
     result = spark.sql(sql).write.mode("overwrite").format(sink.format)
-    result.options(**(sink.options or {})).save(path)
+    result.options(**sink.options).save(path)
     return path
 
 
-@dataclass(frozen=True)
-class JsonFields:
-    """Reads bodies as JSON objects, and these fields of them; a body that is none is rejected."""
-
-    names: Sequence[str]
-
-    def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """For KmqSpark.process."""
-        rows: list[dict[str, object]] = []
-        errors: list[str | None] = []
-        for body in frame["value"]:
-            error = None
-            try:
-                row = json.loads(body or b"")
-            except (ValueError, RecursionError) as problem:
-                row, error = {}, f"not JSON: {problem}"
-            if not isinstance(row, dict):
-                row, error = {}, f"not a JSON object but {type(row).__name__}"
-            rows.append({name: row.get(name) for name in self.names})
-            errors.append(error)
-        found = pd.DataFrame(rows, index=frame.index, columns=list(self.names), dtype=object)
-        found[ERROR] = errors
-        found[REJECT] = found[ERROR].notna()
-        return found
-
-
-@dataclass(frozen=True)
-class WithOrigin:
-    """Adds the columns ORIGIN to what `function` returns."""
-
-    function: Frames
-
-    def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """For KmqSpark.process."""
-        partition, offset, row = ORIGIN
-        origin = frame[[partition, offset]].copy()
-        found = self.function(frame)
-        if not isinstance(found, pd.DataFrame) or (len(found) and found.index.name != frame.index.name):
-            return found  # which process() refuses with a better word
-        if not len(found):  # all have failed
-            return found.reindex(columns=[*found.columns, *ORIGIN])
-        origin = origin.reindex(found.index)
-        return found.assign(
-            **{
-                partition: origin[partition],
-                offset: origin[offset],
-                row: found.groupby(level=0).cumcount(),
-            }
-        )
-
-
-def _with_origin(fields: StructType) -> StructType:
-    kinds = (IntegerType(), LongType(), LongType())
-    return StructType([*fields.fields, *map(StructField, ORIGIN, kinds)])
+def _rows(
+    kmq: KmqSpark, schema: StructType, function: Frames | None, lease: Duration, max_batch: int
+) -> DataFrame:
+    """The queue's messages as rows of the schema, as sinks are given them."""
+    df = kmq.read_stream(max_offsets_per_trigger=max_batch)
+    if function is not None:
+        return kmq.process(df, WithOrigin(function), with_copy(schema), lease=lease)
+    bodies = json_rows.with_refusals(df.select("value", *NEEDED, *MESSAGE), schema)
+    body_schema = with_copy(parsed(kmq.spark, json_rows.BODY_SCHEMA))
+    out = kmq.process(bodies, WithOrigin(json_rows.Bodies()), body_schema, lease=lease)
+    return json_rows.with_fields(out, schema)
 
 
 def _more_comes(

@@ -125,23 +125,7 @@ class Processing:
                 )
             given["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
         read = stream_topic(self.spark, given, self.queue.name, self._starting_offsets(start))
-        count = redelivery_count(header_bytes(self.queue.redelivery_count_header))
-        partition, offset, due = (
-            number(header_text(name)) for name in (ORIGINAL_PARTITION, ORIGINAL_OFFSET, DELIVER_AT)
-        )
-        return read.select(
-            "key",
-            "value",
-            "headers",
-            "topic",
-            "partition",
-            "offset",
-            "timestamp",
-            F.least(count + 1, F.lit(MAX_ATTEMPTS)).cast("int").alias("attempts"),
-            F.coalesce(partition.try_cast("int"), "partition").alias("original_partition"),
-            F.coalesce(offset, "offset").alias("original_offset"),
-            due.alias("deliver_at_ms"),
-        )
+        return self._described(read)
 
     def process(
         self,
@@ -293,6 +277,26 @@ class Processing:
             .observe(name, F.collect_list(REPORT).alias(REPORTS))
             .where(F.col(REPORT).isNull())
             .drop(REPORT)
+        )
+
+    def _described(self, records: DataFrame) -> DataFrame:
+        """Records of the queue topic with the columns of read_stream()."""
+        count = redelivery_count(header_bytes(self.queue.redelivery_count_header))
+        partition, offset, due = (
+            number(header_text(name)) for name in (ORIGINAL_PARTITION, ORIGINAL_OFFSET, DELIVER_AT)
+        )
+        return records.select(
+            "key",
+            "value",
+            "headers",
+            "topic",
+            "partition",
+            "offset",
+            "timestamp",
+            F.least(count + 1, F.lit(MAX_ATTEMPTS)).cast("int").alias("attempts"),
+            F.coalesce(partition.try_cast("int"), "partition").alias("original_partition"),
+            F.coalesce(offset, "offset").alias("original_offset"),
+            due.alias("deliver_at_ms"),
         )
 
     def _schema(self, schema: StructType | str) -> StructType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -20,8 +21,10 @@ from kmqpy.kafka.topics import QueueTopics, Topics
 from kmqpy.spark import state
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.process import Processing
+from kmqpy.spark.reading import checked_states, within
 from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic
 from kmqpy.spark.session import check_version
+from kmqpy.spark.state import State
 from kmqpy.spark.taking import MarkersFormat
 
 
@@ -102,6 +105,32 @@ class KmqSpark(Processing):
             max_hold_ms=self.queue.max_hold_ms,
             max_delay_ms=self.queue.max_delay_ms,
         )
+
+    def read(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        state: State | str | Iterable[State | str] | None = None,
+    ) -> DataFrame:
+        """The messages that are in the queue topic, acknowledged or not, with their bodies; a batch frame.
+
+        since, until  appended from then on, and before then; with a time zone
+        state         only those in this state, or one of these (kmqpy.spark.State)
+
+        Columns: those of read_stream(), and `state` where a state was asked for, which reads the markers.
+        Takes no message and writes no marker. Raises ConfigError for an argument that is none of these.
+        """
+        states = checked_states(state)
+        topics = Topics(self.connection).check(self.queue)
+        records = read_topic(
+            self.spark, self.options, self.queue.name, self._bounds(self.queue.name, topics.partitions)
+        )
+        found = within(self._described(records), since, until)
+        if states is None:
+            return found
+        known = self.messages().select("partition", "offset", "state").where(F.col("state").isin(states))
+        return found.join(known, ["partition", "offset"]).select(*found.columns, "state")
 
     def depth(self, messages: DataFrame | None = None) -> DataFrame:
         """How many messages of each partition are in each state, and when the oldest pending one came.

@@ -27,23 +27,24 @@ SPARK = "4.2"
 _EXTRA = "spark"
 
 
-def spark_jars() -> list[Path]:
-    """The jars that Spark needs to read and write Kafka, as `spark-submit --jars` takes them.
+def spark_jars(sets: Iterable[str] = ()) -> list[Path]:
+    """The jars that Spark needs for Kafka, and those of `sets`, as `spark-submit --jars` takes them.
 
     Fetched once, checked against pinned SHA-256 sums, and cached. Raises ClusterError if they can't be
     fetched, MissingExtra if what fetches them is not installed.
     """
-    return jar_set("spark", extra=_EXTRA)
+    return [jar for name in ("spark", *sets) for jar in jar_set(name, extra=_EXTRA)]
 
 
 def configure_spark_with_kmq(
-    builder: SparkSession.Builder, extra_packages: Iterable[str] = ()
+    builder: SparkSession.Builder, extra_packages: Iterable[str] = (), jar_sets: Iterable[str] = ()
 ) -> SparkSession.Builder:
     """Return `builder`, made ready for queues: `configure_spark_with_kmq(builder).getOrCreate()`.
 
     Adds the Kafka connector to the jars that it names already, and `extra_packages` (Maven coordinates)
-    to its packages. For a local master it also sees to Java (JAVA_HOME), and that the Python workers are
-    this Python (PYSPARK_PYTHON, unless set) and find kmqpy (PYTHONPATH). Under spark-submit and for a
+    to its packages, and the jars of sinks (`jar_sets`: "spark-delta", …). For a local master it also sees to
+    Java (JAVA_HOME), and that the Python workers are this Python (PYSPARK_PYTHON, unless set) and find kmqpy
+    (PYTHONPATH). Under spark-submit and for a
     Spark Connect server elsewhere, jars are given there: `--jars $(kmq spark-jars)`.
 
     Call it when master and jars are set, before the session is made.
@@ -54,7 +55,7 @@ def configure_spark_with_kmq(
     if extra_packages := list(extra_packages):
         _add(builder, "spark.jars.packages", extra_packages)
     if _find_python_and_java(builder):
-        jars = [str(jar) for jar in spark_jars()]
+        jars = [str(jar) for jar in spark_jars(jar_sets)]
         _add(builder, "spark.jars", [*_submitted_jars(), *jars])
     return builder
 
@@ -73,13 +74,20 @@ def _find_python_and_java(builder: SparkSession.Builder) -> bool:
     return True
 
 
-def start(builder: SparkSession.Builder, *, connector: bool = True) -> SparkSession:
+def start(
+    builder: SparkSession.Builder,
+    *,
+    connector: bool = True,
+    packages: Iterable[str] = (),
+    jar_sets: Iterable[str] = (),
+) -> SparkSession:
     """The session, for a command: made ready for queues; raises ConfigError when Spark does not want to.
 
     connector  False: without the jars of the Kafka connector, for a job that reads no Kafka through Spark
+    packages, jar_sets  see configure_spark_with_kmq
     """
     if connector:
-        configure_spark_with_kmq(builder)
+        configure_spark_with_kmq(builder, packages, jar_sets)
     else:
         _find_python_and_java(builder)
     # py4j logs a page for each lost connection, and raises the same.

@@ -48,20 +48,26 @@ class Settler:
 
     def run(self) -> None:
         """Finish what is put, until close(), and all that was put before that."""
-        while True:
+        try:
+            while batch := self._next_batch():
+                self._settle(batch)
+        finally:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                batch, self._waiting = self._waiting, []
-                if not batch:
-                    self._ended = True
-                    return
-            self._settle(batch)
+                self._ended = True
 
     def close(self) -> None:
         """Let run() end."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+
+    def _next_batch(self) -> list[tuple[HeldMessage, Outcome]]:
+        """What has been put; empty once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            batch, self._waiting = self._waiting, []
+            self._ended = not batch  # in one step: nothing is put between the two
+            return batch
 
     def _settle(self, batch: Sequence[tuple[HeldMessage, Outcome]]) -> None:
         first: dict[HeldMessage, Outcome] = {}

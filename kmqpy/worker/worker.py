@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self, TypedDict
 
@@ -28,7 +29,16 @@ from kmqpy.telemetry.base import Telemetry
 from kmqpy.worker.failures import Failures
 from kmqpy.worker.keyed_fifo import KeyedFifo
 from kmqpy.worker.lease_keeper import HeldMessage, LeaseKeeper
-from kmqpy.worker.outcome import ACKNOWLEDGE, RELEASE, GiveBack, Outcome, Reject, Retry, failed_outcome
+from kmqpy.worker.outcome import (
+    ACKNOWLEDGE,
+    RELEASE,
+    GiveBack,
+    Outcome,
+    Reject,
+    Retry,
+    described,
+    failed_outcome,
+)
 from kmqpy.worker.settler import Settler
 from kmqpy.worker.signals import noted_signals
 
@@ -135,10 +145,10 @@ class Worker:
         self._stopping = threading.Event()
         self._draining = threading.Lock()
         self._ended = threading.Event()
-        self._failure: Exception | None = None
-        self._taker = _thread("take", self._take)
-        self._keeper = _thread("leases", self._leases.run)
-        self._finisher = _thread("settle", self._settler.run)
+        self._failure: KmqError | None = None
+        self._taker = _thread("take", partial(self._guarded, self._take))
+        self._keeper = _thread("leases", partial(self._guarded, self._leases.run))
+        self._finisher = _thread("settle", partial(self._guarded, self._settler.run))
         self._servers = [_thread(str(number), self._serve) for number in range(concurrency)]
         self._started = False
 
@@ -148,7 +158,7 @@ class Worker:
         return self._stopping.is_set()
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> KmqError | None:
         """The error that ended the worker and that run() raises; None if there was none."""
         return self._failure
 
@@ -158,7 +168,8 @@ class Worker:
         Signals are looked after in the main thread only, and with `handle_signals`; a second one, during the
         drain, does what it would do without a worker.
 
-        Raises what ended the worker: ConfigError, NotSupported, Closed, Forked.
+        Raises what ended the worker: ConfigError, NotSupported, Closed, Forked; KmqError where one of its
+        threads failed.
         """
         with ExitStack() as stack:
             signals = stack.enter_context(noted_signals()) if self._handle_signals else []
@@ -214,6 +225,24 @@ class Worker:
     ) -> None:
         self.stop()
 
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do the work of a thread; an error that it does not expect ends the worker."""
+        try:
+            work()
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, KmqError):
+            failure = error
+        else:
+            failure = KmqError(f"a thread of the worker failed: {described(error)}")
+            failure.__cause__ = error
+        self._failure = self._failure or failure
+        extra = {"queue": self._queue.name, "error": str(failure)}
+        _log.error("worker ends", exc_info=failure.__cause__, extra=extra)
+        self.stop(wait=False)
+
     # --- taking -----------------------------------------------------------------------------------
 
     def _take(self) -> None:
@@ -233,9 +262,7 @@ class Worker:
                 failures = 0
                 self._accept(messages)
             except _FATAL as error:
-                self._failure = error
-                _log.error("worker ends", extra={"queue": self._queue.name, "error": str(error)})
-                self.stop(wait=False)
+                self._fail(error)
             except Exception as error:  # the servers may come back, whatever it was
                 failures += 1
                 self._failures.report("receive", "receive failed; trying again", error)

@@ -1,5 +1,6 @@
 """Every example runs as its text says, and says so by its exit code."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -38,19 +39,27 @@ def test_example(cluster, zookeeper, queue_name, example: Path) -> None:
         assert admin.list_queues() == [], "it left its queue behind"
 
 
-@pytest.mark.parametrize(
-    "example", sorted({*EXAMPLES} - {FOLDER / "embedded.py"}), ids=lambda path: path.stem
-)
-def test_without_servers_it_says_so_in_one_line(example: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(example)],
-        env={**os.environ, "KMQ_BOOTSTRAP": "127.0.0.1:1", "KMQ_ZOOKEEPER": "127.0.0.1:1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert "kmq dev up" in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_without_servers_each_says_so_in_one_line() -> None:
+    """All at a time: each waits for the servers for some seconds."""
+    environment = {**os.environ, "KMQ_BOOTSTRAP": "127.0.0.1:1", "KMQ_ZOOKEEPER": "127.0.0.1:1"}
+    needing = [example for example in EXAMPLES if example.stem != "embedded"]
+    with contextlib.ExitStack() as ends:
+        started = [
+            (
+                example.stem,
+                ends.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, str(example)], env=environment, stderr=subprocess.PIPE, text=True
+                    )
+                ),
+            )
+            for example in needing
+        ]
+        for _, process in started:
+            ends.callback(process.kill)
+        said = {name: (process.communicate(timeout=120)[1], process.returncode) for name, process in started}
+    for name, (error, code) in said.items():
+        assert code == 1, name
+        assert error.startswith("error: "), name
+        assert "kmq dev up" in error, name
+        assert error.count("\n") == 1, name

@@ -13,6 +13,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, MessageError
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.markers.codec import Marker, Op
 
 LEASE_MS = int(LEASE_S * 1000)
@@ -359,6 +360,8 @@ def test_settings_changed_in_the_registry_are_followed(make_queue):
     queue.settings = replace(queue.settings, max_redeliveries=5)
     queue.register()
     until(lambda: tracker._parts[queue.name, 0].queue.max_redeliveries == 5)
+    # The tracker writes the record of the old settings, then of the new ones; meanwhile clients refuse these.
+    until(lambda: SettingsMirror(queue.connection).find(queue.name) == queue.settings, 60.0)
     queue.send("m")
     queue.mark(take(0))
     wait_for(queue, tracker, "redelivered", 1)

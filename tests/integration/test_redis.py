@@ -374,6 +374,63 @@ def test_a_part_of_a_queue_that_is_somebody_elses_is_told(redis_url, admin, queu
             redis.put(queue, [NewRow(b"x")])
 
 
+@pytest.mark.parametrize("part", ["rows", "states", "taken", "leases"])
+def test_a_part_that_is_somebody_elses_loses_no_message(redis_url, admin, queue_name, part):
+    with engine_at(redis_url, queue_name) as redis:
+        queue = queue_of(redis)
+        ids = redis.put(queue, [NewRow(b"x")] * 2)
+        key = f"{queue_name}:{{{queue.generation}}}:{part}"
+        if part == "rows":
+            admin.rename(key, f"{key}:kept")
+        admin.set(key, "theirs")
+        with pytest.raises(ConfigError, match="not kmqpy's"):
+            redis.take(queue, 2, LONG_MS)
+        admin.delete(key)
+        if part == "rows":
+            admin.rename(f"{key}:kept", key)
+        assert [row.id for row in redis.take(queue, 2, LONG_MS).rows] == ids
+
+
+@pytest.mark.parametrize("field", ["number", "last_number", "arrivals", "largest"])
+def test_a_queue_whose_numbers_are_none_is_told(redis_url, admin, queue_name, field):
+    with engine_at(redis_url, queue_name) as redis:
+        queue = queue_of(redis)
+        ids = redis.put(queue, [NewRow(b"x")])
+        key = f"{queue_name}:{{{queue.generation}}}"
+        before = admin.hget(key, field)
+        admin.hset(key, field, "text")
+        with pytest.raises(ConfigError, match="lacks numbers"):
+            redis.take(queue, 1, LONG_MS)
+        admin.hset(key, field, before)
+        assert [row.id for row in redis.take(queue, 1, LONG_MS).rows] == ids
+
+
+def test_a_queue_whose_key_others_deleted_is_told_and_keeps_its_messages(redis_url, admin, queue_name):
+    with storage_for(f"{redis_url}?prefix={queue_name}") as storage:
+        storage.create("q")
+        with storage.open("q") as queue:
+            queue.send("x")
+            generation = storage.describe("q").generation
+            key = f"{queue_name}:{{{generation}}}"
+            admin.rename(key, f"{key}:backup")
+            for call in (storage.describe, storage.delete, storage.open):
+                with pytest.raises(ConfigError, match=r"restore the key .* or delete all keys"):
+                    call("q")
+            admin.rename(f"{key}:backup", key)
+            assert queue.size() == 1
+
+
+def test_a_queue_has_the_name_of_its_registry_entry(redis_url, admin, queue_name):
+    with storage_for(f"{redis_url}?prefix={queue_name}") as storage:
+        storage.create("q")
+        names = f"{queue_name}:{{queues}}:names"
+        admin.hset(names, "renamed", admin.hget(names, "q"))
+        admin.hdel(names, "q")
+        assert storage.describe("renamed").name == "renamed"
+        storage.delete("renamed")
+        assert storage.list() == []
+
+
 @pytest.mark.parametrize("part", ["rows", "states"])
 def test_a_damaged_value_costs_no_other_message(redis_url, admin, queue_name, part):
     with engine_at(redis_url, queue_name) as redis:

@@ -252,6 +252,29 @@ def test_an_executor_consumes_in_parallel_and_a_thread_factory_makes_the_thread(
     assert len(made) == 1
 
 
+def test_close_leaves_what_an_executor_has_not_begun(builder, path):
+    began, go_on, consumed = threading.Event(), threading.Event(), []
+
+    def consume(item):
+        consumed.append(item)
+        began.set()
+        go_on.wait(60)
+
+    with builder(put_in_background=False).build_queue() as producer:
+        for _ in range(20):
+            producer.put(b"a")
+    with ThreadPoolExecutor(1) as executor:
+        queue = builder(consumer=consume, executor=executor, lock_path=path + "-locks").build_queue()
+        queue.start()
+        began.wait(60)
+        closer = threading.Thread(target=queue.close)
+        closer.start()
+        until(queue._closed.is_set)
+        go_on.set()
+        closer.join(60)
+    assert consumed == [b"a"]
+
+
 def test_remove_by_id_spares_what_is_being_consumed(builder, path):
     consuming, go_on = threading.Event(), threading.Event()
 

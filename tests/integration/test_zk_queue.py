@@ -105,6 +105,52 @@ def test_what_one_took_nobody_else_gets_until_it_is_given_back(make):
     until(lambda: drained(other) == [b"a"])
 
 
+def test_many_are_taken_in_order_with_few_requests(make):
+    queue = make()
+    put(queue, *(b"%d" % n for n in range(250)))
+    zk = queue.session.zk
+    call, multis = zk._call, []
+
+    def counted(request, result):
+        if type(request).__name__ == "Transaction":
+            multis.append(request)
+        return call(request, result)
+
+    zk._call = counted
+    with queue.transaction() as tx:
+        assert [item.body for item in tx.try_take_many("in", 150)] == [b"%d" % n for n in range(150)]
+        assert len(multis) == 2
+        assert [item.body for item in tx.try_take_many("in", 1_000)] == [b"%d" % n for n in range(150, 250)]
+        assert tx.try_take_many("in", 1) == []
+        tx.commit()
+    assert queue.size("in") == 0
+
+
+def test_many_leave_out_what_others_have_and_what_is_gone(make, zk):
+    one, two = make(), make(policy=ConsumeTimes(2))
+    put(one, b"a", b"b", b"c", b"d", b"e")
+    with one.transaction() as first, two.transaction() as second:
+        assert two.settings.root == one.settings.root
+        assert [item.body for item in second.try_take_many("in", 1)] == [b"a"]  # its list has all of them
+        first.try_take("in")
+        zk.delete(f"{one.settings.root}/in/items/item-0000000002")
+        assert [(item.body, item.taken) for item in second.try_take_many("in", 9)] == [(b"d", 1), (b"e", 1)]
+        second.commit()
+        first.commit()
+    assert one.size("in") == 0
+    with pytest.raises(ConfigError, match="limit"):
+        one.transaction().try_take_many("in", 0)
+
+
+def test_many_in_strict_order_stop_where_somebody_has_one(make):
+    queue = make(strict_fifo=True)
+    put(queue, b"a", b"b", b"c", b"d")
+    with queue.transaction() as first, queue.transaction() as second:
+        assert [item.body for item in first.try_take_many("in", 2)] == [b"a", b"b"]
+        assert second.try_take_many("in", 2) == []
+        assert [item.body for item in first.try_take_many("in", 2)] == [b"c", b"d"]
+
+
 def test_the_layout_is_as_documented_and_nothing_is_left(make, zk):
     queue = make(policy=ConsumeTimes(3))
     root = queue.settings.root

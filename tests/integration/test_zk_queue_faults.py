@@ -99,8 +99,20 @@ def test_take_n_and_put_k_conserves_counts_under_kills(queue, zookeeper, setting
         assert tx.try_take("in") is not None or left == 0
 
 
-@pytest.mark.parametrize("request_number", range(1, 9))
-def test_an_answer_lost_at_any_request_is_found_out(queue, settings, cable, request_number):
+def one_by_one(tx):
+    return [tx.try_take("in"), tx.try_take("in")]
+
+
+def both_at_once(tx):
+    return tx.try_take_many("in", 2)
+
+
+# At once: list locks, list items, get, get, lock both; then commit and the deletion of its node.
+@pytest.mark.parametrize(
+    ("take", "request_number"),
+    [(one_by_one, number) for number in range(1, 9)] + [(both_at_once, number) for number in range(1, 8)],
+)
+def test_an_answer_lost_at_any_request_is_found_out(queue, settings, cable, take, request_number):
     """Take two, put three: the connection breaks after one request has arrived and before its answer."""
     fill(queue, 4)
     with ZkQueue(cable.connection, ZkQueueSettings(root=settings.root, session_timeout_ms=15_000)) as other:
@@ -122,8 +134,7 @@ def test_an_answer_lost_at_any_request_is_found_out(queue, settings, cable, requ
         zk._call = lossy
         outcome = None
         with contextlib.suppress(KmqError), other.transaction() as tx:
-            tx.try_take("in")
-            tx.try_take("in")
+            take(tx)
             for _ in range(3):
                 tx.put("out", b"x")
             tx.commit()

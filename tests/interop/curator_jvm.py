@@ -3,14 +3,18 @@
     python tests/interop/curator_jvm.py put     '{"zookeeper": …, "path": …, "kind": "queue", "items": …}'
     python tests/interop/curator_jvm.py consume '{"zookeeper": …, "path": …, "kind": "queue", "locks": …}'
     python tests/interop/curator_jvm.py lead    '{"zookeeper": …, "path": …}'
+    python tests/interop/curator_jvm.py select  '{"zookeeper": …, "path": …}'
 
 `put` puts each list of items in one znode (with `extras[i]`, the id, priority or time of the i-th), and ends.
-`consume` says each item as a line of JSON until stdin ends; an item that is "bad" fails. `lead` takes part in
-an election (LeaderLatch) and says when it leads.
+`consume` says each item as a line of JSON until stdin ends, and waits for `pause_ms` after each; an item that
+is "bad" fails. `lead` takes part in an election by the lock under LeaderSelector, `select` by LeaderSelector
+itself; each says when it leads.
 """
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +37,12 @@ def say(**what: Any) -> None:
     sys.stdout.flush()
 
 
-def start_jvm() -> None:
+def start_jvm(*options: str) -> None:
     home = find_java().resolve().parent.parent
     library = next(path for path in home.rglob("*jvm.*") if path.suffix in {".so", ".dylib", ".dll"})
     jpype.startJVM(
         str(library),
-        "-XX:TieredStopAtLevel=1",
-        "-Xmx128m",
+        *options,
         "-Dlog4j2.level=OFF",
         "-Dzookeeper.sasl.client=false",
         classpath=[str(jar) for jar in JARS.glob("*.jar") if jar.name.startswith(NEEDED)],
@@ -54,7 +57,7 @@ def started_client(address: str) -> Any:
     return client
 
 
-def interfaces() -> tuple[Any, Any, Any]:
+def interfaces(pause_ms: int = 0) -> tuple[Any, Any, Any]:
     @JImplements(QUEUES + "QueueSerializer")
     class Serializer:
         @JOverride
@@ -70,6 +73,7 @@ def interfaces() -> tuple[Any, Any, Any]:
         @JOverride
         def consumeMessage(self, item):  # noqa: N802
             say(item=str(item))
+            time.sleep(pause_ms / 1000)
             if str(item) == "bad":
                 raise jpype.JClass("java.lang.IllegalStateException")("bad")
 
@@ -119,7 +123,7 @@ def put(options: dict[str, Any]) -> None:
 
 def consume(options: dict[str, Any]) -> None:
     client = started_client(options["zookeeper"])
-    serializer, consumer, _ = interfaces()
+    serializer, consumer, _ = interfaces(options.get("pause_ms", 0))
     queue = queue_of(client, options, consumer(), serializer())
     queue.start()
     say(started=True)
@@ -140,8 +144,32 @@ def lead(options: dict[str, Any]) -> None:
     client.close()
 
 
+def select(options: dict[str, Any]) -> None:
+    client = started_client(options["zookeeper"])
+    ended = threading.Event()
+    leader = "org.apache.curator.framework.recipes.leader."
+
+    @JImplements(leader + "LeaderSelectorListener")
+    class Listener:
+        @JOverride
+        def takeLeadership(self, client):  # noqa: N802
+            say(leads=True)
+            ended.wait()
+
+        @JOverride
+        def stateChanged(self, client, state):  # noqa: N802
+            pass
+
+    selector = jpype.JClass(leader + "LeaderSelector")(client, options["path"], Listener())
+    selector.start()
+    sys.stdin.read()
+    ended.set()
+    selector.close()
+    client.close()
+
+
 if __name__ == "__main__":
-    start_jvm()
-    {"put": put, "consume": consume, "lead": lead}[sys.argv[1]](json.loads(sys.argv[2]))
+    start_jvm("-XX:TieredStopAtLevel=1", "-Xmx128m")
+    {"put": put, "consume": consume, "lead": lead, "select": select}[sys.argv[1]](json.loads(sys.argv[2]))
     sys.stdout.flush()
     jpype.JClass("java.lang.Runtime").getRuntime().halt(0)

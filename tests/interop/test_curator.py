@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 pytestmark = pytest.mark.interop
 JVM = Path(__file__).with_name("curator_jvm.py")
+PYTHON = Path(__file__).with_name("curator_python.py")
 DEADLINE_S = 60
 
 
@@ -29,10 +31,10 @@ def until(true):
 
 
 class Jvm:
-    """Curator in a process; `said` grows."""
+    """Curator (or what `script` runs) in a process; `said` grows."""
 
-    def __init__(self, mode, **options):
-        command = [sys.executable, str(JVM), mode, json.dumps(options)]
+    def __init__(self, mode, script=JVM, **options):
+        command = [sys.executable, str(script), mode, json.dumps(options)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.said = []
         self._reader = threading.Thread(target=self._read)
@@ -41,6 +43,10 @@ class Jvm:
     def _read(self):
         for line in self.process.stdout:
             self.said.append(json.loads(line))
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
 
     @property
     def items(self):
@@ -57,8 +63,7 @@ class Jvm:
 
     def __exit__(self, *_):
         if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
         self._reader.join()
         self.process.stdin.close()
         self.process.stdout.close()
@@ -182,6 +187,49 @@ def test_side_by_side_with_locks_each_item_is_consumed_once_by_one_of_them(zk, c
     assert zk.get_children(locks) == []
 
 
+def killed_while_consuming(jvm, consumed_by_others):
+    """Kill -9 once it has consumed some, while others have work left."""
+    until(lambda: len(jvm.items) >= 20)
+    jvm.kill()
+    jvm._reader.join(DEADLINE_S)
+    assert len(jvm.items) + len(consumed_by_others) < COUNT
+
+
+COUNT = 600
+
+
+@pytest.mark.parametrize("killed", ["curator", "kmqpy"])
+def test_nothing_is_lost_when_either_is_killed_beside_the_other(zk, cluster, path, killed):
+    """Who lives consumes what the killed one had locked, once its session has expired."""
+    locks = path + "-locks"
+    consumer = Python()
+
+    def slow(item):
+        consumer(item)
+        time.sleep(0.01)
+
+    with builder(zk, path).build_queue() as queue:
+        for n in range(COUNT):
+            queue.put(b"%d" % n)
+    options = {"zookeeper": cluster.zookeeper, "path": path, "kind": "queue", "locks": locks, "pause_ms": 10}
+    with started("consume", **options) as jvm:
+        if killed == "curator":
+            with builder(zk, path, consumer=slow, lock_path=locks).build_queue():
+                killed_while_consuming(jvm, consumer.items)
+                until(lambda: not zk.get_children(path))
+            said = jvm.items + consumer.items
+        else:
+            with Jvm("consume", script=PYTHON, **options) as python:
+                killed_while_consuming(python, jvm.items)
+                until(lambda: not zk.get_children(path))
+                said = jvm.items + python.items
+            jvm.end()
+    times = Counter(said)
+    assert set(times) == set(map(str, range(COUNT))), "nothing is lost"
+    assert sum(times.values()) <= COUNT + 1, "only what was being consumed comes again"
+    assert zk.get_children(locks) == []
+
+
 def test_an_item_that_fails_is_requeued_by_both_under_the_same_bytes(zk, cluster, path):
     with builder(zk, path).build_queue() as queue:
         queue.put_multi([b"bad", b"rest"])
@@ -219,5 +267,35 @@ def test_one_lock_chooses_the_single_consumer_of_both(zk, cluster, path):
                 single.close()
                 until(lambda: other.said)
                 other.end()
+        finally:
+            single.close()
+
+
+def test_a_single_consumer_and_curators_leader_selector_take_turns_and_keep_the_order(zk, cluster, path):
+    leader, count = path + "-leader", 100
+    consumer = Python()
+    with builder(zk, path).build_queue() as queue:
+        for n in range(count):
+            queue.put(b"%d" % n)
+    options = builder(zk, path, consumer=consumer, lock_path=path + "-locks")
+    single = SingleConsumer(zk, leader, options.build_queue)
+    with started("select", zookeeper=cluster.zookeeper, path=leader) as first:
+        assert first.said == [{"leads": True}]
+        single.start()
+        try:
+            until(lambda: len(zk.get_children(leader)) == 2)
+            with Jvm("select", zookeeper=cluster.zookeeper, path=leader) as second:
+                until(lambda: len(zk.get_children(leader)) == 3)
+                assert not single.leading.is_set()
+                names = zk.get_children(leader)
+                assert all(re.fullmatch(r"(_c_)?[0-9a-f-]{32,36}-lock-[0-9]{10}", name) for name in names)
+                first.kill()  # its znode goes with its session
+                until(single.leading.is_set)
+                until(lambda: not zk.get_children(path))
+                assert consumer.items == [str(n) for n in range(count)]
+                assert second.said == []
+                single.close()
+                until(lambda: second.said)
+                second.end()
         finally:
             single.close()

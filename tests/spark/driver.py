@@ -55,7 +55,7 @@ def main() -> None:
             found = stats.queue_stats(connection, queue)
             if (found.depth, found.in_flight) == (0, 0):
                 break
-            time.sleep(0.1)
+            time.sleep(0.5)  # to count takes more CPU than to process
         query.stop()
         kmq.await_termination(query)
     # Spark knows which of the files count.

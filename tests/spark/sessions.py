@@ -1,29 +1,15 @@
 """Settings of Spark for tests."""
 
 import functools
-from pathlib import Path
+from collections.abc import Sequence
 
-import pyspark
 from py4j.java_gateway import JVMView
 from pyspark.sql import SparkSession
 
-from kmqpy.dev.class_archive import archive_path
-from kmqpy.dev.java import find_java
 from kmqpy.spark import configure_spark_with_kmq
 
 # PySpark asks for the same Java classes again and again, and each time Java searches hundreds of jars.
 JVMView.__getattr__ = functools.cache(JVMView.__getattr__)
-
-CLASSES = archive_path(
-    "spark",
-    find_java(),
-    sorted(Path(pyspark.__file__).with_name("jars").iterdir()),
-    Path(__file__).parents[2] / ".pytest_cache" / "classes",
-)
-"""An archive of Spark's classes, with which it takes half as much CPU; None if this Java can't make one."""
-
-# Half the start; what runs for seconds gains nothing from the second compiler.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 SMALL = {
     "spark.ui.enabled": "false",
@@ -38,9 +24,8 @@ SMALL = {
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.adaptive.enabled": "false",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    "spark.driver.extraJavaOptions": (
-        f"{JAVA_OPTIONS} -XX:SharedArchiveFile={CLASSES} -Xlog:cds*=off" if CLASSES else JAVA_OPTIONS
-    ),
+    # Half the start; what runs for seconds gains nothing from the second compiler.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 INTERPRETED = {
     # Compiling a query costs more than running it on a few rows.
@@ -49,7 +34,13 @@ INTERPRETED = {
 }
 """For most tests; test_connect and test_driver_killed have their queries compiled, as users have."""
 
+QUICK_WORKERS = {"spark.python.daemon.module": "tests.spark.quick_daemon"}
 
-def small(builder: SparkSession.Builder) -> SparkSession.Builder:
+
+DATABASES = ("spark-postgresql", "spark-sqlite")
+"""Jars that tests of sinks need."""
+
+
+def small(builder: SparkSession.Builder, jar_sets: Sequence[str] = ()) -> SparkSession.Builder:
     """Settings for little data and little time."""
-    return configure_spark_with_kmq(builder.config(map=SMALL))
+    return configure_spark_with_kmq(builder.config(map=SMALL), jar_sets=jar_sets)

@@ -30,7 +30,8 @@ def test_the_command(spark, make_queue, tmp_path, monkeypatch):
     line += ["--aggregate", "select n, count(*) ids, sum(id) total from rows group by n"]
     with stopped_after(queue.tracker()):
         done = CliRunner().invoke(kmq, line, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
+    assert "2 messages became dead letters" in done.stderr
     good = [number for number in range(40) if number % 20 != 7]
     rows = spark.read.parquet(str(out))
     assert sorted((row["id"], row["n"]) for row in rows.collect()) == [(one, one % 3) for one in good]
@@ -78,6 +79,7 @@ def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signa
     def gone(*_, **__):
         raise ConnectionRefusedError(111, "Connection refused")
 
+    monkeypatch.setattr(pipeline, "dead_letters", lambda *_: 0)
     monkeypatch.setattr(pipeline, "run_pipeline", gone)
     line = ["pipeline", "q", "--schema", "id int", "--out", str(tmp_path), "--follow"]
     done = CliRunner().invoke(kmq, line)
@@ -129,6 +131,37 @@ def test_the_command_says_what_a_run_that_was_stopped_has_left(spark, make_queue
     assert "The queue holds: 2 waiting, 0 in flight, 0 dead letters" in done.output
 
 
+def test_a_topic_is_a_sink(spark, make_queue, queue_name, tmp_path):
+    queue, target = make_queue(1), make_queue(1, f"{queue_name}-target")
+    queue.send('{"key": "a", "n": 1}', '{"n": 2}')
+    sink = Sink(path=target.name, format="kafka", checkpoint=str(tmp_path / "ck"))
+    assert run_pipeline(spark, queue.settings, queue.connection, schema="key string, n int", sink=sink)
+    found = KmqSpark(spark, queue.connection, target.settings).read().orderBy("offset").collect()
+    assert [(row["key"], json.loads(row["value"])) for row in found] == [
+        (b"a", {"key": "a", "n": 1}),
+        (None, {"n": 2}),
+    ]
+    headers = {header["key"]: bytes(header["value"]) for header in found[0]["headers"]}
+    assert headers == {"original_partition": b"0", "original_offset": b"0", "original_row": b"0"}
+
+
+def test_what_files_are_like(spark, make_queue, tmp_path):
+    queue = make_queue(1)
+    queue.send(*(json.dumps({"n": n, "day": f"2026-01-0{1 + n % 2}"}) for n in range(8)))
+    sink = Sink(path=str(tmp_path / "rows"), partition_by=("day",))
+    assert run_pipeline(
+        spark, queue.settings, queue.connection, schema="n int, day date", sink=sink, max_batch=4
+    )
+    assert {path.parent.name for path in (tmp_path / "rows").rglob("*.parquet")} == {
+        "day=2026-01-01",
+        "day=2026-01-02",
+    }
+    assert {path.name.split("-")[2] for path in (tmp_path / "rows").rglob("*.parquet")} == {
+        "000000000",
+        "000000001",
+    }
+
+
 def test_without_a_tracker_it_says_what_is_left(spark, make_queue, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "_PATIENCE_S", 0.5)
     queue = make_queue(1)
@@ -163,6 +196,14 @@ def test_an_aggregate_that_cant_be_run_is_refused_first(spark):
         (["--follow", "--report", "r"], "--aggregate and --report: made at the end"),
         (["--master", "local", "--remote", "sc://h"], "--master and --remote: give one of them"),
         (["--option", "x"], "--option: 'x': write it as key=value"),
+        (["--format", "excel"], "format: 'excel' is no sink; there are parquet, orc, json, csv, delta"),
+        (["--format", "jdbc"], "is no URL of a database that is supported"),
+        (["--format", "kafka"], "checkpoint: name a folder"),
+        (["--format", "kafka", "--aggregate", "x"], "--aggregate: of files and Delta tables only"),
+        (["--conf", "x"], "--conf: 'x': write it as key=value"),
+        (["--conf", "executor.memory=1g"], "--conf executor.memory: is no setting of Spark"),
+        (["--max-batch", "0"], "--max-batch"),
+        (["--trigger", "soon"], "--trigger"),
     ],
 )
 def test_bad_use(more, expected):

@@ -41,6 +41,18 @@ def kmq_at(url, capsys):
     return ran
 
 
+def test_a_queue_that_the_url_names_is_administered_without_its_name(kmq_at, url):
+    named = f"{url}?queue=jobs&max_redeliveries=7&requeue_to=front"
+    assert kmq_at("queue", "create", "--max-redeliveries", "3", at=named) == (0, ["queue jobs"], "")
+    shown = kmq_at("queue", "describe", "jobs")[1]
+    assert "max_redeliveries          3" in shown
+    assert "requeue_to                front" in shown
+    assert kmq_at("queue", "describe", at=named)[1] == shown
+    assert "names queue 'jobs' already" in kmq_at("queue", "describe", "other", at=named)[2]
+    assert kmq_at("queue", "delete", "--yes", at=named)[0] == 0
+    assert "Missing argument 'QUEUE'" in kmq_at("queue", "create")[2]
+
+
 def test_a_queue_from_its_creation_to_its_deletion(kmq_at):
     created = ["queue", "create", "jobs", "--max-redeliveries", "0", "--set", "requeue_to=front"]
     assert kmq_at(*created) == (0, ["queue jobs"], "")

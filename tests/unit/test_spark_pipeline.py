@@ -3,40 +3,37 @@
 import pandas as pd
 import pytest
 
-from kmqpy.spark.pipeline import JsonFields, WithOrigin
+from kmqpy.spark.json_rows import Bodies
+from kmqpy.spark.sinks.origin import WithOrigin
 
 
 def messages(*bodies):
     count = len(bodies)
+    partitions, offsets = [3] * count, range(100, 100 + count)
     frame = pd.DataFrame(
-        {"value": bodies, "original_partition": [3] * count, "original_offset": range(100, 100 + count)}
+        {
+            "value": bodies,
+            "partition": partitions,
+            "offset": offsets,
+            "original_partition": partitions,
+            "original_offset": offsets,
+        }
     )
     return frame.rename_axis("kmq_row")
 
 
-def test_fields_of_json_objects():
-    found = JsonFields(["id", "name"])(messages(b'{"id": 1, "name": "a", "x": 0}', b'{"id": null}'))
-    assert found[["id", "name"]].values.tolist() == [[1, "a"], [None, None]]
-    assert found["kmq_error"].tolist() == [None, None]
-    assert not found["kmq_reject"].any()
-    assert found.index.name == "kmq_row"
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (b"{", "not JSON: "),
-        (b"\xff", "not JSON: "),
-        (None, "not JSON: "),
-        (b"[1]", "not a JSON object but list"),
-        (b"null", "not a JSON object but NoneType"),
-        (b"[" * 100_000, "not JSON: "),
-    ],
-)
-def test_bodies_that_are_no_json_objects_are_rejected(body, expected):
-    found = JsonFields(["id"])(messages(b'{"id": 1}', body))
+def test_bodies_that_are_refused_are_rejected():
+    found = Bodies()(messages(b"{}", b"broken").assign(refused=[None, "not a JSON object"]))
+    assert found["value"].tolist() == [b"{}", b"broken"]
     assert found["kmq_reject"].tolist() == [False, True]
-    assert found["kmq_error"][1].startswith(expected)
+    assert found["kmq_error"].tolist() == [None, "not a JSON object"]
+
+
+def test_copies_are_told_from_first_messages():
+    found = WithOrigin(lambda frame: frame[["value"]])(messages("a", "b").assign(offset=[100, 500]))
+    assert found["original_copied"].tolist() == [False, True]
+    found = WithOrigin(lambda frame: frame[["value"]])(messages("a").assign(partition=4))
+    assert found["original_copied"].tolist() == [True]
 
 
 def test_every_row_is_told_apart():
@@ -48,7 +45,13 @@ def test_every_row_is_told_apart():
 
 def test_when_all_have_failed_the_columns_are_there():
     found = WithOrigin(lambda _: pd.DataFrame(columns=["id"]))(messages("a"))
-    assert found.columns.tolist() == ["id", "original_partition", "original_offset", "original_row"]
+    assert found.columns.tolist() == [
+        "id",
+        "original_partition",
+        "original_offset",
+        "original_row",
+        "original_copied",
+    ]
 
 
 def test_the_function_may_change_the_frame():

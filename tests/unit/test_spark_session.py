@@ -32,7 +32,9 @@ def own_environment(monkeypatch):
 
 @pytest.fixture
 def jars(monkeypatch):
-    monkeypatch.setattr(session, "spark_jars", lambda: JARS)
+    monkeypatch.setattr(
+        session, "spark_jars", lambda sets=(): [*JARS, *(Path(f"/jars/{one}.jar") for one in sets)]
+    )
 
 
 def options_of(builder, *packages):
@@ -132,6 +134,13 @@ class TestJava:
 class TestCommand:
     def test_paths_as_spark_submit_takes_them(self):
         assert CliRunner().invoke(kmq, ["spark-jars"]).output == "/jars/connector.jar,/jars/clients.jar\n"
+
+    def test_jars_of_sinks(self):
+        done = CliRunner().invoke(kmq, ["spark-jars", "--sink", "delta"])
+        assert done.output.endswith(",/jars/clients.jar,/jars/spark-delta.jar\n")
+        done = CliRunner().invoke(kmq, ["spark-jars", "--sink", "excel"])
+        assert done.exit_code == 2
+        assert "--sink excel: has no jars of its own" in done.output
 
     def test_as_json(self):
         done = CliRunner().invoke(kmq, ["spark-jars", "-o", "json"])

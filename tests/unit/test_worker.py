@@ -885,3 +885,20 @@ def test_a_thing_that_is_no_queue_is_refused(thing):
     for make in (lambda: Worker(thing, print), lambda: AsyncQueue(thing)):
         with pytest.raises(ConfigError, match=f"queue: {type(thing).__name__} is not a Queue"):
             make()
+
+
+@pytest.mark.parametrize("thread", ["_settler", "_leases"])
+def test_an_unexpected_error_in_a_thread_ends_the_worker(monkeypatch, thread):
+    worker = Worker(FakeQueue("x"), lambda message: None, handle_signals=False, drain_timeout=0.1, lease=0.3)
+    method = "_settle" if thread == "_settler" else "extend_due"
+    called = []
+
+    def fail(*_):
+        if not called:  # at the drain it works again
+            called.append(method)
+            raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(getattr(worker, thread), method, fail)
+    with pytest.raises(KmqError, match=r"thread of the worker failed: RuntimeError: not foreseen") as raised:
+        worker.run()
+    assert isinstance(raised.value.__cause__, RuntimeError)

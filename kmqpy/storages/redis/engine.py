@@ -90,7 +90,14 @@ class RedisEngine:
         if found is None:
             return None
         generation, _, settings = found.decode(errors="replace").partition(" ")
-        if not self._server.function("settle", (self._key(generation),)):
+        key = self._key(generation)
+        settled = self._server.function("settle", (key,))
+        if settled < 0:
+            raise ConfigError(
+                f"queue {name!r}: somebody deleted its key {key!r}, and its messages are still there; "
+                f"restore the key from a backup, or delete all keys {key + ':*'!r} and create the queue anew"
+            )
+        if not settled:
             self._forget(name, generation)  # who made or deleted it died halfway
             return None
         return QueueRow(generation, StoredQueueSettings.from_json(settings, name))

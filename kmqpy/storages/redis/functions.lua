@@ -44,11 +44,13 @@ local function text_of(number)
   return string.format('%.0f', number)
 end
 
--- Calls a command with many values, in pieces that Lua can hand over.
+-- Calls a command with many values, in pieces that Lua can hand over; returns the last reply.
 local function write(command, key, values)
+  local reply
   for first = 1, #values, PIECE do
-    redis.call(command, key, unpack(values, first, math.min(first + PIECE - 1, #values)))
+    reply = redis.call(command, key, unpack(values, first, math.min(first + PIECE - 1, #values)))
   end
+  return reply
 end
 
 local function read(key, ids)
@@ -249,15 +251,19 @@ local function pass_time(q)
   return q.first_due and q.first_due <= q.now
 end
 
-local function parts(key)
-  local q = { key = key }
-  for _, names in ipairs({ PARTS, DEAD_PARTS }) do
-    for _, part in ipairs(names) do
-      q[string.sub(part, 2)] = key .. part
-    end
-  end
-  return q
-end
+-- The keys of a queue, each made when it is first used: q.rows is key:rows.
+local IS_PART = {
+  rows = true, states = true, fresh = true, ordered = true, delayed = true, taken = true, leases = true,
+  dead = true, dead_rows = true, dead_cards = true,
+}
+local PARTS_OF = {
+  __index = function(q, name)
+    if not IS_PART[name] then return nil end
+    local key = q.key .. ':' .. name
+    q[name] = key
+    return key
+  end,
+}
 
 local function leave(q)
   if q.number ~= q.number_before then
@@ -272,15 +278,18 @@ local function enter(key, numbers)
   if not meta[1] then
     return nil, redis.error_reply('KMQNOTFOUND')
   end
-  local q = parts(key)
+  local q = setmetatable({ key = key }, PARTS_OF)
   q.number, q.number_before = tonumber(meta[1]), tonumber(meta[1])
+  q.arrivals, q.largest = tonumber(meta[3]), tonumber(meta[4])
+  if not (q.number and tonumber(meta[2]) and q.arrivals and q.largest) then
+    return nil, redis.error_reply('WRONGTYPE ' .. key .. ' lacks numbers')
+  end
   if q.number >= PRIORITIES then
     return nil, redis.error_reply(TOO_LARGE)
   end
   if q.number + numbers + 2 * STEP > tonumber(meta[2]) then
     return nil, redis.error_reply('KMQNUMBERS ' .. text_of(q.number) .. ' ' .. text_of(numbers + 2 * STEP))
   end
-  q.arrivals, q.largest = tonumber(meta[3]), tonumber(meta[4])
   q.max_redeliveries = tonumber(meta[5]) -- nil: no limit
   q.to_front, q.is_manual, q.ephemeral = meta[6] == '1', meta[7] == '1', meta[8] == '1'
   local time = redis.call('TIME')
@@ -386,7 +395,8 @@ local calls = {}
 
 -- plain: '', or `delay priority` of each row; then the rows.
 function calls.put(q, args)
-  local plain, count, out, rows, fresh = args[1] == '', #args - 1, changes(), {}, {}
+  local plain, count, rows, fresh = args[1] == '', #args - 1, {}, {}
+  local out = not plain and changes()
   local options = string.gmatch(args[1], '(%d+) (%d+)')
   local time, largest = struct.pack('>I8', q.now), q.largest
   local first = text_of(q.number + 1)
@@ -418,11 +428,10 @@ function calls.put(q, args)
   write('HSET', q.rows, rows)
   if largest > q.largest then redis.call('HSET', q.key, 'largest', text_of(largest)) end
   if #fresh > 0 then
-    local is_first = nothing_ready(q)
-    write('RPUSH', q.fresh, fresh)
-    if is_first then announce_arrival(q) end
+    local length = write('RPUSH', q.fresh, fresh)
+    if length == #fresh and redis.call('ZCARD', q.ordered) == 0 then announce_arrival(q) end
   end
-  apply(q, out)
+  if out then apply(q, out) end
   return first
 end
 
@@ -430,6 +439,10 @@ end
 function calls.take(q, args)
   local limit, ends = tonumber(args[1]), q.now + tonumber(args[2])
   local ends_text, reply, count, bytes, piece = text_of(ends), {}, 0, 0, piece_of(q)
+  -- Of another type they raise an error here, before ids are out of their order.
+  redis.call('HLEN', q.rows)
+  redis.call('HLEN', q.states)
+  redis.call('ZCARD', q.taken)
   while count < limit and bytes < BYTES do
     local ids, states = pop_ready(q, math.min(piece, limit - count))
     if #ids == 0 then break end
@@ -695,10 +708,16 @@ redis.register_function(LIBRARY .. 'make', function(keys, args)
   end
 end)
 
--- Keeps a queue for good once it is registered; 0 if there is none.
+-- Keeps a queue for good once it is registered; 0 if there is none, -1 if others have deleted a part of it.
 redis.register_function(LIBRARY .. 'settle', function(keys)
   redis.call('PERSIST', keys[1])
-  return redis.call('EXISTS', keys[1])
+  if redis.call('EXISTS', keys[1]) == 1 then return 1 end
+  for _, names in ipairs({ PARTS, DEAD_PARTS }) do
+    for _, part in ipairs(names) do
+      if redis.call('EXISTS', keys[1] .. part) == 1 then return -1 end
+    end
+  end
+  return 0
 end)
 
 -- first, last: numbers for a queue, unless somebody else gave it larger ones just now

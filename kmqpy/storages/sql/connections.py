@@ -107,11 +107,14 @@ class Connections:
         except Exception as error:
             raise self._failed(error, connected=False) or error from None
         try:
-            cursor = self.dialect.cursor(proxy.driver_connection)
+            cursor = proxy.info.pop("cursor", None) or self.dialect.cursor(proxy.driver_connection)
             if check and SYSTEM_CLOCK.monotonic() - proxy.info.get("used", 0) > _IDLE_S:
                 self._ask(cursor)
             result = self._transaction(cursor, work) if several else work(cursor)
-            cursor.close()
+            if self.dialect.keeps(cursor):
+                proxy.info["cursor"] = cursor
+            else:
+                cursor.close()
             proxy.info["used"] = SYSTEM_CLOCK.monotonic()
         except BaseException as error:
             failed = self._failed(error, connected=True)

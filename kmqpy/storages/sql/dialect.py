@@ -75,6 +75,10 @@ class Dialect(Protocol):
         """A cursor on a connection of the driver."""
         ...
 
+    def keeps(self, cursor: Cursor) -> bool:
+        """Whether the next statement on its connection is to use this cursor, rather than a new one."""
+        ...
+
     def begin(self, cursor: Cursor) -> None:
         """Begin a transaction for several statements; without it each is one by itself."""
         ...

@@ -59,6 +59,10 @@ class MariaDb:
         """See Dialect."""
         return connection.cursor(PlainCursor)
 
+    def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
+        """See Dialect."""
+        return False
+
     def begin(self, cursor: Cursor) -> None:
         """See Dialect."""
         cursor.execute("START TRANSACTION")

@@ -61,6 +61,10 @@ class PostgreSql:
         """See Dialect."""
         return connection.cursor(binary=True, row_factory=tuple_row)
 
+    def keeps(self, cursor: Cursor) -> bool:
+        """See Dialect. A cursor knows how types are converted, but keeps its result until the next one."""
+        return cursor.pgresult is None or cursor.pgresult.ntuples <= 1
+
     def begin(self, cursor: Cursor) -> None:
         """See Dialect."""
         cursor.execute("BEGIN")

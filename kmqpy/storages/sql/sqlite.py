@@ -69,6 +69,10 @@ class Sqlite:
         made.row_factory = None  # an application may want other rows of its connection
         return made
 
+    def keeps(self, cursor: Cursor) -> bool:  # noqa: ARG002
+        """See Dialect."""
+        return False
+
     def begin(self, cursor: Cursor) -> None:
         """See Dialect. Raises Unavailable if the file is another one now: what is written to ours is lost."""
         if _identity(self._path) != self._file:

@@ -350,6 +350,8 @@ class DistributedQueue(Generic[T]):
 
     def _consume(self, name: str) -> bool:
         """False if the item is left where it was."""
+        if self._closed.is_set():  # an executor was given the whole list
+            return False
         try:
             if self._options.lock_path is None:
                 return self._without_lock(name)

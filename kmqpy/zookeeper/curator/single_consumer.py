@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
+from kazoo.exceptions import CancelledError, KazooException
 from kazoo.recipe.lock import Lock
 
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -17,7 +17,6 @@ from kmqpy.zookeeper.session import unavailable
 
 log = logging.getLogger(__name__)
 _PAUSE_S = 0.2
-_LOOK_S = 0.5
 
 
 class _CuratorLock(Lock):  # type: ignore[misc]  # kazoo ships no types
@@ -31,7 +30,8 @@ class SingleConsumer:
     """Consumes a queue while this process is the leader of `leader_path`, else tries to become it.
 
     `build` makes the queue anew each time (`builder.build_queue`, without an executor). When the connection
-    is suspended, the process stops consuming: another may be the leader soon.
+    is suspended, the process stops consuming: another may be the leader soon. Candidates become the leader in
+    the order in which they came.
     """
 
     def __init__(self, zk: KazooClient, leader_path: str, build: Callable[[], DistributedQueue[Any]]) -> None:
@@ -41,6 +41,8 @@ class SingleConsumer:
         self._ended = threading.Event()
         self._resign = threading.Event()
         self._lock: Lock | None = None
+        self._waiting = False
+        """True while the thread waits for its turn."""
         self._thread = threading.Thread(target=self._run, name="curator-single-consumer", daemon=True)
         self.leading = threading.Event()
         """Set while this process consumes."""
@@ -57,7 +59,10 @@ class SingleConsumer:
         if self._lock is not None:
             self._lock.cancel()
         self._zk.remove_listener(self._connection_changed)
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(_PAUSE_S)
+            if self._waiting and not self._zk.connected:
+                break  # the thread ends when kazoo has a connection again, or is stopped
 
     def _connection_changed(self, state: str) -> None:
         if state != "CONNECTED":
@@ -68,14 +73,25 @@ class SingleConsumer:
             self._lock = lock = _CuratorLock(self._zk, self._path)
             self._resign.clear()
             try:
-                if not self._zk.connected or not lock.acquire(timeout=_LOOK_S):
-                    continue
-                self._consume_as_leader()
+                if self._wait_for_turn(lock):
+                    self._consume_as_leader()
+            except CancelledError:
+                log.debug("single consumer of %s: closed while it waited for its turn", self._path)
             except Exception as error:
                 log.warning("single consumer of %s: %r; it tries again", self._path, error)
             finally:
                 self._release(lock)
             self._ended.wait(_PAUSE_S)
+
+    def _wait_for_turn(self, lock: Lock) -> bool:
+        if not self._zk.connected or self._ended.is_set():
+            return False
+        self._waiting = True
+        try:
+            # Without a time limit: after one, it would have to begin again behind all others.
+            return bool(lock.acquire())
+        finally:
+            self._waiting = False
 
     def _consume_as_leader(self) -> None:
         if self._resign.is_set() or self._ended.is_set():

@@ -24,7 +24,9 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 from kmqpy.zookeeper.watched_children import WatchedChildren
 
 _LISTED = 100
-"""So many items are tried before the queue is listed again: it finds new priorities, and items given back."""
+_LISTED_SHARE = 10
+"""Before the queue is listed again, 100 items are tried, or one in ten of them if that is more. Listing finds
+new priorities, and items given back; in a deep queue it costs as much as many takes."""
 _FORGOTTEN_AFTER_MS = 86_400_000
 """Nobody asks any more for a commit that is older."""
 
@@ -142,9 +144,9 @@ class ZkQueue:
             return
         for renewed in (False, True):
             if renewed or not known.names:
-                names = self._listed(source, known, fresh=False)[:_LISTED]
+                names = self._listed(source, known, fresh=False)
                 with self._mutex:
-                    known.names = deque(names)
+                    known.names = deque(names[: max(_LISTED, len(names) // _LISTED_SHARE)])
                 renewed = True
             while True:
                 with self._mutex:

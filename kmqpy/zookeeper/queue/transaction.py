@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, RolledBack, SessionExpired, UnknownOutcome
 from kmqpy.message import MAX_PRIORITY
 from kmqpy.zookeeper.packets import check_multi
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
     from kmqpy.zookeeper.queue.queue import ZkQueue
 
 log = logging.getLogger(__name__)
+_IN_ONE_REQUEST = 100
+"""So many items are locked at once at most."""
+_MISSING: tuple[bytes, Any] = (b"", None)
+"""The data and stat of a znode that is not there."""
 
 
 class Outcome(Enum):
@@ -56,6 +64,25 @@ class _Take:
     name: str
     token: str
     has_meta: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An item that can be locked.
+
+    meta          what its meta znode is to say, where a policy counts
+    meta_version  of the present one; None if there is none
+    """
+
+    take: _Take
+    body: bytes
+    meta: Meta
+    meta_version: int | None
+
+    @property
+    def item(self) -> Item:
+        taken = self.meta.taken if self.take.has_meta else None
+        return Item(queue=self.take.paths.queue, name=self.take.name, body=self.body, taken=taken)
 
 
 @dataclass(slots=True)
@@ -95,19 +122,21 @@ class Transaction:
 
         Raises SessionExpired, Unavailable, QueueNotFound; after any of them only rollback() is of use.
         """
+        taken = self.try_take_many(source, 1)
+        return taken[0] if taken else None
+
+    def try_take_many(self, source: str, limit: int) -> list[Item]:
+        """Lock up to `limit` of the next items of queue `source`, in few requests; raises as try_take().
+
+        With strict_fifo they are locked one by one.
+        """
+        check_limit(limit)
         with self._mutex:
             self._check_open()
-            own = {take.name for take in self._work.takes if take.paths.queue == source}
-            for name in self._queue.candidates(source):
-                if name in own:
-                    continue
-                with unavailable(self._zk):
-                    found = self._take(self._queue.paths(source), name)
-                if isinstance(found, Item):
-                    return found
-                if self._queue.settings.strict_fifo and found is not _GONE:
-                    return None  # nothing overtakes it
-            return None
+            taken: list[Item] = []
+            while len(taken) < limit and (more := self._take_listed(source, limit - len(taken))):
+                taken += more
+            return taken
 
     def put(self, target: str, body: bytes, *, priority: int = 0) -> None:
         """Put an item to queue `target` when the transaction is committed; makes no network call.
@@ -203,57 +232,108 @@ class Transaction:
             raise Closed("transaction: a commit was interrupted; call commit() again, or rollback()")
         self._session.check(self._number)
 
-    def _take(self, paths: QueuePaths, name: str) -> Any:
-        """The item, or why it is not ours."""
-        policy = self._queue.settings.policy
-        body, item_stat = self._read(paths.item(name))
-        if item_stat is None:
-            return _GONE
-        stat: Any = None
-        data = b""
-        if policy.counts:
-            data, stat = self._read(paths.meta(name))
-        decision = policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
-        if decision is Refusal.TOO_OFTEN:
-            return self._refuse(paths, name, body, stat)
-        if not isinstance(decision, Meta):
-            return _LEFT
-        take = _Take(paths, name, uuid.uuid4().hex, policy.counts)
-        multi = self._zk.transaction()
-        multi.check(paths.item(name), -1)
-        multi.create(paths.lock(name), take.token.encode(), ephemeral=True)
-        multi.create(paths.owner(name, take.token), ephemeral=True)
-        if policy.counts and stat is None:
-            multi.create(paths.meta(name), decision.encode())
-        elif policy.counts:
-            multi.set_data(paths.meta(name), decision.encode(), stat.version)
+    def _take_listed(self, source: str, limit: int) -> list[Item]:
+        """Take up to `limit` items of one listing of the queue; none only if none of them is free."""
+        own = {take.name for take in self._work.takes if take.paths.queue == source}
+        names = (name for name in self._queue.candidates(source) if name not in own)
+        strict = self._queue.settings.strict_fifo
+        at_once = 1 if strict else _IN_ONE_REQUEST
+        taken: list[Item] = []
+        while len(taken) < limit and (some := list(islice(names, min(at_once, limit - len(taken))))):
+            with unavailable(self._zk):
+                found = self._take(self._queue.paths(source), some)
+            taken += [one for one in found if isinstance(one, Item)]
+            if strict and found == [_LEFT]:
+                break  # nothing overtakes it
+        return taken
+
+    def _take(self, paths: QueuePaths, names: Sequence[str]) -> list[Any]:
+        """For each name its item, or why it is not ours; the items are locked in one request, if possible."""
+        looked_at = self._looked_at(paths, names)
+        wanted = [one for one in looked_at if isinstance(one, _Wanted)]
+        if not wanted:
+            return looked_at
         self._session.check(self._number)
-        self._work.takes.append(take)  # before it is sent: whatever happens, rollback() looks after the lock
-        error = self._lock(multi, take)
-        if error is None:
-            return Item(
-                queue=paths.queue, name=name, body=body, taken=decision.taken if policy.counts else None
-            )
-        self._work.takes.remove(take)
-        if isinstance(error, NoNodeError):
-            return _GONE
-        if isinstance(error, NodeExistsError | BadVersionError):
-            return _LEFT
-        raise error
+        # Before the locks are asked for: whatever happens, rollback() looks after them.
+        self._work.takes += [one.take for one in wanted]
+        errors = self._locked([wanted]) * len(wanted)
+        if errors[0] is not None and len(wanted) > 1:  # somebody has one of them, or it is gone
+            errors = self._locked([[one] for one in wanted])
+        refused = {
+            one.take.token: error for one, error in zip(wanted, errors, strict=True) if error is not None
+        }
+        self._work.takes = [take for take in self._work.takes if take.token not in refused]
+        for error in refused.values():
+            if not isinstance(error, NoNodeError | NodeExistsError | BadVersionError):
+                raise error
+        return [
+            one
+            if not isinstance(one, _Wanted)
+            else one.item
+            if one.take.token not in refused
+            else _GONE
+            if isinstance(refused[one.take.token], NoNodeError)
+            else _LEFT
+            for one in looked_at
+        ]
 
-    def _read(self, path: str) -> tuple[bytes, Any]:
-        """The data and stat of a znode; (b"", None) if it is missing."""
+    def _looked_at(self, paths: QueuePaths, names: Sequence[str]) -> list[Any]:
+        """For each name what is needed to lock the item, or why it can't be ours."""
+        policy = self._queue.settings.policy
+        items = self._read([paths.item(name) for name in names])
+        metas = self._read([paths.meta(name) for name in names]) if policy.counts else [_MISSING] * len(names)
+        found: list[Any] = []
+        for name, (body, item_stat), (data, stat) in zip(names, items, metas, strict=True):
+            if item_stat is None:
+                found.append(_GONE)
+                continue
+            decision = policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
+            if decision is Refusal.TOO_OFTEN:
+                found.append(self._refuse(paths, name, body, stat))
+            elif isinstance(decision, Meta):
+                take = _Take(paths, name, uuid.uuid4().hex, policy.counts)
+                found.append(_Wanted(take, body, decision, None if stat is None else stat.version))
+            else:
+                found.append(_LEFT)
+        return found
+
+    def _read(self, paths: Sequence[str]) -> list[tuple[bytes, Any]]:
+        """The data and stat of each znode; (b"", None) for one that is missing."""
         deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
-        try:
-            data, stat = self._session.ask(lambda: self._zk.get_async(path), deadline)
-        except NoNodeError:
-            return b"", None
-        return data, stat
+        sent = [self._zk.get_async(path) for path in paths]
+        found = []
+        for path, first in zip(paths, sent, strict=True):
+            try:
+                try:
+                    found.append(self._session.get(first, deadline))
+                except LOST_ANSWER:
+                    found.append(self._session.ask(partial(self._zk.get_async, path), deadline))
+            except NoNodeError:
+                found.append(_MISSING)
+        return found
 
-    def _lock(self, multi: Any, take: _Take) -> Exception | None:
-        """Send the locks; why they were refused, None if they are ours."""
+    def _locked(self, groups: Sequence[Sequence[_Wanted]]) -> list[Exception | None]:
+        """Lock groups of items, each in one step; for each why it was refused, None if it is ours."""
+        sent = [(group[0].take, self._locks(group).commit_async()) for group in groups]
+        return [self._refusal(take, result) for take, result in sent]
+
+    def _locks(self, group: Sequence[_Wanted]) -> Any:
+        multi = self._zk.transaction()
+        for one in group:
+            paths, name = one.take.paths, one.take.name
+            multi.check(paths.item(name), -1)
+            multi.create(paths.lock(name), one.take.token.encode(), ephemeral=True)
+            multi.create(paths.owner(name, one.take.token), ephemeral=True)
+            if one.take.has_meta and one.meta_version is None:
+                multi.create(paths.meta(name), one.meta.encode())
+            elif one.take.has_meta:
+                multi.set_data(paths.meta(name), one.meta.encode(), one.meta_version)
+        return multi
+
+    def _refusal(self, take: _Take, result: Any) -> Exception | None:
+        """Why the locks that were made together with that of `take` were refused."""
         try:
-            return failure(self._session.get(multi.commit_async()))
+            return failure(self._session.get(result))
         except LOST_ANSWER:
             deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
             mine = take.paths.owner(take.name, take.token)

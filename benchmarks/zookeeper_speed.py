@@ -1,0 +1,92 @@
+"""Queues in ZooKeeper beside Curator's DistributedQueue and kazoo's LockingQueue: puts and takes per second.
+
+One server, which syncs its log before it answers; a new one for each depth. The peers are described in
+peers/zookeeper_queues.py; `storage` is the queue behind kmqpy.queue.Queue.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks.children import peer
+from benchmarks.lab import Lab
+from benchmarks.queue_load import measure
+from benchmarks.results import Case, Figures
+from benchmarks.sizes import Sizes
+from benchmarks.storage_speed import BATCHES, TAKERS, Ours, batch_name, filled
+from kmqpy.dev.cluster import Cluster
+from kmqpy.queue import storage_for
+
+JVM_OPTIONS = ("-Xmx1g", "-XX:TieredStopAtLevel=4")
+SETTINGS = {"forceSync": "yes"}
+STORAGE = "kmqpy storage"
+PEERS = (
+    "unit of work",
+    "kmqpy curator",
+    "kmqpy curator, executor",
+    "kmqpy curator, packed",
+    "curator",
+    "curator, executor",
+    "curator, packed",
+    "locking queue",
+)
+
+
+def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
+    """For `make bench`."""
+    for depth in sizes.zookeeper_depths:
+        with Cluster(brokers=0, zookeeper_settings=SETTINGS, jvm_options=JVM_OPTIONS) as cluster:
+            for takers in TAKERS:
+                for batch in BATCHES:
+                    yield _case(cluster.zookeeper, depth, takers, batch, sizes)
+
+
+def _case(hosts: str, depth: int, takers: int, batch: int, sizes: Sizes) -> Case:
+    seconds = sizes.storage_s
+    peers: dict[str, Callable[[], Figures]] = {STORAGE: _storage(hosts, depth, takers, batch, seconds)}
+    for name in _peers_of(takers, batch):
+        peers[name] = _theirs(name, hosts, depth, takers, batch, seconds)
+    return Case(
+        work="queues in ZooKeeper",
+        name=f"depth {depth:,}, {takers} takers, {batch_name(batch)}",
+        metrics={"put": "put/s", "take": "take+ack/s"},
+        peers=peers,
+        repeats=sizes.repeats,
+    )
+
+
+def _peers_of(takers: int, batch: int) -> Sequence[str]:
+    """Those that are others than without an executor of several threads, or without batches."""
+    return [
+        name
+        for name in PEERS
+        if not (name.endswith("executor") and takers == 1) and not (name.endswith("packed") and batch == 1)
+    ]
+
+
+def _storage(hosts: str, depth: int, takers: int, batch: int, seconds: float) -> Callable[[], Figures]:
+    def turn() -> Figures:
+        with storage_for(f"zookeeper://{hosts}/bench") as storage:
+            queue = filled(storage, depth)
+            return measure(lambda: Ours(queue), takers=takers, batch=batch, seconds=seconds)
+
+    return turn
+
+
+def _theirs(
+    name: str, hosts: str, depth: int, takers: int, batch: int, seconds: float
+) -> Callable[[], Figures]:
+    def turn() -> Figures:
+        path = f"/bench/{name.replace(', ', '-').replace(' ', '-')}"
+        with peer(
+            "zookeeper",
+            "speed",
+            peer=name,
+            hosts=hosts,
+            path=path,
+            depth=depth,
+            takers=takers,
+            batch=batch,
+            seconds=seconds,
+        ) as child:
+            return child.result()
+
+    return turn

@@ -1,0 +1,79 @@
+"""Bodies that are JSON objects become rows of a schema, by Spark's from_json.
+
+Spark judges each body before its message is processed, and makes the row afterwards, so that no value goes
+through Python. In between, Python sees the body as it is, and the reason why it can't be a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+from kmqpy.errors import ConfigError
+from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.task import ERROR, REJECT
+
+BODY_SCHEMA = "value binary"
+"""The schema that Bodies returns rows of."""
+
+_REFUSED = "refused"
+_CORRUPT = "_kmq_corrupt"
+_NO_OBJECT = "not a JSON object"
+
+
+def check_readable(spark: SparkSession, schema: StructType) -> None:
+    """Raise ConfigError unless from_json can make rows of this schema."""
+    try:
+        one = spark.range(1).select(F.lit("{}").alias("value"))
+        assert with_fields(with_refusals(one, schema), schema).columns  # Connect looks only now
+    except (PySparkException, Py4JError) as error:
+        raise ConfigError(f"schema: JSON has no such values: {one_line(error)}") from None
+
+
+def with_refusals(df: DataFrame, schema: StructType) -> DataFrame:
+    """`df` with a column that says why its `value` is no row of this schema; null where it is one."""
+    text = F.col("value").cast("string")
+    # Without the brackets, what stands behind the object would be ignored.
+    objects = F.from_json(F.concat(F.lit("["), text, F.lit("]")), ArrayType(schema.toNullable()))
+    is_object = F.coalesce((F.size(objects) == 1) & objects[0].isNotNull(), F.lit(False))  # noqa: FBT003
+    bad = F.concat_ws(", ", *(F.when(~_fits(text, [field]), _described(field)) for field in schema))
+    reason = F.when(~is_object, _NO_OBJECT).when(
+        ~_fits(text, schema.fields), F.concat(F.lit("not of the schema: "), bad)
+    )
+    return df.withColumn(_REFUSED, reason)
+
+
+def with_fields(bodies: DataFrame, schema: StructType) -> DataFrame:
+    """`bodies` with the fields of `value` in its place."""
+    others = [name for name in bodies.columns if name not in ("value", _REFUSED)]
+    row = F.from_json(F.col("value").cast("string"), schema.toNullable()).alias("value")
+    return bodies.select(row, *others).select("value.*", *others)
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """Hands bodies on; rejects messages whose body is refused."""
+
+    def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """For KmqSpark.process."""
+        found = frame[["value"]].copy()
+        found[ERROR] = frame[_REFUSED]
+        found[REJECT] = frame[_REFUSED].notna()
+        return found
+
+
+def _fits(text: Column, fields: Sequence[StructField]) -> Column:
+    """True where an object has no value that is not of the type of its field."""
+    wanted = StructType([*fields, StructField(_CORRUPT, StringType())]).toNullable()
+    return F.from_json(text, wanted, {"columnNameOfCorruptRecord": _CORRUPT})[_CORRUPT].isNull()
+
+
+def _described(field: StructField) -> str:
+    return f"{field.name} is no {field.dataType.simpleString()}"

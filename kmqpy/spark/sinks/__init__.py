@@ -1,0 +1,45 @@
+"""Sinks of the pipeline, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.spark.records import kafka_options
+from kmqpy.spark.sinks.delta import DeltaTarget
+from kmqpy.spark.sinks.files import FORMATS, FileTarget
+from kmqpy.spark.sinks.jdbc import JdbcTarget
+from kmqpy.spark.sinks.kafka import KafkaTarget
+from kmqpy.spark.sinks.target import Sink, Target
+
+_TARGETS: Mapping[str, Callable[[Sink], Target]] = {
+    **dict.fromkeys(FORMATS, FileTarget),
+    "delta": DeltaTarget,
+    "jdbc": JdbcTarget,
+    "kafka": KafkaTarget,
+}
+IN_FOLDERS = (*FORMATS, "delta")
+
+NAMES = tuple(_TARGETS)
+
+
+def target_of(sink: Sink, connection: KafkaConnection) -> Target:
+    """The sink of that name, at that place; raises ConfigError."""
+    if sink.format not in _TARGETS:
+        raise ConfigError(f"format: {sink.format!r} is no sink; there are {', '.join(NAMES)}")
+    if sink.format == "kafka":
+        sink = replace(sink, options={**kafka_options(connection), **sink.options})
+    return _TARGETS[sink.format](sink)
+
+
+def checkpoint_of(sink: Sink) -> str:
+    """The folder of the checkpoint; raises ConfigError where there is none."""
+    if sink.checkpoint:
+        return sink.checkpoint
+    if sink.format not in IN_FOLDERS:
+        raise ConfigError(
+            f"checkpoint: name a folder (--checkpoint); a sink {sink.format} has none of its own"
+        )
+    return f"{sink.path.rstrip('/')}.kmq/checkpoint"

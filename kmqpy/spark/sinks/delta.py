@@ -1,0 +1,60 @@
+"""Delta tables: a micro-batch is one commit, which its number makes unique."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from kmqpy.errors import ConfigError
+from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.sinks.files import FIRST_GUESS, arranged, check_partitioning, persisted, place_of
+from kmqpy.spark.sinks.origin import without_known
+from kmqpy.spark.sinks.target import Target
+
+
+@dataclass(frozen=True)
+class DeltaTarget(Target):
+    """A Delta table in a folder; Delta ignores a micro-batch that it has already."""
+
+    settings: ClassVar[Mapping[str, str]] = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+
+    def check(self, spark: SparkSession, schema: StructType) -> None:
+        """See Target. Makes the table, so that the first micro-batch finds one."""
+        check_partitioning(self.sink, schema)
+        try:
+            empty = spark.createDataFrame([], schema)
+            writer = empty.write.format("delta").options(**self.sink.options).mode("append")
+            writer.partitionBy(*self.sink.partition_by).save(self._uri)
+        except PySparkException as error:
+            raise ConfigError(f"out: Delta table {self.sink.path!r}: {one_line(error)}") from None
+
+    def write(self, batch: DataFrame, number: int, run: str) -> None:
+        """See Target."""
+        with persisted(batch) as rows:
+            count = rows.count()
+            new = without_known(rows, batch.sparkSession.read.format("delta").load(self._uri))
+            new = arranged(new, self.sink, count, FIRST_GUESS)
+            once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
+            writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
+            writer.partitionBy(*self.sink.partition_by).save(self._uri)
+
+    def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
+        """See Target."""
+        return spark.read.format("delta").load(self._uri).select(*schema.names)
+
+    @property
+    def jar_sets(self) -> tuple[str, ...]:
+        """See Target."""
+        return ("spark-delta",)
+
+    @property
+    def _uri(self) -> str:
+        return place_of(self.sink.path).uri

@@ -1,0 +1,202 @@
+"""Parquet, ORC, JSON and CSV, so that any reader of the folder sees each row once.
+
+Spark writes a micro-batch into a folder beside the target; the finished files are moved from there. A list
+of the files of the last micro-batch tells a rerun what to remove: where the driver died between moving
+and Spark's commit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.sinks.origin import COPY, without_known
+from kmqpy.spark.sinks.target import Sink, Target
+
+FORMATS = ("parquet", "orc", "json", "csv")
+
+_LAST = "last.json"
+FIRST_GUESS = 100
+"""Bytes of a row in a file, until files are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """A folder of finished files, as Spark and as Arrow name it."""
+
+    system: fs.FileSystem
+    uri: str
+    root: str
+
+
+@dataclass(frozen=True)
+class FileTarget(Target):
+    """A folder of files."""
+
+    def check(self, spark: SparkSession, schema: StructType) -> None:
+        """See Target."""
+        check_partitioning(self.sink, schema)
+        place = self._place()
+        try:
+            _refuse_foreign(place, self.sink.format)
+            self._stage(spark.createDataFrame([], schema), place)  # says now what can't be written
+        except (PySparkException, pa.ArrowException, OSError) as error:
+            raise ConfigError(f"out: {self.sink.path!r} can't be used: {one_line(error)}") from None
+
+    def write(self, batch: DataFrame, number: int, run: str) -> None:
+        """See Target."""
+        place = self._place()
+        staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST}"
+        with _unavailable(self.sink.path), persisted(batch) as rows:
+            before = _last(place.system, last)
+            if (before.get("run"), before.get("batch")) == (run, number):
+                for name in before["files"]:
+                    _remove(place.system, f"{place.root}/{name}")
+            count = rows.count()
+            if not count:
+                return
+            new = without_known(rows, self.read(batch.sparkSession, _fields(batch)))
+            size = before.get("row_bytes", FIRST_GUESS)
+            self._stage(arranged(new, self.sink, count, size), place, size)
+            staged = _data_files(place.system, staging)
+            moves = {
+                info.path: _named(info.path.removeprefix(f"{staging}/"), f"{run}-{number:09d}")
+                for info in staged
+            }
+            told = {
+                "run": run,
+                "batch": number,
+                "files": list(moves.values()),
+                "row_bytes": max(1, sum(info.size for info in staged) // count) if staged else size,
+            }
+            _replace(place.system, last, json.dumps(told).encode())
+            for path, name in moves.items():
+                target = f"{place.root}/{name}"
+                place.system.create_dir(target.rpartition("/")[0], recursive=True)
+                place.system.move(path, target)
+
+    def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
+        """See Target."""
+        place = self._place()
+        place.system.create_dir(place.root, recursive=True)
+        return spark.read.format(self.sink.format).options(**self.sink.options).schema(schema).load(place.uri)
+
+    def _stage(self, rows: DataFrame, place: _Files, row_bytes: int = FIRST_GUESS) -> None:
+        most = {"maxRecordsPerFile": str(max(1, self.sink.file_bytes // row_bytes))}
+        writer = rows.write.format(self.sink.format).options(**most, **self.sink.options).mode("overwrite")
+        writer.partitionBy(*self.sink.partition_by).save(f"{place.uri}.kmq/staging")
+
+    def _place(self) -> _Files:
+        return place_of(self.sink.path)
+
+
+def place_of(path: str) -> _Files:
+    """The folder at a path or URI; raises ConfigError where Arrow can't reach it."""
+    local = path.removeprefix("file:").removeprefix("//") if path.startswith("file:") else path
+    if "://" not in local:  # Spark takes a path as it stands, where Arrow would read %20 as a space
+        root = str(Path(local).absolute())
+        return _Files(fs.LocalFileSystem(), f"file://{root}", root)
+    uri = path.rstrip("/")
+    try:
+        system, root = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1))
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"out: {path!r} can't be used: {one_line(error)}") from None
+    return _Files(system, uri, root)
+
+
+def check_partitioning(sink: Sink, schema: StructType) -> None:
+    """Raise ConfigError unless the columns of `partition_by` are there, and others, too."""
+    for name in sink.partition_by:
+        if name not in schema.names:
+            raise ConfigError(f"partition by: no column {name!r}; there are {', '.join(schema.names)}")
+    if sink.file_bytes < 1:
+        raise ConfigError(f"file size: {sink.file_bytes} bytes; it must be at least 1")
+
+
+def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFrame:
+    """That many rows in few partitions, those of one folder together."""
+    if sink.partition_by:
+        return rows.repartition(*sink.partition_by)
+    return rows.coalesce(max(1, math.ceil(count * row_bytes / sink.file_bytes)))
+
+
+@contextmanager
+def persisted(batch: DataFrame) -> Iterator[DataFrame]:
+    """The micro-batch for several looks: evaluated again, it would call the user's function again."""
+    kept = batch.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield kept
+    finally:
+        kept.unpersist()
+
+
+@contextmanager
+def _unavailable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise Unavailable(f"out: {path}: {one_line(error)}") from error
+
+
+def _refuse_foreign(place: _Files, form: str) -> None:
+    """Raise ConfigError where the folder holds files that no pipeline has written there."""
+    for info in _listed(place.system, place.root):
+        name = info.path.removeprefix(f"{place.root}/")
+        is_ours = name.rpartition("/")[2].startswith("kmq-")
+        if not is_ours or f".{form}" not in name:
+            raise ConfigError(
+                f"out: {place.root!r} holds {name!r}, which is no {form} file of a pipeline; "
+                "name an empty or a new folder"
+            )
+
+
+def _listed(system: fs.FileSystem, root: str) -> list[Any]:
+    found = system.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
+    return [info for info in found if info.type == fs.FileType.File]
+
+
+def _data_files(system: fs.FileSystem, root: str) -> list[Any]:
+    return [i for i in _listed(system, root) if not i.path.rpartition("/")[2].startswith(("_", "."))]
+
+
+def _named(path: str, prefix: str) -> str:
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}kmq-{prefix}-{name}"
+
+
+def _fields(batch: DataFrame) -> StructType:
+    return StructType([field for field in batch.schema if field.name != COPY])
+
+
+def _last(system: fs.FileSystem, path: str) -> dict[str, Any]:
+    if system.get_file_info(path).type != fs.FileType.File:
+        return {}
+    with system.open_input_file(path) as file:
+        found: dict[str, Any] = json.loads(file.read())
+    return found
+
+
+def _replace(system: fs.FileSystem, path: str, data: bytes) -> None:
+    system.create_dir(path.rpartition("/")[0], recursive=True)
+    with system.open_output_stream(f"{path}.new") as file:
+        file.write(data)
+    system.move(f"{path}.new", path)
+
+
+def _remove(system: fs.FileSystem, path: str) -> None:
+    if system.get_file_info(path).type == fs.FileType.File:
+        system.delete_file(path)

@@ -1,0 +1,31 @@
+"""The name of a checkpoint: micro-batches are numbered within one."""
+
+from __future__ import annotations
+
+import uuid
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from kmqpy.errors import ConfigError
+from kmqpy.spark.checkpoint import one_line
+
+
+def identity_of(spark: SparkSession, checkpoint: str) -> str:
+    """The name that was given to this checkpoint when it was first used; raises ConfigError.
+
+    Where a checkpoint is deleted and made anew, its micro-batches are others, though their numbers are not.
+    """
+    path = f"{checkpoint.rstrip('/')}/kmq-run"
+    made = spark.range(1).select(F.lit(uuid.uuid4().hex[:16]).alias("value")).coalesce(1)
+    try:
+        made.write.mode("ignore").text(path)
+        found = spark.read.text(path).collect()
+        if not found:  # somebody was killed while writing it
+            made.write.mode("overwrite").text(path)
+            found = spark.read.text(path).collect()
+    except (PySparkException, Py4JError) as error:
+        raise ConfigError(f"checkpoint: {checkpoint} can't be used: {one_line(error)}") from None
+    return str(found[0]["value"])

@@ -1,0 +1,157 @@
+# ruff: noqa: S608 # names are quoted, values are not in the statements
+"""PostgreSQL and SQLite: executors fill a stage table; the driver takes it over in one transaction.
+
+A message whose rows the table has is left as it is, so that a micro-batch that comes again, and a message
+that was redelivered, change nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, AtomicType, DataType, StructType
+
+from kmqpy.errors import ConfigError, MissingExtra, Unavailable
+from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.sinks.origin import COPY, MESSAGE, ORIGIN
+from kmqpy.spark.sinks.target import Target
+
+POSTGRESQL, SQLITE = "jdbc:postgresql:", "jdbc:sqlite:"
+PASSWORD = "KMQ_SINK_PASSWORD"  # noqa: S105
+"""The variable that holds the password, which a command line would show."""
+
+_DRIVERS = {POSTGRESQL: "org.postgresql.Driver", SQLITE: "org.sqlite.JDBC"}
+_JARS = {POSTGRESQL: "spark-postgresql", SQLITE: "spark-sqlite"}
+_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class JdbcTarget(Target):
+    """A table of a database; `path` is its JDBC URL, the option `table` the table."""
+
+    def __post_init__(self) -> None:
+        if not self.sink.path.startswith(tuple(_DRIVERS)):
+            known = " or ".join(f"{one}…" for one in _DRIVERS)
+            raise ConfigError(f"out: {self.sink.path!r} is no URL of a database that is supported: {known}")
+        if not self.sink.options.get("table"):
+            raise ConfigError("out: which table? Name it: --option table=NAME")
+        if self.sink.partition_by:
+            raise ConfigError("partition by: a table of a database has no folders")
+
+    def check(self, spark: SparkSession, schema: StructType) -> None:
+        """See Target. Makes the table, by way of a stage table without rows."""
+        for field in schema:
+            if not _storable(field.dataType, arrays=self._kind == POSTGRESQL):
+                raise ConfigError(
+                    f"schema: column {field.name!r}: a table of {self._kind}… can't hold "
+                    f"{field.dataType.simpleString()}; write its JSON text with --function"
+                )
+        try:
+            self._stage(spark.createDataFrame([], schema))
+            self._take_over(schema.names)
+        except (PySparkException, Py4JError) as error:
+            raise ConfigError(f"out: table {self.sink.options['table']!r}: {one_line(error)}") from None
+
+    def write(self, batch: DataFrame, number: int, run: str) -> None:  # noqa: ARG002
+        """See Target."""
+        rows = batch.drop(COPY)
+        self._stage(rows)
+        self._take_over(rows.columns)
+
+    def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
+        """See Target."""
+        found = spark.read.jdbc(self.sink.path, self._table(""), properties=self._properties())
+        return found.select(*schema.names)
+
+    @property
+    def jar_sets(self) -> tuple[str, ...]:
+        """See Target."""
+        return () if "driver" in self.sink.options else (_JARS[self._kind],)
+
+    @property
+    def _kind(self) -> str:
+        return next(kind for kind in _DRIVERS if self.sink.path.startswith(kind))
+
+    def _table(self, suffix: str) -> str:
+        *schemas, table = self.sink.options["table"].split(".")
+        return ".".join(map(_quoted, [*schemas, f"{table}{suffix}"]))
+
+    def _properties(self) -> dict[str, str]:
+        given = {key: value for key, value in self.sink.options.items() if key != "table"}
+        if password := self._password():
+            given["password"] = password
+        # Without the driver's name, Spark asks DriverManager, which does not see jars that were added.
+        return {"driver": _DRIVERS[self._kind], "date_class": "TEXT", **given}
+
+    def _password(self) -> str | None:
+        return self.sink.options.get("password") or os.environ.get(PASSWORD)
+
+    def _stage(self, rows: DataFrame) -> None:
+        if self._kind == SQLITE:
+            rows = rows.coalesce(1)  # it has one writer at a time
+            with self._connected() as connection:  # and Spark does not understand that a table is not there
+                connection.execute(f"create table if not exists {self._table('_kmq_stage')} (id int)")
+        rows.write.jdbc(self.sink.path, self._table("_kmq_stage"), "overwrite", self._properties())
+
+    def _take_over(self, columns: Sequence[str]) -> None:
+        table, stage = self._table(""), self._table("_kmq_stage")
+        index = _quoted(f"{self.sink.options['table'].rpartition('.')[2]}_kmq_origin")
+        names, key = ", ".join(map(_quoted, columns)), ", ".join(map(_quoted, ORIGIN))
+        same = " and ".join(f"known.{_quoted(name)} = stage.{_quoted(name)}" for name in MESSAGE)
+        with self._connected() as connection:
+            connection.execute("begin")
+            connection.execute(f"create table if not exists {table} as select * from {stage} where 1 = 0")
+            connection.execute(f"create unique index if not exists {index} on {table} ({key})")
+            is_known = f"exists (select 1 from {table} known where {same})"
+            new = f"select {names} from {stage} stage where not {is_known}"
+            connection.execute(f"insert into {table} ({names}) {new}")
+            connection.execute("commit")
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """A connection without transactions of its own; raises Unavailable, ConfigError."""
+        connection: Any = None
+        errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+        try:
+            if self._kind == SQLITE:
+                path = self.sink.path.removeprefix(SQLITE).partition("?")[0]
+                connection = sqlite3.connect(path, timeout=_TIMEOUT_S, isolation_level=None)
+            else:
+                try:
+                    psycopg = import_module("psycopg")
+                except ImportError:
+                    raise MissingExtra("sql", "Writing to PostgreSQL") from None
+                errors = (psycopg.Error,)
+                connection = psycopg.connect(
+                    self.sink.path.removeprefix("jdbc:"),
+                    user=self.sink.options.get("user"),
+                    password=self._password(),
+                    connect_timeout=_TIMEOUT_S,
+                    autocommit=True,
+                )
+            yield connection
+        except errors as error:
+            table = self.sink.options["table"]
+            raise Unavailable(f"out: {self._kind}… table {table!r}: {one_line(error)}") from error
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+def _storable(kind: DataType, *, arrays: bool) -> bool:
+    if isinstance(kind, ArrayType):
+        return arrays and isinstance(kind.elementType, AtomicType)
+    return isinstance(kind, AtomicType)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

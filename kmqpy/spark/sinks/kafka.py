@@ -1,0 +1,48 @@
+"""A topic of Kafka, at least once: Spark's Kafka sink has no transactions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from kmqpy.errors import ConfigError
+from kmqpy.spark.sinks.origin import COPY, ORIGIN
+from kmqpy.spark.sinks.target import Target
+
+
+@dataclass(frozen=True)
+class KafkaTarget(Target):
+    """A topic, `path`, of the queue's Kafka, unless the option kafka.bootstrap.servers names another.
+
+    The columns `key` and `value` of a row are the record's; without `value` it is the row as JSON. The
+    headers original_partition, original_offset and original_row name the row.
+    """
+
+    def __post_init__(self) -> None:
+        if self.sink.partition_by:
+            raise ConfigError("partition by: a topic has no folders")
+
+    def check(self, spark: SparkSession, schema: StructType) -> None:  # noqa: ARG002
+        """See Target."""
+        for name in {"key", "value"} & set(schema.names):
+            if not isinstance(kind := schema[name].dataType, StringType | BinaryType):
+                raise ConfigError(
+                    f"schema: column {name!r} is the {name} of a record: string or binary, "
+                    f"not {kind.simpleString()}"
+                )
+
+    def write(self, batch: DataFrame, number: int, run: str) -> None:  # noqa: ARG002
+        """See Target."""
+        rows = batch.drop(COPY)
+        fields = [name for name in rows.columns if name not in ORIGIN]
+        value = F.col("value") if "value" in fields else F.to_json(F.struct(*fields))
+        key = F.col("key") if "key" in fields else F.lit(None).cast("binary")
+        names = (
+            F.struct(F.lit(name).alias("key"), F.col(name).cast("string").cast("binary").alias("value"))
+            for name in ORIGIN
+        )
+        records = rows.select(key.alias("key"), value.alias("value"), F.array(*names).alias("headers"))
+        records.write.format("kafka").options(**self.sink.options).option("topic", self.sink.path).save()

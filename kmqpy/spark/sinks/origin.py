@@ -1,0 +1,82 @@
+"""Columns that name a row of output for good, and what a sink does with messages that it has already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, StructField, StructType
+
+from kmqpy.errors import ConfigError
+from kmqpy.spark.task import Frames
+
+MESSAGE = ("original_partition", "original_offset")
+"""Columns that name a message, across its redeliveries."""
+
+ORIGIN = (*MESSAGE, "original_row")
+"""Columns that name a row."""
+
+COPY = "original_copied"
+"""True where the message is a copy of an earlier one, whose rows a sink may have; no sink is given it."""
+
+_TYPES: dict[str, DataType] = {
+    "original_partition": IntegerType(),
+    "original_offset": LongType(),
+    "original_row": LongType(),
+    COPY: BooleanType(),
+}
+
+
+@dataclass(frozen=True)
+class WithOrigin:
+    """Adds the columns ORIGIN and COPY to what `function` returns."""
+
+    function: Frames
+
+    def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """For KmqSpark.process."""
+        partition, offset, row = ORIGIN
+        origin = frame[[*MESSAGE]].copy()
+        origin[COPY] = (frame[partition] != frame["partition"]) | (frame[offset] != frame["offset"])
+        found = self.function(frame)
+        if not isinstance(found, pd.DataFrame) or (len(found) and found.index.name != frame.index.name):
+            return found  # which process() refuses with a better word
+        if not len(found):  # all have failed
+            return found.reindex(columns=[*found.columns, *ORIGIN, COPY])
+        origin = origin.reindex(found.index)
+        return found.assign(
+            **{name: origin[name] for name in (*MESSAGE, COPY)},
+            **{row: found.groupby(level=0).cumcount()},
+        )
+
+
+def with_origin(schema: StructType) -> StructType:
+    """The schema with the columns ORIGIN, as sinks have it; raises ConfigError where it names one itself."""
+    if taken := {name.lower() for name in schema.names} & _TYPES.keys():
+        raise ConfigError(f"schema: column {min(taken)!r} is added by the pipeline; name yours otherwise")
+    return StructType([*schema.fields, *(StructField(name, _TYPES[name]) for name in ORIGIN)])
+
+
+def with_copy(schema: StructType) -> StructType:
+    """The same with the column COPY, as the pipeline makes rows."""
+    return StructType([*with_origin(schema).fields, StructField(COPY, _TYPES[COPY])])
+
+
+def without_known(batch: DataFrame, written: DataFrame) -> DataFrame:
+    """The rows of `batch` but those of messages that `written` has rows of, without COPY.
+
+    batch  persisted: it is looked at before
+
+    Only a copy can be of such a message, so where there is none, `written` is not read.
+    """
+    rows = batch.drop(COPY)
+    copies = batch.where(COPY)
+    found = copies.agg(F.min("original_offset"), F.max("original_offset")).first()
+    assert found is not None
+    low, high = found
+    if low is None:
+        return rows
+    near = written.where(F.col("original_offset").between(low, high)).select(*MESSAGE)
+    return rows.join(near, [*MESSAGE], "left_anti").select(*rows.columns)

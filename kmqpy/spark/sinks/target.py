@@ -1,0 +1,65 @@
+"""What the pipeline needs of a sink."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from kmqpy.errors import NotSupported
+
+DEFAULT_FILE_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """Where the rows go.
+
+    path          a folder, the URL of a database (`jdbc:…`), a table or topic: what `format` takes
+    format        one of kmqpy.spark.sinks.NAMES
+    options       of that format
+    partition_by  columns that name the folders of the files
+    file_bytes    aimed at for one file of a micro-batch
+    checkpoint    of the query; by default `<path>.kmq/checkpoint` where `path` is a folder
+    """
+
+    path: str
+    format: str = "parquet"
+    options: Mapping[str, str] = field(default_factory=dict)
+    partition_by: tuple[str, ...] = ()
+    file_bytes: int = DEFAULT_FILE_BYTES
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """A sink that takes micro-batches; the one of a number that was written before may come again."""
+
+    sink: Sink
+
+    settings: ClassVar[Mapping[str, str]] = {}
+    """What the session must be configured with."""
+
+    @property
+    def jar_sets(self) -> tuple[str, ...]:
+        """The sets of jars (kmqpy/dev/jars.json) that the session must have."""
+        return ()
+
+    @abstractmethod
+    def check(self, spark: SparkSession, schema: StructType) -> None:
+        """Make the place ready; raise ConfigError unless rows of this schema can be written there."""
+
+    @abstractmethod
+    def write(self, batch: DataFrame, number: int, run: str) -> None:
+        """Write the rows of a micro-batch, which is evaluated once.
+
+        run  names the checkpoint within which `number` says which micro-batch it is
+        """
+
+    def read(self, spark: SparkSession, schema: StructType) -> DataFrame:  # noqa: ARG002
+        """The rows that were written; raises NotSupported where Spark can't read them."""
+        raise NotSupported(f"format: {self.sink.format} is not read back")

@@ -1,0 +1,36 @@
+"""Consumes a queue of Curator's with kmqpy, in a process of its own that a test can kill.
+
+    python tests/interop/curator_python.py consume '{"zookeeper": …, "path": …, "locks": …, "pause_ms": …}'
+
+It says what curator_jvm.py says.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+from kmqpy.zookeeper.curator import QueueBuilder
+from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+
+def say(**what: Any) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def consume(options: dict[str, Any]) -> None:
+    def consumer(item: bytes) -> None:
+        say(item=item.decode())
+        time.sleep(options["pause_ms"] / 1000)
+
+    with connect(ZooKeeperConnection(hosts=options["zookeeper"]), 4_000) as zk:
+        builder = QueueBuilder(zk=zk, path=options["path"], consumer=consumer, lock_path=options["locks"])
+        with builder.build_queue():
+            say(started=True)
+            sys.stdin.read()
+
+
+if __name__ == "__main__":
+    {"consume": consume}[sys.argv[1]](json.loads(sys.argv[2]))

@@ -1,0 +1,161 @@
+"""Sinks of the pipeline: each row once, whatever comes again. Kafka is not needed for that."""
+
+import pyarrow.dataset
+import pytest
+
+from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.spark.process import parsed
+from kmqpy.spark.sinks import NAMES, checkpoint_of, target_of
+from kmqpy.spark.sinks.origin import with_copy, with_origin
+from kmqpy.spark.sinks.target import Sink
+
+SCHEMA = "id int, name string"
+NOWHERE = KafkaConnection(bootstrap="127.0.0.1:1")
+
+
+def batch_of(spark, ids, *, copied=False, partitions=2):
+    rows = [(n, f"name {n % 2}", 0, n, 0, copied) for n in ids]
+    return spark.createDataFrame(rows, with_copy(parsed(spark, SCHEMA))).repartition(partitions)
+
+
+def made(spark, sink):
+    target = target_of(sink, NOWHERE)
+    target.check(spark, with_origin(parsed(spark, SCHEMA)))
+    return target
+
+
+def ids_in(spark, target):
+    return sorted(row["id"] for row in target.read(spark, with_origin(parsed(spark, SCHEMA))).collect())
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc", "json", "csv"])
+def test_any_reader_of_files_sees_each_row_once(spark, tmp_path, form):
+    out = tmp_path / "all rows, 100%20"
+    target = made(spark, Sink(path=str(out), format=form))
+    target.write(batch_of(spark, range(10)), 0, "a")
+    target.write(batch_of(spark, range(10)), 0, "a")  # the driver died before Spark knew of it
+    target.write(batch_of(spark, range(10, 20)), 1, "a")
+    target.write(batch_of(spark, range(18, 22), copied=True), 2, "a")  # of which two were written
+    target.write(batch_of(spark, []), 3, "a")
+    target.write(batch_of(spark, range(22, 24)), 0, "b")  # the first one of a new checkpoint
+    assert ids_in(spark, target) == list(range(24))
+    others = [path for path in out.rglob("*") if path.is_file() and not path.name.startswith("kmq-")]
+    assert others == []
+    assert {path.name for path in tmp_path.iterdir()} == {out.name, f"{out.name}.kmq"}
+    if form == "parquet":
+        assert sorted(pyarrow.dataset.dataset(str(out)).to_table()["id"].to_pylist()) == list(range(24))
+
+
+def test_a_death_while_files_are_moved(spark, tmp_path, monkeypatch):
+    out = tmp_path / "rows"
+    target = made(spark, Sink(path=str(out), partition_by=("name",), file_bytes=200))
+    target.write(batch_of(spark, range(5)), 0, "a")
+    place = type(target)._place(target)
+    moved = []
+
+    class Dying:
+        def __getattr__(self, name):
+            return getattr(place.system, name)
+
+        def move(self, source, to):
+            if len(moved) == 2:
+                raise OSError(5, "gone")
+            moved.append(to)
+            place.system.move(source, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(target), "_place", lambda _: type(place)(Dying(), place.uri, place.root))
+        with pytest.raises(Unavailable, match="gone"):
+            target.write(batch_of(spark, range(5, 12)), 1, "a")
+    assert any("name=" in path for path in moved)
+    target.write(batch_of(spark, range(5, 11)), 1, "a")  # one was redelivered meanwhile
+    assert ids_in(spark, target) == list(range(11))
+    assert {path.name for path in out.iterdir()} == {"name=name 0", "name=name 1"}
+
+
+def test_files_have_the_size_that_is_aimed_at(spark, tmp_path):
+    def files(size):
+        out = tmp_path / str(size)
+        target = made(spark, Sink(path=str(out), file_bytes=size))
+        target.write(batch_of(spark, range(400), partitions=8), 0, "a")
+        target.write(batch_of(spark, range(400, 800), partitions=8), 1, "a")
+        return len(list(out.glob("*-000000001-*")))
+
+    assert files(2**20) == 1
+    assert files(2_000) > 2
+
+
+def test_a_table_of_sqlite(spark, tmp_path):
+    sink = Sink(path=f"jdbc:sqlite:{tmp_path}/rows.db", format="jdbc", options={"table": "all rows"})
+    target = made(spark, sink)
+    _upserts(spark, target)
+
+
+def test_a_table_of_postgresql(spark, database_url):
+    _, _, where = database_url("postgresql").partition("postgresql://")
+    user, _, host = where.rpartition("@")
+    options = {"table": "public.Rows of Spark", "user": user}
+    target = made(spark, Sink(path=f"jdbc:postgresql://{host}", format="jdbc", options=options))
+    _upserts(spark, target)
+
+
+def _upserts(spark, target):
+    target.write(batch_of(spark, range(10)), 0, "a")
+    target.write(batch_of(spark, range(10)), 0, "a")
+    target.write(batch_of(spark, range(8, 20), copied=True), 1, "a")
+    assert ids_in(spark, target) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("sink", "expected"),
+    [
+        ({"format": "excel", "checkpoint": "c"}, f"format: 'excel' is no sink; there are {', '.join(NAMES)}"),
+        (
+            {"format": "jdbc", "checkpoint": "c"},
+            "is no URL of a database that is supported: jdbc:postgresql:… or jdbc:sqlite:…",
+        ),
+        ({"format": "jdbc", "path": "jdbc:sqlite:x", "checkpoint": "c"}, "which table"),
+        ({"format": "kafka"}, "checkpoint: name a folder"),
+        ({"path": "nope://x/y"}, "out: 'nope://x/y' can't be used"),
+        ({"partition_by": ("nope",)}, "partition by: no column 'nope'"),
+        ({"partition_by": ("id",), "format": "kafka", "checkpoint": "c"}, "a topic has no folders"),
+        ({"options": {"compression": "nope"}}, "out: .* can't be used: .*nope"),
+        (
+            {
+                "path": "jdbc:sqlite:/nope/x.db",
+                "format": "jdbc",
+                "options": {"table": "t"},
+                "checkpoint": "c",
+            },
+            "out: ",
+        ),
+    ],
+)
+def test_bad_sinks(spark, tmp_path, sink, expected):
+    given = Sink(**{"path": str(tmp_path / "rows"), **sink})
+
+    def use():
+        checkpoint_of(given)
+        made(spark, given)
+
+    with pytest.raises((ConfigError, Unavailable), match=expected):
+        use()
+
+
+def test_a_folder_with_files_of_others(spark, tmp_path):
+    spark.range(3).write.parquet(str(tmp_path / "theirs"))
+    with pytest.raises(ConfigError, match="is no parquet file of a pipeline; name an empty or a new folder"):
+        made(spark, Sink(path=str(tmp_path / "theirs")))
+    made(spark, Sink(path=str(tmp_path / "ours"))).write(batch_of(spark, [1]), 0, "a")
+    with pytest.raises(ConfigError, match="is no csv file of a pipeline"):
+        made(spark, Sink(path=str(tmp_path / "ours"), format="csv"))
+
+
+@pytest.mark.parametrize("kind", ["struct<a:int>", "map<string,int>", "array<int>"])
+def test_columns_that_a_database_has_not(spark, tmp_path, kind):
+    target = target_of(
+        Sink(path=f"jdbc:sqlite:{tmp_path}/x.db", format="jdbc", options={"table": "t"}), NOWHERE
+    )
+    with pytest.raises(ConfigError, match="schema: column 'c': a table of jdbc:sqlite:… can't hold"):
+        target.check(spark, parsed(spark, f"c {kind}"))
