@@ -166,7 +166,6 @@ def test_the_scheme_is_looked_at_first(url):
 @pytest.mark.parametrize(
     "url",
     [
-        "zookeeper://h:2181/root?queue=q",
         "http://h?queue=q",
     ],
 )

@@ -28,6 +28,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     Raises ConfigError, Unavailable, AccessDenied.
     """
     from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
+    from kmqpy.storages.zookeeper.znodes import Znodes
     from kmqpy.zookeeper.session import connect
 
     url.refuse_unknown([*_SETTINGS, *URL_SETTINGS])
@@ -46,7 +47,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
         raise ConfigError("timeout: it must be longer than 0")
     with ExitStack() as opened:
         zk = opened.enter_context(connect(_connection(url), timeout=timeout_s))
-        engine = ZooKeeperEngine(zk, root, timeout_s=timeout_s, **more)
+        engine = ZooKeeperEngine(Znodes(zk, root, timeout_s=timeout_s, **more))
         engine.on_close(opened.pop_all().close)
     return StoredStorage(engine, telemetry=telemetry)
 

@@ -46,6 +46,10 @@ class PageSummary(NamedTuple):
         """Row.order of the first row that is ready."""
         return (-self.priority, self.place)
 
+    def in_state(self, status: Status) -> int:
+        """How many rows are in a state."""
+        return (self.ready, self.delayed, self.taken, self.dead)[status]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
@@ -84,9 +88,8 @@ class Directory:
         """The directory as it is stored."""
         commits = self.commits[-COMMITS_REMEMBERED:]
         header = _HEADER.pack(_FORMAT, self.next_id, self.end_id, self.next_place, len(commits))
-        return b"".join(
-            [header, *commits, *(_PAGE.pack(number, *page) for number, page in self.pages.items())]
-        )
+        pages = (_PAGE.pack(number, *page) for number, page in self.pages.items())
+        return b"".join([header, *commits, *pages])
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> Directory:

@@ -1,4 +1,4 @@
-"""A change of a queue before it is written: the rules of `Engine`, over pages. Pure, but for loading pages."""
+"""A change of a queue before it is written: the rules of `Engine`, over pages. Pure but for loading pages."""
 
 from __future__ import annotations
 
@@ -47,12 +47,18 @@ class Draft:
     """The pages of one change; the caller writes `changes()`, or throws the draft away."""
 
     def __init__(
-        self, directory: Directory, settings: StoredQueueSettings, now: Now, load: LoadPages
+        self,
+        directory: Directory,
+        settings: StoredQueueSettings,
+        now: Now,
+        load: LoadPages,
+        most_pages: int = MOST_PAGES,
     ) -> None:
         self.directory = directory
         self.now = now
         self._settings = settings
         self._load = load
+        self._most_pages = most_pages
         self._loaded: dict[int, Page] = {}
         self._changed: dict[int, dict[int, Row]] = {}
         self._packs: dict[tuple[int, int], bytes] = {}
@@ -67,7 +73,7 @@ class Draft:
     @property
     def room(self) -> int:
         """How many more pages the commit can change."""
-        return MOST_PAGES - len(self._changed)
+        return self._most_pages - len(self._changed)
 
     @property
     def is_full(self) -> bool:
@@ -79,7 +85,7 @@ class Draft:
     def pass_time(self) -> None:
         """Carry out delays and leases that are over, until the draft is full."""
         due = [number for number, page in self.directory.pages.items() if 0 < page.due_ms <= self.now.low]
-        over = [row for row in self._rows(due[:MOST_PAGES]) if self._is_over(row)]
+        over = [row for row in self._rows(due[: self._most_pages]) if self._is_over(row)]
         for row in sorted(over, key=lambda row: (row.until_ms, row.place)):
             if row.status is Status.DELAYED:
                 self.replace(row._replace(status=Status.READY))
@@ -90,7 +96,7 @@ class Draft:
         """Add messages; the directory has ids for all of them."""
         ids = [*range(self._next_id, self._next_id + len(rows))]
         self._next_id += len(rows)
-        last = next(reversed(self.directory.pages), None)
+        last = max(self.directory.pages, default=None)
         at = 0
         while at < len(rows):
             number = ids[at] if last is None or ids[at] >= last + PAGE_ROWS else last
@@ -125,14 +131,8 @@ class Draft:
 
     def rows_of(self, status: Status) -> Iterator[Row]:
         """All rows of a state, page by page, in the order of their ids."""
-        counts = {
-            Status.READY: "ready",
-            Status.DELAYED: "delayed",
-            Status.TAKEN: "taken",
-            Status.DEAD: "dead",
-        }
         for number, page in self.directory.pages.items():
-            if number in self._changed or getattr(page, counts[status]):
+            if number in self._changed or page.in_state(status):
                 yield from [row for row in self._page(number).values() if row.status is status]
 
     def counts(self) -> Counts:
@@ -141,9 +141,8 @@ class Draft:
 
     def next_due_ms(self) -> int | None:
         """When the next delay or lease ends by itself."""
-        return min(
-            (page.due_ms for page in self._now_directory().pages.values() if page.due_ms), default=None
-        )
+        pages = self._now_directory().pages.values()
+        return min((page.due_ms for page in pages if page.due_ms), default=None)
 
     def row(self, row_id: int) -> Row | None:
         """The row of an id."""
@@ -224,8 +223,8 @@ class Draft:
     # --- pages ------------------------------------------------------------------------------------
 
     def body_place(self, row: Row) -> tuple[int, int, int]:
-        """Where a row's body is: page, pack, index."""
-        return self._number_of(row), row.pack, row.index
+        """Where a row's body is: page, pack, number in the pack."""
+        return self._number_of(row), row.pack, row.nth
 
     def _now_directory(self) -> Directory:
         """The directory with the summaries of changed pages."""
@@ -246,12 +245,11 @@ class Draft:
         ends = row.status is Status.DELAYED or (row.status is Status.TAKEN and not self._settings.is_manual)
         return ends and row.until_ms <= self.now.low
 
-    def _new_row(self, row_id: int, pack: int, index: int, row: NewRow) -> Row:
+    def _new_row(self, row_id: int, pack: int, nth: int, row: NewRow) -> Row:
         return Row(
             id=row_id,
             pack=pack,
-            index=index,
-            size=len(row.body),
+            nth=nth,
             priority=row.priority,
             status=Status.DELAYED if row.delay_ms else Status.READY,
             take=0,

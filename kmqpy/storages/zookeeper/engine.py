@@ -6,12 +6,10 @@ import dataclasses
 import heapq
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any, TypeVar
-
-from kazoo.client import KazooClient
 
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
@@ -21,7 +19,6 @@ from kmqpy.storages.zookeeper.draft import Draft
 from kmqpy.storages.zookeeper.live_queue import BodyPlace, LiveQueue
 from kmqpy.storages.zookeeper.rows import Content, Row, Status
 from kmqpy.storages.zookeeper.znodes import Znodes
-from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
 
 _ROOM_BYTES = 128 * 1024
 """Of a packet, for the states and the directory that are written with a body."""
@@ -32,28 +29,18 @@ Rows = list[tuple[Row, BodyPlace]]
 
 
 class ZooKeeperEngine:
-    """See Engine.
+    """See Engine."""
 
-    zk         a started client
-    root       the znode below which everything is
-    timeout_s  how long a call is tried before it raises Unavailable
-    """
-
-    def __init__(
-        self,
-        zk: KazooClient,
-        root: str,
-        *,
-        timeout_s: float = 10.0,
-        max_packet_bytes: int = MAX_PACKET_BYTES,
-    ) -> None:
-        self._znodes = Znodes(zk, root, timeout_s=timeout_s, max_packet_bytes=max_packet_bytes)
+    def __init__(self, znodes: Znodes) -> None:
+        self._znodes = znodes
         self._closing = ExitStack()
         self._lock = threading.Lock()
         self._queues: dict[str, LiveQueue] = {}
         self._is_cleaned_up = False
-        self._capabilities = Capabilities(blocking_take=True, max_body_bytes=max_packet_bytes - _ROOM_BYTES)
-        self._storage_id = self._znodes.prepare()
+        self._capabilities = Capabilities(
+            blocking_take=True, max_body_bytes=znodes.max_packet_bytes - _ROOM_BYTES
+        )
+        self._storage_id = znodes.prepare()
 
     @property
     def storage_id(self) -> str:
@@ -214,11 +201,9 @@ class ZooKeeperEngine:
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
         """See Engine."""
-        if with_bodies:
-            sizes = self._shown(queue, lambda draft: _oldest(draft, limit))
-            return [row._replace(size=len(row.body)) for row in sizes]
-        rows = self._live(queue).change(lambda draft: _oldest(draft, limit))[0]
-        return [row.shown(Content())._replace(size=row.size) for row in rows]
+        rows = self._shown(queue, lambda draft: _oldest(draft, limit))
+        rows = [row._replace(size=len(row.body)) for row in rows]
+        return rows if with_bodies else [row._replace(body=b"", headers=()) for row in rows]
 
     def redrive(self, queue: QueueRow, *, ids: Sequence[int] | None, limit: int | None) -> int:
         """See Engine."""
@@ -284,9 +269,7 @@ class ZooKeeperEngine:
                 return
             yield row
 
-    def _shown(
-        self, queue: QueueRow, choose: Callable[[Draft], Iterator[Row] | Sequence[Row]]
-    ) -> list[MessageRow]:
+    def _shown(self, queue: QueueRow, choose: Callable[[Draft], Iterable[Row]]) -> list[MessageRow]:
         """The rows that `choose` gives, with their bodies."""
         live = self._live(queue)
         rows = live.change(lambda draft: [(row, draft.body_place(row)) for row in choose(draft)])[0]

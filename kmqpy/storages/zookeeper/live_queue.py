@@ -1,4 +1,4 @@
-"""A queue as this process knows it: reads it, changes it, and finds out about changes whose answers were lost."""
+"""A queue as this process knows it: reads it, changes it, and finds out what a lost answer said."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NoReturn, TypeVar
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import QueueNotFound, Unavailable
+from kmqpy.errors import MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import QueueRow
 from kmqpy.storages.zookeeper.directory import COMMIT_BYTES, COMMITS_REMEMBERED, Directory
-from kmqpy.storages.zookeeper.draft import Changes, Draft
+from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
 from kmqpy.storages.zookeeper.rows import Content, Page, read_pack, read_page
 from kmqpy.storages.zookeeper.znodes import Conflict, Lost, Znodes
 
@@ -66,10 +66,10 @@ class LiveQueue:
         """
         with self._lock:
             deadline = SYSTEM_CLOCK.monotonic() + self._znodes.timeout_s
-            conflicts = 0
+            conflicts, most_pages = 0, MOST_PAGES
             while True:
                 is_fresh = self._directory is None
-                draft = self._draft(ids)
+                draft = self._draft(ids, most_pages)
                 try:
                     draft.pass_time()
                     if draft.is_full:
@@ -80,13 +80,18 @@ class LiveQueue:
                         self._commit(draft)
                     elif not is_fresh and self._is_outdated():
                         continue
-                    return result, self._version
+                except MessageError:
+                    if ids or most_pages == 1:
+                        raise
+                    most_pages //= 2  # long reasons
                 except Conflict:
                     conflicts += 1
                     self._directory = None
                     if SYSTEM_CLOCK.monotonic() > deadline:
                         raise Unavailable(f"queue {self.row.name!r}: others change it all the time") from None
                     SYSTEM_CLOCK.sleep(_CONFLICT.delay(conflicts))
+                else:
+                    return result, self._version
 
     def contents(self, places: Sequence[BodyPlace]) -> list[Content | None]:
         """The bodies at these places; None for those that are gone."""
@@ -138,9 +143,9 @@ class LiveQueue:
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def _draft(self, ids: int) -> Draft:
+    def _draft(self, ids: int, most_pages: int) -> Draft:
         directory = self._with_ids(self._directory or self._read(), ids)
-        return Draft(directory, self.row.settings, self._znodes.now(), self._load)
+        return Draft(directory, self.row.settings, self._znodes.now(), self._load, most_pages)
 
     def _read(self) -> Directory:
         found = self._znodes.read_directory(self.row.generation)
@@ -225,7 +230,7 @@ class LiveQueue:
         return self._znodes.send(multi, f"queue {self.row.name!r}")
 
     def _has_happened(self, name: bytes, sent_at: int) -> bool:
-        """True if a commit whose answer was lost happened; raises Unavailable if that can't be told any more."""
+        """True if a commit without an answer happened; raises Unavailable if nobody can tell any more."""
         assert self._directory is not None
         if name in self._directory.commits:
             return True

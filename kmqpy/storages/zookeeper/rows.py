@@ -1,8 +1,8 @@
 """Messages as bytes in znodes: pages of states, and packs of bodies. Pure.
 
 A *page* holds the states of up to PAGE_ROWS messages of neighbouring ids; it is rewritten with each change.
-A *pack* holds key, headers and body of the messages of one page that were sent in one call; it is written once
-and deleted with the last of them.
+A *pack* holds key, headers and body of the messages of one page that were sent in one call; it is written
+once and deleted with the last of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, NewRow
 
 PAGE_ROWS = 200
-"""About as many bytes are in one page as in the directory of 100,000 messages; a take rewrites one of each."""
+"""A page has about as many bytes as the directory of 100,000 messages; a take rewrites one of each."""
 
 
 class Status(IntEnum):
@@ -33,15 +33,13 @@ class Status(IntEnum):
 class Row(NamedTuple):
     """The state of a message; the times are as in MessageRow.
 
-    pack, index  where its body is: in the pack that begins with the message `pack`, at this place
-    size         bytes of its body
+    pack, nth    where its body is: in the pack that begins with the message `pack`, counted from 0
     place        the order among messages of one priority
     """
 
     id: int
     pack: int
-    index: int
-    size: int
+    nth: int
     priority: int
     status: Status
     take: int
@@ -87,9 +85,10 @@ class Content(NamedTuple):
 Page = Mapping[int, Row]
 """Rows by id."""
 
-_ROW = struct.Struct(">QQHIBBIIQQQQQh")
+_ROW = struct.Struct(">QQHBBIIQQQQQh")
 _NO_REASON = -1
-_MOST_REASON = 2**15 - 1
+MOST_REASON_BYTES = 1_000
+"""Longer reasons are cut, so that a page of them fits into a request."""
 _CONTENT = struct.Struct(">qII")
 _NO_KEY = -1
 
@@ -109,7 +108,7 @@ def read_page(data: bytes, path: str) -> dict[int, Row]:
 
 def pack_bytes(rows: Iterable[NewRow]) -> bytes:
     """A pack as it is stored."""
-    parts = []
+    parts: list[bytes] = []
     for row in rows:
         headers = _headers_bytes(row.headers)
         key_length = _NO_KEY if row.key is None else len(row.key)
@@ -133,13 +132,12 @@ def not_ours(path: str, error: Exception | str) -> ConfigError:
 
 
 def _row_bytes(row: Row) -> bytes:
-    reason = b"" if row.reason is None else row.reason.encode()[:_MOST_REASON]
+    reason = b"" if row.reason is None else row.reason.encode()[:MOST_REASON_BYTES]
     return (
         _ROW.pack(
             row.id,
             row.pack,
-            row.index,
-            row.size,
+            row.nth,
             row.priority,
             row.status,
             row.take,
@@ -164,10 +162,10 @@ def _rows(data: bytes) -> Iterator[Row]:
         if length != _NO_REASON:
             if not 0 <= length <= len(data) - at:
                 raise ValueError("a reason longer than the page")
-            reason = data[at : at + length].decode(errors="replace")
+            reason = data[at : at + length].decode(errors="ignore")
             at += length
-        numbers[5] = Status(numbers[5])
-        yield Row(*numbers, reason)
+        row = Row(*numbers, reason)  # type: ignore[call-arg]
+        yield row._replace(status=Status(row.status))
 
 
 def _contents(data: bytes) -> Iterator[Content]:
@@ -198,6 +196,5 @@ def _headers_bytes(headers: Headers) -> bytes:
 def _headers(data: bytes) -> Headers:
     if not data:
         return ()
-    return tuple(
-        (str(name), None if value is None else value.encode("latin-1")) for name, value in json.loads(data)
-    )
+    pairs = json.loads(data)
+    return tuple((str(name), None if value is None else value.encode("latin-1")) for name, value in pairs)

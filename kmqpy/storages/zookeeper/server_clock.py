@@ -20,7 +20,7 @@ class ServerClock:
         self._sent_s = self._received_s = float("-inf")
 
     def note(self, server_ms: int, sent_s: float) -> None:
-        """A request that was sent at `sent_s` (monotonic), and is answered now, was handled at `server_ms`."""
+        """A request, sent at `sent_s` (monotonic) and answered now, was handled at `server_ms`."""
         received_s = SYSTEM_CLOCK.monotonic()
         with self._lock:
             self._server_ms, self._sent_s, self._received_s = server_ms, sent_s, received_s

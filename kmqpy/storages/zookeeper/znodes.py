@@ -38,7 +38,7 @@ from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.storages.zookeeper.draft import Now
 from kmqpy.storages.zookeeper.rows import not_ours
 from kmqpy.storages.zookeeper.server_clock import ServerClock
-from kmqpy.zookeeper.packets import check_multi
+from kmqpy.zookeeper.packets import MAX_PACKET_BYTES, check_multi
 from kmqpy.zookeeper.session import address, check_access, failure, last_failure, unavailable
 
 T = TypeVar("T")
@@ -64,10 +64,12 @@ class Znodes:
     Every method raises Unavailable when ZooKeeper has not answered within `timeout_s`.
     """
 
-    def __init__(self, zk: KazooClient, root: str, *, timeout_s: float, max_packet_bytes: int) -> None:
+    def __init__(
+        self, zk: KazooClient, root: str, *, timeout_s: float = 10.0, max_packet_bytes: int = MAX_PACKET_BYTES
+    ) -> None:
         self.zk = zk
         self.timeout_s = timeout_s
-        self._max_packet_bytes = max_packet_bytes
+        self.max_packet_bytes = max_packet_bytes
         self._root = root
         self._queues = f"{root}/queues"
         self._names = f"{root}/names"
@@ -76,18 +78,14 @@ class Znodes:
     # --- the storage ------------------------------------------------------------------------------
 
     def prepare(self) -> str:
-        """Make what is missing of the storage; returns its id. Raises ConfigError for one of a newer kmqpy."""
+        """Make what is missing of the storage; returns its id. Raises ConfigError for one of others."""
         path = f"{self._root}/storage"
         content = json.dumps({"format": _FORMAT, "id": uuid.uuid4().hex}).encode()
 
+        made = {"names": b"", "queues": b"", "ids": b"1", "clock": b"", "storage": content}
+
         def prepare() -> bytes:
-            for name, data in (
-                ("names", b""),
-                ("queues", b""),
-                ("ids", b"1"),
-                ("clock", b""),
-                ("storage", content),
-            ):
+            for name, data in made.items():
                 with suppress(NodeExistsError):
                     self._wait(self.zk.create_async(f"{self._root}/{name}", data, makepath=True))
             found: bytes = self._wait(self.zk.get_async(path))[0]
@@ -96,7 +94,7 @@ class Znodes:
         found = _json(self.repeated(prepare), path)
         if found.get("format") != _FORMAT or not isinstance(found.get("id"), str):
             raise ConfigError(
-                f"znode {path}: it is of a newer kmqpy, or of another program; this one knows format {_FORMAT}"
+                f"znode {path}: it is of a newer kmqpy or of another program; we know format {_FORMAT}"
             )
         return str(found["id"])
 
@@ -136,7 +134,7 @@ class Znodes:
             multi = self.zk.transaction()
             multi.create(self._name(name), content)
             multi.create(f"{self._queues}/{generation}", directory)
-            check_multi(multi, self._max_packet_bytes, "queue")
+            check_multi(multi, self.max_packet_bytes, "queue")
             error = failure(self._wait(multi.commit_async()))
             if isinstance(error, NodeExistsError):
                 found = self.find_queue(name)
@@ -273,7 +271,7 @@ class Znodes:
 
         It raises Conflict, or Lost. Raises MessageError at once, if it is too large.
         """
-        check_multi(multi, self._max_packet_bytes, what)
+        check_multi(multi, self.max_packet_bytes, what)
         sent_s = SYSTEM_CLOCK.monotonic()
         result = multi.commit_async()
 
@@ -285,14 +283,12 @@ class Znodes:
             except KazooException:
                 with unavailable(self.zk):
                     raise
-            error = failure(results)
-            if isinstance(error, BadVersionError | NoNodeError | NodeExistsError | NotEmptyError):
+            refused = failure(results)
+            if isinstance(refused, BadVersionError | NoNodeError | NodeExistsError | NotEmptyError):
                 raise Conflict
-            if error is not None:
-                if isinstance(error, _LOST):
-                    raise Lost from error
+            if refused is not None:
                 with unavailable(self.zk):
-                    raise error
+                    raise refused
             self._clock.note(results[0].mtime, sent_s)
             version: int = results[0].version
             return version

@@ -36,10 +36,11 @@ BODIES = {
 
 
 def test_bodies_come_as_they_were_sent(queue: Queue) -> None:
-    sent = dict(zip(queue.send_many(BODIES.values()), BODIES, strict=True))
-    assert {sent[one.id]: one.body for one in take(queue, len(BODIES), lease=60)} == BODIES
+    bodies = {name: body[: queue.capabilities.max_body_bytes] for name, body in BODIES.items()}
+    sent = dict(zip(queue.send_many(bodies.values()), bodies, strict=True))
+    assert {sent[one.id]: one.body for one in take(queue, len(bodies), lease=60)} == bodies
     orphans = [one.message for one in queue.orphans() if one.message is not None]
-    assert {sent[one.id]: one.body for one in orphans} == BODIES
+    assert {sent[one.id]: one.body for one in orphans} == bodies
 
 
 def test_a_message_has_all_that_was_sent(queue: Queue) -> None:

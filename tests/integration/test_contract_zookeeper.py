@@ -1,0 +1,62 @@
+"""The contract of all storages, on ZooKeeper."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+pytest.register_assert_rewrite("kmqpy.testing.contract")
+
+from kazoo.client import KazooClient  # noqa: E402
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock  # noqa: E402
+from kmqpy.dev import Cluster  # noqa: E402
+from kmqpy.queue import Storage  # noqa: E402
+from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
+from kmqpy.storages.zookeeper.engine import ZooKeeperEngine  # noqa: E402
+from kmqpy.storages.zookeeper.znodes import Znodes  # noqa: E402
+from kmqpy.testing.contract import *  # noqa: E402, F403
+from kmqpy.testing.contract import Target  # noqa: E402
+from kmqpy.zookeeper.session import connect  # noqa: E402
+from kmqpy.zookeeper.settings import ZooKeeperConnection  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def own_zookeeper() -> Iterator[Cluster]:
+    """A server that the tests kill."""
+    with Cluster(brokers=0) as servers:
+        yield servers
+
+
+@pytest.fixture
+def kmq_target(own_zookeeper: Cluster) -> Target:
+    opened: list[KazooClient] = []
+
+    def open_with_clock(clock: Clock) -> Storage:
+        with ExitStack() as closing:
+            zk = closing.enter_context(connect(ZooKeeperConnection(hosts=own_zookeeper.zookeeper)))
+            engine = ZooKeeperEngine(Znodes(zk, "/kmqpy"))
+            engine.on_close(closing.pop_all().close)
+        opened.append(zk)
+        return StoredStorage(engine, clock=clock)
+
+    def kill_server() -> None:
+        own_zookeeper.zookeeper_server().kill()
+        own_zookeeper.zookeeper_server().start()
+
+    def cut_connections() -> None:
+        for zk in opened:
+            if zk._connection._socket is not None:
+                with suppress(OSError):
+                    zk._connection._socket.shutdown(socket.SHUT_RDWR)
+
+    url = f"zookeeper://{own_zookeeper.zookeeper}/kmqpy"
+    return Target(
+        open=lambda: open_with_clock(SYSTEM_CLOCK),
+        url=url,
+        open_with_clock=open_with_clock,
+        kill_server=kill_server,
+        cut_connections=cut_connections,
+        connections=lambda: sum(zk.connected for zk in opened),
+    )

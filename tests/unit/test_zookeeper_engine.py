@@ -1,0 +1,264 @@
+"""The ZooKeeper engine over znodes in memory, beside the memory engine: other processes, lost answers."""
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.storages.engine import MessageRow, NewRow, QueueRow, TakeRef
+from kmqpy.storages.memory import MemoryEngine
+from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.zookeeper import draft, live_queue, rows
+from kmqpy.storages.zookeeper.directory import Directory, PageSummary, summary
+from kmqpy.storages.zookeeper.draft import Now
+from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
+from kmqpy.storages.zookeeper.rows import Row, Status, page_bytes, read_pack, read_page
+from kmqpy.storages.zookeeper.znodes import Conflict, Lost
+from kmqpy.testing import ManualClock
+
+
+class Tree:
+    """Znodes, as several processes see them."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.znodes: dict[str, tuple[bytes, int]] = {}
+        self.next_id = 1
+
+
+class Multi(list):
+    def set_data(self, path, data, version=-1):
+        self.append(("set", path, data, version))
+
+    def create(self, path, data):
+        self.append(("create", path, data, -1))
+
+    def delete(self, path):
+        self.append(("delete", path, b"", -1))
+
+
+class MemoryZnodes:
+    """What the engine needs of Znodes; `lose` says which answers are lost: before, after, or never."""
+
+    timeout_s = 10.0
+    max_packet_bytes = 2**20
+
+    def prepare(self):
+        return "storage"
+
+    zk = SimpleNamespace(transaction=Multi)
+
+    def __init__(self, tree: Tree, lose: Callable[[], str] = lambda: "never") -> None:
+        self.tree = tree
+        self.lose = lose
+
+    def now(self):
+        now_ms = self.tree.clock.wall_ms()
+        return Now(now_ms, now_ms)
+
+    def draw_ids(self, count):
+        self.tree.next_id += count
+        return self.tree.next_id - count
+
+    def directory_path(self, generation):
+        return f"/{generation}"
+
+    def read_directory(self, generation, watch=None):
+        return self.tree.znodes.get(f"/{generation}")
+
+    def read(self, paths):
+        return [self.tree.znodes.get(path, (None, 0))[0] for path in paths]
+
+    def send(self, multi, what):
+        lost = self.lose()
+        outcome = None if lost == "before" else self._apply(multi)
+
+        def answer():
+            if lost != "never":
+                raise Lost
+            if outcome is None:
+                raise Conflict
+            return outcome
+
+        return answer
+
+    def _apply(self, multi):
+        after = dict(self.tree.znodes)
+        for kind, path, data, version in multi:
+            found = after.get(path)
+            if (kind == "create") != (found is None) or (version >= 0 and found[1] != version):
+                return None
+            if kind == "delete":
+                assert not any(one.startswith(f"{path}/") for one in after), "a znode with children"
+                del after[path]
+            else:
+                after[path] = (data, 0 if found is None else found[1] + 1)
+        self.tree.znodes = after
+        return after[multi[0][1]][1]
+
+
+def engine_over(znodes: MemoryZnodes) -> ZooKeeperEngine:
+    return ZooKeeperEngine(znodes)
+
+
+def queue_in(tree: Tree, **settings) -> QueueRow:
+    queue = QueueRow("generation", StoredQueueSettings(name="q", **settings))
+    tree.znodes["/generation"] = (Directory().to_bytes(), 0)
+    return queue
+
+
+def without_ids(found: list[MessageRow], known: dict[int, int]) -> list[MessageRow]:
+    return [row._replace(id=known[row.id]) for row in found]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, monkeypatch):
+    """`known` gives the memory engine's id for each of ours."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(draft, "PAGE_ROWS", chance.choice([2, 5, 200]))
+    monkeypatch.setattr(draft, "MOST_PAGES", chance.choice([2, 20]))
+    monkeypatch.setattr(live_queue, "_IDS", chance.choice([3, 10_000]))
+    monkeypatch.setattr(live_queue, "_CACHED_BYTES", chance.choice([0, 2**20]))
+    monkeypatch.setattr(live_queue, "_CONFLICT", SimpleNamespace(delay=lambda _: 0.0))
+    clock = ManualClock()
+    tree = Tree(clock)
+    settings = {
+        "max_redeliveries": chance.choice([None, 0, 2]),
+        "requeue_to": chance.choice(["back", "front"]),
+        "redelivery": chance.choice(["automatic", "automatic", "manual"]),
+        "ephemeral": chance.random() < 0.9,
+    }
+    queue = queue_in(tree, **settings)
+    model = MemoryEngine(clock)
+    model.create_queue(StoredQueueSettings(name="q", **settings))
+    expected = model.find_queue("q")
+
+    def lose():
+        return chance.choice(["never"] * 8 + ["before", "after"])
+
+    engines = [engine_over(MemoryZnodes(tree, lose)) for _ in range(3)]
+    known: dict[int, int] = {}
+    takes: list[tuple[TakeRef, TakeRef]] = []
+    for _ in range(120):
+        engine = chance.choice(engines)
+        some = chance.sample(takes, min(len(takes), chance.randint(0, 6)))
+        ours, theirs = [one for one, _ in some], [one for _, one in some]
+        match chance.randint(0, 11):
+            case 0 | 1 | 2:
+                new = [
+                    NewRow(
+                        b"%d" % chance.randint(0, 99),
+                        chance.choice([None, b"", b"key"]),
+                        chance.choice([(), (("a", b"\xff"), ("b", None))]),
+                        chance.choice([0, 0, 500]),
+                        chance.choice([0, 0, 9]),
+                    )
+                    for _ in range(chance.randint(1, 12))
+                ]
+                known.update(zip(engine.put(queue, new), model.put(expected, new), strict=True))
+            case 3 | 4:
+                limit = chance.randint(1, 8)
+                while limit:  # a take may give less than it could, not other rows
+                    found = engine.take(queue, limit, 1_000).rows
+                    wanted = model.take(expected, len(found) or limit, 1_000).rows
+                    assert without_ids(found, known) == wanted
+                    takes += [
+                        (TakeRef(a.id, a.take), TakeRef(b.id, b.take))
+                        for a, b in zip(found, wanted, strict=True)
+                    ]
+                    limit = limit - len(found) if found else 0
+            case 5:
+                assert engine.finish(queue, ours) == model.finish(expected, theirs)
+            case 6:
+                how = {"delay_ms": chance.choice([0, 700]), "count": chance.random() < 0.5, "reason": "no"}
+                assert engine.give_back(queue, ours, **how) == model.give_back(expected, theirs, **how)
+            case 7:
+                assert engine.extend(queue, ours, 3_000) == model.extend(expected, theirs, 3_000)
+            case 8:
+                assert engine.bury(queue, ours, "bad") == model.bury(expected, theirs, "bad")
+            case 9:
+                clock.advance(chance.choice([0.001, 0.4, 1.0, 5.0]))
+            case 10:
+                name = chance.choice(["release_all", "purge", "purge_dead"])
+                assert getattr(engine, name)(queue) == getattr(model, name)(expected)
+            case 11:
+                limit = chance.choice([None, 1, 3])
+                assert engine.redrive(queue, ids=None, limit=limit) == model.redrive(
+                    expected, ids=None, limit=limit
+                )
+        assert engine.counts(queue) == model.counts(expected)
+        assert without_ids(engine.peek(queue, 5), known) == model.peek(expected, 5)
+        assert without_ids(engine.taken_rows(queue, limit=4), known) == model.taken_rows(expected, limit=4)
+        for with_bodies in (True, False):
+            found = engine.dead_rows(queue, 3, with_bodies=with_bodies)
+            assert without_ids(found, known) == model.dead_rows(expected, 3, with_bodies=with_bodies)
+    for end in ("purge", "purge_dead"):
+        getattr(engines[0], end)(queue)
+    assert [*tree.znodes] == ["/generation"], "nothing is left of messages that are gone"
+
+
+def row(row_id: int, **more) -> Row:
+    values = {"pack": 1, "nth": 0, "priority": 0, "status": Status.READY, "take": 0, "requeues": 0}
+    times = {"place": row_id, "enqueued_ms": 5, "first_enqueued_ms": 5}
+    return Row(id=row_id, **{**values, **times, **more})
+
+
+def test_what_is_written_is_read():
+    page = {
+        1: row(1, reason="h\u00e4"),
+        2: row(2, status=Status.DEAD, take=3, reason=""),
+        7: row(7, priority=9),
+    }
+    assert read_page(page_bytes(page), "/p") == page
+    directory = Directory(
+        next_id=8, end_id=9, next_place=10, commits=(b"12345678",), pages={1: summary(page, 4, manual=False)}
+    )
+    assert Directory.from_bytes(directory.to_bytes(), "/d") == directory
+    assert directory.pages[1] == PageSummary(4, 2, 0, 0, 1, priority=9, place=7, due_ms=0)
+    new = [NewRow(b"x", None), NewRow(b"", b"", (("a", None), ("b", b"\xff"))), NewRow(b"\x00" * 9, b"k")]
+    found = read_pack(rows.pack_bytes(new), "/pack")
+    assert [(one.body, one.key, one.headers) for one in found] == [one[:3] for one in new]
+
+
+def test_a_long_reason_is_cut_to_whole_characters():
+    (found,) = read_page(page_bytes({1: row(1, reason="\u00e4" * 9_999)}), "/p").values()
+    assert found.reason == "\u00e4" * 500
+    (odd,) = read_page(page_bytes({1: row(1, reason="x" + "\u00e4" * 9_999)}), "/p").values()
+    assert odd.reason == "x" + "\u00e4" * 499
+
+
+@pytest.mark.parametrize("read", [read_page, read_pack, Directory.from_bytes])
+def test_any_bytes_are_read_or_refused_by_name(read):
+    chance = random.Random(5)
+    good = {
+        read_page: page_bytes({1: row(1, reason="why")}),
+        read_pack: rows.pack_bytes([NewRow(b"body", b"key", (("a", b"b"),))]),
+        Directory.from_bytes: Directory(next_id=1, end_id=2, commits=(b"12345678",)).to_bytes(),
+    }[read]
+    for _ in range(2_000):
+        data = bytearray(good)
+        for _ in range(chance.randint(0, 3)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        data = data[: chance.randint(0, len(data))] + chance.randbytes(chance.choice([0, 0, 9]))
+        with suppress(ConfigError):
+            read(bytes(data), "/some/znode")
+    with pytest.raises(ConfigError, match=r"/some/znode.*not one of kmqpy"):
+        read(b"\xff", "/some/znode")
+
+
+def test_a_queue_that_was_deleted_is_not_found():
+    tree = Tree(ManualClock())
+    queue = queue_in(tree)
+    engine = engine_over(MemoryZnodes(tree))
+    engine.put(queue, [NewRow(b"x")])
+    del tree.znodes["/generation"]
+    for call in (
+        lambda: engine.put(queue, [NewRow(b"y")]),
+        lambda: engine.take(queue, 1, 1),
+        lambda: engine.counts(queue),
+    ):
+        with pytest.raises(QueueNotFound):
+            call()
