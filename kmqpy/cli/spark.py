@@ -67,7 +67,7 @@ def spark_jars(cli: Cli) -> None:
     help="How markers are written; jvm where a JVM tracker serves the queue.",
 )
 @click.option("--lease", type=DURATION, default="5m", show_default=True, help="Must outlast a micro-batch.")
-@click.option("--master", metavar="URL", help="Of Spark [local[*], or what spark-submit says].")
+@click.option("--master", metavar="URL", help="Of Spark [local[*,4], or what spark-submit says].")
 @click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[*].")
 @connected
 def pipeline(cli: Cli, queue: str, **given: Any) -> None:
@@ -104,7 +104,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     if given["remote"]:
         builder = builder.remote(given["remote"])
     elif given["master"] or not os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"}:
-        builder = builder.master(given["master"] or "local[*]")
+        builder = builder.master(given["master"] or "local[*,4]")
         if (given["master"] or "local").startswith("local"):  # 200 are for a cluster
             builder = builder.config("spark.sql.shuffle.partitions", "4")
     spark = start(builder)
