@@ -18,6 +18,6 @@ def test_a_stateful_query_is_refused_and_acknowledges_nothing(spark, make_queue,
         writer = kmq.write_stream(counted, str(tmp_path / "checkpoint")).outputMode("append")
         query = writer.format("parquet").trigger(**trigger).start(str(tmp_path / "out"))
         with pytest.raises(ConfigError, match=r"stateful operators \(stateStoreSave: .*foreachBatch"):
-            kmq.await_termination(query)
+            kmq.await_termination(query, 60)
     found = stats.queue_stats(queue.connection, queue.settings)
     assert (found.depth, found.in_flight) == (0, 20)
