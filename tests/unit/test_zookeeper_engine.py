@@ -12,6 +12,7 @@ from kmqpy.storages.engine import MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.zookeeper import draft, live_queue, rows
+from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.directory import Directory, PageSummary, summary
 from kmqpy.storages.zookeeper.draft import Now
 from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
@@ -121,7 +122,6 @@ def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, 
     monkeypatch.setattr(draft, "PAGE_ROWS", chance.choice([2, 5, 200]))
     monkeypatch.setattr(draft, "MOST_PAGES", chance.choice([2, 20]))
     monkeypatch.setattr(live_queue, "_IDS", chance.choice([3, 10_000]))
-    monkeypatch.setattr(live_queue, "_CACHED_BYTES", chance.choice([0, 2**20]))
     monkeypatch.setattr(live_queue, "_CONFLICT", SimpleNamespace(delay=lambda _: 0.0))
     clock = ManualClock()
     tree = Tree(clock)
@@ -140,6 +140,8 @@ def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, 
         return chance.choice(["never"] * 8 + ["before", "after"])
 
     engines = [engine_over(MemoryZnodes(tree, lose)) for _ in range(3)]
+    for engine in engines:
+        engine._bodies = BodyCache(chance.choice([0, 50, 2**20]))
     known: dict[int, int] = {}
     takes: list[tuple[TakeRef, TakeRef]] = []
     for _ in range(120):
@@ -262,3 +264,20 @@ def test_a_queue_that_was_deleted_is_not_found():
     ):
         with pytest.raises(QueueNotFound):
             call()
+
+
+def test_the_cache_keeps_what_was_used_last():
+    cache = BodyCache(most_bytes=10)
+    for number in range(3):
+        cache.keep(("g", number, 0), [rows.Content(b"%d" % number)], 4)
+        cache.get(("g", 0, 0))
+    assert [cache.get(("g", number, 0)) is not None for number in range(4)] == [True, False, True, False]
+    cache.keep(("g", 0, 0), [rows.Content(b"new")], 6)
+    assert cache.get(("g", 0, 0)) == [rows.Content(b"new")]
+    assert cache.get(("g", 2, 0)) is not None
+    cache.remove(("g", 0, 0))
+    cache.remove(("g", 0, 0))
+    cache.keep(("g", 5, 0), [], 6)
+    assert cache.get(("g", 2, 0)) is not None
+    cache.keep(("g", 6, 0), [], 11)
+    assert cache.get(("g", 6, 0)) is None

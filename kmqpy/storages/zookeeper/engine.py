@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
+from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.directory import Directory
 from kmqpy.storages.zookeeper.draft import Draft
 from kmqpy.storages.zookeeper.live_queue import BodyPlace, LiveQueue
@@ -36,6 +37,7 @@ class ZooKeeperEngine:
         self._closing = ExitStack()
         self._lock = threading.Lock()
         self._queues: dict[str, LiveQueue] = {}
+        self._bodies = BodyCache()
         self._is_cleaned_up = False
         self._capabilities = Capabilities(
             blocking_take=True, max_body_bytes=znodes.max_packet_bytes - _ROOM_BYTES
@@ -258,7 +260,7 @@ class ZooKeeperEngine:
 
     def _live(self, queue: QueueRow) -> LiveQueue:
         with self._lock:
-            return self._queues.setdefault(queue.generation, LiveQueue(self._znodes, queue))
+            return self._queues.setdefault(queue.generation, LiveQueue(self._znodes, queue, self._bodies))
 
     def _fitting(self, draft: Draft) -> Iterator[Row]:
         """Rows in order, as many as a commit can change."""

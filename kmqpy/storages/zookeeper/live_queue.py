@@ -13,6 +13,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import QueueRow
+from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.directory import COMMIT_BYTES, COMMITS_REMEMBERED, Directory
 from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
 from kmqpy.storages.zookeeper.rows import Content, Page, read_pack, read_page
@@ -23,8 +24,6 @@ T = TypeVar("T")
 _CONFLICT = Backoff(first=0.002, factor=1.5, maximum=0.1, jitter=1.0)
 _IDS = 10_000
 """So many ids are drawn for a queue at a time."""
-_CACHED_BYTES = 2**24
-"""Bodies that are kept, since they are likely to be taken here soon."""
 _PAGES = 2_000
 """Pages that are kept."""
 
@@ -38,7 +37,7 @@ _VERSION = 0xFFFFFFFF
 class LiveQueue:
     """One queue; its lock lets one thread of this process change it at a time."""
 
-    def __init__(self, znodes: Znodes, row: QueueRow) -> None:
+    def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache) -> None:
         self.row = row
         self._znodes = znodes
         self._path = znodes.directory_path(row.generation)
@@ -47,8 +46,7 @@ class LiveQueue:
         self._version = -1
         self._pages: OrderedDict[tuple[int, int], Page] = OrderedDict()
         """By number and version."""
-        self._packs: dict[tuple[int, int], Sequence[Content]] = {}
-        self._packs_bytes = 0
+        self._bodies = bodies
         self._changed = threading.Condition()
         self._is_watched = False
         self._watched_version = -1
@@ -95,7 +93,7 @@ class LiveQueue:
 
     def contents(self, places: Sequence[BodyPlace]) -> list[Content | None]:
         """The bodies at these places; None for those that are gone."""
-        found = {place[:2]: self._packs.get(place[:2]) for place in places}
+        found = {place[:2]: self._bodies.get(self._body_key(place[:2])) for place in places}
         missing = [pack for pack, contents in found.items() if contents is None]
         paths = [self._pack_path(*pack) for pack in missing]
         for pack, path, data in zip(missing, paths, self._znodes.read(paths), strict=True):
@@ -188,6 +186,9 @@ class LiveQueue:
         while len(self._pages) > _PAGES:
             self._pages.popitem(last=False)
 
+    def _body_key(self, pack: tuple[int, int]) -> tuple[str, int, int]:
+        return (self.row.generation, *pack)
+
     def _pack_path(self, page: int, pack: int) -> str:
         return f"{self._path}/{page}/{pack}"
 
@@ -210,7 +211,7 @@ class LiveQueue:
         for pack, data in changes.new_packs.items():
             self._remember(pack, self._pack_path(*pack), data)
         for pack in changes.gone_packs:
-            self._packs.pop(pack, None)
+            self._bodies.remove(self._body_key(pack))
 
     def _send(self, changes: Changes) -> Callable[[], int]:
         multi = self._znodes.zk.transaction()
@@ -239,11 +240,8 @@ class LiveQueue:
         return False
 
     def _remember(self, pack: tuple[int, int], path: str, data: bytes) -> Sequence[Content]:
-        if self._packs_bytes > _CACHED_BYTES:
-            self._packs = {}
-            self._packs_bytes = 0
-        self._packs_bytes += len(data)
-        self._packs[pack] = found = read_pack(data, path)
+        found = read_pack(data, path)
+        self._bodies.keep(self._body_key(pack), found, len(data))
         return found
 
 

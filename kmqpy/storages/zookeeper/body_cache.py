@@ -1,0 +1,50 @@
+"""Bodies that this process has sent or read lately, so that a take need not read them. Pure, thread-safe."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kmqpy.storages.zookeeper.rows import Content
+
+Key = tuple[str, int, int]
+"""Generation, page and pack."""
+
+
+class BodyCache:
+    """Keeps the packs that were used last, up to `most_bytes`."""
+
+    def __init__(self, most_bytes: int = 2**24) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._packs: OrderedDict[Key, tuple[Sequence[Content], int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: Key) -> Sequence[Content] | None:
+        """A pack, if it is kept."""
+        with self._lock:
+            found = self._packs.get(key)
+            if found is None:
+                return None
+            self._packs.move_to_end(key)
+            return found[0]
+
+    def keep(self, key: Key, contents: Sequence[Content], size: int) -> None:
+        """Keep a pack of `size` bytes; those that were not used for longest go."""
+        with self._lock:
+            self._remove(key)
+            self._packs[key] = contents, size
+            self._bytes += size
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._packs.popitem(last=False)[1][1]
+
+    def remove(self, key: Key) -> None:
+        """Let go of a pack."""
+        with self._lock:
+            self._remove(key)
+
+    def _remove(self, key: Key) -> None:
+        found = self._packs.pop(key, None)
+        if found is not None:
+            self._bytes -= found[1]
