@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -59,6 +60,7 @@ class Draft:
         self._settings = settings
         self._load = load
         self._most_pages = most_pages
+        self._numbers = [*directory.pages]
         self._loaded: dict[int, Page] = {}
         self._changed: dict[int, dict[int, Row]] = {}
         self._packs: dict[tuple[int, int], bytes] = {}
@@ -146,8 +148,8 @@ class Draft:
 
     def row(self, row_id: int) -> Row | None:
         """The row of an id."""
-        number = self.directory.page_of(row_id)
-        return None if number is None else self._page(number).get(row_id)
+        at = bisect_right(self._numbers, row_id)
+        return self._page(self._numbers[at - 1]).get(row_id) if at else None
 
     def dead(self, row_id: int) -> Row | None:
         """The row of an id, if it is dead."""
@@ -237,9 +239,7 @@ class Draft:
         return replace(self.directory, pages=pages)
 
     def _number_of(self, row: Row) -> int:
-        number = self.directory.page_of(row.id)
-        assert number is not None, "the row is of a page of this directory"
-        return number
+        return self._numbers[bisect_right(self._numbers, row.id) - 1]
 
     def _is_over(self, row: Row) -> bool:
         ends = row.status is Status.DELAYED or (row.status is Status.TAKEN and not self._settings.is_manual)
