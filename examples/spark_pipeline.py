@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--orders", type=int, default=2_000)
     parser.add_argument("--out", default="orders.parquet", help="folder for the rows")
     parser.add_argument("--report", help="folder for the report, as text and PNG")
-    parser.add_argument("--master", default="local[*]")
+    parser.add_argument("--master", default="local[*,4]")
     parser.add_argument("--remote", help="Spark Connect instead: sc://host, or local[*]")
     options = parser.parse_args()
 

@@ -82,7 +82,7 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
     help="How markers are written; jvm where a JVM tracker serves the queue.",
 )
 @click.option("--lease", type=DURATION, default="5m", show_default=True, help="Must outlast a micro-batch.")
-@click.option("--master", metavar="URL", help="Of Spark [local[*], or what spark-submit says].")
+@click.option("--master", metavar="URL", help="Of Spark [local[*,4], or what spark-submit says].")
 @click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[*].")
 @click.option("--packages", metavar="COORDINATES", multiple=True, help="Of Maven, for Spark; repeatable.")
 @click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="Of Spark; repeatable.")
@@ -135,7 +135,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     if given["remote"]:
         builder = builder.remote(given["remote"])
     elif given["master"] or not os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"}:
-        builder = builder.master(given["master"] or "local[*]")
+        builder = builder.master(given["master"] or "local[*,4]")
         if (given["master"] or "local").startswith("local"):  # 200 are for a cluster
             builder = builder.config("spark.sql.shuffle.partitions", "4")
     spark = start(builder.config(map=conf), packages=given["packages"], jar_sets=target.jar_sets)

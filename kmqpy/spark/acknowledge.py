@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException, TopicPartition
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from kmqpy.errors import Unavailable
+from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.offset_commits import commit_metadata
@@ -19,6 +19,7 @@ from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.report import merged
+from kmqpy.spark.stateful import refusal
 from kmqpy.spark.taking import MarkersFormat
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Acknowledger(StreamingQueryListener):
         """Names of observed metrics that are ours, with the running query that has each."""
         self._running: set[str] = set()
         self._ended: set[str] = set()
+        self._refused: dict[str, ConfigError] = {}
+        """By run: why nothing of that query is acknowledged."""
         self._changed = threading.Condition()
         self._writer = MarkerWriter(
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
@@ -82,11 +85,16 @@ class Acknowledger(StreamingQueryListener):
             )
 
     def wait_for_end(self, run_id: str, timeout_s: float = _EVENT_TIMEOUT_S) -> None:
-        """Wait until everything has been told of a query that has ended, and is acknowledged."""
+        """Wait until everything has been told of a query that has ended, and is acknowledged.
+
+        Raises ConfigError when the query was refused: nothing of it was acknowledged.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: run_id in self._ended, timeout_s):
                 _log.warning("Spark does not tell of the end of a query", extra={"run": run_id})
         self.flush()
+        if run_id in self._refused:
+            raise self._refused[run_id]
 
     def close(self) -> None:
         """Acknowledge what Spark has told of, and stop listening."""
@@ -111,6 +119,9 @@ class Acknowledger(StreamingQueryListener):
         """See StreamingQueryListener."""
         progress = event.progress
         try:
+            if error := refusal(progress):
+                self._refuse(str(progress.runId), error)
+                return
             # Together: what one process() of the plan handed on, another may have given back.
             reports: list[str] = []
             for name in self._names.keys() & progress.observedMetrics.keys():
@@ -144,6 +155,22 @@ class Acknowledger(StreamingQueryListener):
             extra={"queue": self._queue.name, "run": run_id},
         )
         return False
+
+    def _refuse(self, run_id: str, error: ConfigError) -> None:
+        if run_id in self._refused:
+            return
+        self._refused[run_id] = error
+        _log.error("%s", error, extra={"queue": self._queue.name, "run": run_id})
+        # In a thread of its own: Spark may wait for its listeners when a query ends.
+        threading.Thread(target=self._stop, args=(run_id,), name="kmq-stop-query", daemon=True).start()
+
+    def _stop(self, run_id: str) -> None:
+        try:
+            for query in self._spark.streams.active:
+                if str(query.runId) == run_id:
+                    query.stop()
+        except Exception as error:  # it has ended, or the session has
+            _log.warning("the query can't be stopped: %s", one_line(error), extra={"run": run_id})
 
     def _acknowledge(self, reports: list[str]) -> None:
         report = merged(reports)

@@ -259,6 +259,7 @@ def _judged(known: DataFrame) -> DataFrame:
         {
             "applies": F.when(applies, at),
             "opens": F.when(applies & opens, at),
+            "takes": F.when(applies & (op == Op.TAKE.value), at),
             "ends": F.when(ends, at),
         }
     )
@@ -268,7 +269,9 @@ def _outcome() -> list[Column]:
     """The state that the last effective markers of a message leave it in.
 
     hold      as kmqpy.kafka.markers.entry.EntryState; null: not in flight
-    taken_ms, due_ms    as in kmqpy.kafka.markers.inflight.Entry; kept after the end
+    taken_ms  when it was last taken; null: it was delayed at most
+    only_delayed  it was delayed, and nobody has taken it
+    due_ms    as in kmqpy.kafka.markers.inflight.Entry; kept after the end
     by        who ended it; null: nobody
     ended_ms  when
     """
@@ -278,7 +281,8 @@ def _outcome() -> list[Column]:
     names = F.array(*map(F.lit, _HOLDS.values()))
     return [
         F.when(in_flight, F.try_element_at(names, last.cast("int"))).alias("hold"),
-        F.max_by("now_ms", "opens").alias("taken_ms"),
+        F.max_by("now_ms", "takes").alias("taken_ms"),
+        (F.max("opens").isNotNull() & F.max("takes").isNull()).alias("only_delayed"),
         F.max_by("due_ms", "applies").alias("due_ms"),
         F.max_by("by", "ends").alias("by"),
         F.max_by("now_ms", "ends").alias("ended_ms"),
@@ -306,8 +310,7 @@ def _described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> Dat
         .when((by == _BY_CLIENT) | below, State.PROCESSED.value)
         .otherwise(State.PENDING.value)
     )
-    is_delayed = F.equal_null(hold, F.lit(EntryState.DELAYED.value))
-    not_delivered = is_delayed | (F.col("state") == State.PENDING.value)
+    not_delivered = F.col("only_delayed") | (F.col("state") == State.PENDING.value)
     return found.withColumn("state", state).select(
         "partition",
         "offset",

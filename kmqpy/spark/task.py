@@ -207,7 +207,7 @@ class Task:
             may = calls < _MAX_CALLS
             try:
                 result = self.function(_frame(batch, rows))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._split(rows, attempts, error, parts, outcome, may=may)
                 continue
             index = pd.RangeIndex(rows, name=ROW)
@@ -228,7 +228,7 @@ class Task:
         self,
         rows: range,
         attempts: pa.Array,
-        error: Exception,
+        error: BaseException,
         parts: list[range],
         outcome: _Outcome,
         *,
@@ -284,11 +284,17 @@ class Task:
         has_error = errors.notna()
         for at in np.flatnonzero(has_error | rejected):
             row, error = int(result.index[at]), errors.iloc[at]  # labels may be 1.0, too
-            reason, count = _reason(error) if has_error.iloc[at] else None, attempts[row].as_py()
+            count = attempts[row].as_py()
+            try:
+                reason = _reason(error) if has_error.iloc[at] else None
+                wait = _wait(delays.iloc[at])
+            except ConfigError as problem:
+                failed[row] = self._given_back(str(problem), count)
+                continue
             if rejected.iloc[at]:
                 failed[row] = self._failure(Reject(reason) if reason else Reject(), count)
             else:
-                failed[row] = self._given_back(reason, count, _wait(delays.iloc[at]))
+                failed[row] = self._given_back(reason, count, wait)
         return failed
 
     # --- row by row -----------------------------------------------------------------------------------
@@ -302,7 +308,7 @@ class Task:
         for row, message in enumerate(map(make, zip(*columns, strict=True))):
             try:
                 results.append((row, self._as_rows(self.function(message))))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 outcome.failed[row] = self._failure(error, attempts[row])
                 self._complain(error, 1)
         self._convert(results, attempts, outcome)
@@ -354,7 +360,7 @@ class Task:
 
     # --- what failed ----------------------------------------------------------------------------------
 
-    def _failure(self, error: Exception, attempts: int) -> _Failure:
+    def _failure(self, error: BaseException, attempts: int) -> _Failure:
         if isinstance(error, Reject):
             return _Failure(Op.DEAD_LETTER, reason=shortened(error.reason))
         if isinstance(error, Retry):
@@ -364,8 +370,12 @@ class Task:
     def _given_back(
         self, reason: str | None, attempts: int, delay: Duration | None = None, *, counts: bool = True
     ) -> _Failure:
-        delay = self.backoff.delay(int(attempts)) if delay is None else delay
-        delay_ms = min(duration_ms(delay, DELAY), self.queue.max_delay_ms)
+        usual = self.backoff.delay(int(attempts))
+        try:
+            delay_ms = duration_ms(usual if delay is None else delay, DELAY)
+        except ConfigError as error:
+            delay_ms, reason = duration_ms(usual, DELAY), str(error)
+        delay_ms = min(delay_ms, self.queue.max_delay_ms)
         return _Failure(Op.NACK, delay_ms, counts, None if reason is None else shortened(reason))
 
     def _survivors(self, known: Mapping[int, TakenBefore], taken: Offsets) -> list[Marker]:
@@ -397,7 +407,7 @@ class Task:
             return codec.ranges(partition, op, offsets, **fields)
         return [Marker(partition, offset, op, **fields) for offset in offsets]
 
-    def _complain(self, error: Exception, count: int) -> None:
+    def _complain(self, error: BaseException, count: int) -> None:
         about = {"queue": self.queue.name, "count": count}
         if isinstance(error, NotOfSchema):  # raised by nobody's function, and tells of the values
             _log.warning(

@@ -172,6 +172,18 @@ def test_a_take_of_what_does_not_exist_is_none_and_leases_have_a_limit(of_one_pa
     ]
 
 
+def test_a_delay_is_no_delivery(of_one_partition):
+    queue = [(0, n, START_MS, None, b"", None) for n in range(2)]
+    log = [
+        (0, 0, START_MS, *codec.encode(Marker(0, 0, Op.DELAY, 5))),
+        (0, 1, START_MS, *codec.encode(Marker(0, 1, Op.DELAY, 5))),
+        (0, 2, START_MS + 9, *codec.encode(Marker(0, 1, Op.END, by_tracker=True))),
+    ]
+    rows = of_one_partition(queue, log).orderBy("offset").collect()
+    assert [row["state"] for row in rows][1] == "redelivered"
+    assert [(row["attempts"], row["taken_at"]) for row in rows] == [(0, None), (0, None)]
+
+
 def test_below_the_committed_offset_all_were_taken_once(of_one_partition):
     queue = [(0, n, START_MS, None, b"", None) for n in range(4)]
     rows = of_one_partition(queue, [take(0, 5, 1, START_MS)], committed=[(0, 2), (7, 9)]).orderBy("offset")

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import sys
 from typing import NamedTuple
 
 import pandas as pd
@@ -259,9 +260,6 @@ def test_labels_and_flags_in_other_types_of_pandas_are_understood(takes):
         (lambda frame: frame.reset_index(drop=True), "without the index 'kmq_row'"),
         (lambda frame: pd.DataFrame({"value": [b"x"]}), "without the index 'kmq_row'"),
         (lambda frame: frame.set_axis(pd.Index([7, 8, 9], name="kmq_row")), "was not given: [7, 8, 9]"),
-        (lambda frame: frame.assign(kmq_error="x", kmq_delay=-1.0), "kmq_delay: -1.0"),
-        (lambda frame: frame.assign(kmq_error="x", kmq_delay="soon"), "kmq_delay: 'soon' is neither"),
-        (lambda frame: frame.assign(kmq_error=False), "kmq_error: bool is no text"),
         (lambda frame: frame.assign(kmq_reject="true"), "kmq_reject: 'true' is neither True nor False"),
         (lambda frame: pd.concat([frame, frame], axis=1), "the column 'value' more than once"),
     ],
@@ -270,6 +268,44 @@ def test_results_that_say_nothing_of_the_messages_stop_the_query(takes, function
     with pytest.raises(ConfigError) as raised:
         run(task(function), batch(3))
     assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "delay", "reason"),
+    [
+        ("x", -1.0, "kmq_delay: -1.0 must not be negative"),
+        ("x", "soon", "kmq_delay: 'soon' is neither"),
+        (b"odd", None, "kmq_error: bytes is no text"),
+        (False, None, "kmq_error: bool is no text"),
+    ],
+)
+def test_an_unusable_error_or_delay_fails_its_message_alone(takes, error, delay, reason):
+    def function(frame):
+        return frame[["value"]].assign(
+            kmq_error=pd.Series([None, error, None], frame.index, dtype=object),
+            kmq_delay=pd.Series([None, delay, None], frame.index, dtype=object),
+        )
+
+    output, report = run(task(function), batch(3))
+    assert output == [b"m0", b"m2"]
+    assert (report.done, report.left) == ({0: [10, 12]}, {0: [11]})
+    (nack,) = takes.nacks
+    assert (nack.offset, nack.op, nack.redeliver_after_ms) == (11, Op.NACK, 1_000)
+    assert nack.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_a_function_that_exits_fails_the_message_it_exits_for(takes, by_row):
+    def rows(row):
+        return sys.exit("enough") if row.value == b"m1" else (row.value,)
+
+    def frames(frame):
+        return sys.exit("enough") if b"m1" in list(frame["value"]) else frame[["value"]]
+
+    output, report = run(task(rows if by_row else frames, by_row=by_row), batch(3))
+    assert output == [b"m0", b"m2"]
+    assert report.left == {0: [11]}
+    assert [(nack.offset, nack.reason) for nack in takes.nacks] == [(11, "SystemExit: enough")]
 
 
 def test_frames_that_are_not_of_the_queue_are_refused(takes):

@@ -1,0 +1,24 @@
+"""Stateful operators, which keep rows in Spark's state when the sink has the micro-batch.
+
+What such a row came from can't be acknowledged: nobody is told when the sink gets what it became part of.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from kmqpy.errors import ConfigError
+
+
+def refusal(progress: StreamingQueryProgress) -> ConfigError | None:
+    """The error for a query whose plan has stateful operators; None for one whose plan has none."""
+    names = sorted({operator.operatorName for operator in progress.stateOperators})
+    if not names:
+        return None
+    return ConfigError(
+        f"query {progress.name or progress.id}: its plan has stateful operators ({', '.join(names)}: an "
+        "aggregation, a join of streams, a deduplication, a limit). Their rows are in Spark's state, not in "
+        "the sink, so nothing was acknowledged and the query was stopped; its messages will be redelivered. "
+        "Write the result of process() to a table and aggregate that, or aggregate each micro-batch in "
+        "foreachBatch"
+    )
