@@ -12,8 +12,11 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.offset_commits import commit_metadata
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
@@ -57,6 +60,7 @@ class Acknowledger(StreamingQueryListener):
         self._spark = spark
         self._queue = queue
         self._connection = connection
+        self._markers_format = markers_format
         self._ids = ids
         self._names: dict[str, str | None] = {}
         """Names of observed metrics that are ours, with the running query that has each."""
@@ -175,9 +179,13 @@ class Acknowledger(StreamingQueryListener):
     def _acknowledge(self, reports: list[str]) -> None:
         report = merged(reports)
         for partition, offsets in report.done.items():
-            if offsets:
-                self._writer.end(partition, offsets)
+            self._writer.put(self._ends(partition, offsets))
         self._commit(report.next)
+
+    def _ends(self, partition: int, offsets: OffsetRuns) -> list[Item]:
+        if self._markers_format == "range":
+            return [*codec.ranges_of_runs(partition, Op.END, offsets.runs())]
+        return [(partition, range(first, first + count)) for first, count in offsets.runs()]
 
     def _commit(self, next_: Mapping[int, Place]) -> None:
         """Say how far the queue was taken: for statistics, and for who goes on with it (rule R10)."""

@@ -31,10 +31,12 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
 from kmqpy.spark.checkpoint import claim, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
+from kmqpy.spark.frame_function import Frames
 from kmqpy.spark.records import stream_topic
+from kmqpy.spark.row_function import Rows
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.taking import MarkersFormat, for_executors
-from kmqpy.spark.task import OURS, REPORT, Frames, Rows, Task
+from kmqpy.spark.task import OURS, REPORT, ProcessTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -251,7 +253,7 @@ class Processing:
                 f"lease: {lease_ms} ms is not from {MIN_LEASE_MS} to max_hold, {self.queue.max_hold_ms} ms"
             )
         wanted = self._schema(schema)
-        task = Task(
+        task = ProcessTask(
             queue=self.queue,
             connection=for_executors(self.connection),
             markers=self._markers,

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark import acknowledge
 from kmqpy.spark.acknowledge import REPORTS, Acknowledger
-from kmqpy.spark.report import Report
+from kmqpy.spark.report import BatchReport
 
 
 class Kafka:
@@ -19,8 +20,8 @@ class Kafka:
         self.ended = []
         self.committed = []
 
-    def end(self, partition, offsets):
-        self.ended += [(partition, offset) for offset in offsets]
+    def put(self, markers):
+        self.ended += [(marker.partition, offset) for marker in markers for offset in marker.offsets()]
 
     def commit(self, offsets, **_):
         self.committed += [(place.partition, place.offset, place.metadata) for place in offsets]
@@ -46,10 +47,10 @@ def listener(servers):
 def progress(run, **metrics):
     """What Spark tells of a micro-batch: of each `process()` by its name, the offset that is done."""
     observed = {
-        name: {REPORTS: [str(Report(done={0: [at]}, next={0: (at + 1, at + 100)}))]}
+        name: {REPORTS: [str(BatchReport(done={0: OffsetRuns([(at, 1)])}, next={0: (at + 1, at + 100)}))]}
         for name, at in metrics.items()
     }
-    return SimpleNamespace(progress=SimpleNamespace(runId=run, observedMetrics=observed))
+    return SimpleNamespace(progress=SimpleNamespace(runId=run, observedMetrics=observed, stateOperators=[]))
 
 
 def test_of_two_queries_on_one_result_only_the_first_is_acknowledged(listener, servers, caplog):
