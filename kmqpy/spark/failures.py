@@ -35,11 +35,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """How messages of one queue are given back, and by which markers."""
+    """How messages of one queue are given back."""
 
     queue: QueueSettings
     backoff: Backoff
-    markers: MarkersFormat
 
     def of_error(self, error: BaseException, attempts: int) -> Failure:
         """The failure of a message for which the user's function raised `error`."""
@@ -62,24 +61,6 @@ class FailurePolicy:
         reason = None if reason is None else shortened(reason)
         return Failure(op=Op.NACK, delay_ms=delay_ms, counts=counts, reason=reason)
 
-    def nacks(self, failures: Mapping[Place, Failure]) -> list[Marker]:
-        """The markers that give these messages back."""
-        alike: dict[tuple[int, Failure], list[int]] = {}
-        for (partition, offset), failure in failures.items():
-            alike.setdefault((partition, failure), []).append(offset)
-        found: list[Marker] = []
-        for (partition, failure), offsets in alike.items():
-            found += alike_markers(
-                self.markers,
-                partition,
-                failure.op,
-                sorted(offsets),
-                redeliver_after_ms=failure.delay_ms,
-                counts=failure.counts,
-                reason=failure.reason,
-            )
-        return found
-
     def log(self, error: BaseException, count: int) -> None:
         """Warn that `count` messages failed with this error; values of messages are not logged."""
         about = {"queue": self.queue.name, "count": count}
@@ -89,6 +70,25 @@ class FailurePolicy:
             )
         else:
             _log.warning("processing failed; the messages will be redelivered", exc_info=error, extra=about)
+
+
+def nacks(markers: MarkersFormat, failures: Mapping[Place, Failure]) -> list[Marker]:
+    """The markers that give these messages back."""
+    alike: dict[tuple[int, Failure], list[int]] = {}
+    for (partition, offset), failure in failures.items():
+        alike.setdefault((partition, failure), []).append(offset)
+    found: list[Marker] = []
+    for (partition, failure), offsets in alike.items():
+        found += alike_markers(
+            markers,
+            partition,
+            failure.op,
+            sorted(offsets),
+            redeliver_after_ms=failure.delay_ms,
+            counts=failure.counts,
+            reason=failure.reason,
+        )
+    return found
 
 
 def alike_markers(

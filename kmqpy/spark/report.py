@@ -15,6 +15,9 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 
+REPORTS = "reports"
+"""The metric that Spark collects the reports of a micro-batch in."""
+
 _MAX_HEX_PER_RUN = 64
 """A bitmap is read many times as fast as runs are, but may not be much longer."""
 

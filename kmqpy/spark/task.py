@@ -19,7 +19,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.spark.failures import FailurePolicy, alike_markers
+from kmqpy.spark.failures import FailurePolicy, alike_markers, nacks
 from kmqpy.spark.frame_function import FrameFunction, Frames
 from kmqpy.spark.handout import HandedOut, Handout, Places
 from kmqpy.spark.row_function import RowFunction, Rows
@@ -82,7 +82,7 @@ class ProcessTask:
         operations: list[Marker] = []
         for partition, deadly in handed_out.deadly.items():
             operations += alike_markers(self.markers, partition, Op.NACK, sorted(deadly), reason=_DEADLY)
-        failures = FailurePolicy(queue=self.queue, backoff=self.backoff, markers=self.markers)
+        failures = FailurePolicy(queue=self.queue, backoff=self.backoff)
         failed: dict[int, set[int]] = {}
         output: list[pa.RecordBatch] = []
         if handed_out.taken:
@@ -95,7 +95,7 @@ class ProcessTask:
             by_place = {given.place(row): failure for row, failure in outcome.failed.items()}
             for partition, offset in by_place:
                 failed.setdefault(partition, set()).add(offset)
-            operations += [*self._survivors(handout, handed_out), *failures.nacks(by_place)]
+            operations += [*self._survivors(handout, handed_out), *nacks(self.markers, by_place)]
         if operations:
             taker.write(operations)
         for one in output:
