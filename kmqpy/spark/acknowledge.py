@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -12,14 +12,19 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.offset_commits import commit_metadata
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark.checkpoint import one_line
-from kmqpy.spark.report import merged
+from kmqpy.spark.failures import Failure, FailurePolicy, nacks
+from kmqpy.spark.report import REPORTS, BatchReport, merged
 from kmqpy.spark.stateful import refusal
+from kmqpy.spark.take import FAILURES, failed_messages
 from kmqpy.spark.taking import MarkersFormat
 
 if TYPE_CHECKING:
@@ -33,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-REPORTS = "reports"
 _CLOSE_TIMEOUT_S = 10.0
 _EVENT_TIMEOUT_S = 60.0
 """How long the last event of a query that has ended may take."""
@@ -57,9 +61,11 @@ class Acknowledger(StreamingQueryListener):
         self._spark = spark
         self._queue = queue
         self._connection = connection
+        self._markers_format = markers_format
         self._ids = ids
         self._names: dict[str, str | None] = {}
         """Names of observed metrics that are ours, with the running query that has each."""
+        self._policies: dict[str, FailurePolicy] = {}
         self._running: set[str] = set()
         self._ended: set[str] = set()
         self._refused: dict[str, ConfigError] = {}
@@ -72,10 +78,15 @@ class Acknowledger(StreamingQueryListener):
         self._committed: dict[int, int] = {}
         spark.streams.addListener(self)
 
-    def watch(self, name: str) -> None:
-        """Acknowledge what is reported as the observed metric `name`."""
+    def watch(self, name: str, policy: FailurePolicy | None = None) -> None:
+        """Acknowledge what is reported as the observed metric `name`.
+
+        policy  how messages are given back that the metric says have failed
+        """
         with self._changed:
             self._names[name] = None
+            if policy is not None:
+                self._policies[name] = policy
 
     def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Wait until the end markers of what Spark has told of are confirmed; raises Unavailable."""
@@ -124,10 +135,13 @@ class Acknowledger(StreamingQueryListener):
                 return
             # Together: what one process() of the plan handed on, another may have given back.
             reports: list[str] = []
+            failures: dict[Place, Failure] = {}
             for name in self._names.keys() & progress.observedMetrics.keys():
                 if self._is_of(name, str(progress.runId)):
-                    reports += progress.observedMetrics[name][REPORTS] or ()
-            self._acknowledge(reports)
+                    metric = progress.observedMetrics[name].asDict()
+                    reports += metric.get(REPORTS) or ()
+                    failures |= self._failures(name, metric.get(FAILURES) or ())
+            self._acknowledge(reports, failures)
         except Exception:  # messages that were not acknowledged are redelivered
             _log.exception("acknowledging failed", extra={"queue": self._queue.name})
 
@@ -151,7 +165,7 @@ class Acknowledger(StreamingQueryListener):
                 self._names[name] = run_id
                 return True
         _log.error(
-            "two queries run on one result of process(); only the first one's are acknowledged",
+            "two queries run on one result of process() or take(); only the first one's are acknowledged",
             extra={"queue": self._queue.name, "run": run_id},
         )
         return False
@@ -172,12 +186,27 @@ class Acknowledger(StreamingQueryListener):
         except Exception as error:  # it has ended, or the session has
             _log.warning("the query can't be stopped: %s", one_line(error), extra={"run": run_id})
 
-    def _acknowledge(self, reports: list[str]) -> None:
+    def _failures(self, name: str, texts: Iterable[str]) -> dict[Place, Failure]:
+        failed = failed_messages(texts)
+        return {
+            place: self._policies[name].given_back(one.reason, one.attempts) for place, one in failed.items()
+        }
+
+    def _acknowledge(self, reports: list[str], failures: Mapping[Place, Failure]) -> None:
         report = merged(reports)
+        # What an evaluation has left to others already is given back by them.
+        failures = {place: failure for place, failure in failures.items() if _is_done(report, place)}
+        for partition, offset in failures:
+            report.done[partition].discard(offset)
+        self._writer.put(nacks(self._markers_format, failures))
         for partition, offsets in report.done.items():
-            if offsets:
-                self._writer.end(partition, offsets)
+            self._writer.put(self._ends(partition, offsets))
         self._commit(report.next)
+
+    def _ends(self, partition: int, offsets: OffsetRuns) -> list[Item]:
+        if self._markers_format == "range":
+            return [*codec.ranges_of_runs(partition, Op.END, offsets.runs())]
+        return [(partition, range(first, first + count)) for first, count in offsets.runs()]
 
     def _commit(self, next_: Mapping[int, Place]) -> None:
         """Say how far the queue was taken: for statistics, and for who goes on with it (rule R10)."""
@@ -198,3 +227,8 @@ class Acknowledger(StreamingQueryListener):
             )
             return
         self._committed.update({place.partition: place.offset for place in places})
+
+
+def _is_done(report: BatchReport, place: Place) -> bool:
+    partition, offset = place
+    return partition in report.done and offset in report.done[partition]

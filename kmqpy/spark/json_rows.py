@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import one_line
-from kmqpy.spark.task import ERROR, REJECT
+from kmqpy.spark.frame_function import ERROR, REJECT
 
 BODY_SCHEMA = "value binary"
 """The schema that Bodies returns rows of."""

@@ -23,6 +23,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import json_rows
 from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.frame_function import Frames
 from kmqpy.spark.process import DEFAULT_LEASE_S, MAX_OFFSETS_PER_TRIGGER, NEEDED, parsed
 from kmqpy.spark.progress import Progress, ProgressWatch, finish_batch
 from kmqpy.spark.queue import KmqSpark
@@ -31,7 +32,6 @@ from kmqpy.spark.sinks.identity import identity_of
 from kmqpy.spark.sinks.origin import MESSAGE, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
 from kmqpy.spark.taking import MarkersFormat
-from kmqpy.spark.task import Frames
 
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 

@@ -28,16 +28,21 @@ from kmqpy.kafka.client.settings_mirror import check_topics
 from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PARTITION
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
-from kmqpy.spark.acknowledge import REPORTS, Acknowledger
+from kmqpy.spark.acknowledge import Acknowledger
 from kmqpy.spark.checkpoint import claim, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
+from kmqpy.spark.failures import FailurePolicy
+from kmqpy.spark.frame_function import Frames
 from kmqpy.spark.records import stream_topic
+from kmqpy.spark.report import REPORTS
+from kmqpy.spark.row_function import Rows
 from kmqpy.spark.source import MAX_ATTEMPTS
+from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken
 from kmqpy.spark.taking import MarkersFormat, for_executors
-from kmqpy.spark.task import OURS, REPORT, Frames, Rows, Task
+from kmqpy.spark.task import OURS, REPORT, ProcessTask
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -177,14 +182,59 @@ class Processing:
         """
         return self._process(df, function, schema, lease, backoff, by_row=True)
 
-    def write_stream(self, out: DataFrame, checkpoint: str) -> DataStreamWriter:
+    def take(self, df: DataFrame, *, lease: Duration = DEFAULT_LEASE_S) -> DataFrame:
+        """Take the messages of `df`, which then may go through any expressions of Spark.
+
+        The rows of `df` whose messages are handed out, with a column `kmq_message` more, which says of
+        which message a row is: keep it for write_stream(ok=…). Their payloads stay in the JVM.
+
+        A message whose rows were filtered away is done, too; one that became several rows is done when
+        all of them are ok. An expression that raises ends the query: use try_cast() and the like.
+
+        lease  as for process()
+
+        Raises ConfigError when `df` is no stream, or lacks columns of read_stream().
+        """
+        lease_ms = self._lease_ms(df, lease, "take")
+        task = TakeTask(
+            queue=self.queue,
+            connection=for_executors(self.connection),
+            markers=self._markers,
+            lease_ms=lease_ms,
+        )
+        return with_taken(df, task, self._watched_metric())
+
+    def write_stream(
+        self,
+        out: DataFrame,
+        checkpoint: str,
+        *,
+        ok: Column | str | None = None,
+        reason: Column | str | None = None,
+        backoff: Backoff = _BACKOFF,
+    ) -> DataStreamWriter:
         """`out.writeStream` with that checkpoint, which must be this queue's, or a new one.
+
+        ok       of what take() has taken: rows for which it is not true are not written, and their messages
+                 are given back, when the sink has the others
+        reason   why, for the dead letter
+        backoff  how long they wait
+
+        `ok` and `reason` are expressions, or names of columns, which are not written then.
 
         Raises ConfigError for a checkpoint of another queue, or of a topic that was deleted since: its
         offsets would mean other messages.
         """
+        _check_backoff(backoff)
+        if ok is None and reason is not None:
+            raise ConfigError("write_stream: reason without ok; ok says which rows have failed")
         topic = Topics(self.connection).check(self.queue).queue
         claim(self.spark, checkpoint, _IDENTITY, self.queue.name, {"topic_id": topic.topic_id})
+        if ok is not None:
+            policy = FailurePolicy(queue=self.queue, backoff=backoff)
+            out = only_ok(out, ok, reason, self._watched_metric(policy))
+        elif MESSAGE in out.columns:
+            out = out.drop(MESSAGE)
         return out.writeStream.option("checkpointLocation", checkpoint)
 
     def await_termination(self, query: StreamingQuery, timeout: int | None = None) -> bool:
@@ -232,26 +282,12 @@ class Processing:
         *,
         by_row: bool,
     ) -> DataFrame:
-        check_columns(df, NEEDED, "process")
-        if not df.isStreaming:
-            raise ConfigError(
-                "process: not a stream; for what is there now, and no more, use read_stream() and "
-                ".trigger(availableNow=True)"
-            )
         if not callable(function):
             raise ConfigError(f"function: {type(function).__name__} can't be called")
-        if not isinstance(backoff, Backoff):
-            raise ConfigError(f"backoff: {backoff!r} is no Backoff")
-        for name in NEEDED[1:]:
-            if not isinstance(kind := df.schema[name].dataType, IntegralType):
-                raise ConfigError(f"process: column {name!r} is {kind.simpleString()}, not a whole number")
-        lease_ms = duration_ms(lease, "lease")
-        if not MIN_LEASE_MS <= lease_ms <= self.queue.max_hold_ms:
-            raise ConfigError(
-                f"lease: {lease_ms} ms is not from {MIN_LEASE_MS} to max_hold, {self.queue.max_hold_ms} ms"
-            )
+        _check_backoff(backoff)
+        lease_ms = self._lease_ms(df, lease, "process")
         wanted = self._schema(schema)
-        task = Task(
+        task = ProcessTask(
             queue=self.queue,
             connection=for_executors(self.connection),
             markers=self._markers,
@@ -261,14 +297,7 @@ class Processing:
             function=function,
             by_row=by_row,
         )
-        topics = Topics(self.connection).check(self.queue)
-        check_topics(self.queue, topics, self.connection)
-        if self._acknowledger is None:
-            self._acknowledger = Acknowledger(
-                self.spark, self.queue, self.connection, self._markers, topics.ids
-            )
-        name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
-        self._acknowledger.watch(name)
+        name = self._watched_metric()
         both = StructType([*wanted.fields, StructField(REPORT, StringType())])
         return (
             df.withColumn(OURS, F.col("topic") == self.queue.name)
@@ -278,6 +307,36 @@ class Processing:
             .where(F.col(REPORT).isNull())
             .drop(REPORT)
         )
+
+    def _lease_ms(self, df: DataFrame, lease: Duration, what: str) -> int:
+        """The lease in ms; raises ConfigError when `df` is no stream of messages, or the lease is none."""
+        check_columns(df, NEEDED, what)
+        if not df.isStreaming:
+            raise ConfigError(
+                f"{what}: not a stream; for what is there now, and no more, use read_stream() and "
+                ".trigger(availableNow=True)"
+            )
+        for name in NEEDED[1:]:
+            if not isinstance(kind := df.schema[name].dataType, IntegralType):
+                raise ConfigError(f"{what}: column {name!r} is {kind.simpleString()}, not a whole number")
+        lease_ms = duration_ms(lease, "lease")
+        if not MIN_LEASE_MS <= lease_ms <= self.queue.max_hold_ms:
+            raise ConfigError(
+                f"lease: {lease_ms} ms is not from {MIN_LEASE_MS} to max_hold, {self.queue.max_hold_ms} ms"
+            )
+        return lease_ms
+
+    def _watched_metric(self, policy: FailurePolicy | None = None) -> str:
+        """The name of a metric, for df.observe(), that the acknowledger listens to."""
+        if self._acknowledger is None:
+            topics = Topics(self.connection).check(self.queue)
+            check_topics(self.queue, topics, self.connection)
+            self._acknowledger = Acknowledger(
+                self.spark, self.queue, self.connection, self._markers, topics.ids
+            )
+        name = f"kmq-{self.queue.name}-{uuid.uuid4().hex[:8]}"
+        self._acknowledger.watch(name, policy)
+        return name
 
     def _described(self, records: DataFrame) -> DataFrame:
         """Records of the queue topic with the columns of read_stream()."""
@@ -320,3 +379,8 @@ class Processing:
         # A purge may have deleted what is behind a commit.
         offsets = {str(p): max(commits.get(p, (low, None))[0], low) for p, (low, _) in logs.items()}
         return json.dumps({self.queue.name: offsets})
+
+
+def _check_backoff(backoff: Backoff) -> None:
+    if not isinstance(backoff, Backoff):
+        raise ConfigError(f"backoff: {backoff!r} is no Backoff")

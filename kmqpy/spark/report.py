@@ -7,28 +7,34 @@ whose results count to the driver, as an observed metric, when the sink has the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kmqpy.errors import DecodeError
-from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Op, Runs
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
-from kmqpy.kafka.places import Offsets, Place
+from kmqpy.kafka.places import Place
+
+REPORTS = "reports"
+"""The metric that Spark collects the reports of a micro-batch in."""
+
+_MAX_HEX_PER_RUN = 64
+"""A bitmap is read many times as fast as runs are, but may not be much longer."""
+
+PartitionOffsets = Mapping[int, OffsetRuns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The outcome of the messages of some Arrow batches.
+class BatchReport:
+    """The outcome of the messages of some Arrow batches, by partition.
 
     done  were handed on and may be acknowledged, once the sink has them
     left  must not be acknowledged, although another evaluation may have handed them on: they are redelivered
-    next  by partition: the offset after the last message, the markers offset after the last start
+    next  the offset after the last message, the markers offset after the last start
     """
 
-    done: Offsets = field(default_factory=dict)
-    left: Offsets = field(default_factory=dict)
+    done: PartitionOffsets = field(default_factory=dict)
+    left: PartitionOffsets = field(default_factory=dict)
     next: Mapping[int, Place] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -36,7 +42,7 @@ class Report:
         return json.dumps({name: value for name, value in fields.items() if value}, separators=(",", ":"))
 
 
-def merged(texts: Iterable[str]) -> Report:
+def merged(texts: Iterable[str]) -> BatchReport:
     """All reports of one micro-batch as one; raises DecodeError."""
     done: dict[int, OffsetRuns] = {}
     left: dict[int, OffsetRuns] = {}
@@ -45,37 +51,29 @@ def merged(texts: Iterable[str]) -> Report:
         try:
             fields: dict[str, Any] = json.loads(text)
             for name, found in (("done", done), ("left", left)):
-                for partition, runs in map(_decoded, fields.get(name, ())):
-                    found.setdefault(partition, OffsetRuns()).add_runs(runs)
+                for partition, *encoded in fields.get(name, ()):
+                    offsets = found.setdefault(partition, OffsetRuns())
+                    if len(encoded) == 1:
+                        offsets.add_runs(encoded[0])
+                    else:
+                        offsets.add_bits(encoded[0], int(encoded[1], 16))
             for partition, (offset, at) in fields.get("next", ()):
                 next_[partition] = max(next_.get(partition, (0, 0)), (offset, at))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise DecodeError(f"report of a task: {error}") from None
     for partition in done.keys() & left.keys():
         done[partition] -= left[partition]
-    return Report(
-        done={partition: _sequence(offsets) for partition, offsets in done.items()},
-        left={partition: list(offsets) for partition, offsets in left.items()},
-        next=next_,
-    )
+    return BatchReport(done=done, left=left, next=next_)
 
 
-def _sequence(offsets: OffsetRuns) -> Sequence[int]:
-    runs = list(offsets.runs())
-    return range(runs[0][0], sum(runs[0])) if len(runs) == 1 else list(offsets)
-
-
-def _encoded(offsets: Offsets) -> list[str]:
-    # As end markers have them: a run or a bitmap, whichever is shorter.
-    found = []
-    for partition, ones in offsets.items():
-        for marker in codec.ranges(partition, Op.END, ones):
-            key, value, _ = codec.encode(marker)
-            found.append((key + value).hex())
-    return found
-
-
-def _decoded(text: str) -> tuple[int, Runs]:
-    data = bytes.fromhex(text)
-    marker = codec.decode(data[:12], data[12:])
-    return marker.partition, marker.runs
+def _encoded(found: PartitionOffsets) -> list[list[Any]]:
+    """For each partition its runs (first, count), or the first offset and a bitmap in hex."""
+    entries: list[list[Any]] = []
+    for partition, offsets in found.items():
+        runs = list(offsets.runs())
+        if len(runs) > 1 and (sum(runs[-1]) - runs[0][0]) // 4 <= _MAX_HEX_PER_RUN * len(runs):
+            first, bits = offsets.bits()
+            entries.append([partition, first, f"{bits:x}"])
+        elif runs:
+            entries.append([partition, runs])
+    return entries

@@ -39,7 +39,8 @@ class NotOfSchema(ValueError):
 def as_column(name: str, values: pd.Series, kind: DataType, arrow: pa.DataType) -> pa.Array:
     """A column of a frame; raises NotOfSchema."""
     try:
-        if values.isna().all():  # to pandas, such a column is one of floats
+        # To pandas, a column of nothing may be one of floats; among objects Arrow finds nulls by itself.
+        if values.dtype != object and values.isna().all():
             return pa.nulls(len(values), arrow)
         _check_column(name, values, kind)
         found = pa.Array.from_pandas(values, type=arrow)

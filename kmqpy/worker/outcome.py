@@ -11,7 +11,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.message import Message
 from kmqpy.queue import Queue
 
-_REASON_CHARS = 200
+REASON_CHARS = 200
 
 
 class Reject(Exception):
@@ -107,4 +107,4 @@ def described(error: BaseException) -> str:
 def shortened(text: str) -> str:
     """Text on one line, and not too long for a header."""
     line = " ".join(str(text).split()).encode(errors="replace").decode()
-    return line if len(line) <= _REASON_CHARS else line[: _REASON_CHARS - 1] + "…"
+    return line if len(line) <= REASON_CHARS else line[: REASON_CHARS - 1] + "…"

@@ -51,6 +51,18 @@ class Against(RuleBasedStateMachine):
         self.runs.discard_below(floor)
         self.plain = {offset for offset in self.plain if offset >= floor}
 
+    @rule(first=OFFSETS, bits=st.integers(0, 2**40) | st.just(2**2050 - 1))
+    def add_bits(self, first, bits):
+        self.runs.add_bits(first, bits)
+        self.plain |= {first + i for i in range(bits.bit_length()) if bits >> i & 1}
+
+    @precondition(lambda self: self.plain)
+    @invariant()
+    def bits_stand_for_the_same(self):
+        first, bits = self.runs.bits()
+        assert first == self.runs.first == min(self.plain)
+        assert bits == sum(1 << offset - first for offset in self.plain)
+
     @rule(runs=RUNS)
     def update(self, runs):
         self.runs.update(OffsetRuns(runs))

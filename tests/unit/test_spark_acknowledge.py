@@ -3,13 +3,15 @@
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql import Row
 
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark import acknowledge
-from kmqpy.spark.acknowledge import REPORTS, Acknowledger
-from kmqpy.spark.report import Report
+from kmqpy.spark.acknowledge import Acknowledger
+from kmqpy.spark.report import BatchReport
 
 
 class Kafka:
@@ -19,8 +21,8 @@ class Kafka:
         self.ended = []
         self.committed = []
 
-    def end(self, partition, offsets):
-        self.ended += [(partition, offset) for offset in offsets]
+    def put(self, markers):
+        self.ended += [(marker.partition, offset) for marker in markers for offset in marker.offsets()]
 
     def commit(self, offsets, **_):
         self.committed += [(place.partition, place.offset, place.metadata) for place in offsets]
@@ -46,10 +48,10 @@ def listener(servers):
 def progress(run, **metrics):
     """What Spark tells of a micro-batch: of each `process()` by its name, the offset that is done."""
     observed = {
-        name: {REPORTS: [str(Report(done={0: [at]}, next={0: (at + 1, at + 100)}))]}
+        name: Row(reports=[str(BatchReport(done={0: OffsetRuns([(at, 1)])}, next={0: (at + 1, at + 100)}))])
         for name, at in metrics.items()
     }
-    return SimpleNamespace(progress=SimpleNamespace(runId=run, observedMetrics=observed))
+    return SimpleNamespace(progress=SimpleNamespace(runId=run, observedMetrics=observed, stateOperators=[]))
 
 
 def test_of_two_queries_on_one_result_only_the_first_is_acknowledged(listener, servers, caplog):
@@ -57,7 +59,7 @@ def test_of_two_queries_on_one_result_only_the_first_is_acknowledged(listener, s
     listener.onQueryProgress(progress("first", one=1))
     assert caplog.records == []
     listener.onQueryProgress(progress("second", one=2))
-    assert "two queries run on one result of process()" in caplog.text
+    assert "two queries run on one result of process() or take()" in caplog.text
     listener.onQueryProgress(progress("first", one=3))
     assert servers.ended == [(0, 1), (0, 3)]
     assert servers.committed == [(0, 2, "kmq2:101:Q:M"), (0, 4, "kmq2:103:Q:M")]

@@ -14,11 +14,12 @@ from pyspark.sql.types import ArrayType, DecimalType, LongType, StructType
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import task as task_module
-from kmqpy.spark.report import Report, merged
+from kmqpy.spark.report import BatchReport, merged
 from kmqpy.spark.taking import TakenBefore
-from kmqpy.spark.task import Task
+from kmqpy.spark.task import ProcessTask
 from kmqpy.worker.outcome import Reject, Retry
 
 QUEUE = QueueSettings(name="q", max_redeliveries=3)
@@ -77,7 +78,7 @@ def batch(count, *, first=10, partition=0, attempts=1, topic="q", **columns):
 def task(function, *, by_row=False, markers="range", queue=QUEUE, schema="value binary"):
     name, kind = schema if isinstance(schema, tuple) else schema.split()
     struct = StructType().add(name, kind)
-    return Task(
+    return ProcessTask(
         queue=queue,
         connection=KafkaConnection(),
         markers=markers,
@@ -99,6 +100,10 @@ def run(work, *batches):
     return output, merged(reports)
 
 
+def listed(found):
+    return {partition: list(offsets) for partition, offsets in found.items()}
+
+
 def only_value(frame):
     return frame[["value"]]
 
@@ -106,21 +111,21 @@ def only_value(frame):
 def test_what_is_returned_is_handed_on_and_reported_as_done(takes):
     output, report = run(task(only_value), batch(3))
     assert output == [b"m0", b"m1", b"m2"]
-    assert report == Report(done={0: range(10, 13)}, next={0: (13, 7)})
+    assert report == BatchReport(done={0: OffsetRuns([(10, 3)])}, next={0: (13, 7)})
     assert takes.log == [({0: [10, 11, 12]}, {})]
 
 
 def test_a_row_that_is_left_out_has_failed(takes):
     output, report = run(task(lambda frame: frame[frame["value"] != b"m1"]), batch(3))
     assert output == [b"m0", b"m2"]
-    assert (report.done, report.left) == ({0: [10, 12]}, {0: [11]})
+    assert (listed(report.done), listed(report.left)) == ({0: [10, 12]}, {0: [11]})
     assert takes.nacks == [Marker(0, 11, Op.NACK, 1_000, reason="the function returned no row for it")]
 
 
 def test_a_row_may_become_several(takes):
     output, report = run(task(lambda frame: pd.concat([frame, frame])), batch(2))
     assert sorted(output) == [b"m0", b"m0", b"m1", b"m1"]
-    assert report.done == {0: range(10, 12)}
+    assert listed(report.done) == {0: [10, 11]}
 
 
 def test_the_function_says_what_failed_and_how(takes):
@@ -133,7 +138,7 @@ def test_the_function_says_what_failed_and_how(takes):
 
     output, report = run(task(function, markers="jvm"), batch(4))
     assert output == [b"m0"]
-    assert report.left == {0: [11, 12, 13]}
+    assert listed(report.left) == {0: [11, 12, 13]}
     assert takes.nacks == [
         Marker(0, 11, Op.NACK, 2_500, reason="odd"),
         Marker(0, 12, Op.NACK, 1_000, reason="odd"),
@@ -154,7 +159,7 @@ def test_rows_that_make_the_function_raise_fail_alone(takes):
 
     output, report = run(task(function), batch(100))
     assert len(output) == 98
-    assert report.left == {0: [13, 80]}
+    assert listed(report.left) == {0: [13, 80]}
     assert {marker.reason for marker in takes.nacks} == {"ValueError: poison"}
 
 
@@ -178,7 +183,7 @@ def test_a_value_that_is_not_of_the_schema_fails_alone(takes, caplog):
     with caplog.at_level(logging.WARNING):
         output, report = run(task(function, schema="value long"), batch(4))
     assert output == [1, 1, 1]
-    assert report.left == {0: [12]}
+    assert listed(report.left) == {0: [12]}
     assert takes.nacks[0].reason.startswith("NotOfSchema: value: Arrow")
     assert caplog.records  # of any formatter: one that pytest attaches may be another library's
     assert not any("secret" in str(record.__dict__) for record in caplog.records)
@@ -192,7 +197,7 @@ def test_a_number_too_large_for_any_column_fails_alone(takes, kind):
 
     output, report = run(task(function, schema=f"value {kind}"), batch(4))
     assert len(output) == 3
-    assert report.left == {0: [12]}
+    assert listed(report.left) == {0: [12]}
     assert takes.nacks[0].reason.startswith("NotOfSchema: value: ")
 
 
@@ -214,7 +219,7 @@ def test_what_no_row_has_is_null(takes, kind):
     """To pandas, a column of nothing is one of floats."""
     work = task(lambda frame: pd.DataFrame({}, columns=["value"], index=frame.index), schema=("value", kind))
     output, report = run(work, batch(2))
-    assert (output, report.done) == ([None, None], {0: range(10, 12)})
+    assert (output, listed(report.done)) == ([None, None], {0: [10, 11]})
 
 
 def test_when_all_have_failed_what_the_function_says_of_them_holds(takes):
@@ -245,7 +250,7 @@ def test_labels_and_flags_in_other_types_of_pandas_are_understood(takes):
 
     output, report = run(task(function), batch(3))
     assert output == [b"m2"]
-    assert report.left == {0: [10, 11]}
+    assert listed(report.left) == {0: [10, 11]}
     assert takes.nacks == [
         Marker(0, 10, Op.DEAD_LETTER, reason="rejected by the handler"),
         Marker(0, 11, Op.NACK, 2_000, reason="later"),
@@ -288,7 +293,7 @@ def test_an_unusable_error_or_delay_fails_its_message_alone(takes, error, delay,
 
     output, report = run(task(function), batch(3))
     assert output == [b"m0", b"m2"]
-    assert (report.done, report.left) == ({0: [10, 12]}, {0: [11]})
+    assert (listed(report.done), listed(report.left)) == ({0: [10, 12]}, {0: [11]})
     (nack,) = takes.nacks
     assert (nack.offset, nack.op, nack.redeliver_after_ms) == (11, Op.NACK, 1_000)
     assert nack.reason.startswith(reason)
@@ -304,7 +309,7 @@ def test_a_function_that_exits_fails_the_message_it_exits_for(takes, by_row):
 
     output, report = run(task(rows if by_row else frames, by_row=by_row), batch(3))
     assert output == [b"m0", b"m2"]
-    assert report.left == {0: [11]}
+    assert listed(report.left) == {0: [11]}
     assert [(nack.offset, nack.reason) for nack in takes.nacks] == [(11, "SystemExit: enough")]
 
 
@@ -335,7 +340,7 @@ def test_row_by_row(takes):
 
     output, report = run(task(function, by_row=True, schema="value binary"), batch(6))
     assert output[-1] == b"m5"
-    assert report.done == {0: [10, 11, 15]}
+    assert listed(report.done) == {0: [10, 11, 15]}
     assert sorted(takes.nacks, key=lambda marker: marker.offset)[:2] == [
         Marker(0, 12, Op.DEAD_LETTER, reason="never"),
         Marker(0, 13, Op.NACK, 5_000, counts=False, reason="later"),
@@ -358,7 +363,7 @@ def test_row_by_row(takes):
 def test_what_is_no_row_has_failed(takes, returned, what):
     output, report = run(task(lambda _: returned, by_row=True, schema="value string"), batch(2))
     assert output == []
-    assert report.left == {0: [10, 11]}
+    assert listed(report.left) == {0: [10, 11]}
     assert takes.nacks[0].reason == f"NotOfSchema: the function returned {what}"
 
 
@@ -367,14 +372,15 @@ def test_a_place_in_the_markers_is_told_only_if_nobody_had_later_messages(takes)
     takes.before = [Marker(0, 13, Op.TAKE, 1), Marker(0, 13, Op.END)]
     assert run(task(only_value), batch(3))[1].next == {0: (13, 0)} == takes.places
     # The place is that of the last messages, wherever the others' were.
-    assert merged(map(str, [Report(next={0: (13, 0)}), Report(next={0: (12, 7)})])).next == {0: (13, 0)}
+    reports = [BatchReport(next={0: (13, 0)}), BatchReport(next={0: (12, 7)})]
+    assert merged(map(str, reports)).next == {0: (13, 0)}
 
 
 def test_delayed_messages_are_left_to_the_tracker(takes):
     due = pa.array([None, 2**62, -(2**63)], pa.int64())
     output, report = run(task(only_value), batch(3, deliver_at_ms=due))
     assert output == [b"m0", b"m2"]
-    assert (report.done, report.left) == ({0: [10, 12]}, {0: [11]})
+    assert (listed(report.done), listed(report.left)) == ({0: [10, 12]}, {0: [11]})
     ((taken, delays),) = takes.log
     assert taken == {0: [10, 12]}
     assert list(delays) == [(0, 11)]
@@ -406,19 +412,22 @@ def test_finished_messages_are_not_handed_out_again_and_taken_ones_are(takes):
     ]
     output, report = run(task(only_value), batch(7))
     assert output == [b"m4", b"m6"]
-    assert (report.done, report.left) == ({0: [14, 16]}, {0: [12, 13, 15]})
+    assert (listed(report.done), listed(report.left)) == ({0: [14, 16]}, {0: [12, 13, 15]})
     assert takes.extended == [14]
     assert [(marker.offset, marker.reason.split()[-2:]) for marker in takes.nacks] == [(13, ["3", "times"])]
 
 
 def test_what_one_evaluation_left_is_not_done_though_another_handed_it_on():
-    reports = [Report(done={0: range(5), 1: [3]}), Report(done={0: [1, 2]}, left={0: [3]})]
-    assert merged(map(str, reports)).done == {0: [0, 1, 2, 4], 1: range(3, 4)}
+    reports = [
+        BatchReport(done={0: OffsetRuns([(0, 5)]), 1: OffsetRuns([(3, 1)])}),
+        BatchReport(done={0: OffsetRuns([(1, 2)])}, left={0: OffsetRuns([(3, 1)])}),
+    ]
+    assert listed(merged(map(str, reports)).done) == {0: [0, 1, 2, 4], 1: [3]}
 
 
 def test_tasks_go_to_executors_without_secrets_in_their_names():
     work = task(only_value)
     assert pickle.loads(pickle.dumps(work)).queue == QUEUE
     assert "secret" not in repr(
-        Task(**{**work.__dict__, "connection": KafkaConnection(kafka={"sasl.password": "secret"})})
+        ProcessTask(**{**work.__dict__, "connection": KafkaConnection(kafka={"sasl.password": "secret"})})
     )

@@ -162,6 +162,11 @@ def runs_of(offsets: Iterable[int]) -> Runs:
 
 def ranges(partition: int, op: Op, offsets: Iterable[int], **fields: Any) -> list[Marker]:
     """As few range markers as can hold these ascending, distinct offsets."""
+    return ranges_of_runs(partition, op, runs_of(offsets), **fields)
+
+
+def ranges_of_runs(partition: int, op: Op, runs: Iterable[tuple[int, int]], **fields: Any) -> list[Marker]:
+    """As few range markers as can hold these ascending runs (first, count)."""
     found: list[Marker] = []
     current: list[tuple[int, int]] = []
 
@@ -170,7 +175,7 @@ def ranges(partition: int, op: Op, offsets: Iterable[int], **fields: Any) -> lis
             found.append(Marker(partition, current[0][0], op, runs=tuple(current), **fields))
             current.clear()
 
-    for first, count in runs_of(offsets):
+    for first, count in runs:
         while count:
             if current and first - current[0][0] >= MAX_SPAN:
                 close()

@@ -40,6 +40,15 @@ class OffsetRuns:
                 # One number serves all full blocks.
                 blocks[block] = _FULL if mask == _FULL else blocks.get(block, 0) | mask
 
+    def add_bits(self, first: int, bits: int) -> None:
+        """Add the offset `first` + i for each bit i of `bits`, a number from 0 on."""
+        block, low = divmod(first, _BLOCK)
+        data = (bits << low).to_bytes((bits.bit_length() + low + 7) // 8, "little")
+        for at in range(0, len(data), _BLOCK // 8):
+            if mask := int.from_bytes(data[at : at + _BLOCK // 8], "little"):
+                self._blocks[block] = self._blocks.get(block, 0) | mask
+            block += 1
+
     def discard(self, offset: int) -> None:
         """Remove one offset, if it is there."""
         block, bit = divmod(offset, _BLOCK)
@@ -119,6 +128,26 @@ class OffsetRuns:
                 at += ones
         if count:
             yield first, count
+
+    def bits(self) -> tuple[int, int]:
+        """The lowest offset, and a number whose bit i stands for that offset + i; there must be one.
+
+        The number is as long as the offsets are far apart.
+        """
+        lowest, size = min(self._blocks), _BLOCK // 8
+        data = bytearray((max(self._blocks) - lowest + 1) * size)
+        for block, mask in self._blocks.items():
+            at = (block - lowest) * size
+            data[at : at + size] = mask.to_bytes(size, "little")
+        first = self.first
+        return first, int.from_bytes(data, "little") >> (first - lowest * _BLOCK)
+
+    @property
+    def first(self) -> int:
+        """The lowest offset; there must be one."""
+        block = min(self._blocks)
+        mask = self._blocks[block]
+        return block * _BLOCK + (mask & -mask).bit_length() - 1
 
     @property
     def highest(self) -> int:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, StructField, StructType
 
 from kmqpy.errors import ConfigError
-from kmqpy.spark.task import Frames
+from kmqpy.spark.frame_function import Frames
 
 MESSAGE = ("original_partition", "original_offset")
 """Columns that name a message, across its redeliveries."""

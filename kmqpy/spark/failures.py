@@ -1,0 +1,100 @@
+"""Messages that failed on an executor: how each is given back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.places import Place
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.spark.taking import MarkersFormat
+from kmqpy.spark.values import NotOfSchema
+from kmqpy.worker.outcome import Reject, Retry, described, shortened
+
+_log = logging.getLogger(__name__)
+
+DELAY = "kmq_delay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How one message is given back."""
+
+    op: Op
+    delay_ms: int = 0
+    counts: bool = True
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailurePolicy:
+    """How messages of one queue are given back."""
+
+    queue: QueueSettings
+    backoff: Backoff
+
+    def of_error(self, error: BaseException, attempts: int) -> Failure:
+        """The failure of a message for which the user's function raised `error`."""
+        if isinstance(error, Reject):
+            return Failure(op=Op.DEAD_LETTER, reason=shortened(error.reason))
+        if isinstance(error, Retry):
+            return self.given_back(error.reason, attempts, error.delay, counts=error.count)
+        return self.given_back(described(error), attempts)
+
+    def given_back(
+        self, reason: str | None, attempts: int, delay: Duration | None = None, *, counts: bool = True
+    ) -> Failure:
+        """A message that is redelivered after `delay`, or where that is None or unusable, the back-off."""
+        usual = self.backoff.delay(int(attempts))
+        try:
+            delay_ms = duration_ms(usual if delay is None else delay, DELAY)
+        except ConfigError as error:
+            delay_ms, reason = duration_ms(usual, DELAY), str(error)
+        delay_ms = min(delay_ms, self.queue.max_delay_ms)
+        reason = None if reason is None else shortened(reason)
+        return Failure(op=Op.NACK, delay_ms=delay_ms, counts=counts, reason=reason)
+
+    def log(self, error: BaseException, count: int) -> None:
+        """Warn that `count` messages failed with this error; values of messages are not logged."""
+        about = {"queue": self.queue.name, "count": count}
+        if isinstance(error, NotOfSchema):  # raised by nobody's function, and tells of the values
+            _log.warning(
+                "not of the schema, as the reason in the dead letter will say; redelivered", extra=about
+            )
+        else:
+            _log.warning("processing failed; the messages will be redelivered", exc_info=error, extra=about)
+
+
+def nacks(markers: MarkersFormat, failures: Mapping[Place, Failure]) -> list[Marker]:
+    """The markers that give these messages back."""
+    alike: dict[tuple[int, Failure], list[int]] = {}
+    for (partition, offset), failure in failures.items():
+        alike.setdefault((partition, failure), []).append(offset)
+    found: list[Marker] = []
+    for (partition, failure), offsets in alike.items():
+        found += alike_markers(
+            markers,
+            partition,
+            failure.op,
+            sorted(offsets),
+            redeliver_after_ms=failure.delay_ms,
+            counts=failure.counts,
+            reason=failure.reason,
+        )
+    return found
+
+
+def alike_markers(
+    markers: MarkersFormat, partition: int, op: Op, offsets: Sequence[int], **fields: Any
+) -> list[Marker]:
+    """Markers that say the same of several messages."""
+    if markers == "range" and len(offsets) > 1:
+        return codec.ranges(partition, op, offsets, **fields)
+    return [Marker(partition, offset, op, **fields) for offset in offsets]

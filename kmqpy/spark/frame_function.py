@@ -1,0 +1,187 @@
+"""A user's function of many messages is called: see `KmqSpark.process`.
+
+A function that raises is called again with the halves, so that rows fail alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from kmqpy.core.durations import Duration
+from kmqpy.errors import ConfigError
+from kmqpy.spark.failures import DELAY, Failure, FailurePolicy
+from kmqpy.spark.values import NotOfSchema, as_column
+from kmqpy.worker.outcome import Reject, Retry
+
+ERROR = "kmq_error"
+REJECT = "kmq_reject"
+ROW = "kmq_row"
+"""Name of the index of the frames that the user's function is given."""
+
+_MAX_CALLS = 64
+"""How often a function that raises is called again with parts of one batch."""
+
+Frames = Callable[[pd.DataFrame], pd.DataFrame]
+"""A function of many messages; see `process`."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of a function on one batch: its output, and failures by row number in the batch."""
+
+    output: list[pa.RecordBatch] = field(default_factory=list)
+    failed: dict[int, Failure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameFunction:
+    """Calls `function` with the messages of a batch as frames, and checks what it returns."""
+
+    function: Frames
+    schema: StructType
+    failures: FailurePolicy
+
+    def call(self, batch: pa.RecordBatch) -> Outcome:
+        """Raises ConfigError for a result that does not say which messages its rows are of."""
+        attempts = batch.column("attempts")
+        outcome = Outcome()
+        parts, calls = [range(batch.num_rows)], 0
+        while parts:
+            rows = parts.pop()
+            calls += 1
+            may_split = calls < _MAX_CALLS
+            try:
+                result = self.function(_frame(batch, rows))
+            except (Exception, SystemExit) as error:
+                self._split(rows, attempts, error, parts, outcome, may_split=may_split)
+                continue
+            index = pd.RangeIndex(rows, name=ROW)
+            self._check_frame(result, index)
+            failed = self._failed_rows(result, index, attempts)
+            good = result[~result.index.isin(list(failed))] if failed else result
+            try:
+                output = self._as_arrow(good)
+            except NotOfSchema as error:
+                self._split(rows, attempts, error, parts, outcome, may_split=may_split)
+                continue
+            outcome.failed |= failed
+            if output.num_rows:
+                outcome.output.append(output)
+        return outcome
+
+    def _split(
+        self,
+        rows: range,
+        attempts: pa.Array,
+        error: BaseException,
+        parts: list[range],
+        outcome: Outcome,
+        *,
+        may_split: bool,
+    ) -> None:
+        """A row that makes the function raise should fail alone: its halves are tried, or it has failed."""
+        half = len(rows) // 2
+        if half and may_split and not isinstance(error, Retry | Reject):
+            parts += [rows[half:], rows[:half]]
+            return
+        outcome.failed |= {row: self.failures.of_error(error, attempts[row].as_py()) for row in rows}
+        self.failures.log(error, len(rows))
+
+    def _as_arrow(self, result: pd.DataFrame) -> pa.RecordBatch:
+        arrow = to_arrow_schema(self.schema, timezone="UTC")
+        columns = [
+            as_column(column.name, result[column.name], column.dataType, one.type)
+            for column, one in zip(self.schema, arrow, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, arrow.names)
+
+    def _check_frame(self, result: Any, index: pd.Index) -> None:
+        what = f"process: the function of queue {self.failures.queue.name!r}"
+        if not isinstance(result, pd.DataFrame):
+            raise ConfigError(f"{what} returned {type(result).__name__}, not a pandas DataFrame")
+        columns, names = list(result.columns), self.schema.fieldNames()
+        if missing := [name for name in names if name not in columns]:
+            raise ConfigError(f"{what} returned no column {missing[0]!r}, which its schema names")
+        if twice := [name for name in (*names, ERROR, DELAY, REJECT) if columns.count(name) > 1]:
+            raise ConfigError(f"{what} returned the column {twice[0]!r} more than once")
+        if len(result) and result.index.name != ROW:
+            raise ConfigError(
+                f"{what} returned rows without the index {ROW!r} of the frame it was given, so nobody can "
+                "tell which messages they are; keep it: frame.assign(…), frame[…], or "
+                "pd.DataFrame(…, index=frame.index)"
+            )
+        if not result.index.equals(index) and len(unknown := result.index.difference(index)):
+            raise ConfigError(
+                f"{what} returned rows that it was not given: {unknown[:3].tolist()} in the index {ROW!r}"
+            )
+
+    def _failed_rows(self, result: pd.DataFrame, index: pd.Index, attempts: pa.Array) -> dict[int, Failure]:
+        """Those that the function says have failed, and those that it left out."""
+        failed: dict[int, Failure] = {}
+        if not result.index.equals(index):
+            for row in map(int, index.difference(result.index)):
+                count = attempts[row].as_py()
+                failed[row] = self.failures.given_back("the function returned no row for it", count)
+        if ERROR not in result.columns and REJECT not in result.columns:
+            return failed
+        nothing = pd.Series(None, index=result.index, dtype=object)
+        errors, delays = result.get(ERROR, nothing), result.get(DELAY, nothing)
+        rejected = _flags(result.get(REJECT, nothing))
+        has_error = errors.notna()
+        for at in np.flatnonzero(has_error | rejected):
+            row, error = int(result.index[at]), errors.iloc[at]  # labels may be 1.0, too
+            count = attempts[row].as_py()
+            try:
+                reason = _reason(error) if has_error.iloc[at] else None
+                wait = _wait(delays.iloc[at])
+            except ConfigError as problem:
+                failed[row] = self.failures.given_back(str(problem), count)
+                continue
+            if rejected.iloc[at]:
+                failed[row] = self.failures.of_error(Reject(reason) if reason else Reject(), count)
+            else:
+                failed[row] = self.failures.given_back(reason, count, wait)
+        return failed
+
+
+def _frame(batch: pa.RecordBatch, rows: range) -> pd.DataFrame:
+    """Some rows as a frame of their own: the function may change what it is given."""
+    # Spark runs a task for each core; values of messages are seldom alike.
+    part = batch.slice(rows.start, len(rows))
+    frame = part.to_pandas(use_threads=False, deduplicate_objects=False)
+    frame.index = pd.RangeIndex(rows, name=ROW)
+    return frame
+
+
+def _reason(error: Any) -> str:
+    if not isinstance(error, str | BaseException):
+        raise ConfigError(f"{ERROR}: {type(error).__name__} is no text; what has not failed has None there")
+    return str(error)
+
+
+def _wait(delay: Any) -> Duration | None:
+    if isinstance(delay, timedelta):
+        return delay
+    if pd.api.types.is_scalar(delay) and pd.isna(delay):
+        return None
+    try:
+        return float(delay)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{DELAY}: {delay!r} is neither seconds nor a timedelta") from None
+
+
+def _flags(rejected: pd.Series) -> pd.Series:
+    """Where a column has True; raises ConfigError where it has anything but that, False and nothing."""
+    true, false = (rejected.eq(one).fillna(value=False).astype(bool) for one in (True, False))
+    if len(odd := rejected[~(true | false | rejected.isna())]):
+        raise ConfigError(f"{REJECT}: {odd.iloc[0]!r} is neither True nor False")
+    return true

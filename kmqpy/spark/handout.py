@@ -1,0 +1,158 @@
+"""The messages of a batch are taken: which of them are handed out, and which are left to others.
+
+A task takes what its micro-batch has, batch by batch, after it has read from the markers what was taken
+before (rule R10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.markers.codec import runs_of
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.places import Offsets, Place
+from kmqpy.spark.report import BatchReport
+from kmqpy.spark.taking import TakenBefore, Taker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the messages of a batch are: arrays of numpy, an element for each row."""
+
+    partitions: Any
+    offsets: Any
+
+    def place(self, row: int) -> Place:
+        """The partition and offset of one row."""
+        return int(self.partitions[row]), int(self.offsets[row])
+
+    def where(self, mask: Any) -> Places:
+        """The rows for which `mask` is True."""
+        return Places(partitions=self.partitions[mask], offsets=self.offsets[mask])
+
+    def by_partition(self) -> dict[int, Sequence[int]]:
+        """The offsets of each partition, ascending; raises ConfigError when one is there twice."""
+        found: dict[int, Sequence[int]] = {}
+        for partition in np.unique(self.partitions).tolist():
+            ones = np.sort(self.offsets[self.partitions == partition])
+            low, high = int(ones[0]), int(ones[-1])
+            if (np.diff(ones) == 0).any():
+                raise ConfigError(
+                    f"partition {partition} has a message more than once between the offsets {low} and "
+                    f"{high}; join, union or explode behind process() or take(), not before it"
+                )
+            found[partition] = range(low, high + 1) if high - low + 1 == len(ones) else ones.tolist()
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOut:
+    """What became of the messages of a batch.
+
+    rows    a mask of numpy: True where the message was taken and is handed out
+    taken   by partition, the offsets of those
+    left    by partition, the offsets that must not be acknowledged: given back, overdue, or not yet due
+    deadly  by partition, those of `left` that nobody survived: they are to be given back
+    next    by partition: the offset after the last message, the markers offset after the last start
+    """
+
+    rows: Any
+    taken: Offsets
+    left: Mapping[int, set[int]]
+    deadly: Mapping[int, set[int]]
+    next: Mapping[int, Place]
+
+    def report(self, failed: Mapping[int, set[int]] | None = None) -> BatchReport:
+        """All that was handed out is done, except `failed`."""
+        done: dict[int, OffsetRuns] = {}
+        left = {partition: set(offsets) for partition, offsets in self.left.items()}
+        for partition, more in (failed or {}).items():
+            left.setdefault(partition, set()).update(more)
+        for partition, offsets in self.taken.items():
+            done[partition] = OffsetRuns(runs_of(offsets))
+            for offset in left.get(partition, ()):
+                done[partition].discard(offset)
+        return BatchReport(
+            done={partition: runs for partition, runs in done.items() if runs},
+            left={p: OffsetRuns(runs_of(sorted(ones))) for p, ones in left.items() if ones},
+            next=self.next,
+        )
+
+
+class Handout:
+    """Takes the messages of one task. Used by one thread.
+
+    spares_killers  messages that were taken several times and did not survive are given back
+    """
+
+    def __init__(self, taker: Taker, lease_ms: int, *, spares_killers: bool) -> None:
+        self._taker = taker
+        self._lease_ms = lease_ms
+        self._spares_killers = spares_killers
+        self._known: dict[int, TakenBefore] = {}
+
+    def read_markers(self, places: Places) -> None:
+        """Read what was taken before, of partitions that were not read yet. Raises Unavailable."""
+        for partition, offsets in places.by_partition().items():
+            known = self._known.get(partition)
+            if known is None or known.first > offsets[0]:
+                self._known[partition] = self._taker.taken_before(partition, offsets[0])
+
+    def was_taken(self, place: Place) -> bool:
+        """Return True if the message was taken before and is not known to have survived."""
+        partition, offset = place
+        return self._known[partition].takes(offset) > 0
+
+    def taken_again(self, taken: Offsets) -> dict[int, list[int]]:
+        """Those of `taken`, by partition, that were taken before, too."""
+        return {partition: self._known[partition].taken(offsets) for partition, offsets in taken.items()}
+
+    def take(self, places: Places, deliver_at_ms: pa.Array) -> HandedOut:
+        """Write start markers of what nobody else has, and wait until they are confirmed.
+
+        Raises Unavailable, and ConfigError when a message is there twice.
+        """
+        everything = places.by_partition()
+        rows = np.ones(len(places.offsets), dtype=bool)
+        left: dict[int, set[int]] = {}
+        deadly: dict[int, set[int]] = {}
+        for partition, offsets in everything.items():
+            sorted_out = self._known[partition].sort_out(offsets)
+            left[partition] = sorted_out.left
+            if self._spares_killers:
+                deadly[partition] = sorted_out.deadly
+                left[partition] = sorted_out.left | sorted_out.deadly
+            if not_handed_out := sorted_out.finished | left[partition]:
+                here = places.partitions == partition
+                rows &= ~(here & np.isin(places.offsets, list(not_handed_out)))
+        delays = _delays(places, deliver_at_ms, rows)
+        for partition, offset in delays:
+            left[partition].add(offset)
+        taken = everything if rows.all() else places.where(rows).by_partition()
+        after = self._taker.take(taken, delays, self._lease_ms)
+        # Messages behind these may have been taken before them: by a consumer, or a query that began later.
+        next_: dict[int, Place] = {}
+        for partition, markers_offset in after.items():
+            known, last = self._known[partition], everything[partition][-1]
+            next_[partition] = last + 1, markers_offset if known.highest <= last else known.start
+        self._taker.remember(next_)
+        return HandedOut(rows=rows, taken=taken, left=left, deadly=deadly, next=next_)
+
+
+def _delays(places: Places, deliver_at_ms: pa.Array, rows: Any) -> dict[Place, int]:
+    """Messages that are not yet due, with the ms until they are; they are cleared in `rows`."""
+    if deliver_at_ms.null_count == len(deliver_at_ms):
+        return {}
+    now_ms = SYSTEM_CLOCK.wall_ms()
+    # What lies before 1970 is as good as 1970, and can't overflow.
+    waits = np.maximum(deliver_at_ms.fill_null(0).to_numpy(zero_copy_only=False), 0) - now_ms
+    early = np.flatnonzero(rows & (waits > 0))
+    rows[early] = False
+    return {places.place(row): min(int(waits[row]), 2**62) for row in early.tolist()}

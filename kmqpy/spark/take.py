@@ -1,0 +1,168 @@
+"""take(): messages are taken, and their payloads stay in the JVM; any expression of Spark may follow.
+
+Only the places of the messages go through Python, which writes the start markers. What was handed out is
+reported to the driver as an observed metric, and so are, at the end of the plan, the rows that are not ok.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import BooleanType, StringType
+
+from kmqpy.errors import ConfigError, DecodeError
+from kmqpy.kafka.places import Place
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.handout import Handout, Places
+from kmqpy.spark.report import REPORTS
+from kmqpy.spark.taking import MarkersFormat, taker_of
+from kmqpy.worker.outcome import REASON_CHARS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MESSAGE = "kmq_message"
+"""A column that says of which message a row is; write_stream() needs it, and takes it away."""
+
+FAILURES = "failures"
+"""The metric that tells of the rows that are not ok."""
+
+_TAKEN = "kmq_taken"
+"""A column: null where the message is handed out, else one of these; in a batch's last row with a report."""
+_HANDED_OUT, _KEPT = "+", "-"
+_OK, _REASON = "kmq_ok", "kmq_reason"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeTask:
+    """The settings that executors are sent; Spark calls it there with Arrow arrays (arrow_udf)."""
+
+    queue: QueueSettings
+    connection: KafkaConnection
+    markers: MarkersFormat
+    lease_ms: int
+
+    def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """One task: takes the messages of each batch, and says which of them are handed out.
+
+        A batch is three arrays: partitions, null where the topic is another one, offsets, deliver_at_ms.
+        """
+        handout = Handout(
+            taker_of(self.queue, self.connection, self.markers), self.lease_ms, spares_killers=False
+        )
+        for partitions, offsets, deliver_at_ms in batches:
+            if not len(partitions):
+                yield pa.array([], pa.string())
+                continue
+            if partitions.null_count or offsets.null_count:
+                raise ConfigError(
+                    f"take: rows that are not of queue {self.queue.name!r}; give it what read_stream() of "
+                    "the same queue returns"
+                )
+            places = Places(partitions=partitions.to_numpy(), offsets=offsets.to_numpy())
+            handout.read_markers(places)
+            handed_out = handout.take(places, deliver_at_ms)
+            yield _column(handed_out.rows, str(handed_out.report()))
+
+
+def _column(rows: Any, report: str) -> pa.Array:
+    """The report stands in the last row: who stops reading earlier has not handed on the batch."""
+    last = pa.array([(_HANDED_OUT if rows[-1] else _KEPT) + report])
+    if rows.all():
+        return pa.concat_arrays([pa.nulls(len(rows) - 1, pa.string()), last])
+    others = [None if handed_out else _KEPT for handed_out in rows[:-1].tolist()]
+    return pa.concat_arrays([pa.array(others, pa.string()), last])
+
+
+def with_taken(df: DataFrame, task: TakeTask, metric: str) -> DataFrame:
+    """The messages of `df` that are handed out, with the column MESSAGE; reports are observed as `metric`."""
+
+    # Spark tells by the types that it is called once for a task.
+    def take(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        yield from task(batches)
+
+    # Not deterministic: else Spark would evaluate expressions that follow before it.
+    function = arrow_udf(take, StringType()).asNondeterministic()  # type: ignore[call-overload]
+    partition = F.when(F.col("topic") == task.queue.name, F.col("partition"))
+    taken = F.col(_TAKEN)
+    report = F.when(F.length(taken) > 1, F.substring(taken, 2, 2**31 - 1))
+    return (
+        df.withColumn(_TAKEN, function(partition, F.col("offset"), F.col("deliver_at_ms")))
+        .observe(metric, F.collect_list(report).alias(REPORTS))
+        .where(taken.isNull() | taken.startswith(_HANDED_OUT))
+        .drop(_TAKEN)
+        .withColumn(MESSAGE, F.struct("partition", "offset", "attempts"))
+    )
+
+
+def only_ok(out: DataFrame, ok: Column | str, reason: Column | str | None, metric: str) -> DataFrame:
+    """The rows of `out` for which `ok` is true; the others are observed as `metric`.
+
+    Columns that are given by name go away. Raises ConfigError when Spark can't evaluate them.
+    """
+    if MESSAGE not in out.columns:
+        raise ConfigError(
+            f"write_stream: ok: column {MESSAGE!r} of take() is missing, it has {', '.join(out.columns)}; "
+            "keep it where you select columns"
+        )
+    is_ok = _expression(ok, "ok")
+    why = F.lit(None) if reason is None else _expression(reason, "reason")
+    try:
+        kind = out.select(is_ok.alias(_OK), why.cast("string").alias(_REASON)).schema[_OK].dataType
+    except PySparkException as error:
+        raise ConfigError(f"write_stream: ok, reason: {one_line(error)}") from None
+    if not isinstance(kind, BooleanType):
+        raise ConfigError(f"write_stream: ok: {kind.simpleString()}, not boolean")
+    judged = out.withColumns({_OK: F.coalesce(is_ok, F.lit(False)), _REASON: why.cast("string")})  # noqa: FBT003
+    failure = F.to_json(
+        F.struct(
+            *(F.col(f"{MESSAGE}.{name}").alias(name) for name in ("partition", "offset", "attempts")),
+            F.substring(_REASON, 1, REASON_CHARS + 1).alias("reason"),
+        )
+    )
+    names = [name for name in (ok, reason) if isinstance(name, str)]
+    return (
+        judged.observe(metric, F.collect_list(F.when(~F.col(_OK), failure)).alias(FAILURES))
+        .where(_OK)
+        .drop(_OK, _REASON, MESSAGE, *names)
+    )
+
+
+def _expression(given: Column | str, name: str) -> Column:
+    if isinstance(given, str):
+        return F.col(given)
+    if not isinstance(given, Column):
+        raise ConfigError(
+            f"write_stream: {name}: {given!r} is neither an expression nor the name of a column"
+        )
+    return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedMessage:
+    """A message of which a row was not ok."""
+
+    attempts: int
+    reason: str | None
+
+
+def failed_messages(texts: Iterable[str]) -> Mapping[Place, FailedMessage]:
+    """What the metric FAILURES tells; of several rows of a message the first counts. Raises DecodeError."""
+    found: dict[Place, FailedMessage] = {}
+    for text in texts:
+        try:
+            row = json.loads(text)
+            place = int(row["partition"]), int(row["offset"])
+            found.setdefault(place, FailedMessage(attempts=int(row["attempts"]), reason=row.get("reason")))
+        except (ValueError, TypeError, KeyError) as error:
+            raise DecodeError(f"a row that is not ok does not say of which message it is: {error}") from None
+    return found
