@@ -1,14 +1,17 @@
 """The ZooKeeper engine over znodes in memory, beside the memory engine: other processes, lost answers."""
 
 import random
+import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 
-from kmqpy.errors import ConfigError, QueueNotFound
-from kmqpy.storages.engine import MessageRow, NewRow, QueueRow, TakeRef
+from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
+from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.zookeeper import draft, live_queue, rows
@@ -46,6 +49,7 @@ class MemoryZnodes:
 
     timeout_s = 10.0
     max_packet_bytes = 2**20
+    commits = 0
 
     def prepare(self):
         return "storage"
@@ -74,6 +78,9 @@ class MemoryZnodes:
         return [self.tree.znodes.get(path, (None, 0))[0] for path in paths]
 
     def send(self, multi, what):
+        if sum(len(data) for _, _, data, _ in multi) > self.max_packet_bytes:
+            raise MessageError(f"{what}: too large")
+        self.commits += 1
         lost = self.lose()
         outcome = None if lost == "before" else self._apply(multi)
 
@@ -200,6 +207,84 @@ def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, 
     for end in ("purge", "purge_dead"):
         getattr(engines[0], end)(queue)
     assert [*tree.znodes] == ["/generation"], "nothing is left of messages that are gone"
+
+
+@pytest.mark.parametrize("ephemeral", [True, False])
+def test_many_threads_change_a_queue(ephemeral, monkeypatch):
+    monkeypatch.setattr(draft, "PAGE_ROWS", 3)
+    tree = Tree(ManualClock())
+    queue = queue_in(tree, ephemeral=ephemeral)
+    engine = engine_over(MemoryZnodes(tree))
+    bodies: list[bytes] = []
+
+    def put(thread):
+        for number in range(40):
+            engine.put(queue, [NewRow(b"%d %d" % (thread, number))] * 2)
+
+    def take():
+        deadline = time.monotonic() + 60
+        while len(bodies) < 4 * 80:
+            assert time.monotonic() < deadline
+            found = engine.take(queue, 3, 60_000).rows
+            engine.taken_rows(queue, limit=10)
+            if ephemeral:
+                assert engine.finish(queue, [TakeRef(one.id, one.take) for one in found]) == len(found)
+            bodies.extend(one.body for one in found)
+
+    with ThreadPoolExecutor(8) as threads:
+        for one in [threads.submit(put, thread) for thread in range(4)] + [
+            threads.submit(take) for _ in range(4)
+        ]:
+            one.result()
+    assert Counter(bodies) == {b"%d %d" % (thread, number): 2 for thread in range(4) for number in range(40)}
+    assert engine.counts(queue) == Counts(ready=0, delayed=0, in_flight=0, dead=0)
+
+
+@pytest.mark.parametrize("with_one_too_large", [False, True])
+def test_changes_of_several_threads_are_one_commit_and_one_that_fails_fails_alone(with_one_too_large):
+    tree = Tree(ManualClock())
+    queue = queue_in(tree)
+    znodes = MemoryZnodes(tree)
+    engine = engine_over(znodes)
+    engine.put(queue, [NewRow(b"a")])
+    live = engine._live(queue)
+    before = znodes.commits
+    with ThreadPoolExecutor(5) as threads:
+        with live._lock:
+            asked = [
+                threads.submit(engine.put, queue, [NewRow(b"b")]),
+                threads.submit(engine.take, queue, 1, 1_000),
+                threads.submit(engine.put, queue, [NewRow(b"c")] * 3),
+            ]
+            if with_one_too_large:
+                asked.append(threads.submit(engine.put, queue, [NewRow(b"d" * 2**21)]))
+            while len(live._requests) < len(asked):
+                time.sleep(0.001)
+        if with_one_too_large:
+            with pytest.raises(MessageError):
+                asked.pop().result()
+        first, taken, others = (one.result() for one in asked)
+    assert len({*first, *others}) == 4
+    assert len(taken.rows) == 1
+    assert engine.counts(queue) == Counts(ready=4, delayed=0, in_flight=1, dead=0)
+    assert znodes.commits == before + (3 if with_one_too_large else 1)
+
+
+def test_a_lost_answer_to_the_changes_of_several_threads_doubles_none(monkeypatch):
+    monkeypatch.setattr(live_queue, "COMMITS_REMEMBERED", 0)  # nobody can tell what happened
+    tree = Tree(ManualClock())
+    queue = queue_in(tree)
+    engine = engine_over(MemoryZnodes(tree, lambda: "before"))
+    live = engine._live(queue)
+    with ThreadPoolExecutor(2) as threads:
+        with live._lock:
+            asked = [threads.submit(engine.put, queue, [NewRow(b"x")]) for _ in range(2)]
+            while len(live._requests) < 2:
+                time.sleep(0.001)
+        for one in asked:
+            with pytest.raises(Unavailable, match="not known whether"):
+                one.result()
+    assert engine_over(MemoryZnodes(tree)).counts(queue).ready == 0
 
 
 def row(row_id: int, **more) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -133,8 +133,8 @@ class Draft:
 
     def rows_of(self, status: Status) -> Iterator[Row]:
         """All rows of a state, page by page, in the order of their ids."""
-        for number, page in self.directory.pages.items():
-            if number in self._changed or page.in_state(status):
+        for number in self._numbers:
+            if number in self._changed or self.directory.pages[number].in_state(status):
                 yield from [row for row in self._page(number).values() if row.status is status]
 
     def counts(self) -> Counts:
@@ -224,6 +224,10 @@ class Draft:
 
     # --- pages ------------------------------------------------------------------------------------
 
+    def is_new(self, row: Row) -> bool:
+        """True if the row was put by this change, so that its body is not written yet."""
+        return row.id >= self.directory.next_id
+
     def body_place(self, row: Row) -> tuple[int, int, int]:
         """Where a row's body is: page, pack, number in the pack."""
         return self._number_of(row), row.pack, row.nth
@@ -287,6 +291,9 @@ class Draft:
 
     def _page_to_change(self, number: int) -> dict[int, Row]:
         if number not in self._changed:
-            exists = number in self.directory.pages
-            self._changed[number] = dict(self._page(number)) if exists else {}
+            if number in self.directory.pages:
+                self._changed[number] = dict(self._page(number))
+            else:
+                insort(self._numbers, number)
+                self._changed[number] = {}
         return self._changed[number]

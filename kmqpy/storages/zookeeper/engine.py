@@ -267,7 +267,7 @@ class ZooKeeperEngine:
         pages: set[int] = set()
         for row in draft.ready_rows():
             pages.add(draft.body_place(row)[0])
-            if len(pages) > draft.room:
+            if len(pages) > draft.room or draft.is_new(row):
                 return
             yield row
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import MessageError, QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import QueueRow
 from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.directory import COMMIT_BYTES, COMMITS_REMEMBERED, Directory
@@ -34,14 +34,46 @@ _VERSION = 0xFFFFFFFF
 """The bits of the version in what wait() is given; the others count the calls of wake()."""
 
 
+class _TooMuch(Exception):
+    """The requests of several threads don't fit into one commit."""
+
+
+class _Request(Generic[T]):
+    """A change that a thread asks for; the thread that has the lock carries it out."""
+
+    def __init__(self, work: Callable[[Draft], T], ids: int) -> None:
+        self.work = work
+        self.ids = ids
+        self.is_done = False
+        self._result: tuple[T, int] | Exception
+
+    def succeed(self, result: T, version: int) -> None:
+        self._result = result, version
+        self.is_done = True
+
+    def fail(self, error: Exception) -> None:
+        self._result = error
+        self.is_done = True
+
+    def outcome(self) -> tuple[T, int]:
+        """The result, or its exception raised."""
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
 class LiveQueue:
-    """One queue; its lock lets one thread of this process change it at a time."""
+    """One queue; its lock lets one thread of this process change it at a time.
+
+    The thread that gets the lock carries out what others have asked for meanwhile, in the same commit.
+    """
 
     def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache) -> None:
         self.row = row
         self._znodes = znodes
         self._path = znodes.directory_path(row.generation)
         self._lock = threading.Lock()
+        self._requests: deque[_Request[Any]] = deque()
         self._directory: Directory | None = None
         self._version = -1
         self._pages: OrderedDict[tuple[int, int], Page] = OrderedDict()
@@ -62,34 +94,12 @@ class LiveQueue:
 
         Raises QueueNotFound, Unavailable (then it is not known whether it happened), what `work` raises.
         """
+        request = _Request(work, ids)
+        self._requests.append(request)
         with self._lock:
-            deadline = SYSTEM_CLOCK.monotonic() + self._znodes.timeout_s
-            conflicts, most_pages = 0, MOST_PAGES
-            while True:
-                is_fresh = self._directory is None
-                draft = self._draft(ids, most_pages)
-                try:
-                    draft.pass_time()
-                    if draft.is_full:
-                        self._commit(draft)
-                        continue
-                    result = work(draft)
-                    if draft.has_changed:
-                        self._commit(draft)
-                    elif not is_fresh and self._is_outdated():
-                        continue
-                except MessageError:
-                    if ids or most_pages == 1:
-                        raise
-                    most_pages //= 2  # long reasons
-                except Conflict:
-                    conflicts += 1
-                    self._directory = None
-                    if SYSTEM_CLOCK.monotonic() > deadline:
-                        raise Unavailable(f"queue {self.row.name!r}: others change it all the time") from None
-                    SYSTEM_CLOCK.sleep(_CONFLICT.delay(conflicts))
-                else:
-                    return result, self._version
+            if not request.is_done:
+                self._carry_out([self._requests.popleft() for _ in range(len(self._requests))])
+        return request.outcome()
 
     def contents(self, places: Sequence[BodyPlace]) -> list[Content | None]:
         """The bodies at these places; None for those that are gone."""
@@ -138,6 +148,65 @@ class LiveQueue:
     def _on_change(self, _event: Any) -> None:
         self._is_watched = False
         self.wake()
+
+    # --- carrying out -----------------------------------------------------------------------------
+
+    def _carry_out(self, requests: Sequence[_Request[Any]]) -> None:
+        """Carry out requests of several threads by one commit; one by one, if that can't be done."""
+        try:
+            results = self._results(requests)
+        except (_TooMuch, MessageError, ConfigError) as error:  # nothing was written
+            if len(requests) == 1:
+                requests[0].fail(error)
+                return
+            for one in requests:
+                self._carry_out([one])
+        except Exception as error:
+            for one in requests:
+                one.fail(error)
+        except BaseException:
+            for one in requests:
+                one.fail(
+                    Unavailable(f"queue {self.row.name!r}: a change was interrupted; it may have happened")
+                )
+            raise
+        else:
+            for one, result in zip(requests, results, strict=True):
+                one.succeed(result, self._version)
+
+    def _results(self, requests: Sequence[_Request[Any]]) -> Sequence[Any]:
+        deadline = SYSTEM_CLOCK.monotonic() + self._znodes.timeout_s
+        ids = sum(one.ids for one in requests)
+        conflicts, most_pages = 0, MOST_PAGES
+        while True:
+            is_fresh = self._directory is None
+            draft = self._draft(ids, most_pages)
+            try:
+                draft.pass_time()
+                if draft.is_full:
+                    self._commit(draft)
+                    continue
+                results = []
+                for one in requests:
+                    if draft.is_full:
+                        raise _TooMuch
+                    results.append(one.work(draft))
+                if draft.has_changed:
+                    self._commit(draft)
+                elif not is_fresh and self._is_outdated():
+                    continue
+            except MessageError:
+                if ids or most_pages == 1:
+                    raise
+                most_pages //= 2  # long reasons
+            except Conflict:
+                conflicts += 1
+                self._directory = None
+                if SYSTEM_CLOCK.monotonic() > deadline:
+                    raise Unavailable(f"queue {self.row.name!r}: others change it all the time") from None
+                SYSTEM_CLOCK.sleep(_CONFLICT.delay(conflicts))
+            else:
+                return results
 
     # --- reading ----------------------------------------------------------------------------------
 
