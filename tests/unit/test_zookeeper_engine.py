@@ -270,6 +270,26 @@ def test_changes_of_several_threads_are_one_commit_and_one_that_fails_fails_alon
     assert znodes.commits == before + (3 if with_one_too_large else 1)
 
 
+@pytest.mark.parametrize("put_first", [False, True])
+def test_a_take_beside_a_put_does_not_wait_for_the_next_one(put_first):
+    tree = Tree(ManualClock())
+    queue = queue_in(tree)
+    engine = engine_over(MemoryZnodes(tree))
+    live = engine._live(queue)
+    engine.counts(queue)
+    calls = [lambda: engine.put(queue, [NewRow(b"x")]), lambda: engine.take(queue, 1, 1_000)]
+    with ThreadPoolExecutor(2) as threads:
+        with live._lock:
+            asked = []
+            for call in calls if put_first else reversed(calls):
+                asked.append(threads.submit(call))
+                while len(live._requests) < len(asked):
+                    time.sleep(0.001)
+        taken = asked[1 if put_first else 0].result()
+    assert taken.rows or engine.wait(queue, taken, 60)
+    assert len(taken.rows) + len(engine.take(queue, 1, 1_000).rows) == 1
+
+
 def test_a_lost_answer_to_the_changes_of_several_threads_doubles_none(monkeypatch):
     monkeypatch.setattr(live_queue, "COMMITS_REMEMBERED", 0)  # nobody can tell what happened
     tree = Tree(ManualClock())

@@ -171,8 +171,10 @@ class LiveQueue:
                 )
             raise
         else:
+            # A take may have found nothing just before another's messages came by the same commit.
+            seen = self._version if len(requests) == 1 else _VERSION
             for one, result in zip(requests, results, strict=True):
-                one.succeed(result, self._version)
+                one.succeed(result, seen)
 
     def _results(self, requests: Sequence[_Request[Any]]) -> Sequence[Any]:
         deadline = SYSTEM_CLOCK.monotonic() + self._znodes.timeout_s
