@@ -56,9 +56,10 @@ def no_locks(queue):
     return queue.session.zk.get_children(queue.paths("in").locks) == []
 
 
-def child(zookeeper, settings, end, request=0, when="before"):
+def child(zookeeper, settings, end, request=0, when="before", stdin=subprocess.DEVNULL):
     return subprocess.Popen(
         [sys.executable, str(CHILD), zookeeper.hosts, settings.root, end, str(request), when],
+        stdin=stdin,
         stdout=subprocess.PIPE,
     )
 
@@ -68,9 +69,10 @@ def child(zookeeper, settings, end, request=0, when="before"):
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_kill_9_at_every_request_of_take_commit_and_rollback(queue, zookeeper, settings, end):
     fill(queue, 2 * 16)
-    children = [child(zookeeper, settings, end, n, when) for n in range(1, 9) for when in ("before", "after")]
-    for one in children:
-        one.communicate(timeout=120)
+    points = [(n, when) for n in range(1, 9) for when in ("before", "after")]
+    children = [child(zookeeper, settings, end, *point, stdin=subprocess.PIPE) for point in points]
+    for one in children:  # one after the other: children that compete for a lock need more requests
+        one.communicate(b"\n", timeout=120)
         assert one.returncode == -9
     until(lambda: no_locks(queue))
     left, put = counts(queue)

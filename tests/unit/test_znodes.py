@@ -53,3 +53,21 @@ def test_clean_again_after_a_znode_has_gone_that_nobody_asks_for_any_more() -> N
     znodes.expire()  # as the leadership does from time to time
     assert znodes.data(["a"]) == {"a": (b"1", None)}
     assert znodes.clean
+
+
+def test_a_value_is_not_seen_while_it_is_read_again() -> None:
+    zk = FakeZk(a=b"old")
+    znodes = ZnodeCache(zk, lambda: None, 1.0)
+    znodes.data(["a"])
+    assert znodes.seen("a") == (b"old", None)
+    zk.delete("a")
+    zk.data["a"] = b"new"
+    read, seen_meanwhile = zk.get_async, []
+
+    def slow_read(path: str, watch: Callable[[Any], None]) -> Result:
+        seen_meanwhile.append(znodes.seen(path))  # as another thread would
+        return read(path, watch)
+
+    zk.get_async = slow_read  # type: ignore[method-assign]
+    assert znodes.data(["a"]) == {"a": (b"new", None)}
+    assert seen_meanwhile == [None]

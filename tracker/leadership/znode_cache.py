@@ -67,6 +67,8 @@ class ZnodeCache:
             self._changed.clear()  # with what is gone for good, and which nobody asks for again
             self.refused.clear()
         stale = [path for path in paths if path in self._changed or path not in self._values]
+        for path in stale:  # a value that is being read again must not be seen any more
+            self._values.pop(path, None)
         self._changed.difference_update(stale)
         read = functools.partial(call, watch=self._watch)
         try:
