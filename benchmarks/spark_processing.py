@@ -13,11 +13,13 @@ from benchmarks.sizes import Sizes
 from kmqpy.kafka.settings import QueueSettings
 
 PLAIN_SPARK = "Spark Kafka, only read"
+TAKE = "kmqpy take, range markers"
 RANGE = "kmqpy process, range markers"
 
 _PEERS = {
     PLAIN_SPARK: ("read", ""),
     "Spark Kafka, mapInPandas": ("pandas", ""),
+    TAKE: ("take", "range"),
     RANGE: ("frames", "range"),
     "kmqpy process, JVM markers": ("frames", "jvm"),
     "kmqpy process_rows, range markers": ("rows", "range"),
@@ -31,7 +33,7 @@ _PARTITIONS = 4
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     """One case; every turn has a Spark session of its own, and its first micro-batch is not timed."""
     count = sizes.spark_messages
-    peers = list(_PEERS) if "jvm" in sizes.formats else [PLAIN_SPARK, RANGE]
+    peers = list(_PEERS) if "jvm" in sizes.formats else [PLAIN_SPARK, TAKE, RANGE]
     with lab.queue(_PARTITIONS) as queue:
         lab.preload(queue, _PARTITIONS, count, 100)
         yield Case(

@@ -74,6 +74,8 @@ def _frame(spark: SparkSession, kmq: KmqSpark, options: dict[str, Any], limit: i
     if how == "pandas":
         return df.select("key", "value").mapInPandas(lambda frames: frames, _SCHEMA)
     needed = df.drop("headers", "timestamp", "original_partition", "original_offset")
+    if how == "take":
+        return kmq.take(needed).select("key", "value")
     if how == "rows":
         return kmq.process_rows(needed, lambda row: (row.key, row.value), _SCHEMA)
     return kmq.process(needed, lambda frame: frame, _SCHEMA)

@@ -37,7 +37,7 @@ from kmqpy.spark.records import stream_topic
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.row_function import Rows
 from kmqpy.spark.source import MAX_ATTEMPTS
-from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken
+from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
 from kmqpy.spark.taking import MarkersFormat, for_executors
 from kmqpy.spark.task import OURS, REPORT, ProcessTask
 
@@ -220,7 +220,7 @@ class Processing:
         reason   why, for the dead letter
         backoff  how long they wait
 
-        `ok` and `reason` are expressions, or names of columns, which are not written then.
+        `ok` and `reason` are expressions, or names of columns. Columns named kmq_… are not written.
 
         Raises ConfigError for a checkpoint of another queue, or of a topic that was deleted since: its
         offsets would mean other messages.
@@ -234,7 +234,7 @@ class Processing:
             policy = FailurePolicy(queue=self.queue, backoff=backoff)
             out = only_ok(out, ok, reason, self._watched_metric(policy))
         elif MESSAGE in out.columns:
-            out = out.drop(MESSAGE)
+            out = without_own_columns(out)
         return out.writeStream.option("checkpointLocation", checkpoint)
 
     def await_termination(self, query: StreamingQuery, timeout: int | None = None) -> bool:

@@ -10,13 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Row
-from pyspark.sql.conversion import LocalDataToArrowConversion
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kmqpy.spark.failures import FailurePolicy
 from kmqpy.spark.frame_function import Outcome
-from kmqpy.spark.values import NotOfSchema, check
-from kmqpy.worker.outcome import described
+from kmqpy.spark.values import NotOfSchema, array_of, converted, named_fields
 
 Rows = Callable[[Row], Any]
 """A function of one message; see `process_rows`."""
@@ -54,21 +53,20 @@ class RowFunction:
         rows = list(result) if several else [result]
         return [self._as_row(row, several=several) for row in rows]
 
-    def _as_row(self, row: Any, *, several: bool) -> tuple[Any, ...]:
+    def _as_row(self, row: Any, *, several: bool) -> list[Any]:
         if not isinstance(row, dict | tuple):
             what = f"a list with a {type(row).__name__}" if several else type(row).__name__
             raise NotOfSchema(f"the function returned {what}, not a dict, tuple, Row or list of these")
-        names = getattr(row, "__fields__", getattr(row, "_fields", None))  # of a Row, or a named tuple
-        if names is not None:
-            row = dict(zip(names, row, strict=True))
-        if isinstance(row, dict):
-            if missing := [name for name in self.schema.names if name not in row]:
+        names = self.schema.names
+        if (fields := named_fields(row)) is not None:
+            if missing := [name for name in names if name not in fields]:
                 # Spark would take None for it, and a misspelt name would be lost.
                 raise NotOfSchema(f"the function returned a row without its schema's {missing[0]!r}")
-            row = tuple(row[name] for name in self.schema.names)
-        for column, value in zip(self.schema, row, strict=False):  # Spark counts them
-            check(column.name, value, column.dataType)
-        return tuple(row)
+            row = tuple(fields[name] for name in names)
+        if len(row) != len(names):
+            raise NotOfSchema(f"the function returned {len(row)} values for {len(names)} columns")
+        columns = zip(self.schema, row, strict=True)
+        return [converted(column.name, value, column.dataType) for column, value in columns]
 
     def _convert(self, results: list[tuple[int, list[Any]]], attempts: list[int], outcome: Outcome) -> None:
         """Add the rows to the output; those that are not of the schema have failed."""
@@ -76,11 +74,10 @@ class RowFunction:
         if not rows:
             return
         try:
-            table = LocalDataToArrowConversion.convert(rows, self.schema, use_large_var_types=False)
-        except Exception as error:
+            output = self._as_arrow(rows)
+        except NotOfSchema as error:
             if len(results) == 1:
                 row = results[0][0]
-                error = NotOfSchema(described(error))
                 outcome.failed[row] = self.failures.of_error(error, attempts[row])
                 self.failures.log(error, 1)
                 return
@@ -88,7 +85,15 @@ class RowFunction:
             self._convert(results[:half], attempts, outcome)
             self._convert(results[half:], attempts, outcome)
             return
-        outcome.output += table.to_batches()
+        outcome.output.append(output)
+
+    def _as_arrow(self, rows: list[list[Any]]) -> pa.RecordBatch:
+        arrow = to_arrow_schema(self.schema, timezone="UTC")
+        columns = [
+            array_of(column.name, list(values), column.dataType, one.type)
+            for column, one, values in zip(self.schema, arrow, zip(*rows, strict=True), strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, arrow.names)
 
 
 @cache

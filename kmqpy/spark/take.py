@@ -107,7 +107,7 @@ def with_taken(df: DataFrame, task: TakeTask, metric: str) -> DataFrame:
 def only_ok(out: DataFrame, ok: Column | str, reason: Column | str | None, metric: str) -> DataFrame:
     """The rows of `out` for which `ok` is true; the others are observed as `metric`.
 
-    Columns that are given by name go away. Raises ConfigError when Spark can't evaluate them.
+    Raises ConfigError when Spark can't evaluate them.
     """
     if MESSAGE not in out.columns:
         raise ConfigError(
@@ -129,12 +129,13 @@ def only_ok(out: DataFrame, ok: Column | str, reason: Column | str | None, metri
             F.substring(_REASON, 1, REASON_CHARS + 1).alias("reason"),
         )
     )
-    names = [name for name in (ok, reason) if isinstance(name, str)]
-    return (
-        judged.observe(metric, F.collect_list(F.when(~F.col(_OK), failure)).alias(FAILURES))
-        .where(_OK)
-        .drop(_OK, _REASON, MESSAGE, *names)
-    )
+    judged = judged.observe(metric, F.collect_list(F.when(~F.col(_OK), failure)).alias(FAILURES))
+    return without_own_columns(judged.where(_OK))
+
+
+def without_own_columns(out: DataFrame) -> DataFrame:
+    """`out` without the columns that are named like kmqpy's own."""
+    return out.drop(*(name for name in out.columns if name.lower().startswith("kmq_")))
 
 
 def _expression(given: Column | str, name: str) -> Column:

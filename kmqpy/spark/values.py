@@ -1,34 +1,44 @@
-"""Columns of what a user's function returned; refuses values that Arrow would change without a word.
+"""Which values are taken for a column of which type, of frames and of rows alike: the table RULES.
 
-Arrow takes 1.9 for a whole number (1), a number for a moment, a text for a list of its letters.
+Arrow and Spark take some values for others without a word: 1.9 or a time for a whole number, a text for a
+list of its letters, 5 for True. Here such a value is an error, which fails its message.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from numbers import Number, Real
-from typing import Any
+from numbers import Number
+from typing import Any, Never
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql.types import (
-    AnsiIntervalType,
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
-    DatetimeType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
     FloatType,
     IntegralType,
     MapType,
+    NullType,
+    StringType,
     StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
 )
 
 from kmqpy.worker.outcome import described
 
-_TIMES = (DatetimeType, AnsiIntervalType)
-_LOOKED_AT = (IntegralType, FloatType, *_TIMES, ArrayType, MapType, StructType)
 _LARGEST_FLOAT = 3.4028235677973366e38
 
 
@@ -36,76 +46,304 @@ class NotOfSchema(ValueError):
     """Raised when the values that a function returned can't be made into columns of its schema."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The values that are taken for columns of some types; None, NaN, NaT and NA are null in each.
+
+    names    of the types, and `values`, as the documentation says it
+    convert  makes what Arrow takes as it is, or raises NotOfSchema
+    columns  kinds of numpy's, and what pandas infers of a column of objects, where Arrow finds every value
+             that does not fit by itself
+    """
+
+    types: tuple[type[DataType], ...]
+    names: tuple[str, ...]
+    values: str
+    convert: Callable[[str, Any, Any], Any]
+    columns: frozenset[str] = frozenset()
+
+
+def _boolean(name: str, value: Any, kind: DataType) -> Any:
+    return bool(value) if isinstance(value, bool | np.bool_) else _refuse(name, value, kind)
+
+
+def _whole(name: str, value: Any, kind: DataType) -> Any:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float | np.floating | Decimal) and math.isfinite(value) and not value % 1:
+        return int(value)
+    return _refuse(name, value, kind)
+
+
+def _floating(name: str, value: Any, kind: DataType) -> Any:
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+        return _refuse(name, value, kind)
+    found = float(value)
+    if isinstance(kind, FloatType) and math.isfinite(found) and abs(found) > _LARGEST_FLOAT:
+        return _refuse(name, value, kind)
+    if isinstance(value, int | np.integer) and int(found) != value:
+        return _refuse(name, value, kind)
+    return found
+
+
+def _decimal(name: str, value: Any, kind: DataType) -> Any:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return Decimal(int(value))
+    return value if isinstance(value, Decimal) and value.is_finite() else _refuse(name, value, kind)
+
+
+def _text(name: str, value: Any, kind: DataType) -> Any:
+    return str(value) if isinstance(value, str) else _refuse(name, value, kind)
+
+
+def _binary(name: str, value: Any, kind: DataType) -> Any:
+    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else _refuse(name, value, kind)
+
+
+def _moment(name: str, value: Any, kind: DataType) -> datetime:
+    """A time in microseconds, as Spark has it."""
+    if isinstance(value, np.datetime64):
+        value = pd.Timestamp(value)
+    if isinstance(value, pd.Timestamp) and not value.nanosecond:
+        value = value.to_pydatetime()
+    if not isinstance(value, datetime) or isinstance(value, pd.Timestamp):
+        _refuse(name, value, kind)
+    return value
+
+
+def _timestamp(name: str, value: Any, kind: DataType) -> Any:
+    moment = _moment(name, value, kind)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _timestamp_ntz(name: str, value: Any, kind: DataType) -> Any:
+    moment = _moment(name, value, kind)
+    return moment if moment.tzinfo is None else _refuse(name, value, kind)
+
+
+def _date(name: str, value: Any, kind: DataType) -> Any:
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value
+    moment = _moment(name, value, kind)
+    is_midnight = moment.tzinfo is None and moment.time() == time()
+    return moment.date() if is_midnight else _refuse(name, value, kind)
+
+
+def _time_of_day(name: str, value: Any, kind: DataType) -> Any:
+    return value if isinstance(value, time) and value.tzinfo is None else _refuse(name, value, kind)
+
+
+def _interval(name: str, value: Any, kind: DataType) -> Any:
+    if isinstance(value, np.timedelta64):
+        value = pd.Timedelta(value)
+    if isinstance(value, pd.Timedelta):
+        return _refuse(name, value, kind) if value.nanoseconds else value.to_pytimedelta()
+    return value if isinstance(value, timedelta) else _refuse(name, value, kind)
+
+
+def _array(name: str, value: Any, kind: ArrayType) -> Any:
+    if not isinstance(value, list | tuple | np.ndarray):
+        return _refuse(name, value, kind)
+    return [converted(f"{name}[]", one, kind.elementType) for one in value]
+
+
+def _map(name: str, value: Any, kind: MapType) -> Any:
+    pairs: Iterable[Any]
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, list | tuple | np.ndarray):
+        pairs = value
+    else:
+        return _refuse(name, value, kind)
+    found = []
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or is_null(pair[0]):
+            return _refuse(name, value, kind)
+        key, one = pair
+        found.append(
+            (converted(f"{name} key", key, kind.keyType), converted(f"{name}[]", one, kind.valueType))
+        )
+    return found
+
+
+def _struct(name: str, value: Any, kind: StructType) -> Any:
+    fields = named_fields(value)
+    if fields is None:
+        if not isinstance(value, tuple) or len(value) != len(kind):
+            return _refuse(name, value, kind)
+        fields = dict(zip(kind.names, value, strict=True))
+    if missing := [field for field in kind.names if field not in fields]:
+        raise NotOfSchema(f"{name}: {value!r} is no {kind.simpleString()}: it has no field {missing[0]!r}")
+    return {
+        field.name: converted(f"{name}.{field.name}", fields[field.name], field.dataType) for field in kind
+    }
+
+
+def _refuse(name: str, value: object, kind: DataType) -> Never:
+    raise NotOfSchema(f"{name}: {value!r} is no {kind.simpleString()}")
+
+
+RULES = (
+    Rule(
+        types=(BooleanType,),
+        names=("boolean",),
+        values="`bool`",
+        convert=_boolean,
+        columns=frozenset({"b", "boolean"}),
+    ),
+    Rule(
+        types=(IntegralType,),
+        names=("byte", "short", "int", "long"),
+        values="`int`; a `float` or `Decimal` without a fraction; all within the range of the type",
+        convert=_whole,
+        columns=frozenset({"i", "u", "f", "integer"}),
+    ),
+    Rule(
+        types=(FloatType, DoubleType),
+        names=("float", "double"),
+        values="`float`; an `int` that is the same number then",
+        convert=_floating,
+        columns=frozenset({"f"}),
+    ),
+    Rule(
+        types=(DecimalType,),
+        names=("decimal",),
+        values="`Decimal` and `int`, with no more digits than the type has",
+        convert=_decimal,
+    ),
+    Rule(
+        types=(StringType,), names=("string",), values="`str`", convert=_text, columns=frozenset({"string"})
+    ),
+    Rule(
+        types=(BinaryType,),
+        names=("binary",),
+        values="`bytes`, `bytearray`, `memoryview`",
+        convert=_binary,
+        columns=frozenset({"bytes"}),
+    ),
+    Rule(
+        types=(DateType,),
+        names=("date",),
+        values="`date`; a `datetime` or `Timestamp` at midnight, without a time zone",
+        convert=_date,
+    ),
+    Rule(
+        types=(TimestampType,),
+        names=("timestamp",),
+        values="`datetime`, `Timestamp`, `datetime64`, in whole µs; without a time zone it is taken for UTC",
+        convert=_timestamp,
+        columns=frozenset({"M", "with time zone"}),
+    ),
+    Rule(
+        types=(TimestampNTZType,),
+        names=("timestamp_ntz",),
+        values="the same without a time zone",
+        convert=_timestamp_ntz,
+        columns=frozenset({"M"}),
+    ),
+    Rule(types=(TimeType,), names=("time",), values="`time` without a time zone", convert=_time_of_day),
+    Rule(
+        types=(DayTimeIntervalType,),
+        names=("interval day to second",),
+        values="`timedelta`, `Timedelta`, `timedelta64`, in whole µs",
+        convert=_interval,
+        columns=frozenset({"m"}),
+    ),
+    Rule(
+        types=(ArrayType,),
+        names=("array",),
+        values="`list`, `tuple`, `ndarray`, of such values",
+        convert=_array,
+    ),
+    Rule(
+        types=(MapType,), names=("map",), values="`dict`, or pairs in a `list`; no key is null", convert=_map
+    ),
+    Rule(
+        types=(StructType,),
+        names=("struct",),
+        values="`dict` or `Row` with every field by its name, or a `tuple` of all of them",
+        convert=_struct,
+    ),
+    Rule(types=(NullType,), names=("void",), values="nothing but null", convert=_refuse),
+)
+
+
+def rule_of(kind: DataType) -> Rule | None:
+    """The rule for a type; None for one that kmqpy does not know: Arrow decides then."""
+    return next((rule for rule in RULES if isinstance(kind, rule.types)), None)
+
+
+def converted(name: str, value: Any, kind: DataType) -> Any:
+    """`value` as Arrow takes it for a column of `kind`; raises NotOfSchema."""
+    if is_null(value):
+        return None
+    rule = rule_of(kind)
+    try:
+        return value if rule is None else rule.convert(name, value, kind)
+    except NotOfSchema:
+        raise
+    except Exception as error:  # of many kinds: the year 1 has no UTC in some time zones
+        raise _unfit(name, error, kind) from error
+
+
 def as_column(name: str, values: pd.Series, kind: DataType, arrow: pa.DataType) -> pa.Array:
     """A column of a frame; raises NotOfSchema."""
     try:
-        # To pandas, a column of nothing may be one of floats; among objects Arrow finds nulls by itself.
-        if values.dtype != object and values.isna().all():
+        if values.dtype != object and values.isna().all():  # to pandas, a column of nothing is one of floats
             return pa.nulls(len(values), arrow)
-        _check_column(name, values, kind)
-        found = pa.Array.from_pandas(values, type=arrow)
+        rule = rule_of(kind)
+        if rule is None or _column_kind(values) in rule.columns:
+            if isinstance(kind, FloatType):
+                for value in values[values.abs() > _LARGEST_FLOAT]:
+                    converted(name, value, kind)
+            found = pa.Array.from_pandas(values, type=arrow)
+            return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        objects = values.astype(object)
     except NotOfSchema:
         raise
     except Exception as error:  # of many kinds: a number too large is an OverflowError
-        raise NotOfSchema(f"{name}: {described(error)}") from error
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        raise _unfit(name, error, kind) from error
+    return array_of(name, [converted(name, value, kind) for value in objects], kind, arrow)
 
 
-def _check_column(name: str, values: pd.Series, kind: DataType) -> None:
-    if values.dtype == object:
-        if isinstance(kind, _LOOKED_AT):
-            for value in values:
-                check(name, value, kind)
-    elif pd.api.types.is_numeric_dtype(values.dtype):  # Arrow looks at whole numbers by itself
-        if isinstance(kind, (*_TIMES, BinaryType)):
-            raise _refused(name, values.dropna().iloc[0], kind)
-        if isinstance(kind, FloatType):
-            for value in values[values.abs() > _LARGEST_FLOAT]:
-                check(name, value, kind)
-
-
-def check(name: str, value: Any, kind: DataType) -> None:
-    """Raise NotOfSchema for a value that Arrow would change; others it refuses by itself."""
-    if value is None or not isinstance(kind, _LOOKED_AT) or _is_null(value):
-        return
-    match kind:
-        case IntegralType():
-            if isinstance(value, Real | Decimal) and (not math.isfinite(value) or value % 1):
-                raise _refused(name, value, kind)
-        case FloatType():
-            if isinstance(value, float) and math.isfinite(value) and abs(value) > _LARGEST_FLOAT:
-                raise _refused(name, value, kind)
-        case ArrayType():
-            if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-                raise _refused(name, value, kind)
-            for one in value:
-                check(name, one, kind.elementType)
-        case MapType():
-            for key, one in value.items() if isinstance(value, Mapping) else _pairs(name, value, kind):
-                check(name, key, kind.keyType)
-                check(name, one, kind.valueType)
-        case StructType():
-            if isinstance(value, Mapping):
-                for field in kind:
-                    check(f"{name}.{field.name}", value.get(field.name), field.dataType)
-            elif isinstance(value, tuple):
-                for field, one in zip(kind, value, strict=False):
-                    check(f"{name}.{field.name}", one, field.dataType)
-        case _:
-            if isinstance(value, Number):
-                raise _refused(name, value, kind)
-
-
-def _is_null(value: Any) -> bool:
-    return value is pd.NA or value is pd.NaT or (isinstance(value, Number) and bool(value != value))
-
-
-def _pairs(name: str, value: Any, kind: DataType) -> Iterable[tuple[Any, Any]]:
+def array_of(name: str, values: list[Any], kind: DataType, arrow: pa.DataType) -> pa.Array:
+    """A column of values that converted() has made; raises NotOfSchema."""
     try:
-        return [(key, one) for key, one in value]
-    except (TypeError, ValueError):
-        raise _refused(name, value, kind) from None
+        return pa.array(values, arrow)
+    except Exception as error:  # of many kinds, see above
+        raise _unfit(name, error, kind) from error
 
 
-def _refused(name: str, value: object, kind: DataType) -> NotOfSchema:
-    return NotOfSchema(f"{name}: {value!r} is no {kind.simpleString()}")
+def named_fields(value: Any) -> Mapping[str, Any] | None:
+    """The fields of a dict, Row or named tuple by their names; None where there are no names."""
+    if isinstance(value, Mapping):
+        return value
+    names = getattr(value, "__fields__", getattr(value, "_fields", None))
+    return dict(zip(names, value, strict=True)) if names is not None and isinstance(value, tuple) else None
+
+
+def is_null(value: Any) -> bool:
+    """Return True for None, NaN, NaT and NA."""
+    return bool(
+        value is None
+        or value is pd.NA
+        or value is pd.NaT
+        or (value.is_nan() if isinstance(value, Decimal) else isinstance(value, Number) and value != value)
+        or (isinstance(value, np.datetime64 | np.timedelta64) and np.isnat(value))
+    )
+
+
+def _column_kind(values: pd.Series) -> str:
+    if values.dtype == object:
+        return str(pd.api.types.infer_dtype(values, skipna=True))
+    if isinstance(values.dtype, pd.StringDtype):
+        return "string"
+    if isinstance(values.dtype, pd.DatetimeTZDtype):
+        return "with time zone"
+    if isinstance(values.dtype, pd.ArrowDtype | pd.CategoricalDtype):
+        return ""
+    return str(getattr(values.dtype, "kind", ""))
+
+
+def _unfit(name: str, error: Exception, kind: DataType) -> NotOfSchema:
+    return NotOfSchema(f"{name}: no {kind.simpleString()}: {described(error)}")

@@ -6,7 +6,9 @@ connect_job.py <bootstrap> <queue> <example> [argument of the example ...]
 import json
 import runpy
 import sys
+import tempfile
 
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.connect.session import SparkSession
 
 from kmqpy.spark import KmqSpark
@@ -29,11 +31,22 @@ def main(bootstrap: str, queue: str, example: str, *arguments: str) -> None:
                 "depth": [row.asDict() for row in kmq.depth().drop("oldest_pending").collect()],
                 "undelivered": kmq.undelivered().count(),
                 "latency": kmq.latency([0.5]).count(),
+                "taken": take(spark, kmq),
                 "markers": sorted(row["op"] for row in spark.table("seen").collect()),
             }
         )
     )
     stop(spark)
+
+
+def take(spark: SparkSession, kmq: KmqSpark) -> list[str]:
+    """Take what is pending, and acknowledge what is ok: the bodies that the sink has got."""
+    with kmq, tempfile.TemporaryDirectory() as checkpoint:
+        out = kmq.take(kmq.read_stream()).selectExpr("kmq_message", "cast(value AS string) AS body")
+        writer = kmq.write_stream(out, checkpoint, ok=F.col("body") == "any", reason="body")
+        query = writer.format("memory").queryName("taken").trigger(availableNow=True).start()
+        kmq.await_termination(query, 120)
+    return [row["body"] for row in spark.table("taken").collect()]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A Spark driver in a process of its own: processes a queue into Parquet files until nothing is left.
 
-    driver.py <connection> <queue settings> <Spark settings> <folder>
+    driver.py <connection> <queue settings> <Spark settings> <folder> process|take
 
 A file in <folder>/seen tells of each frame that was processed, <folder>/written.json of what was written.
 """
@@ -12,7 +12,9 @@ import time
 import uuid
 from pathlib import Path
 
+import pandas as pd
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -27,24 +29,29 @@ def main() -> None:
     parser.add_argument("queue")
     parser.add_argument("spark")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("how", choices=["process", "take"])
     options = parser.parse_args()
     queue = QueueSettings.from_json(options.queue.encode())
     connection = KafkaConnection(**json.loads(options.connection))
     seen = str(options.folder / "seen")
 
-    def function(frame):
-        Path(seen, uuid.uuid4().hex).write_text("\n".join(value.decode() for value in frame["value"]))
+    def body(values: pd.Series) -> pd.Series:
+        Path(seen, uuid.uuid4().hex).write_text("\n".join(value.decode() for value in values))
         time.sleep(0.05)
-        return frame.assign(body=frame["value"].str.decode("utf-8"))
+        return values.str.decode("utf-8")
 
     builder = SparkSession.builder.config(map=json.loads(options.spark)).config(
         "spark.sql.execution.arrow.maxRecordsPerBatch", 50
     )
     spark = configure_spark_with_kmq(builder.master("local[2]")).getOrCreate()
     with KmqSpark(spark, connection, queue, markers="range") as kmq:
-        out = kmq.process(
-            kmq.read_stream(max_offsets_per_trigger=300), function, "body string", lease=LEASE_S
-        )
+        df = kmq.read_stream(max_offsets_per_trigger=300)
+        if options.how == "process":
+            out = kmq.process(
+                df, lambda frame: frame.assign(body=body(frame["value"])), "body string", lease=LEASE_S
+            )
+        else:
+            out = kmq.take(df, lease=LEASE_S).select(F.pandas_udf(body, "string")("value").alias("body"))
         writer = kmq.write_stream(out, str(options.folder / "checkpoint"))
         query = (
             writer.format("parquet")

@@ -88,8 +88,10 @@ def test_filtered_messages_are_done_and_exploded_ones_when_all_their_rows_are_ok
     taken = job.kmq.take(job.kmq.read_stream())
     words = F.explode(F.split(F.col("value").cast("string"), " "))
     out = taken.filter("length(value) > 0").select("kmq_message", words.alias("word"))
-    out = out.withColumns({"number": F.col("word").try_cast("long"), "why": F.concat("word", F.lit("?"))})
-    job.once(out.withColumn("ok", F.col("number").isNotNull()), ok="ok", reason="why")
+    out = out.withColumns(
+        {"number": F.col("word").try_cast("long"), "kmq_reason": F.concat("word", F.lit("?"))}
+    )
+    job.once(out.withColumn("kmq_ok", F.col("number").isNotNull()), ok="kmq_ok", reason="kmq_reason")
     assert job.got() == [1, 2, 3, 4, 5]
     assert set(job.rows[0].asDict()) == {"word", "number"}
     in_flight = stats.in_flight(job.queue.connection, job.queue.settings)

@@ -11,6 +11,7 @@ import pytest
 from support import stopped_after
 
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.records import read_marker
 from tests.spark.sessions import SMALL
 
 JOB = Path(__file__).parents[1] / "connect_job.py"
@@ -20,7 +21,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "spark_pipeline.py"
 @pytest.mark.timeout(600)
 def test_the_example_and_frames_by_way_of_connect(make_queue, queue_name, tmp_path):
     orders, queue = make_queue(4), make_queue(1, f"{queue_name}-frames")
-    queue.send("any", "any", "any")
+    queue.send("any", "any", "any", "odd")
     queue.mark_all([Marker(0, 0, Op.TAKE, 10**9, runs=((0, 2),)), Marker(0, 0, Op.END)])
     out, report = tmp_path / "orders", tmp_path / "report"
     defaults = [f"{name} {value}\n" for name, value in SMALL.items()]
@@ -49,12 +50,17 @@ def test_the_example_and_frames_by_way_of_connect(make_queue, queue_name, tmp_pa
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {
         "session": "pyspark.sql.connect.session",
-        "states": [[0, 0, "processed"], [0, 1, "in_flight"], [0, 2, "pending"]],
+        "states": [[0, 0, "processed"], [0, 1, "in_flight"], [0, 2, "pending"], [0, 3, "pending"]],
         "depth": [
-            {"partition": 0, "pending": 1, "in_flight": 1, "overdue": 0}
+            {"partition": 0, "pending": 2, "in_flight": 1, "overdue": 0}
             | {"processed": 1, "redelivered": 0, "dead": 0}
         ],
         "undelivered": 0,
         "latency": 1,
+        "taken": ["any", "any"],
         "markers": ["end", "take"],
     }
+    markers = map(read_marker, queue.records(queue.settings.markers_topic))
+    (nack,) = [marker for marker in markers if marker.op is Op.NACK]
+    assert (nack.offset, nack.reason) == (3, "odd")
+    assert queue.ended() == {0, 1, 2}

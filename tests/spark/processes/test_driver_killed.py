@@ -18,9 +18,15 @@ from tests.spark.sessions import SMALL
 class Driver(Process):
     """driver.py, and the JVM that it starts."""
 
-    def __init__(self, queue, folder: Path) -> None:
+    def __init__(self, queue, folder: Path, how: str) -> None:
         connection = {"bootstrap": queue.connection.bootstrap}
-        told = [json.dumps(connection), queue.settings.to_json().decode(), json.dumps(SMALL), str(folder)]
+        told = [
+            json.dumps(connection),
+            queue.settings.to_json().decode(),
+            json.dumps(SMALL),
+            str(folder),
+            how,
+        ]
         script = str(Path(__file__).parents[1] / "driver.py")
         self._process = subprocess.Popen([sys.executable, script, *told], start_new_session=True)
 
@@ -39,18 +45,19 @@ def bodies(partition):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
-def test_a_driver_killed_while_it_processes_loses_nothing(make_queue, tmp_path, record_property):
+@pytest.mark.parametrize("how", ["process", "take"])
+def test_a_driver_killed_while_it_processes_loses_nothing(make_queue, tmp_path, record_property, how):
     queue = make_queue(2)
     queue.tracker()
     for partition in (0, 1):
         queue.send(*bodies(partition), partition=partition)
     seen = tmp_path / "seen"
     seen.mkdir()
-    with Driver(queue, tmp_path) as driver:
+    with Driver(queue, tmp_path, how) as driver:
         until(lambda: len(list(seen.iterdir())) >= 9, 600)
         assert driver.running
         driver.kill()
-    with Driver(queue, tmp_path) as driver:
+    with Driver(queue, tmp_path, how) as driver:
         assert driver.wait(600) == 0
     written = Counter(json.loads((tmp_path / "written.json").read_text()))
     assert written.keys() == {*bodies(0), *bodies(1)}
