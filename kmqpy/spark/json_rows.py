@@ -21,7 +21,7 @@ from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.frame_function import ERROR, REJECT
 
 BODY_SCHEMA = "value binary"
-"""The schema that Bodies returns rows of."""
+"""The schema of the rows that Bodies returns."""
 
 _REFUSED = "refused"
 _CORRUPT = "_kmq_corrupt"
@@ -32,7 +32,7 @@ def check_readable(spark: SparkSession, schema: StructType) -> None:
     """Raise ConfigError unless from_json can make rows of this schema."""
     try:
         one = spark.range(1).select(F.lit("{}").alias("value"))
-        assert with_fields(with_refusals(one, schema), schema).columns  # Connect looks only now
+        assert with_fields(with_refusals(one, schema), schema).columns  # Connect analyses it only now
     except (PySparkException, Py4JError) as error:
         raise ConfigError(f"schema: JSON has no such values: {one_line(error)}") from None
 
@@ -40,7 +40,7 @@ def check_readable(spark: SparkSession, schema: StructType) -> None:
 def with_refusals(df: DataFrame, schema: StructType) -> DataFrame:
     """`df` with a column that says why its `value` is no row of this schema; null where it is one."""
     text = F.col("value").cast("string")
-    # Without the brackets, what stands behind the object would be ignored.
+    # from_json ignores text after an object, but not within brackets.
     objects = F.from_json(F.concat(F.lit("["), text, F.lit("]")), ArrayType(schema.toNullable()))
     is_object = F.coalesce((F.size(objects) == 1) & objects[0].isNotNull(), F.lit(False))  # noqa: FBT003
     bad = F.concat_ws(", ", *(F.when(~_fits(text, [field]), _described(field)) for field in schema))
@@ -59,7 +59,7 @@ def with_fields(bodies: DataFrame, schema: StructType) -> DataFrame:
 
 @dataclass(frozen=True)
 class Bodies:
-    """Hands bodies on; rejects messages whose body is refused."""
+    """Passes bodies on unchanged; rejects messages whose body is no row of the schema."""
 
     def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
         """For KmqSpark.process."""

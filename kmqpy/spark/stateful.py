@@ -1,6 +1,6 @@
 """Stateful operators, which keep rows in Spark's state when the sink has the micro-batch.
 
-What such a row came from can't be acknowledged: nobody is told when the sink gets what it became part of.
+The messages behind such a row can't be acknowledged: Spark does not tell when their result is in the sink.
 """
 
 from __future__ import annotations

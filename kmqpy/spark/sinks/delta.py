@@ -19,7 +19,7 @@ from kmqpy.spark.sinks.target import Target
 
 @dataclass(frozen=True)
 class DeltaTarget(Target):
-    """A Delta table in a folder; Delta ignores a micro-batch that it has already."""
+    """A Delta table in a folder; Delta ignores a micro-batch that it has committed already."""
 
     settings: ClassVar[Mapping[str, str]] = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

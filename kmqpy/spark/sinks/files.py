@@ -31,7 +31,7 @@ FORMATS = ("parquet", "orc", "json", "csv")
 
 _LAST = "last.json"
 FIRST_GUESS = 100
-"""Bytes of a row in a file, until files are there."""
+"""Bytes of a row, assumed until a written file tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class FileTarget(Target):
         place = self._place()
         try:
             _refuse_foreign(place, self.sink.format)
-            self._stage(spark.createDataFrame([], schema), place)  # says now what can't be written
+            # A schema that can't be written fails here, not in the first micro-batch.
+            self._stage(spark.createDataFrame([], schema), place)
         except (PySparkException, pa.ArrowException, OSError) as error:
             raise ConfigError(f"out: {self.sink.path!r} can't be used: {one_line(error)}") from None
 
@@ -119,7 +120,7 @@ def place_of(path: str) -> _Files:
 
 
 def check_partitioning(sink: Sink, schema: StructType) -> None:
-    """Raise ConfigError unless the columns of `partition_by` are there, and others, too."""
+    """Raise ConfigError unless `schema` has the columns of `partition_by`, and `file_bytes` is at least 1."""
     for name in sink.partition_by:
         if name not in schema.names:
             raise ConfigError(f"partition by: no column {name!r}; there are {', '.join(schema.names)}")
@@ -128,7 +129,7 @@ def check_partitioning(sink: Sink, schema: StructType) -> None:
 
 
 def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFrame:
-    """That many rows in few partitions, those of one folder together."""
+    """The `count` rows in few partitions, those of one folder together."""
     if sink.partition_by:
         return rows.repartition(*sink.partition_by)
     return rows.coalesce(max(1, math.ceil(count * row_bytes / sink.file_bytes)))
@@ -136,7 +137,7 @@ def arranged(rows: DataFrame, sink: Sink, count: int, row_bytes: int) -> DataFra
 
 @contextmanager
 def persisted(batch: DataFrame) -> Iterator[DataFrame]:
-    """The micro-batch for several looks: evaluated again, it would call the user's function again."""
+    """The micro-batch, cached: evaluating it again would call the user's function again."""
     kept = batch.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield kept

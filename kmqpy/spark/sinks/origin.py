@@ -19,7 +19,7 @@ ORIGIN = (*MESSAGE, "original_row")
 """Columns that name a row."""
 
 COPY = "original_copied"
-"""True where the message is a copy of an earlier one, whose rows a sink may have; no sink is given it."""
+"""True where the message is a copy of an earlier one, whose rows a sink may have; sinks do not write it."""
 
 _TYPES: dict[str, DataType] = {
     "original_partition": IntegerType(),
@@ -42,8 +42,8 @@ class WithOrigin:
         origin[COPY] = (frame[partition] != frame["partition"]) | (frame[offset] != frame["offset"])
         found = self.function(frame)
         if not isinstance(found, pd.DataFrame) or (len(found) and found.index.name != frame.index.name):
-            return found  # which process() refuses with a better word
-        if not len(found):  # all have failed
+            return found  # process() refuses it, with a clearer message
+        if not len(found):  # every message failed
             return found.reindex(columns=[*found.columns, *ORIGIN, COPY])
         origin = origin.reindex(found.index)
         return found.assign(
@@ -67,7 +67,7 @@ def with_copy(schema: StructType) -> StructType:
 def without_known(batch: DataFrame, written: DataFrame) -> DataFrame:
     """The rows of `batch` but those of messages that `written` has rows of, without COPY.
 
-    batch  persisted: it is looked at before
+    batch  must be persisted, because it is evaluated twice
 
     Only a copy can be of such a message, so where there is none, `written` is not read.
     """

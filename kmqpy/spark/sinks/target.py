@@ -21,10 +21,10 @@ class Sink:
 
     path          a folder, the URL of a database (`jdbc:…`), a table or topic: what `format` takes
     format        one of kmqpy.spark.sinks.NAMES
-    options       of that format
+    options       what Spark's writer of that format takes
     partition_by  columns that name the folders of the files
-    file_bytes    aimed at for one file of a micro-batch
-    checkpoint    of the query; by default `<path>.kmq/checkpoint` where `path` is a folder
+    file_bytes    size that each file of a micro-batch should have, in bytes
+    checkpoint    its folder; by default `<path>.kmq/checkpoint` where `path` is a folder
     """
 
     path: str
@@ -37,7 +37,7 @@ class Sink:
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """A sink that takes micro-batches; the one of a number that was written before may come again."""
+    """Writes micro-batches to a sink. One that was written before may come again, with its number."""
 
     sink: Sink
 

@@ -19,10 +19,10 @@ _ROOT = "/kmqpy"
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
-    """Open the storage of a url. Its path is the znode below which everything is; `/kmqpy`.
+    """Open the storage of a url. The url's path is the znode below which all others are; default `/kmqpy`.
 
-    timeout           how long a call tries before it raises Unavailable; 10s
-    max_packet_bytes  of a request; the servers' jute.maxbuffer, where that is not the default
+    timeout           how long a call tries before it raises Unavailable; default 10s
+    max_packet_bytes  the largest request; give the servers' jute.maxbuffer where it is not the default
     scheme, tls, ca, certificate, key  as of ZooKeeperSecurity; user and password stand in the url
 
     Raises ConfigError, Unavailable, AccessDenied.

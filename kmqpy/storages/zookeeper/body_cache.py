@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kmqpy.storages.zookeeper.rows import Content
 
 Key = tuple[str, int, int]
-"""Generation, page and pack."""
+"""Generation of the queue, number of the page, first id of the pack."""
 
 
 class BodyCache:
@@ -31,7 +31,7 @@ class BodyCache:
             return found[0]
 
     def keep(self, key: Key, contents: Sequence[Content], size: int) -> None:
-        """Keep a pack of `size` bytes; those that were not used for longest go."""
+        """Keep a pack of `size` bytes; remove the least recently used packs when there are too many bytes."""
         with self._lock:
             self._remove(key)
             self._packs[key] = contents, size
@@ -40,7 +40,7 @@ class BodyCache:
                 self._bytes -= self._packs.popitem(last=False)[1][1]
 
     def remove(self, key: Key) -> None:
-        """Let go of a pack."""
+        """Remove a pack, if it is kept."""
         with self._lock:
             self._remove(key)
 

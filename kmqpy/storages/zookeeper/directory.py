@@ -16,7 +16,7 @@ from kmqpy.storages.engine import Counts
 from kmqpy.storages.zookeeper.rows import Page, Row, Status, not_ours
 
 COMMITS_REMEMBERED = 64
-"""Whoever lost the answer to a commit finds it among so many."""
+"""How many commits a directory names. A process that lost the answer to its commit looks for it there."""
 COMMIT_BYTES = 8
 
 _FORMAT = 1
@@ -26,11 +26,11 @@ _PAGE = struct.Struct(">" + _PAGE_FORMAT)
 
 
 class PageSummary(NamedTuple):
-    """What a page holds.
+    """Counts and the next events of one page.
 
     version         grows with each change of the page
     priority, place  of the first row that is ready, if there is one
-    due_ms          when the next delay or lease ends; 0: none does by itself
+    due_ms          when the next delay or lease ends, in ms of the server's clock; 0: none does by itself
     """
 
     version: int

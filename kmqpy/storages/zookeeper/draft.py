@@ -14,7 +14,7 @@ from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory, su
 from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Page, Row, Status, pack_bytes, page_bytes
 
 MOST_PAGES = 20
-"""A commit changes no more pages, so that it fits into one request; a larger change takes several."""
+"""The most pages that one commit changes, so that it fits into a request; larger changes take several."""
 
 LoadPages = Callable[[Sequence[int]], Sequence[Page]]
 """Reads pages by their numbers."""
@@ -25,8 +25,8 @@ EXPIRED = "expired"
 class Now(NamedTuple):
     """The server's clock, of which only bounds are known, in ms.
 
-    low   leases and delays up to here are over
-    high  leases and delays begin here; so none is shorter than asked
+    low   the earliest time it may be: leases and delays that end by then are over
+    high  the latest time it may be: new leases and delays begin then, so none is shorter than asked
     """
 
     low: int
@@ -157,13 +157,13 @@ class Draft:
         return row if row is not None and row.status is Status.DEAD else None
 
     def current(self, ref: TakeRef) -> Row | None:
-        """The row of a current take."""
+        """The row whose latest take this is, also after it was given back; None if it is dead or gone."""
         row = self.row(ref.id)
         is_current = row is not None and row.take == ref.take > 0 and row.status is not Status.DEAD
         return row if is_current else None
 
     def requeue(self, row: Row, at_ms: int, *, delay_ms: int, count: bool, reason: str | None) -> None:
-        """Rule 4 of Engine."""
+        """Give a message back, or dead-letter it over the limit: rule 4 of Engine."""
         settings = self._settings
         most = settings.max_redeliveries
         if count and most is not None and row.requeues >= most:
@@ -190,14 +190,14 @@ class Draft:
         del self._page_of(row)[row.id]
 
     def draw_place(self) -> int:
-        """The last place."""
+        """A new place, behind all others."""
         self._next_place += 1
         return self._next_place - 1
 
     # --- the outcome ------------------------------------------------------------------------------
 
     def changes(self, commit: bytes) -> Changes:
-        """The changes to write, under a random name."""
+        """The changes to write; `commit` is the random name by which the commit is found again."""
         gone: list[tuple[int, int]] = []
         for number, page in self._changed.items():
             kept = {row.pack for row in page.values()}

@@ -22,7 +22,7 @@ from kmqpy.storages.zookeeper.rows import Content, Row, Status
 from kmqpy.storages.zookeeper.znodes import Znodes
 
 _ROOM_BYTES = 128 * 1024
-"""Of a packet, for the states and the directory that are written with a body."""
+"""Bytes of a request that are left for the states and the directory, which are written with a body."""
 _MOST_DUE_MS = 2**62
 
 K = TypeVar("K")

@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 _CONFLICT = Backoff(first=0.002, factor=1.5, maximum=0.1, jitter=1.0)
 _IDS = 10_000
-"""So many ids are drawn for a queue at a time."""
+"""How many ids a queue draws from the storage at a time."""
 _PAGES = 2_000
-"""Pages that are kept."""
+"""The most pages of a queue that are cached."""
 
 BodyPlace = tuple[int, int, int]
-"""A page, a pack below it, an index in the pack."""
+"""Where a body is: number of the page, first id of the pack, index in the pack."""
 
 _VERSION = 0xFFFFFFFF
-"""The bits of the version in what wait() is given; the others count the calls of wake()."""
+"""The bits of `seen` that are the directory's version; the higher ones count the calls of wake()."""
 
 
 class _TooMuch(Exception):

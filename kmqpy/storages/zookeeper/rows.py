@@ -18,7 +18,7 @@ from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, NewRow
 
 PAGE_ROWS = 200
-"""A page has about as many bytes as the directory of 100,000 messages; a take rewrites one of each."""
+"""Messages of a page. A take rewrites a page and the directory; at 100,000 messages both are of like size."""
 
 
 class Status(IntEnum):
@@ -33,7 +33,7 @@ class Status(IntEnum):
 class Row(NamedTuple):
     """The state of a message; the times are as in MessageRow.
 
-    pack, nth    where its body is: in the pack that begins with the message `pack`, counted from 0
+    pack, nth    where its body is: in the pack whose first message has the id `pack`, at index `nth`
     place        the order among messages of one priority
     """
 

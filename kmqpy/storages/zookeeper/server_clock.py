@@ -8,7 +8,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.storages.zookeeper.draft import Now
 
 _GOOD_FOR_S = 5.0
-"""For so long, the clocks of two machines are taken to run at the same speed."""
+"""How long an answer is good for: the clocks of two machines run at the same speed for that long."""
 
 
 class ServerClock:
@@ -31,7 +31,7 @@ class ServerClock:
         return SYSTEM_CLOCK.monotonic() - self._received_s < _GOOD_FOR_S
 
     def now(self) -> Now:
-        """The earliest and the latest time that it may be."""
+        """The earliest and the latest time that the server's clock may show."""
         now_s = SYSTEM_CLOCK.monotonic()
         with self._lock:
             low = self._server_ms + int((now_s - self._received_s) * 1000)

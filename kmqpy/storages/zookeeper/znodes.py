@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 _FORMAT = 1
 _LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
-"""A request that failed so may have been carried out."""
+"""Errors after which a request may have been carried out."""
 _RETRY = Backoff(first=0.02, factor=2.0, maximum=0.5)
 _AT_ONCE = 500
 
