@@ -3,8 +3,8 @@
     python tests/integration/zk_queue_child.py HOSTS ROOT commit|rollback|forever REQUEST before|after
 
 It takes two items from `in` and puts three to `out`. REQUEST counts the requests to ZooKeeper since the
-transaction began, from 1; 0 is never. The process prints `ready`, and begins when its standard input has a line
-or ends.
+transaction began, from 1; 0 is never. The process prints `ready`, and begins when its standard input has a
+line or ends.
 """
 
 import os
