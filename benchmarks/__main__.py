@@ -17,6 +17,7 @@ import click
 
 from benchmarks import (
     bulk,
+    chart,
     drain,
     failover,
     latency,
@@ -33,7 +34,7 @@ from benchmarks import (
 )
 from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
-from benchmarks.results import Case, Row, progress, run_case, to_json
+from benchmarks.results import Case, Row, from_json, progress, run_case, to_json
 from benchmarks.sizes import FULL, QUICK, Sizes
 from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka.settings import KafkaConnection
@@ -42,6 +43,9 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 HERE = Path(__file__).resolve().parent
 COMMITTED = HERE / "results.json"
 README = HERE.parent / "README.md"
+DOCS = HERE.parent / "docs"
+HEADLINE = "drain: 100 bytes, 4 partitions, acks at random"
+"""The case that README.md shows."""
 
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
@@ -134,9 +138,17 @@ def scale(*, partitions: int, trackers: int, queues: int, simulate_only: bool, o
 
 @main.command()
 def table() -> None:
-    """Put the figures of the committed results.json into README.md."""
-    text = report.markdown(json.loads(COMMITTED.read_text()))
-    README.write_text(report.between_markers(README.read_text(), text))
+    """Put the figures of the committed results.json into README.md and docs/, and draw a chart of some."""
+    data = json.loads(COMMITTED.read_text())
+    page = DOCS / "benchmarks.md"
+    for file, text in ((README, report.markdown(data, HEADLINE)), (page, report.markdown(data))):
+        file.write_text(report.between_markers(file.read_text(), text))
+    drained = [
+        row
+        for row in from_json(data)[1]
+        if row.work == "drain" and "4 partitions, acks at random" in row.case
+    ]
+    (DOCS / "throughput.svg").write_text(chart.svg(drained))
 
 
 def _meta(*, quick: bool, seconds: float) -> dict[str, Any]:

@@ -35,9 +35,10 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines).lstrip("\n")
 
 
-def markdown(data: Mapping[str, Any]) -> str:
-    """The README's form of a results.json."""
+def markdown(data: Mapping[str, Any], only: str = "") -> str:
+    """A results.json as a table; `only`: of one case, "work: case"."""
     meta, rows = from_json(data)
+    rows = [row for row in rows if only in ("", f"{row.work}: {row.case}")]
     turns = max((len(row.values) for row in rows), default=0)
     lines = [
         (
@@ -66,7 +67,7 @@ def between_markers(text: str, new: str) -> str:
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md: {BEGIN} and {END} must stand in it")
+        raise ValueError(f"the page needs the lines {BEGIN} and {END}")
     return f"{head}{BEGIN}\n{new}\n{END}{tail}"
 
 

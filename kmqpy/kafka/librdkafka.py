@@ -337,7 +337,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
     if code in _NOT_ALLOWED:
         return AccessDenied(
             f"{doing}: Kafka at {connection.bootstrap} does not allow it ({text}); "
-            "grant it, see Security in the README"
+            "grant it, see docs/security.md"
         )
     if code in _AWAY:
         more = f"; {_text(heard.error)}" if heard is not None else ""
