@@ -58,7 +58,7 @@ format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 docs: $(DOCS_READY) ## the documentation as a web site in site/, with every link checked
-	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict $(ARGS)
 
 bench: $(READY) ## measure every part beside its peers; ARGS="--quick" for less than 3 minutes
 	@$(BIN)/python -m benchmarks run $(ARGS)
