@@ -299,6 +299,50 @@ def test_after_so_many_times_an_item_goes_to_the_dlq(make, zk, policy, times):
     assert zk.get_children(f"{queue.settings.root}/in/meta") == []
 
 
+def test_many_items_in_their_back_off_do_not_hide_the_others(make):
+    first, second = (make(policy=AtLeastOnce(backoff=Backoff(3_600, maximum=3_600))) for _ in range(2))
+    put(first, *(b"%d" % n for n in range(130)))
+    with first.transaction() as tx:
+        assert len(tx.try_take_many("in", 120)) == 120
+    assert drained(second) == [b"%d" % n for n in range(120, 130)]
+
+
+def test_dead_letters_are_listed_redriven_and_purged(make):
+    queue = make(policy=ConsumeOnce())
+    put(queue, *(b"%d" % n for n in range(150)))
+    put(queue, b"urgent", priority=5)
+    with queue.transaction() as tx:
+        assert len(tx.try_take_many("in", 200)) == 151
+    assert drained(queue) == []
+    dead = queue.dead_letters("in")
+    first, second = dead.list(2)
+    assert (first.queue, first.body, second.body) == ("in", b"urgent", b"0")
+    assert queue.session.zk.exists(queue.paths("in").items).mtime <= first.died_ms
+    assert dead.redrive([first.name, first.name, "item-0000009999"]) == 1
+    assert dead.purge([first.name, second.name]) == 1
+    assert dead.redrive() == 149
+    assert (dead.list(), dead.redrive(), dead.purge()) == ([], 0, 0)
+    with queue.transaction() as tx:
+        items = tx.try_take_many("in", 200)
+    assert [item.body for item in items] == [b"urgent", *(b"%d" % n for n in range(1, 150))]
+    assert {item.taken for item in items} == {1}
+
+
+@pytest.mark.parametrize("name", ["../items/item-0000000001", "item-1", "", None])
+def test_what_is_no_name_of_a_dead_letter_is_refused(make, name):
+    dead = make().dead_letters("in")
+    for call in dead.redrive, dead.purge:
+        with pytest.raises(ConfigError, match=r"names: .* is not the name of a dead letter"):
+            call([name])
+
+
+def test_dead_letters_of_a_queue_that_is_missing(make):
+    dead = make().dead_letters("nowhere")
+    for call in dead.list, dead.redrive, dead.purge:
+        with pytest.raises(QueueNotFound, match="nowhere"):
+            call()
+
+
 def test_a_back_off_keeps_an_item_back(make, zk):
     queue = make(policy=AtLeastOnce(backoff=Backoff(3_600, maximum=3_600)))
     put(queue, b"a", b"b")

@@ -15,6 +15,7 @@ from kazoo.exceptions import NoNodeError
 from kmqpy.errors import Closed, ConfigError, QueueNotFound
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
+from kmqpy.zookeeper.queue.dead_letters import DeadLetters
 from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item, transactions_path
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, Policy
 from kmqpy.zookeeper.queue.sessions import SessionWatch
@@ -120,6 +121,10 @@ class ZkQueue:
             raise self._missing(queue)
         return int(stat.numChildren)
 
+    def dead_letters(self, queue: str) -> DeadLetters:
+        """What the policy refused to hand out any more."""
+        return DeadLetters(self.session, self.paths(queue))
+
     def wait_for_change(self, source: str, timeout: float) -> bool:
         """Wait until the items or locks of a queue may have changed; False after `timeout` s."""
         return self._source(source).changed.wait(timeout)
@@ -142,25 +147,27 @@ class ZkQueue:
         if self.settings.strict_fifo:
             yield from self._listed(source, known, fresh=True)
             return
-        for renewed in (False, True):
-            if renewed or not known.names:
-                names = self._listed(source, known, fresh=False)
-                with self._mutex:
-                    known.names = deque(names[: max(_LISTED, len(names) // _LISTED_SHARE)])
-                renewed = True
-            while True:
-                with self._mutex:
-                    if not known.names:
-                        break
-                    name = known.names.popleft()
-                yield name
-            if renewed:
-                return
+        yield from self._drawn(known)
+        names = self._listed(source, known, fresh=False)
+        step = max(_LISTED, len(names) // _LISTED_SHARE)
+        for start in range(0, len(names), step):  # further, where none of the first can be had now
+            with self._mutex:
+                known.names = deque(names[start : start + step])
+            yield from self._drawn(known)
 
     def forget(self, transaction: Transaction) -> None:
         """A transaction has ended; for Transaction."""
         with self._mutex:
             self._open.discard(transaction)
+
+    def _drawn(self, known: _Source) -> Iterator[str]:
+        """The names that are left of a listing, each for one thread."""
+        while True:
+            with self._mutex:
+                if not known.names:
+                    return
+                name = known.names.popleft()
+            yield name
 
     def _listed(self, source: str, known: _Source, *, fresh: bool) -> list[str]:
         zk, paths = self.session.zk, self.paths(source)

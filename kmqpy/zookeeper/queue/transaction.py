@@ -348,7 +348,7 @@ class Transaction:
         multi.create(paths.lock(name), ephemeral=True)
         multi.delete(paths.item(name))
         multi.delete(paths.meta(name), stat.version)
-        multi.create(f"{paths.dead_letters}/item-", body, sequence=True)
+        multi.create(paths.new_dead_letter(name), body, sequence=True)
         multi.delete(paths.lock(name))
         error = failure(self._session.get(multi.commit_async()))
         if error is None:
