@@ -167,6 +167,13 @@ def test_the_layout_is_as_documented_and_nothing_is_left(make, zk):
     assert zk.exists(f"{root}/in/locks/{locks[1]}").ephemeralOwner
     assert zk.get(f"{root}/in/meta/meta-0000000000")[0].startswith(b'{"taken": 1, "not_before_ms": ')
     tx.commit()
+    for _ in range(46):
+        put(queue)
+    assert len(zk.get_children(f"{root}/.transactions")) == 49
+    put(queue)
+    until(lambda: not zk.get_children(f"{root}/.transactions"))
+    put(queue)
+    queue.close()
     until(lambda: not zk.get_children(f"{root}/.transactions"))
     assert [zk.get_children(f"{root}/in/{name}") for name in ("items", "locks", "meta", "dlq")] == [[]] * 4
 

@@ -1,6 +1,6 @@
 """The znodes of a queue; pure.
 
-/zms/.transactions/<uuid>                 a commit that happened, until its client has seen that
+/zms/.transactions/<uuid>                 a commit that happened; deleted after its client has seen that
 /zms/<queue>/items/item-0000000001        the body; item-p5-0000000001 has priority 5
 /zms/<queue>/locks/lock-0000000001        ephemeral: taken; its data is the UUID of the lock
 /zms/<queue>/locks/lock-0000000001.<uuid> ephemeral: made with the lock, tells whose it is

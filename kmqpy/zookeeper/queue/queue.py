@@ -28,6 +28,9 @@ _LISTED = 100
 _LISTED_SHARE = 10
 """Before the queue is listed again, 100 items are tried, or one in ten of them if that is more. Listing finds
 new priorities, and items given back; in a deep queue it costs as much as many takes."""
+_DONE = 50
+"""The nodes of so many finished transactions are deleted together: one by one, each would cost the server a
+sync of its disk, for which the next commit waits."""
 _FORGOTTEN_AFTER_MS = 86_400_000
 """Nobody asks any more for a commit that is older."""
 
@@ -82,6 +85,7 @@ class ZkQueue:
         self._mutex = threading.Lock()
         self._sources: dict[str, _Source] = {}
         self._open: WeakSet[Transaction] = WeakSet()
+        self._done: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +135,9 @@ class ZkQueue:
 
     def close(self) -> None:
         """Close the connection, which gives all items back; may be called twice."""
+        with self._mutex:
+            if not self.session.closed:
+                self._delete_done()
         self.session.closed = True
         self._connection.close()
         with self._mutex:
@@ -155,10 +162,19 @@ class ZkQueue:
                 known.names = deque(names[start : start + step])
             yield from self._drawn(known)
 
-    def forget(self, transaction: Transaction) -> None:
-        """A transaction has ended; for Transaction."""
+    def forget(self, transaction: Transaction, node: str | None) -> None:
+        """A transaction has ended, and nobody will ask for its `node` any more; for Transaction."""
         with self._mutex:
             self._open.discard(transaction)
+            if node is not None:
+                self._done.append(node)
+            if len(self._done) >= _DONE:
+                self._delete_done()
+
+    def _delete_done(self) -> None:
+        for node in self._done:
+            self.session.zk.delete_async(node)
+        self._done.clear()
 
     def _drawn(self, known: _Source) -> Iterator[str]:
         """The names that are left of a listing, each for one thread."""

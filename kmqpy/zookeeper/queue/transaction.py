@@ -216,9 +216,7 @@ class Transaction:
 
     def _end(self, outcome: Outcome) -> Outcome:
         self.outcome = outcome
-        if outcome is Outcome.COMMITTED:  # nobody will ask any more
-            self._zk.delete_async(self._node)
-        self._queue.forget(self)
+        self._queue.forget(self, self._node if outcome is Outcome.COMMITTED else None)
         return outcome
 
     @property
