@@ -125,7 +125,7 @@ _READY = "FROM {messages} WHERE queue = :queue AND state = 0"
 _COUNT = "(SELECT count(*) FROM {{messages}} WHERE queue = :queue AND {state})"
 _COUNT_SOME = (
     "(SELECT count(*) FROM (SELECT 1 FROM {{messages}} WHERE queue = :queue AND {state} "
-    "LIMIT :limit) AS {name})"
+    "LIMIT :limit) AS some_{name})"
 )
 _STATES = {
     "ready": "state = 0",
