@@ -224,7 +224,11 @@ def test_what_is_written_is_read():
     }
     assert read_page(page_bytes(page), "/p") == page
     directory = Directory(
-        next_id=8, end_id=9, next_place=10, commits=(b"12345678",), pages={1: summary(page, 4, manual=False)}
+        next_id=8,
+        end_id=9,
+        next_place=10,
+        commits=(b"123456781234",),
+        pages={1: summary(page, 4, manual=False)},
     )
     assert Directory.from_bytes(directory.to_bytes(), "/d") == directory
     assert directory.pages[1] == PageSummary(4, 2, 0, 0, 1, priority=9, place=7, due_ms=0)
@@ -246,7 +250,7 @@ def test_any_bytes_are_read_or_refused_by_name(read):
     good = {
         read_page: page_bytes({1: row(1, reason="why")}),
         read_pack: rows.pack_bytes([NewRow(b"body", b"key", (("a", b"b"),))]),
-        Directory.from_bytes: Directory(next_id=1, end_id=2, commits=(b"12345678",)).to_bytes(),
+        Directory.from_bytes: Directory(next_id=1, end_id=2, commits=(b"123456781234",)).to_bytes(),
     }[read]
     for _ in range(2_000):
         data = bytearray(good)

@@ -53,9 +53,10 @@ class MemoryZnodes:
         now_ms = self.tree.clock.wall_ms()
         return Now(now_ms, now_ms)
 
-    def draw_ids(self, count):
-        self.tree.next_id += count
-        return self.tree.next_id - count
+    def draw_ids(self, count, at_least):
+        first = max(self.tree.next_id, at_least)
+        self.tree.next_id = first + count
+        return first
 
     def directory_path(self, generation):
         return f"/{generation}"
@@ -65,6 +66,14 @@ class MemoryZnodes:
 
     def read(self, paths):
         return [self.tree.znodes.get(path, (None, 0))[0] for path in paths]
+
+    def children(self, paths):
+        return [
+            [one.removeprefix(f"{path}/") for one in self.tree.znodes if one.startswith(f"{path}/")]
+            if path in self.tree.znodes
+            else None
+            for path in paths
+        ]
 
     def send(self, multi, what):
         if sum(len(data) for _, _, data, _ in multi) > self.max_packet_bytes:
@@ -89,7 +98,8 @@ class MemoryZnodes:
             if (kind == "create") != (found is None) or (version >= 0 and found[1] != version):
                 return None
             if kind == "delete":
-                assert not any(one.startswith(f"{path}/") for one in after), "a znode with children"
+                if any(one.startswith(f"{path}/") for one in after):
+                    return None
                 del after[path]
             else:
                 after[path] = (data, 0 if found is None else found[1] + 1)

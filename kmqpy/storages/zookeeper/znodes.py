@@ -39,7 +39,7 @@ from kmqpy.storages.zookeeper.draft import Now
 from kmqpy.storages.zookeeper.rows import not_ours
 from kmqpy.storages.zookeeper.server_clock import ServerClock
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES, check_multi
-from kmqpy.zookeeper.session import address, check_access, failure, last_failure, unavailable
+from kmqpy.zookeeper.session import address, check_access, failure, gather, last_failure, unavailable
 
 T = TypeVar("T")
 
@@ -104,19 +104,23 @@ class Znodes:
             self.repeated(self._read_clock)
         return self._clock.now()
 
-    def draw_ids(self, count: int) -> int:
-        """The first of `count` ids that no message of the storage has had."""
+    def draw_ids(self, count: int, *, at_least: int) -> int:
+        """The first of `count` ids that no message of the storage has had; at least so large.
+
+        A queue asks for ids beyond those that it has given, which matters if somebody has set the znode back.
+        """
         path = f"{self._root}/ids"
 
         def draw() -> int | None:
             data, stat = self._wait(self.zk.get_async(path))
             if not data.isdigit() or int(data) >= 2**62:
                 raise not_ours(path, "it must hold a number")
+            first = max(int(data), at_least)
             try:
-                self._wait(self.zk.set_async(path, b"%d" % (int(data) + count), stat.version))
+                self._wait(self.zk.set_async(path, b"%d" % (first + count), stat.version))
             except BadVersionError:
                 return None
-            return int(data)
+            return first
 
         # Ids that were drawn by a request whose answer was lost are never used.
         while (first := self.repeated(draw)) is None:
@@ -265,6 +269,15 @@ class Znodes:
             return [self._data(result) for result in results]
 
         return self.repeated(read) if paths else []
+
+    def children(self, paths: Sequence[str]) -> list[list[str] | None]:
+        """The names of the znodes below znodes; None for those that are not there."""
+
+        def children() -> list[list[str] | None]:
+            results = [self.zk.get_children_async(path) for path in paths]
+            return gather(results, self.timeout_s)
+
+        return self.repeated(children) if paths else []
 
     def send(self, multi: TransactionRequest, what: str) -> Callable[[], int]:
         """Send a commit; the function that is returned gives the new version of what it sets first.
