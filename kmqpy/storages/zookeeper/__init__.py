@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,6 +17,8 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 _SECURITY = ("scheme", "ca", "certificate", "key", "tls")
 _SETTINGS = ("timeout", "max_packet_bytes", *_SECURITY)
 _ROOT = "/kmqpy"
+_NOT_IN_PATHS = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
+"""Characters that ZooKeeper refuses in paths: control characters, and what is not one unit of UTF-16."""
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
@@ -33,7 +36,8 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
 
     url.refuse_unknown([*_SETTINGS, *URL_SETTINGS])
     root = url.path.rstrip("/") or _ROOT
-    if "//" in root or any(part in (".", "..", "zookeeper") for part in root.split("/")):
+    is_bad = any(part in (".", "..", "zookeeper") for part in root.split("/"))
+    if "//" in root or is_bad or _NOT_IN_PATHS.search(root):
         raise ConfigError(
             f"queue url: {url.path!r} is no path of a znode; write it like zookeeper://host:2181/queues"
         )

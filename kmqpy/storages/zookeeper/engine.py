@@ -283,6 +283,7 @@ class ZooKeeperEngine:
 
     def close(self) -> None:
         """See Engine."""
+        self._znodes.close()
         self._closing.close()
 
     def on_close(self, call: Callable[[], object]) -> None:

@@ -130,10 +130,10 @@ def read_pack(data: bytes, path: str) -> Sequence[Content]:
         raise not_ours(path, error) from None
 
 
-def not_ours(path: str, error: Exception | str) -> ConfigError:
-    """The error of a znode that kmqpy has not written."""
+def not_ours(path: str, error: Exception | str, delete: str = "the queue") -> ConfigError:
+    """The error of a znode that kmqpy has not written; `delete` says what to delete if it is lost."""
     return ConfigError(
-        f"znode {path}: it is not one of kmqpy, or damaged: {error}; restore it, or delete the queue"
+        f"znode {path}: it is not one of kmqpy, or damaged: {error}; restore it, or delete {delete}"
     )
 
 
