@@ -1,19 +1,20 @@
 """Queues of `zookeeper://` among znodes of others, deleted znodes, ACLs and servers that take less."""
 
 import json
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_acl, make_digest_acl
-from zk_support import until
+from zk_support import Cable
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import AccessDenied, Closed, ConfigError, KmqError, QueueNotFound, Unavailable
+from kmqpy.errors import AccessDenied, Closed, ConfigError, QueueNotFound, Unavailable
 from kmqpy.queue import Storage, queue_for, storage_for
 from kmqpy.storages.zookeeper.znodes import Znodes
 from kmqpy.zookeeper.session import connect
+from tests.chaos.proxy import Cut, Proxy
 
 
 @pytest.fixture
@@ -258,27 +259,20 @@ def test_a_server_that_takes_less_than_we_think_is_told(url):
 # --- closing ------------------------------------------------------------------------------------------
 
 
-def test_closing_ends_calls_that_are_under_way(url):
-    storage = storage_for(f"{url}?timeout=30s")
-    storage.create("q")
-    queue = storage.open("q")
-    errors, begun = [], threading.Event()
-
-    def send():
-        while True:
-            try:
-                queue.send("x")
-                begun.set()
-            except KmqError as error:
-                errors.append(error)
-                return
-
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    begun.wait(60)
-    started = SYSTEM_CLOCK.monotonic()
-    storage.close()
-    until(lambda: not any(thread.is_alive() for thread in threads))
-    assert SYSTEM_CLOCK.monotonic() - started < 25
-    assert [type(error) for error in errors] == [Closed] * 4
+@pytest.mark.parametrize("how", [Cut.BLACKHOLE, Cut.REFUSE])
+def test_closing_ends_calls_that_wait_for_an_answer(zookeeper, root, how):
+    with Proxy() as proxy:
+        cable = Cable(proxy, zookeeper)
+        storage = storage_for(f"zookeeper://{cable.connection.hosts}{root}?timeout=50s")
+        storage.create("q")
+        queue = storage.open("q")
+        queue.send("x")
+        cable.cut(how)
+        with ThreadPoolExecutor(3) as threads:
+            calls = [threads.submit(queue.send, "x"), threads.submit(queue.receive, wait=100)]
+            SYSTEM_CLOCK.sleep(0.5)
+            started = SYSTEM_CLOCK.monotonic()
+            storage.close()
+            for call in calls:
+                assert isinstance(call.exception(timeout=60), Closed)
+        assert SYSTEM_CLOCK.monotonic() - started < 40
