@@ -210,7 +210,7 @@ class LiveQueue:
     def _results(self, requests: Sequence[_Request[Any]]) -> Sequence[Any]:
         deadline = SYSTEM_CLOCK.monotonic() + self._znodes.timeout_s
         ids = sum(one.ids for one in requests)
-        conflicts, most_pages = 0, MOST_PAGES
+        conflicts, lost, most_pages = 0, 0, MOST_PAGES
         is_fresh = self._directory is None
         while True:
             draft = self._draft(ids, most_pages)
@@ -238,8 +238,12 @@ class LiveQueue:
                 most_pages //= 2  # long reasons
             except Conflict as conflict:
                 conflicts += 1
+                lost += isinstance(conflict.__cause__, Lost)
                 if SYSTEM_CLOCK.monotonic() > deadline:
-                    raise Unavailable(f"queue {self.row.name!r}: {_why(conflict)}") from None
+                    raise Unavailable(
+                        f"queue {self.row.name!r}: a change was not done in {self._znodes.timeout_s:g} s; "
+                        f"{_why(conflicts, lost)}"
+                    ) from None
                 SYSTEM_CLOCK.sleep(_CONFLICT.delay(conflicts))
                 self._directory, is_fresh = None, True
                 if conflicts % _SUSPICIOUS == 0:
@@ -409,7 +413,7 @@ class LiveQueue:
         return found
 
 
-def _why(conflict: Conflict) -> str:
-    if isinstance(conflict.__cause__, Lost):
-        return "ZooKeeper closes the connection each time; is jute.maxbuffer less than max_packet_bytes?"
-    return "others change it all the time"
+def _why(conflicts: int, lost: int) -> str:
+    if conflicts == lost >= _SUSPICIOUS:
+        return "the connection broke each time; is the servers' jute.maxbuffer less than max_packet_bytes?"
+    return f"others were faster {conflicts - lost} times, and the connection broke {lost} times"
