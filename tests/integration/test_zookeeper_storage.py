@@ -201,6 +201,8 @@ def test_a_waiting_take_learns_of_a_message_at_once(url):
         ("/zookeeper", "no path of a znode"),
         ("/x?timout=5s", "did you mean timeout"),
         ("/x?timeout=0", "timeout"),
+        ("/x?timeout=1000000d", "timeout: .* at most a day"),
+        ("/x?max_packet_bytes=3000000000", "max_packet_bytes: 3000000000"),
         ("/x?max_packet_bytes=5", "max_packet_bytes: 5"),
         ("/x?scheme=magic", "scheme"),
         ("/x?tls=perhaps", "tls"),

@@ -2,15 +2,17 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from zookeeper_tree import MemoryZnodes, Tree, engine_over, queue_in
 
 from kmqpy.errors import ConfigError, MessageError, Unavailable
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
-from kmqpy.storages.zookeeper import draft, live_queue
+from kmqpy.storages.zookeeper import draft, live_queue, turns
 from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory
 from kmqpy.storages.zookeeper.live_queue import LiveQueue
+from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.testing import ManualClock
 
 
@@ -350,3 +352,76 @@ def test_a_directory_that_names_a_page_of_no_znode_is_told(tree):
     tree.znodes["/generation"] = (forged.to_bytes(), version)
     with pytest.raises(ConfigError, match="znode /generation/5: "):
         engine_on(tree).take(queue, 1, 1_000)
+
+
+# --- turns --------------------------------------------------------------------------------------------
+
+
+class Turn(MemoryZnodes):
+    """Tells watchers when a process asks for its turn."""
+
+    def __init__(self, tree, watchers):
+        super().__init__(tree)
+        self.watchers = watchers
+
+    def ask_for_turn(self, asked):
+        super().ask_for_turn(asked)
+        for watch in self.watchers:
+            watch(None)
+        self.watchers.clear()
+
+    def turn(self, watch):
+        self.watchers.append(watch)
+        return super().turn(watch)
+
+
+def test_who_is_asked_for_a_turn_waits_once_and_only_in_that_queue(tree, monkeypatch):
+    pauses, watchers = [], []
+    monkeypatch.setattr(turns, "SYSTEM_CLOCK", SimpleNamespace(sleep=pauses.append))
+    late, other = Turns(Turn(tree, watchers)), Turns(Turn(tree, watchers))
+    for one in (late, other):
+        one.give_way("q")
+    assert pauses == []
+    late.ask("q")
+    late.give_way("q")
+    assert pauses == []
+    other.give_way("q")
+    other.give_way("q")
+    assert len(pauses) == 1
+    late.ask("another")
+    other.give_way("q")
+    assert len(pauses) == 1
+
+
+def test_turns_that_cannot_be_read_cost_nothing_else(tree, monkeypatch):
+    znodes = MemoryZnodes(tree)
+
+    def away(*_):
+        raise Unavailable("away")
+
+    monkeypatch.setattr(znodes, "turn", away)
+    monkeypatch.setattr(znodes, "ask_for_turn", away)
+    found = Turns(znodes)
+    found.ask("q")
+    found.give_way("q")
+
+
+@pytest.mark.parametrize("late_s", [0, 60])
+def test_who_comes_too_late_each_time_asks_for_its_turn(tree, monkeypatch, late_s):
+    monkeypatch.setattr(live_queue, "_LATE_S", late_s)
+    queue = queue_in(tree)
+    slow, other = SlowAnswer(tree), engine_on(tree)
+    engine = engine_over(slow)
+    send, tries = slow.send, []
+
+    def overtaken(multi, what):
+        tries.append(tree.asked)
+        if len(tries) <= 12:
+            other.put(queue, [NewRow(b"other")])
+        return send(multi, what)
+
+    monkeypatch.setattr(slow, "send", overtaken)
+    engine.put(queue, [NewRow(b"x")])
+    assert tries[0] == b""
+    assert tries[-1].startswith(b"generation") == (late_s == 0)
+    assert engine.counts(queue).ready == 13

@@ -20,6 +20,7 @@ class Tree:
         self.clock = clock
         self.znodes: dict[str, tuple[bytes, int]] = {}
         self.next_id = 1
+        self.asked = b""
 
 
 class Multi(list):
@@ -66,6 +67,12 @@ class MemoryZnodes:
 
     def read(self, paths):
         return [self.tree.znodes.get(path, (None, 0))[0] for path in paths]
+
+    def ask_for_turn(self, asked):
+        self.tree.asked = asked
+
+    def turn(self, watch):
+        return self.tree.asked
 
     def children(self, paths):
         return [

@@ -21,6 +21,7 @@ from kmqpy.storages.zookeeper.directory import Directory
 from kmqpy.storages.zookeeper.draft import Draft
 from kmqpy.storages.zookeeper.live_queue import BodyPlace, LiveQueue
 from kmqpy.storages.zookeeper.rows import Content, Row, Status
+from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.storages.zookeeper.znodes import Znodes
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class ZooKeeperEngine:
         self._lock = threading.Lock()
         self._queues: dict[str, LiveQueue] = {}
         self._bodies = BodyCache()
+        self._turns = Turns(znodes)
         self._is_cleaned_up = False
         self._capabilities = Capabilities(
             blocking_take=True, max_body_bytes=znodes.max_packet_bytes - _ROOM_BYTES
@@ -296,7 +298,8 @@ class ZooKeeperEngine:
         with self._lock:
             found = self._queues.get(queue.generation)
             if found is None:
-                found = self._queues[queue.generation] = LiveQueue(self._znodes, queue, self._bodies)
+                found = LiveQueue(self._znodes, queue, self._bodies, self._turns)
+                self._queues[queue.generation] = found
             return found
 
     def _fitting(self, draft: Draft) -> Iterator[Row]:

@@ -24,6 +24,7 @@ from kmqpy.storages.zookeeper.directory import (
 )
 from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
 from kmqpy.storages.zookeeper.rows import Content, Page, not_ours, read_pack, read_page
+from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.storages.zookeeper.znodes import Conflict, Lost, Znodes
 
 T = TypeVar("T")
@@ -33,6 +34,10 @@ _IDS = 10_000
 """How many ids a queue draws from the storage at a time."""
 _PAGES = 2_000
 """The most pages of a queue that are cached."""
+_LATE_S = 0.3
+"""After so much time a process that was late each time asks for its turn."""
+_TRIES = 8
+"""So many times a process tries again at once when it has asked for its turn, before it asks again."""
 _SUSPICIOUS = 3
 """After so many conflicts it is looked whether somebody has made or deleted znodes of the queue."""
 
@@ -77,7 +82,7 @@ class LiveQueue:
     The thread that gets the lock carries out what others have asked for meanwhile, in the same commit.
     """
 
-    def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache) -> None:
+    def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache, turns: Turns) -> None:
         self.row = row
         self._znodes = znodes
         self._path = znodes.directory_path(row.generation)
@@ -94,6 +99,8 @@ class LiveQueue:
         self._undeletable: set[str] = set()
         """Znodes that a commit can't delete: packs that are gone, pages with znodes of others below them."""
         self._bodies = bodies
+        self._turns = turns
+        self._has_competitors = False
         self._changed = threading.Condition()
         self._is_watched = False
         self._watched_version: int | None = None
@@ -208,7 +215,9 @@ class LiveQueue:
                 one.succeed(result, seen)
 
     def _results(self, requests: Sequence[_Request[Any]]) -> Sequence[Any]:
-        deadline = SYSTEM_CLOCK.monotonic() + self._znodes.timeout_s
+        if self._has_competitors:
+            self._turns.give_way(self.row.generation)
+        started = SYSTEM_CLOCK.monotonic()
         ids = sum(one.ids for one in requests)
         conflicts, lost, most_pages = 0, 0, MOST_PAGES
         is_fresh = self._directory is None
@@ -239,17 +248,27 @@ class LiveQueue:
             except Conflict as conflict:
                 conflicts += 1
                 lost += isinstance(conflict.__cause__, Lost)
-                if SYSTEM_CLOCK.monotonic() > deadline:
+                late_s = SYSTEM_CLOCK.monotonic() - started
+                if late_s > self._znodes.timeout_s:
                     raise Unavailable(
                         f"queue {self.row.name!r}: a change was not done in {self._znodes.timeout_s:g} s; "
                         f"{_why(conflicts, lost)}"
                     ) from None
-                SYSTEM_CLOCK.sleep(_CONFLICT.delay(conflicts))
+                self._come_again(conflicts, late_s)
                 self._directory, is_fresh = None, True
                 if conflicts % _SUSPICIOUS == 0:
                     self._look_around()
             else:
                 return results
+
+    def _come_again(self, conflicts: int, late_s: float) -> None:
+        """Wait before the next try; after many, ask for a turn, and then try again at once a few times."""
+        self._has_competitors = True
+        round_, number = divmod(conflicts, _TRIES)
+        if late_s < _LATE_S or round_ % 2 == 0:
+            SYSTEM_CLOCK.sleep(_CONFLICT.delay(number if late_s >= _LATE_S else conflicts))
+        elif number == 0:
+            self._turns.ask(self.row.generation)
 
     # --- reading ----------------------------------------------------------------------------------
 

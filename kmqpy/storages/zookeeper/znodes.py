@@ -3,6 +3,7 @@
 /ROOT/storage                    JSON: format, id of the storage
 /ROOT/ids                        the first id that no queue has been given
 /ROOT/clock                      written to learn the server's time
+/ROOT/turn                       written by who asks for its turn (see turns.py)
 /ROOT/names/q-NAME               JSON: generation and settings of a queue; NAME is percent-encoded
 /ROOT/queues/GENERATION          a directory (see directory.py)
 /ROOT/queues/GENERATION/PAGE     a page of states (see rows.py)
@@ -91,7 +92,7 @@ class Znodes:
         path = f"{self._root}/storage"
         content = json.dumps({"format": _FORMAT, "id": uuid.uuid4().hex}).encode()
 
-        made = {"names": b"", "queues": b"", "ids": b"1", "clock": b"", "storage": content}
+        made = {"names": b"", "queues": b"", "ids": b"1", "clock": b"", "turn": b"", "storage": content}
 
         def prepare() -> bytes:
             # Who may not make znodes can use those that are there.
@@ -138,6 +139,19 @@ class Znodes:
         while (first := self.repeated(draw)) is None:
             pass
         return first
+
+    def ask_for_turn(self, asked: bytes) -> None:
+        """Write who asks for its turn."""
+        self.repeated(lambda: self._wait(self.zk.set_async(f"{self._root}/turn", asked)))
+
+    def turn(self, watch: Callable[[Any], None]) -> bytes:
+        """Who has asked for its turn last; `watch` is called when another one asks."""
+
+        def read() -> bytes:
+            found: bytes = self._wait(self.zk.get_async(f"{self._root}/turn", watch))[0]
+            return found
+
+        return self.repeated(read)
 
     # --- queues -----------------------------------------------------------------------------------
 
