@@ -86,7 +86,12 @@ class QueueDeletion:
         if error is not None and (leftovers or not isinstance(error, AccessDenied)):
             raise error
         records = records or Records()
-        users = {topic: one.name for one in records.others for topic in topics_of(one)} | users
+        elsewhere = {
+            topic: f"{one.name} of another ZooKeeper root"
+            for one in records.others
+            for topic in topics_of(one)
+        }
+        users = elsewhere | users
         if leftovers:
             if name in records.strangers:
                 raise TopicError(
