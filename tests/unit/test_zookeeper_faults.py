@@ -97,6 +97,20 @@ def test_puts_of_many_threads_are_one_commit_and_one_page(tree):
     assert len(znodes_of(tree, 2)) == 1
 
 
+def test_a_message_that_stays_keeps_few_others_bodies(tree):
+    queue = queue_in(tree)
+    engine = engine_on(tree)
+    engine.put(queue, [NewRow(b"%1000d" % number) for number in range(200)] + [NewRow(b"x" * 100_000)])
+    found = engine.take(queue, 300, 60_000).rows
+    assert [row.body for row in found] == [b"%1000d" % number for number in range(200)] + [b"x" * 100_000]
+    refs = [TakeRef(row.id, row.take) for row in found]
+    assert engine.bury(queue, refs[50:51], "bad") == 1
+    assert engine.finish(queue, refs[:50] + refs[51:]) == 200
+    (path,) = znodes_of(tree, 3)
+    assert len(tree.znodes[path][0]) < 40_000
+    assert engine_on(tree).dead_rows(queue, 1, with_bodies=True)[0].body == found[50].body
+
+
 # --- lost answers -------------------------------------------------------------------------------------
 
 
