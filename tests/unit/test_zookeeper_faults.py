@@ -97,6 +97,28 @@ def test_puts_of_many_threads_are_one_commit_and_one_page(tree):
     assert len(znodes_of(tree, 2)) == 1
 
 
+def test_a_queue_that_takes_no_more_messages_gives_those_that_it_has(tree, monkeypatch):
+    queue = queue_in(tree)
+    znodes = MemoryZnodes(tree)
+    engine = engine_over(znodes)
+    engine.put(queue, [NewRow(b"%d" % number) for number in range(200)])
+    refs = taken(engine, queue, 200)
+    engine.give_back(queue, refs, delay_ms=0, count=True, reason="long" * 500)
+    monkeypatch.setattr(draft, "PAGE_ROWS", 1)
+    znodes.max_packet_bytes = 2**18
+    with pytest.raises(MessageError) as refused:
+        put_until_full(engine, queue)
+    refs = taken(engine, queue, 200)
+    assert [ref.id for ref in refs[:3]] == [1, 2, 3]
+    assert engine.finish(queue, refs) == 200
+    assert "is full" in str(refused.value)
+
+
+def put_until_full(engine, queue):
+    for _ in range(200):
+        engine.put(queue, [NewRow(b"x")] * 50)
+
+
 def test_a_message_that_stays_keeps_few_others_bodies(tree):
     queue = queue_in(tree)
     engine = engine_on(tree)

@@ -23,7 +23,7 @@ from kmqpy.storages.zookeeper.directory import (
     summary,
 )
 from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
-from kmqpy.storages.zookeeper.rows import Content, Page, not_ours, read_pack, read_page
+from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Content, Page, not_ours, read_pack, read_page
 from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.storages.zookeeper.znodes import Conflict, Lost, Znodes
 
@@ -38,6 +38,8 @@ _LATE_S = 0.3
 """After so much time a process that was late each time asks for its turn."""
 _TRIES = 8
 """So many times a process tries again at once when it has asked for its turn, before it asks again."""
+_ROOM_BYTES = 128 * 1024
+"""No message is added to a directory that would not leave so much of a request for a page."""
 _SUSPICIOUS = 3
 """After so many conflicts it is looked whether somebody has made or deleted znodes of the queue."""
 
@@ -386,7 +388,13 @@ class LiveQueue:
 
     def _send(self, changes: Changes) -> Callable[[], int]:
         multi = self._znodes.zk.transaction()
-        multi.set_data(self._path, changes.directory.to_bytes(), self._version)
+        directory = changes.directory.to_bytes()
+        if changes.new_packs and len(directory) > self._znodes.max_packet_bytes - _ROOM_BYTES:
+            raise MessageError(
+                f"queue {self.row.name!r}: it is full, with {len(changes.directory.pages)} pages of up to "
+                f"{PAGE_ROWS} messages; nothing was sent. Finish some, or use another queue"
+            )
+        multi.set_data(self._path, directory, self._version)
         for path in self._gone(changes):
             multi.delete(path)
         for number, data in changes.pages.items():
