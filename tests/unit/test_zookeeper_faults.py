@@ -185,6 +185,20 @@ def test_after_commits_by_too_many_processes_nobody_says_what_is_not_known(tree)
     assert engine.counts(queue).ready == 2 + COMMITS_REMEMBERED
 
 
+def test_a_take_that_found_nothing_and_lost_its_answer_does_not_wait_for_what_came_meanwhile(tree):
+    queue = queue_in(tree, max_redeliveries=0)
+    slow, other = SlowAnswer(tree), engine_on(tree)
+    engine = engine_over(slow)
+    other.put(queue, [NewRow(b"first")])
+    taken(other, queue, lease_ms=1_000)
+    tree.clock.advance(2)  # its lease ends, which makes it a dead letter
+    slow.others = lambda: other.put(queue, [NewRow(b"second")])
+    found = engine.take(queue, 1, 1_000)
+    assert found.rows == []
+    assert engine.wait(queue, found, 0.01)
+    assert len(engine.take(queue, 1, 1_000).rows) == 1
+
+
 # --- many others --------------------------------------------------------------------------------------
 
 

@@ -48,6 +48,8 @@ BodyPlace = tuple[int, int, int]
 
 _VERSION = 0xFFFFFFFF
 """The bits of `seen` that are the directory's version; the higher ones count the calls of wake()."""
+_UNKNOWN = _VERSION
+"""A version that no directory has: whoever has seen it does not wait."""
 
 
 class _TooMuch(Exception):
@@ -200,7 +202,7 @@ class LiveQueue:
 
     def _carry_out_together(self, requests: Sequence[_Request[Any]]) -> None:
         try:
-            results = self._results(requests)
+            results, version = self._results(requests)
         except (_TooMuch, MessageError, ConfigError) as error:  # nothing was written
             if len(requests) == 1:
                 requests[0].fail(error)
@@ -212,11 +214,12 @@ class LiveQueue:
                 one.fail(error)
         else:
             # A take may have found nothing just before another's messages came by the same commit.
-            seen = self._version if len(requests) == 1 else _VERSION
+            seen = version if len(requests) == 1 else _UNKNOWN
             for one, result in zip(requests, results, strict=True):
                 one.succeed(result, seen)
 
-    def _results(self, requests: Sequence[_Request[Any]]) -> Sequence[Any]:
+    def _results(self, requests: Sequence[_Request[Any]]) -> tuple[Sequence[Any], int]:
+        """The results, and the version of the directory that they have seen."""
         if self._has_competitors:
             self._turns.give_way(self.row.generation)
         started = SYSTEM_CLOCK.monotonic()
@@ -238,8 +241,9 @@ class LiveQueue:
                     if draft.is_full:
                         raise _TooMuch
                     results.append(one.work(draft))
+                version = self._version
                 if draft.has_changed:
-                    self._commit(draft)
+                    version = self._commit(draft)
                 elif not is_fresh and self._is_outdated():
                     is_fresh = True
                     continue
@@ -261,7 +265,7 @@ class LiveQueue:
                 if conflicts % _SUSPICIOUS == 0:
                     self._look_around()
             else:
-                return results
+                return results, version
 
     def _come_again(self, conflicts: int, late_s: float) -> None:
         """Wait before the next try; after many, ask for a turn, and then try again at once a few times."""
@@ -361,7 +365,8 @@ class LiveQueue:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _commit(self, draft: Draft) -> None:
+    def _commit(self, draft: Draft) -> int:
+        """Write a draft; returns the version of the directory that has it, and no change of others since."""
         self._commits = (self._commits + 1) % 2**32
         name = self._author + self._commits.to_bytes(COMMIT_BYTES - AUTHOR_BYTES)
         changes = draft.changes(name)
@@ -370,6 +375,7 @@ class LiveQueue:
         self._directory = None  # not known until the answer is here
         try:
             self._version, self._directory = outcome(), changes.directory
+            version = self._version
         except Conflict:
             self._refused = changes
             raise
@@ -377,6 +383,7 @@ class LiveQueue:
             self._read()  # which tells what happened, and to what version it led
             if not self._has_happened(name, sent_at):
                 raise Conflict from lost
+            version = _UNKNOWN
         for number in changes.pages:
             self._pages.pop(number, None)
         for number, page in draft.changed_pages().items():
@@ -385,6 +392,7 @@ class LiveQueue:
             self._remember(pack, self._pack_path(*pack), data)
         for pack in changes.gone_packs:
             self._bodies.remove(self._body_key(pack))
+        return version
 
     def _send(self, changes: Changes) -> Callable[[], int]:
         multi = self._znodes.zk.transaction()
