@@ -11,7 +11,6 @@ from kmqpy.errors import ConfigError, MessageError, Unavailable
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
 from kmqpy.storages.zookeeper import draft, live_queue, turns
 from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory
-from kmqpy.storages.zookeeper.live_queue import LiveQueue
 from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.testing import ManualClock
 
@@ -238,12 +237,12 @@ def test_a_watch_that_has_fired_says_nothing_about_the_version(tree):
     """Two threads wait: one reads the directory again while the other asks whether it has changed."""
     queue = queue_in(tree)
     engine = engine_on(tree)
-    live: LiveQueue = engine._live(queue)
+    arrivals = engine._live(queue).arrivals
     found = engine.take(queue, 1, 1_000)
     assert engine.wait(queue, found, 0) is False
-    live._on_change(None)
-    live._is_watched = True  # by the other thread, whose answer is on its way
-    assert engine.wait(queue, found._replace(seen=live.seen(found.seen)), 0.01)
+    arrivals._on_change(None)
+    arrivals._is_watched = True  # by the other thread, whose answer is on its way
+    assert engine.wait(queue, found._replace(seen=arrivals.seen(found.seen)), 0.01)
 
 
 # --- damage -------------------------------------------------------------------------------------------

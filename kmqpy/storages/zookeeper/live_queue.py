@@ -13,6 +13,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import QueueRow
+from kmqpy.storages.zookeeper.arrivals import UNKNOWN_VERSION, Arrivals
 from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.directory import (
     AUTHOR_BYTES,
@@ -45,11 +46,6 @@ _SUSPICIOUS = 3
 
 BodyPlace = tuple[int, int, int]
 """Where a body is: number of the page, first id of the pack, index in the pack."""
-
-_VERSION = 0xFFFFFFFF
-"""The bits of `seen` that are the directory's version; the higher ones count the calls of wake()."""
-_UNKNOWN = _VERSION
-"""A version that no directory has: whoever has seen it does not wait."""
 
 
 class _TooMuch(Exception):
@@ -105,10 +101,7 @@ class LiveQueue:
         self._bodies = bodies
         self._turns = turns
         self._has_competitors = False
-        self._changed = threading.Condition()
-        self._is_watched = False
-        self._watched_version: int | None = None
-        self._wakes = 0
+        self.arrivals = Arrivals(znodes, row.generation)
 
     # --- changes ----------------------------------------------------------------------------------
 
@@ -145,45 +138,6 @@ class LiveQueue:
             for place in places
         ]
 
-    # --- waiting ----------------------------------------------------------------------------------
-
-    def seen(self, version: int) -> int:
-        """For wait(): the version of the directory, and how often wake() was called."""
-        return self._wakes << 32 | version & _VERSION
-
-    def wait(self, seen: int, seconds: float) -> bool:
-        """Wait until the directory has another version than the one seen; False: not within `seconds`."""
-        deadline = SYSTEM_CLOCK.monotonic() + seconds
-        if self._is_changed(seen):
-            return True
-        if not self._is_watched:
-            self._is_watched = True
-            try:
-                found = self._znodes.read_directory(self.row.generation, self._on_change)
-            except BaseException:
-                self._is_watched = False
-                raise
-            self._watched_version = None if found is None else found[1] & _VERSION
-        if self._watched_version != seen & _VERSION:
-            return True
-        with self._changed:
-            left_s = deadline - SYSTEM_CLOCK.monotonic()
-            return self._changed.wait_for(lambda: self._is_changed(seen), max(0.0, left_s))
-
-    def wake(self, _event: Any = None) -> None:
-        """Let every wait() return."""
-        with self._changed:
-            self._wakes += 1
-            self._changed.notify_all()
-
-    def _is_changed(self, seen: int) -> bool:
-        return self._wakes != seen >> 32
-
-    def _on_change(self, _event: Any) -> None:
-        self._watched_version = None
-        self._is_watched = False
-        self.wake()
-
     # --- carrying out -----------------------------------------------------------------------------
 
     def _carry_out(self, requests: Sequence[_Request[Any]]) -> None:
@@ -214,7 +168,7 @@ class LiveQueue:
                 one.fail(error)
         else:
             # A take may have found nothing just before another's messages came by the same commit.
-            seen = version if len(requests) == 1 else _UNKNOWN
+            seen = version if len(requests) == 1 else UNKNOWN_VERSION
             for one, result in zip(requests, results, strict=True):
                 one.succeed(result, seen)
 
@@ -383,7 +337,7 @@ class LiveQueue:
             self._read()  # which tells what happened, and to what version it led
             if not self._has_happened(name, sent_at):
                 raise Conflict from lost
-            version = _UNKNOWN
+            version = UNKNOWN_VERSION
         for number in changes.pages:
             self._pages.pop(number, None)
         for number, page in draft.changed_pages().items():
@@ -420,7 +374,7 @@ class LiveQueue:
             return True
         # One of ours that is still there is an older one, and would have been replaced.
         is_remembered = any(one.startswith(self._author) for one in self._directory.commits)
-        if not is_remembered and (self._version - sent_at) & _VERSION >= COMMITS_REMEMBERED:
+        if not is_remembered and (self._version - sent_at) % 2**32 >= COMMITS_REMEMBERED:
             raise Unavailable(f"queue {self.row.name!r}: it is not known whether a change happened")
         return False
 
