@@ -41,11 +41,14 @@ from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 HERE = Path(__file__).resolve().parent
-COMMITTED = HERE / "results.json"
+COMMITTED = {
+    "Queues on Kafka": HERE / "results.json",
+    "Other storages": HERE / "results-storages.json",
+    "Queues in ZooKeeper": HERE / "results-zookeeper.json",
+}
 README = HERE.parent / "README.md"
 DOCS = HERE.parent / "docs"
-HEADLINE = "drain: 100 bytes, 4 partitions, acks at random"
-"""The case that README.md shows."""
+IN_README = ("drain", "100 bytes, 4 partitions, acks in order")
 
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
@@ -138,17 +141,14 @@ def scale(*, partitions: int, trackers: int, queues: int, simulate_only: bool, o
 
 @main.command()
 def table() -> None:
-    """Put the figures of the committed results.json into README.md and docs/, and draw a chart of some."""
-    data = json.loads(COMMITTED.read_text())
-    page = DOCS / "benchmarks.md"
-    for file, text in ((README, report.markdown(data, HEADLINE)), (page, report.markdown(data))):
-        file.write_text(report.between_markers(file.read_text(), text))
-    drained = [
-        row
-        for row in from_json(data)[1]
-        if row.work == "drain" and "4 partitions, acks at random" in row.case
-    ]
-    (DOCS / "throughput.svg").write_text(chart.svg(drained))
+    """Put the figures of the committed results into README.md, and into docs/ with a chart."""
+    found = {title: json.loads(file.read_text()) for title, file in COMMITTED.items()}
+    core = next(iter(found.values()))
+    report.put_between_markers(README, report.summary(core, *IN_README))
+    texts = [f"## {title}\n\n{report.markdown(data)}" for title, data in found.items()]
+    report.put_between_markers(DOCS / "benchmarks.md", "\n\n".join(texts))
+    _, rows = from_json(core)
+    report.plot(report.of_case(rows, *IN_README), DOCS / "benchmarks.svg")
 
 
 def _meta(*, quick: bool, seconds: float) -> dict[str, Any]:

@@ -371,7 +371,7 @@ def test_an_acl_that_is_missing_is_named(secured, live, missing):
             until(lambda: "not allow" in str(tracker.problems()), 10, tracker.problems)
         return
     with (
-        pytest.raises(AccessDenied, match=r"does not allow it.*docs/security"),
+        pytest.raises(AccessDenied, match=r"does not allow it.*security"),
         KmqClient(live.settings, connection) as client,
     ):
         client.receive(wait=QUICK_S)
