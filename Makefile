@@ -10,7 +10,7 @@ WORKERS ?= 5
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model diagrams lock clean
+.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model diagrams docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets

@@ -17,7 +17,6 @@ import click
 
 from benchmarks import (
     bulk,
-    chart,
     drain,
     failover,
     latency,

@@ -15,6 +15,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 """The path in a link to a file: neither a URL nor an anchor of the same page."""
+_TO_ANYTHING = re.compile(r"\[([^\]]*)\]\((?!\w+:)([^)#\s]+)\)")
 _FETCHED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 
 
@@ -35,6 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Make links fit the site, where docs/ and the root of the repository are one folder."""
     folder = posixpath.dirname(page.file.src_uri)
+    markdown = _TO_ANYTHING.sub(lambda match: _without_folder(match, page.file), markdown)
     return _LINK.sub(lambda match: posixpath.relpath(_place(match[1], page.file), folder or "."), markdown)
 
 
@@ -43,6 +45,11 @@ def on_post_page(output: str, page: Page, **_: object) -> str:
     if fetched := _FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} would fetch {fetched[0]}")
     return output
+
+
+def _without_folder(link: re.Match[str], page: File) -> str:
+    """The text alone of a link to a folder of the repository, which a site can't show."""
+    return link[1] if (ROOT / _place(link[2], page)).is_dir() else link[0]
 
 
 def _place(link: str, page: File) -> str:

@@ -1,11 +1,10 @@
 """The pure parts of the benchmarks."""
 
 import json
-from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import chart, report
+from benchmarks import report
 from benchmarks.lab import stamp_of, stamped
 from benchmarks.peers import kmqpy_client
 from benchmarks.peers.works import WINDOW, drain, shuffle_windows
@@ -120,20 +119,6 @@ def test_markdown_of_json_that_was_written_and_read():
     assert f"| drain: small | {PLAIN} | 1,000 msg/s (900 to 1,300) | 1.00 | 20.0 |" in text
     assert "|  | kmqpy | 500 msg/s | 0.50 | 10.0 |" in text
     assert "|  | share | no figure: no broker | - | - |" in text
-    assert report.markdown(data, "drain: small") == text
-    assert "kmqpy" not in report.markdown(data, "drain: other").partition("|---")[2]
-
-
-def test_a_chart_has_bars_in_proportion_and_no_foreign_markup():
-    found = ET.fromstring(chart.svg([*ROWS, row("<b>", 250, case="large")]))
-    assert [text.text for text in found.findall(".//{*}text")].count("<b>") == 1
-    widths = [int(bar.attrib["width"]) for bar in found.findall(".//{*}rect")]
-    assert widths == [widths[0], *(round(widths[0] * part) for part in (0.5, 0.05, 0.25))]
-
-
-def test_a_chart_without_figures_is_refused():
-    with pytest.raises(ValueError, match="no figures"):
-        chart.svg([ROWS[3]])
 
 
 def test_only_what_stands_between_the_markers_is_replaced():
