@@ -10,7 +10,7 @@ WORKERS ?= 5
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model diagrams docs lock clean
+.PHONY: help demo test test-quick test-unit test-docs lint format bench bench-table chaos mutants fuzz model diagrams docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -46,6 +46,9 @@ test-quick: $(READY) ## unit tests, and a queue end to end on a real Kafka: less
 
 test-unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+test-docs: $(READY) ## the code blocks of docs/spark.md, which take a minute or two
+	KMQ_SLOW_PAGES=1 $(BIN)/python -m pytest tests/docs -k blocks_of_a_page $(ARGS)
 
 lint: $(READY) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from tests.docs.pages import RUN, blocks
 from tests.spark.sessions import INTERPRETED, SMALL
 
 ROOT = Path(__file__).parents[2]
+SLOW = {ROOT / "docs/spark.md"}
+"""Pages that take minutes: `make test-docs` runs their blocks, CI too."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 UNTIL_A_CHILD_ENDS = "import os\nos.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)\n"
@@ -21,7 +23,12 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if any(one.is_run for one in blocks(page.read_text()))],
+    [
+        page
+        for page in PAGES
+        if any(one.is_run for one in blocks(page.read_text()))
+        and (page in SLOW) is ("KMQ_SLOW_PAGES" in os.environ)
+    ],
     ids=lambda p: p.stem,
 )
 def test_the_blocks_of_a_page(cluster, zookeeper, queue_name, tmp_path, page: Path) -> None:
