@@ -82,6 +82,8 @@ class StateTable:
         file system fails.
         """
         before = self._folder.latest()
+        if before is not None:
+            self._check_queue(before)
         snapshot = take_snapshot(self._connection, self._queue)
         if before is not None and not restart:
             self._check(before, snapshot)
@@ -151,7 +153,10 @@ class StateTable:
                 now_before=_places(base.now_ms),
             )
             low = {partition: first for partition, (first, _) in snapshot.queue.items()}
-            found = found.filter(F.col("offset") >= state.of_partition(_places(low), 0))
+            # Of others nobody will ask: deleted messages, and those that forged dead letters speak of.
+            offset = F.col("offset")
+            found = found.filter(offset >= state.of_partition(_places(low), 0))
+            found = found.filter(offset < state.of_partition(snapshot.ends, 0))
             rows = self._folder.new_rows(base.number + 1)
             self._store(found, rows)
         written = self._folder.blocks_in(rows)
@@ -229,7 +234,6 @@ class StateTable:
 
     def _check(self, version: StateVersion, snapshot: Snapshot) -> None:
         """Raise ConfigError unless `version` can be brought up to date."""
-        self._check_queue(version)
         ids = snapshot.topics.ids
         if (version.topic_ids["queue"], version.topic_ids["markers"]) != (ids.queue, ids.markers):
             raise ConfigError(

@@ -267,7 +267,7 @@ def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp
     table = str(tmp_path / "table")
     kmq.state_table(table).update()
     other = kmq_of(make_queue(1, f"{queue_name}-other")).state_table(table)
-    for method in (other.update, other.messages):
+    for method in (other.update, other.messages, lambda: other.update(restart=True)):
         with pytest.raises(ConfigError, match=f"is of queue '{queue_name}', not of '{queue_name}-other'"):
             method()
     for data, problem in (("{}", "no version of a state table"), ('{"format": 2}', "of another kmqpy")):
