@@ -39,6 +39,8 @@ class Sizes:
     """Of each part of a turn."""
     spark_messages: int
     spark_markers: int
+    spark_new_markers: int
+    """After which the table of states is updated."""
 
 
 FULL = Sizes(
@@ -64,7 +66,8 @@ FULL = Sizes(
     zookeeper_depths=(0, 10_000, 100_000),
     storage_s=3.0,
     spark_messages=3_000_000,
-    spark_markers=5_000_000,
+    spark_markers=10_000_000,
+    spark_new_markers=100_000,
 )
 
 QUICK = Sizes(
@@ -96,4 +99,5 @@ QUICK = Sizes(
     storage_s=0.5,
     spark_messages=600_000,
     spark_markers=500_000,
+    spark_new_markers=8_000,
 )

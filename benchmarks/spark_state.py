@@ -2,8 +2,12 @@
 
 Start and end markers in turns, a thousand of each, in the JVM format, into a sink that does nothing. Spark
 only reads them by its defaults, and with the options that kmqpy gives to its Kafka source.
+
+And as a table that is kept up: made from all of them, then updated with new messages and their markers.
 """
 
+import itertools
+import tempfile
 from collections.abc import Callable, Iterator
 
 from benchmarks import children
@@ -19,6 +23,7 @@ _PEERS = {
     "kmqpy, decoded": "decode",
     "kmqpy, state of each message": "state",
 }
+_MADE = "kmqpy, table made"
 _PARTITIONS = 4
 _BLOCK = 1_000
 
@@ -37,26 +42,54 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
             peers={name: _turn(lab, queue, how, share * _PARTITIONS) for name, how in _PEERS.items()},
             repeats=sizes.few_repeats,
         )
+        new = sizes.spark_new_markers // 2 // _PARTITIONS
+        with tempfile.TemporaryDirectory() as folder:
+            yield Case(
+                work="Spark state table",
+                name=f"{2 * share * _PARTITIONS:,} markers, then {2 * new * _PARTITIONS:,} more in each turn",
+                metrics={"seconds": "s"},
+                peers={
+                    _MADE: _turn(lab, queue, "restart", 0, folder),
+                    "kmqpy, table updated": _after_more(lab, queue, share, new, folder),
+                },
+                repeats=sizes.few_repeats,
+            )
 
 
-def _markers(partition: int, count: int) -> Iterator[Record]:
-    for first in range(0, count, _BLOCK):
-        offsets = range(first, min(first + _BLOCK, count))
+def _markers(partition: int, count: int, begin: int = 0) -> Iterator[Record]:
+    for first in range(begin, begin + count, _BLOCK):
+        offsets = range(first, min(first + _BLOCK, begin + count))
         yield from starts(offsets, HOUR_MS, partition)
         yield from ends(offsets, partition)
 
 
-def _turn(lab: Lab, queue: QueueSettings, how: str, messages: int) -> Callable[[], Figures]:
+def _turn(lab: Lab, queue: QueueSettings, how: str, messages: int, folder: str = "") -> Callable[[], Figures]:
     def turn() -> Figures:
         with children.peer(
             "spark-state",
-            "reading",
+            "reading" if not folder else "table",
             bootstrap=lab.connection.bootstrap,
             queue=queue.to_json().decode(),
             how=how,
             messages=messages,
             partitions=_PARTITIONS,
+            folder=folder,
         ) as child:
             return child.result()
+
+    return turn
+
+
+def _after_more(lab: Lab, queue: QueueSettings, first: int, count: int, folder: str) -> Callable[[], Figures]:
+    """Turns of the table's update, each after `count` more messages in each partition and their markers."""
+    firsts = itertools.count(first, count)
+    update = _turn(lab, queue, "update", 2 * count * _PARTITIONS, folder)
+
+    def turn() -> Figures:
+        begin = next(firsts)
+        lab.preload(queue, _PARTITIONS, count * _PARTITIONS, 20)
+        for partition in range(_PARTITIONS):
+            lab.fill(queue.markers_topic, partition, _markers(partition, count, begin))
+        return update()
 
     return turn

@@ -9,7 +9,19 @@ from typing import Any
 
 import click
 
-from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, sql, state, zookeeper
+from kmqpy.cli import (
+    dead_letters,
+    demo,
+    dev,
+    messages,
+    queues,
+    receipts,
+    spark,
+    spark_state,
+    sql,
+    state,
+    zookeeper,
+)
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import Partly, drop_stdout, print_error, replace_closed_streams
 from kmqpy.cli.plugins import load, plugins
@@ -109,6 +121,7 @@ for _command in (
     queues.purge,
     state.doctor,
     spark.pipeline,
+    spark_state.spark_state,
     spark.spark_jars,
     sql.sql,
     zookeeper.zookeeper,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +16,7 @@ import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, pairs
 from kmqpy.cli.output import Partly, print_json, print_lines, print_text, warn
+from kmqpy.cli.spark_session import builder_of, check_session_options, session_options
 from kmqpy.kafka.admin.stats import queue_stats
 from kmqpy.kafka.settings import QueueSettings
 
@@ -82,10 +82,7 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
     help="How markers are written; jvm where a JVM tracker serves the queue.",
 )
 @click.option("--lease", type=DURATION, default="5m", show_default=True, help="Must outlast a micro-batch.")
-@click.option("--master", metavar="URL", help="Of Spark [local[*,4], or what spark-submit says].")
-@click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[*].")
-@click.option("--packages", metavar="COORDINATES", multiple=True, help="Of Maven, for Spark; repeatable.")
-@click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="Of Spark; repeatable.")
+@session_options
 @connected
 def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     """Process what a queue holds on Spark, and acknowledge each message that was written.
@@ -108,14 +105,12 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
 
     from py4j.protocol import Py4JError  # isort: skip
     from pyspark.errors import PySparkException  # isort: skip
-    from pyspark.sql import SparkSession  # isort: skip
 
     if given["drain"] and given["follow"]:
         raise click.UsageError("--drain and --follow: give one of them")
     if given["follow"] and (given["aggregate"] or given["report"]):
         raise click.UsageError("--aggregate and --report: made at the end of a run, which --follow has not")
-    if given["master"] and given["remote"]:
-        raise click.UsageError("--master and --remote: give one of them")
+    check_session_options(given)
     if given["aggregate"] and given["form"] not in IN_FOLDERS:
         raise click.UsageError(f"--aggregate: of files and Delta tables only, not of {given['form']}")
     sink = Sink(
@@ -128,17 +123,10 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     )
     target = target_of(sink, cli.connection)
     checkpoint_of(sink)
-    conf = _conf(given["settings"], target.settings)
+    builder = builder_of(given, f"kmq pipeline {queue}", target.settings)
     function = None if given["function"] is None else _loaded(given["function"])
     settings = cli.queue(queue)
-    builder = SparkSession.builder.appName(f"kmq pipeline {queue}")
-    if given["remote"]:
-        builder = builder.remote(given["remote"])
-    elif given["master"] or not os.environ.keys() & {"PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "MASTER"}:
-        builder = builder.master(given["master"] or "local[*,4]")
-        if (given["master"] or "local").startswith("local"):  # 200 are for a cluster
-            builder = builder.config("spark.sql.shuffle.partitions", "4")
-    spark = start(builder.config(map=conf), packages=given["packages"], jar_sets=target.jar_sets)
+    spark = start(builder, packages=given["packages"], jar_sets=target.jar_sets)
     stopping = _stop_signal()
     dead_before = dead_letters(cli.connection, settings)
     try:
@@ -215,19 +203,6 @@ def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None
     finally:
         if shown:
             click.echo(err=True)
-
-
-def _conf(given: tuple[str, ...], needed: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of Spark: those of --conf, and what the sink needs beside them."""
-    found: dict[str, Any] = dict(pairs(given, "--conf"))
-    for key in found:
-        if not key.startswith("spark."):
-            raise click.UsageError(f"--conf {key}: is no setting of Spark; those begin with spark.")
-    for key, value in needed.items():
-        if key == "spark.sql.extensions" and key in found:
-            value = f"{found[key]},{value}"
-        found[key] = value
-    return found
 
 
 def _loaded(name: str) -> Any:

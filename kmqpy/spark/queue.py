@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,32 +11,20 @@ from pyspark.sql import functions as F  # noqa: N812
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import TopicError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.admin import stats
 from kmqpy.kafka.client.settings_mirror import settings_of
-from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import dead_letter_queue
-from kmqpy.kafka.topics import QueueTopics, Topics
+from kmqpy.kafka.topics import Topics
 from kmqpy.spark import state
 from kmqpy.spark.decode import decode_markers
 from kmqpy.spark.process import Processing
 from kmqpy.spark.reading import checked_states, within
 from kmqpy.spark.records import Bounds, kafka_options, read_topic, stream_topic
 from kmqpy.spark.session import check_version
+from kmqpy.spark.snapshot import take_snapshot
 from kmqpy.spark.state import State
+from kmqpy.spark.state_table import StateTable
 from kmqpy.spark.taking import MarkersFormat
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """Up to where each topic is read, what was committed before that, and where the queue ended after it."""
-
-    topics: QueueTopics
-    committed: list[tuple[int, int]]
-    markers: Bounds
-    queue: Bounds
-    ends: list[Place]
-    dead_letters: Bounds
 
 
 class KmqSpark(Processing):
@@ -92,7 +79,7 @@ class KmqSpark(Processing):
         `overdue` goes by this machine's clock. JVM trackers don't say that an end marker is theirs: what
         they redeliver reads as processed, what they dead-letter as well.
         """
-        snapshot = self._snapshot()
+        snapshot = take_snapshot(self.connection, self.queue)
         dead = snapshot.topics.dead_letters
         return state.message_states(
             read_topic(self.spark, self.options, self.queue.name, snapshot.queue),
@@ -132,10 +119,20 @@ class KmqSpark(Processing):
         known = self.messages().select("partition", "offset", "state").where(F.col("state").isin(states))
         return found.join(known, ["partition", "offset"]).select(*found.columns, "state")
 
+    def state_table(self, path: str) -> StateTable:
+        """The state of the queue in a folder of Parquet files, which its update() brings up to date.
+
+        path  a folder of its own: a path, or a URI of what Arrow reaches, too (`s3://`, `gs://`, `hdfs://`)
+
+        Reads and writes nothing yet. Raises ConfigError for a place that Arrow can't reach.
+        """
+        return StateTable(self.spark, self.connection, self.queue, self.options, path, self._clock)
+
     def depth(self, messages: DataFrame | None = None) -> DataFrame:
         """How many messages of each partition are in each state, and when the oldest pending one came.
 
-        `messages`, here and below: what messages() returned, persisted where it is of use several times.
+        `messages`, here and below: what messages() or StateTable.messages() returned, persisted where it is
+        of use several times.
         """
         partitions = Topics(self.connection).check(self.queue).partitions
         numbers = self.spark.range(partitions).select(F.col("id").cast("int").alias("partition"))
@@ -200,33 +197,12 @@ class KmqSpark(Processing):
         topics = Topics(self.connection).check(self.queue)
         return decode_markers(self._read(name, topics.partitions))
 
-    def _snapshot(self) -> _Snapshot:
-        topics = Topics(self.connection).check(self.queue)
-        dead = topics.dead_letters
-        committed = stats.committed_offsets(self.connection, self.queue, topics.partitions, topics.ids)
-        return _Snapshot(
-            topics=topics,
-            # Committed before the markers' end is known: whatever lies below has its markers there. A copy
-            # is there when the end marker of its original is.
-            committed=sorted((partition, place[0]) for partition, place in committed.items()),
-            markers=self._bounds(self.queue.markers_topic, topics.partitions),
-            dead_letters={} if dead is None else self._bounds(dead.name, dead.partitions),
-            queue=self._bounds(self.queue.name, topics.partitions),
-            ends=self._ends(topics.partitions),
-        )
-
     def _dead_letters(self, topic: str, bounds: Bounds) -> DataFrame:
         """The records of the queue's own dead letters; another queue may have the same topic."""
         return state.own_dead_letters(read_topic(self.spark, self.options, topic, bounds), self.queue)
 
     def _read(self, topic: str, partitions: int) -> DataFrame:
         return read_topic(self.spark, self.options, topic, self._bounds(topic, partitions))
-
-    def _ends(self, partitions: int) -> list[Place]:
-        # With uncommitted records: JVM clients read them by default, so they can be taken, too.
-        numbers = range(partitions)
-        found = partition_reader.bounds(self.connection, self.queue.name, numbers, uncommitted=True)
-        return [(partition, end) for partition, (_, end) in found.items()]
 
     def _bounds(self, topic: str, partitions: int) -> Bounds:
         return partition_reader.bounds(self.connection, topic, range(partitions))

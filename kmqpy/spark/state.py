@@ -55,7 +55,18 @@ class State(StrEnum):
     """A copy of it was appended to the dead-letter topic."""
 
 
+OUTCOME = (
+    "partition int, offset bigint, enqueued timestamp, first_enqueued_ms bigint, count bigint, moved int, "
+    "hold string, taken_ms bigint, only_delayed boolean, due_ms bigint, by int, ended_ms bigint"
+)
+"""The state of a message apart from the time: `enqueued` is null while it was not read, `moved` while
+no dead letter is a copy of it; for the columns from `hold` on see _outcome()."""
+
 _BY_CLIENT, _BY_TRACKER = 1, 2
+_FORMER, _ENDED, _OPENED, _CHANGED = -5, -4, -3, -2
+"""Markers offsets of the markers that outcomes are turned back into, below all others."""
+_NOWHERE = -6
+"""Below those."""
 _HOLDS = {
     Op.TAKE.value: EntryState.HELD.value,
     Op.DELAY.value: EntryState.DELAYED.value,
@@ -89,19 +100,82 @@ def message_states(
 
     For the columns see KmqSpark.messages.
     """
+    found = outcomes(
+        records,
+        decode_markers(markers),
+        dead_letters,
+        count_header=count_header,
+        ends=ends,
+        max_hold_ms=max_hold_ms,
+        max_delay_ms=max_delay_ms,
+    )
+    return described(found, now_ms, committed)
+
+
+def outcomes(
+    records: DataFrame,
+    markers: DataFrame,
+    dead_letters: DataFrame | None,
+    *,
+    count_header: str,
+    ends: Sequence[Place] = (),
+    max_hold_ms: int = INT64_MAX,
+    max_delay_ms: int = INT64_MAX,
+    before: DataFrame | None = None,
+    now_before: Sequence[Place] = (),
+) -> DataFrame:
+    """The columns OUTCOME of the messages that any of these frames speaks of, a row each.
+
+    markers     as decode_markers() makes them
+    before      outcomes that the records, markers and dead letters before these led to; they must hold all
+                messages that these markers and dead letters speak of
+    now_before  each partition's now, in ms, when those markers were read
+
+    For the others see message_states().
+    """
     known = _messages(records, count_header).withColumn("moved", F.lit(None).cast("int"))
-    events = _events(markers, ends, max_hold_ms, max_delay_ms)
-    known = known.unionByName(events, allowMissingColumns=True)
+    told = events(markers, ends, max_hold_ms, max_delay_ms, now_before)
+    known = known.unionByName(told, allowMissingColumns=True)
     if dead_letters is not None:
-        known = known.unionByName(_moved(dead_letters), allowMissingColumns=True)
+        known = known.unionByName(moved(dead_letters), allowMissingColumns=True)
+    if before is not None:
+        known = known.unionByName(_as_markers(before))
     message = ("enqueued", "first_enqueued_ms", "count", "moved")
-    found = (
+    return (
         _judged(known)
         .groupBy("partition", "offset")
         .agg(*(F.max(name).alias(name) for name in message), *_outcome())
     )
+
+
+def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> DataFrame:
+    """Outcomes as KmqSpark.messages shows them, those of messages that are in the queue topic."""
     found = found.filter(F.col("enqueued").isNotNull())
-    return _described(found, now_ms, committed)
+    hold, due, by = F.col("hold"), F.col("due_ms"), F.col("by")
+    in_flight = hold.isNotNull()
+    below = F.col("offset") < of_partition(committed, 0)
+    state = (
+        F.when(in_flight & (due <= now_ms), State.OVERDUE.value)
+        .when(hold == EntryState.DELAYED.value, State.PENDING.value)
+        .when(in_flight, State.IN_FLIGHT.value)
+        .when(F.col("moved").isNotNull() & (by == _BY_TRACKER), State.DEAD.value)
+        .when(by == _BY_TRACKER, State.REDELIVERED.value)
+        .when((by == _BY_CLIENT) | below, State.PROCESSED.value)
+        .otherwise(State.PENDING.value)
+    )
+    not_delivered = F.col("only_delayed") | (F.col("state") == State.PENDING.value)
+    return found.withColumn("state", state).select(
+        "partition",
+        "offset",
+        F.col("enqueued").alias("timestamp"),
+        F.coalesce(_moment(F.col("first_enqueued_ms")), F.col("enqueued")).alias("first_enqueued"),
+        "state",
+        (F.col("count") + F.when(not_delivered, 0).otherwise(1)).alias("attempts"),
+        hold,
+        _moment(F.col("taken_ms")).alias("taken_at"),
+        _moment(due).alias("due_at"),
+        F.when(~in_flight, _moment(F.col("ended_ms"))).alias("ended_at"),
+    )
 
 
 def depth(messages: DataFrame, partitions: DataFrame) -> DataFrame:
@@ -171,7 +245,7 @@ def finished(markers: DataFrame, ends: Sequence[Place]) -> DataFrame:
     `ends`: where the log of the messages ended after those markers were read.
     """
     found = each_message(decode_markers(markers).filter(F.col("op") == Op.END.value))
-    existing = found.filter(F.col("offset") < _of_partition(ends, INT64_MAX))
+    existing = found.filter(F.col("offset") < of_partition(ends, INT64_MAX))
     return existing.select("partition", "offset").distinct()
 
 
@@ -193,13 +267,20 @@ def _messages(records: DataFrame, count_header: str) -> DataFrame:
     )
 
 
-def _events(markers: DataFrame, ends: Sequence[Place], max_hold_ms: int, max_delay_ms: int) -> DataFrame:
+def events(
+    markers: DataFrame,
+    ends: Sequence[Place] = (),
+    max_hold_ms: int = INT64_MAX,
+    max_delay_ms: int = INT64_MAX,
+    now_before: Sequence[Place] = (),
+) -> DataFrame:
     """The markers, a row for each message and marker, with the partition's now and the deadline."""
-    decoded = decode_markers(markers).withColumn("read_ms", F.unix_millis("timestamp"))
+    decoded = markers.withColumn("read_ms", F.unix_millis("timestamp"))
     # A partition's now never goes back, and every record tells the time, whatever it is.
     log = Window.partitionBy("partition").orderBy("at").rowsBetween(Window.unboundedPreceding, 0)
-    decoded = decoded.withColumn("now_ms", F.max("read_ms").over(log))
-    op, end = F.col("op"), _of_partition(ends, INT64_MAX)
+    now_ms = F.greatest(F.max("read_ms").over(log), of_partition(now_before, None))
+    decoded = decoded.withColumn("now_ms", now_ms)
+    op, end = F.col("op"), of_partition(ends, INT64_MAX)
     # A marker that names a message that does not exist is ignored as a whole (rule R22).
     highest = F.when(F.col("offsets").isNull(), F.col("offset")).otherwise(F.element_at("offsets", -1))
     decoded = decoded.filter((op == Op.END.value) | (highest < end))
@@ -214,14 +295,49 @@ def _events(markers: DataFrame, ends: Sequence[Place], max_hold_ms: int, max_del
     return without_ticks.select("partition", "offset", "at", "op", "now_ms", "due_ms", "by")
 
 
-def _moved(dead_letters: DataFrame) -> DataFrame:
-    """The messages that dead letters are copies of."""
+def moved(dead_letters: DataFrame) -> DataFrame:
+    """Partition and offset of the messages that dead letters are copies of, and `moved`, 1."""
     found = dead_letters_of(dead_letters).select(
         F.col("origin_partition").alias("partition"),
         F.col("origin_offset").alias("offset"),
         F.lit(1).alias("moved"),
     )
     return found.filter(F.col("partition").isNotNull() & F.col("offset").isNotNull())
+
+
+def _as_markers(outcomes: DataFrame) -> DataFrame:
+    """Outcomes as markers that lead to them again, up to four each, in a row of their own with the message.
+
+    Later markers change that state as they change the one that all markers before them led to.
+    """
+    hold, taken_ms, due_ms = F.col("hold"), F.col("taken_ms"), F.col("due_ms")
+    in_flight = hold.isNotNull()
+    is_taken = in_flight & (hold != EntryState.DELAYED.value) & ~F.col("only_delayed")
+
+    def marker(at: int, op: Op, now_ms: Column) -> Column:
+        return F.struct(
+            F.lit(at).cast("bigint").alias("at"),
+            F.lit(op.value).alias("op"),
+            now_ms.alias("now_ms"),
+            due_ms.alias("due_ms"),
+            F.col("by").alias("by"),
+        )
+
+    former = F.when(taken_ms.isNotNull() & ~is_taken, marker(_FORMER, Op.TAKE, taken_ms))
+    markers = F.array(
+        former.when(F.col("only_delayed") & ~in_flight, marker(_FORMER, Op.DELAY, taken_ms)),
+        F.when(F.col("by").isNotNull(), marker(_ENDED, Op.END, F.col("ended_ms"))),
+        F.when(is_taken, marker(_OPENED, Op.TAKE, taken_ms)).when(
+            in_flight, marker(_OPENED, Op.DELAY, taken_ms)
+        ),
+        F.when(hold == EntryState.RELEASED.value, marker(_CHANGED, Op.NACK, taken_ms)).when(
+            hold == EntryState.DEAD.value, marker(_CHANGED, Op.DEAD_LETTER, taken_ms)
+        ),
+    )
+    message = ("partition", "offset", "enqueued", "first_enqueued_ms", "count", "moved")
+    # A message without a marker keeps its row.
+    told = outcomes.select(*message, F.explode_outer(F.array_compact(markers)).alias("marker"))
+    return told.select(*message, "marker.*")
 
 
 def _judged(known: DataFrame) -> DataFrame:
@@ -236,8 +352,8 @@ def _judged(known: DataFrame) -> DataFrame:
     )
 
     def last(condition: Column) -> Column:
-        """Where the last marker of that kind before this one stands; -1: nowhere."""
-        return F.coalesce(F.max(F.when(condition, at)).over(before), F.lit(-1))
+        """Where the last marker of that kind before this one stands."""
+        return F.coalesce(F.max(F.when(condition, at)).over(before), F.lit(_NOWHERE))
 
     judged = known.withColumns(
         {"end": last(is_end), "opened": last(opens), "taken": last(op == Op.TAKE.value)}
@@ -254,7 +370,7 @@ def _judged(known: DataFrame) -> DataFrame:
     applies = ~is_end & ~is_dead & (opens | (alive & ((op != Op.EXTEND.value) | is_held)))
     # An end of what is not in flight any more came too late; of what never was, it says that nobody
     # is to have it.
-    ends = is_end & (alive | (F.col("end") < 0))
+    ends = is_end & (alive | (F.col("end") == _NOWHERE))
     return judged.withColumns(
         {
             "applies": F.when(applies, at),
@@ -271,58 +387,30 @@ def _outcome() -> list[Column]:
     hold      as kmqpy.kafka.markers.entry.EntryState; null: not in flight
     taken_ms  when it was last taken; null: it was delayed at most
     only_delayed  it was delayed, and nobody has taken it
-    due_ms    as in kmqpy.kafka.markers.inflight.Entry; kept after the end
+    due_ms    as in kmqpy.kafka.markers.inflight.Entry; null: not in flight
     by        who ended it; null: nobody
     ended_ms  when
     """
     code = F.array_position(F.array(*map(F.lit, _HOLDS)), F.col("op"))  # a number, as hashing likes them
     last = F.max_by(code, "applies")
-    in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(-1))
+    in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_NOWHERE))
     names = F.array(*map(F.lit, _HOLDS.values()))
     return [
         F.when(in_flight, F.try_element_at(names, last.cast("int"))).alias("hold"),
         F.max_by("now_ms", "takes").alias("taken_ms"),
         (F.max("opens").isNotNull() & F.max("takes").isNull()).alias("only_delayed"),
-        F.max_by("due_ms", "applies").alias("due_ms"),
+        F.when(in_flight, F.max_by("due_ms", "applies")).alias("due_ms"),
         F.max_by("by", "ends").alias("by"),
         F.max_by("now_ms", "ends").alias("ended_ms"),
     ]
 
 
-def _of_partition(places: Sequence[Place], other: int) -> Column:
+def of_partition(places: Sequence[Place], other: int | None) -> Column:
     """The offset in `places` for a row's partition; `other` if there is none."""
     if not places:
         return F.lit(other).cast("bigint")
     known = F.create_map(*(F.lit(number).cast("bigint") for place in places for number in place))
     return F.coalesce(F.try_element_at(known, F.col("partition").cast("bigint")), F.lit(other).cast("bigint"))
-
-
-def _described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> DataFrame:
-    hold, due, by = F.col("hold"), F.col("due_ms"), F.col("by")
-    in_flight = hold.isNotNull()
-    below = F.col("offset") < _of_partition(committed, 0)
-    state = (
-        F.when(in_flight & (due <= now_ms), State.OVERDUE.value)
-        .when(hold == EntryState.DELAYED.value, State.PENDING.value)
-        .when(in_flight, State.IN_FLIGHT.value)
-        .when(F.col("moved").isNotNull() & (by == _BY_TRACKER), State.DEAD.value)
-        .when(by == _BY_TRACKER, State.REDELIVERED.value)
-        .when((by == _BY_CLIENT) | below, State.PROCESSED.value)
-        .otherwise(State.PENDING.value)
-    )
-    not_delivered = F.col("only_delayed") | (F.col("state") == State.PENDING.value)
-    return found.withColumn("state", state).select(
-        "partition",
-        "offset",
-        F.col("enqueued").alias("timestamp"),
-        F.coalesce(_moment(F.col("first_enqueued_ms")), F.col("enqueued")).alias("first_enqueued"),
-        "state",
-        (F.col("count") + F.when(not_delivered, 0).otherwise(1)).alias("attempts"),
-        hold,
-        _moment(F.col("taken_ms")).alias("taken_at"),
-        F.when(in_flight, _moment(due)).alias("due_at"),
-        F.when(~in_flight, _moment(F.col("ended_ms"))).alias("ended_at"),
-    )
 
 
 def _moment(ms: Column) -> Column:

@@ -40,6 +40,8 @@ from pyspark.sql.types import (
 from kmqpy.worker.outcome import described
 
 _LARGEST_FLOAT = 3.4028235677973366e38
+_NULLS = "empty"
+"""What pandas infers of a column of objects that are null, all of them."""
 
 
 class NotOfSchema(ValueError):
@@ -291,8 +293,10 @@ def as_column(name: str, values: pd.Series, kind: DataType, arrow: pa.DataType) 
     try:
         if values.dtype != object and values.isna().all():  # to pandas, a column of nothing is one of floats
             return pa.nulls(len(values), arrow)
-        rule = rule_of(kind)
-        if rule is None or _column_kind(values) in rule.columns:
+        rule, found_kind = rule_of(kind), _column_kind(values)
+        if found_kind == _NULLS:
+            return pa.nulls(len(values), arrow)
+        if rule is None or found_kind in rule.columns:
             if isinstance(kind, FloatType):
                 for value in values[values.abs() > _LARGEST_FLOAT]:
                     converted(name, value, kind)

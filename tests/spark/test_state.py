@@ -11,7 +11,8 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op, encode_count
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
-from kmqpy.spark.state import dead_letters_of, depth, finished, latency, message_states
+from kmqpy.spark.decode import decode_markers
+from kmqpy.spark.state import OUTCOME, dead_letters_of, depth, finished, latency, message_states, outcomes
 
 MESSAGES = 40
 START_MS = 1_795_262_400_000
@@ -255,3 +256,30 @@ def test_what_is_finished(spark):
     log += [end(0, 3, 3, START_MS), end(1, 4, 3, START_MS)]
     found = finished(frame_of(spark, log), [(0, 3), (1, 4)]).collect()
     assert sorted(map(tuple, found)) == [(0, 2), (1, 3)]
+
+
+def test_outcomes_go_on_from_those_before(spark):
+    """However a log is cut into two parts: as if it had been read at once."""
+    rng = random.Random(12)
+    logs = [some_log(rng, size, partition) for partition, size in enumerate((2, 30, 100, 300, 600))]
+    logs += [some_log(rng, 40, partition) for partition in range(len(logs), 12)]
+    cuts = [rng.randrange(len(log) + 1) for log in logs]
+    queue = [(p, offset, START_MS, None, b"", None) for p in range(len(logs)) for offset in range(MESSAGES)]
+    marked = [(p, at, *record) for p, log in enumerate(logs) for at, record in enumerate(log)]
+    first = [record for record in marked if record[1] < cuts[record[0]]]
+    second = [record for record in marked if record[1] >= cuts[record[0]]]
+    nows = [
+        (p, max((ms for ms, *_ in log[:cut]), default=None))
+        for p, (log, cut) in enumerate(zip(logs, cuts, strict=True))
+    ]
+
+    def outcome(messages, markers, **arguments):
+        decoded = decode_markers(frame_of(spark, markers))
+        return outcomes(frame_of(spark, messages), decoded, None, count_header="n", **arguments)
+
+    half = len(queue) // 2
+    before = spark.createDataFrame(outcome(queue[:half], first).collect(), OUTCOME)
+    now_before = [(p, ms) for p, ms in nows if ms is not None]
+    found = outcome(queue[half:], second, before=before, now_before=now_before)
+    expected = outcome(queue, marked)
+    assert sorted(found.select(*expected.columns).collect(), key=str) == sorted(expected.collect(), key=str)

@@ -266,6 +266,7 @@ class TestWithoutTheExtra:
         [
             ["pipeline", "q", "--out", "o", "--schema", "id long"],
             ["spark-jars"],
+            ["spark-state", "q", "--table", "t"],
             ["spark-tracker", "--queue", "q"],
         ],
     )

@@ -19,6 +19,7 @@ KAFKA_ONLY = [
     "doctor",
     "queue alter q --max-hold 1d",
     "spark-jars",
+    "spark-state q --table x",
     "pipeline q --out x --schema y",
     "tracker",
 ]

@@ -105,7 +105,7 @@ class FileTarget(Target):
         return place_of(self.sink.path)
 
 
-def place_of(path: str) -> _Files:
+def place_of(path: str, option: str = "out") -> _Files:
     """The folder at a path or URI; raises ConfigError where Arrow can't reach it."""
     local = path.removeprefix("file:").removeprefix("//") if path.startswith("file:") else path
     if "://" not in local:  # Spark takes a path as it stands, where Arrow would read %20 as a space
@@ -115,7 +115,7 @@ def place_of(path: str) -> _Files:
     try:
         system, root = fs.FileSystem.from_uri(uri.replace("s3a://", "s3://", 1))
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"out: {path!r} can't be used: {one_line(error)}") from None
+        raise ConfigError(f"{option}: {path!r} can't be used: {one_line(error)}") from None
     return _Files(system, uri, root)
 
 

@@ -1,0 +1,48 @@
+"""How far the topics of a queue are read for its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.places import Place
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topics import QueueTopics, Topics
+from kmqpy.spark.records import Bounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Up to where each topic is read, what was committed before that, and where the queue ended after it."""
+
+    topics: QueueTopics
+    committed: list[Place]
+    markers: Bounds
+    queue: Bounds
+    ends: list[Place]
+    dead_letters: Bounds
+
+
+def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot:
+    """Look at the topics of a queue; raises QueueNotFound, TopicError, Unavailable."""
+    topics = Topics(connection).check(queue)
+    dead, numbers = topics.dead_letters, range(topics.partitions)
+    committed = stats.committed_offsets(connection, queue, topics.partitions, topics.ids)
+    # Committed before the markers' end is known: whatever lies below has its markers there. A copy is there
+    # when the end marker of its original is.
+    markers = partition_reader.bounds(connection, queue.markers_topic, numbers)
+    dead_letters = (
+        {} if dead is None else partition_reader.bounds(connection, dead.name, range(dead.partitions))
+    )
+    messages = partition_reader.bounds(connection, queue.name, numbers)
+    # With uncommitted records: JVM clients read them by default, so they can be taken, too.
+    ends = partition_reader.bounds(connection, queue.name, numbers, uncommitted=True)
+    return Snapshot(
+        topics=topics,
+        committed=sorted((partition, place[0]) for partition, place in committed.items()),
+        markers=markers,
+        queue=messages,
+        ends=[(partition, end) for partition, (_, end) in ends.items()],
+        dead_letters=dead_letters,
+    )

@@ -1,0 +1,151 @@
+"""The folder of a state table: versions, and the Parquet files that they speak of.
+
+    versions/00000000000000000012.json   a version; the one with the largest number counts
+    rows/12-1f0c…/in_partition=0/in_block=3/part-….parquet
+
+A version appears by one rename, after its files. Files are never changed; those that only old versions speak
+of are deleted, and so is what an update that died has left.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from kmqpy.errors import ConfigError, DecodeError, Unavailable
+from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.sinks.files import place_of
+from kmqpy.spark.state_version import Block, StateVersion
+
+PARTITION, BLOCK = "in_partition", "in_block"
+"""Columns that name the folders of rows."""
+
+KEPT_VERSIONS = 3
+"""Frames of a version can be evaluated until so many newer ones have been written."""
+
+_VERSIONS, _ROWS = "versions", "rows"
+
+
+class StateFolder:
+    """Every method raises Unavailable when the file system can't be reached."""
+
+    def __init__(self, path: str) -> None:
+        """Raise ConfigError for a place that Arrow can't reach."""
+        if not isinstance(path, str) or not path.strip("/ "):
+            raise ConfigError(f"table: {path!r} is no folder of its own")
+        self.path = path
+        self._place = place_of(path, "table")
+        self._system = self._place.system
+
+    def latest(self) -> StateVersion | None:
+        """The version that counts; None in a folder without one.
+
+        Raises ConfigError where it can't be read, and for a folder that holds something else.
+        """
+        with self._unavailable():
+            numbers = self._numbers()
+            if numbers:
+                return self._version(numbers[-1])
+            names = {one.base_name for one in self._listed("")}
+        if foreign := sorted(names - {_VERSIONS, _ROWS}):
+            raise ConfigError(
+                f"table: {self.path!r} holds {foreign[0]!r} and is no state table; name an empty folder"
+            )
+        return None
+
+    def new_rows(self, number: int) -> str:
+        """The name of a new folder for the rows that version `number` adds."""
+        return f"{number}-{uuid.uuid4().hex[:16]}"
+
+    def uri(self, rows: str) -> str:
+        """The folder of that name, as Spark names it."""
+        return f"{self._place.uri}/{_ROWS}/{rows}"
+
+    def block_uri(self, rows: str, block: Block) -> str:
+        """Where the rows of one block are, as Spark names it."""
+        return f"{self.uri(rows)}/{_block_folder(block)}"
+
+    def blocks_in(self, rows: str) -> list[Block]:
+        """The blocks that Spark has written into the folder of that name."""
+        with self._unavailable():
+            return [
+                (int(partition.base_name.partition("=")[2]), int(block.base_name.partition("=")[2]))
+                for partition in self._listed(f"{_ROWS}/{rows}")
+                if partition.base_name.startswith(f"{PARTITION}=")
+                for block in self._listed(f"{_ROWS}/{rows}/{partition.base_name}")
+            ]
+
+    def commit(self, version: StateVersion) -> None:
+        """Make `version` the one that counts, and delete what only old ones speak of.
+
+        Raises ConfigError if another update has written this version meanwhile.
+        """
+        with self._unavailable():
+            if version.number in self._numbers():
+                raise ConfigError(
+                    f"table: {self.path!r} was updated by another run meanwhile; run one at a time"
+                )
+            self._system.create_dir(f"{self._place.root}/{_VERSIONS}", recursive=True)
+            path = self._version_path(version.number)
+            with self._system.open_output_stream(f"{path}.new") as file:
+                file.write(version.to_json())
+            self._system.move(f"{path}.new", path)
+            self._clean(version)
+
+    def _clean(self, newest: StateVersion) -> None:
+        *old, _ = self._numbers()
+        dropped = [number for number in old if number <= newest.number - KEPT_VERSIONS]
+        kept = [newest, *(self._version(number) for number in old if number not in dropped)]
+        used = {(rows, block) for version in kept for block, rows in version.blocks.items()}
+        used_folders = {rows for rows, _ in used}
+        for number in dropped:
+            for block, rows in self._version(number).blocks.items():
+                if (rows, block) not in used and rows in used_folders:
+                    self._delete(f"{self._place.root}/{_ROWS}/{rows}/{_block_folder(block)}")
+            self._system.delete_file(self._version_path(number))
+        for folder in self._listed(_ROWS):
+            # Newer folders are those of this run, and of one that will find that it came too late.
+            number = folder.base_name.partition("-")[0]
+            if folder.base_name not in used_folders and int(number) < newest.number:
+                self._delete(folder.path)
+
+    def _delete(self, path: str) -> None:
+        if self._system.get_file_info(path).type == fs.FileType.Directory:
+            self._system.delete_dir(path)
+
+    def _version(self, number: int) -> StateVersion:
+        path = self._version_path(number)
+        with self._system.open_input_file(path) as file:
+            data = file.read()
+        try:
+            return StateVersion.from_json(data)
+        except DecodeError as error:
+            raise ConfigError(f"table: {path}: {error}") from None
+
+    def _numbers(self) -> list[int]:
+        names = (one.base_name.partition(".") for one in self._listed(_VERSIONS))
+        return sorted(int(number) for number, _, kind in names if number.isdecimal() and kind == "json")
+
+    def _version_path(self, number: int) -> str:
+        return f"{self._place.root}/{_VERSIONS}/{number:020d}.json"
+
+    def _listed(self, folder: str) -> list[Any]:
+        root = f"{self._place.root}/{folder}".rstrip("/")
+        found: list[Any] = self._system.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        return found
+
+    @contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise Unavailable(f"table: {self.path}: {one_line(error)}") from error
+
+
+def _block_folder(block: Block) -> str:
+    return f"{PARTITION}={block[0]}/{BLOCK}={block[1]}"

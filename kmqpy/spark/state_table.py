@@ -1,0 +1,302 @@
+"""The state of a queue as a table that is kept up: an update reads what was written since the last one.
+
+The table has a row for each message, in blocks of neighbouring offsets. An update reads new messages, new
+markers and new dead letters, and rewrites the blocks that they speak of; old markers are not read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from kmqpy.core.clock import Clock
+from kmqpy.errors import ConfigError, TopicError, Unavailable
+from kmqpy.kafka.places import Place
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.spark import state
+from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.decode import decode_markers
+from kmqpy.spark.records import Bounds, read_topic
+from kmqpy.spark.sinks.files import persisted
+from kmqpy.spark.snapshot import Snapshot, take_snapshot
+from kmqpy.spark.state_folder import BLOCK, PARTITION, StateFolder
+from kmqpy.spark.state_version import BLOCK_BITS, Block, Positions, StateVersion, blocks_between
+
+_COLUMNS = state.OUTCOME.replace("enqueued timestamp", "enqueued_ms bigint")
+"""As the files have them: no format of timestamps holds all that Kafka does."""
+_RECORD = (
+    "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateUpdate:
+    """What an update did.
+
+    version         its number
+    markers         how many records of the markers topic it read
+    blocks_written  how many of the table's blocks it wrote
+    blocks          how many the table has
+    """
+
+    version: int
+    markers: int
+    blocks_written: int
+    blocks: int
+
+
+class StateTable:
+    """See KmqSpark.state_table. One update at a time; readers may read meanwhile."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: KafkaConnection,
+        queue: QueueSettings,
+        options: Mapping[str, str],
+        path: str,
+        clock: Clock,
+    ) -> None:
+        self._spark = spark
+        self._connection = connection
+        self._queue = queue
+        self._options = options
+        self._folder = StateFolder(path)
+        self._clock = clock
+
+    def update(self, *, restart: bool = False) -> StateUpdate:
+        """Bring the table up to date, or make it: then everything that Kafka keeps is read.
+
+        restart  forget what is there, and make it anew
+
+        Whatever stops it in between leaves the table as it was. Raises ConfigError for a table of another
+        queue, of topics that were recreated since, and when markers were deleted before they were read: then
+        it can only be made anew. Raises what KmqSpark.messages raises, and Unavailable when Spark or the
+        file system fails.
+        """
+        before = self._folder.latest()
+        if before is not None:
+            self._check_queue(before)
+        snapshot = take_snapshot(self._connection, self._queue)
+        if before is not None and not restart:
+            self._check(before, snapshot)
+        base = _empty(before, self._queue.name) if before is None or restart else before
+        with self._spark_errors():
+            version, update = self._write(base, snapshot)
+        now = take_snapshot(self._connection, self._queue)
+        if now.topics.ids != snapshot.topics.ids:
+            raise TopicError(
+                f"queue {self._queue.name!r}: its topics were recreated meanwhile; nothing is changed"
+            )
+        start = base.read.get("markers", {})
+        self._check_complete(
+            {partition: start.get(partition, low) for partition, (low, _) in snapshot.markers.items()},
+            now.markers,
+        )
+        self._folder.commit(version)
+        return update
+
+    def messages(self) -> DataFrame:
+        """As KmqSpark.messages(), of when the table was last updated; only `overdue` is as of now.
+
+        Of messages whose markers or dead letters Kafka has deleted since, the table knows more.
+        The frame can be evaluated until three more updates have been made.
+
+        Raises ConfigError where there is no table, or one of another queue.
+        """
+        version = self._folder.latest()
+        if version is None:
+            raise ConfigError(f"table: there is none at {self._folder.path!r} yet; update() makes it")
+        self._check_queue(version)
+        rows = self._rows(version, list(version.blocks))
+        rows = rows.filter(F.col("offset") >= state.of_partition(_places(version.low), 0))
+        return state.described(rows, self._clock.wall_ms(), _places(version.committed))
+
+    def _write(self, base: StateVersion, snapshot: Snapshot) -> tuple[StateVersion, StateUpdate]:
+        """Write the rows that change; returns the version with them, which does not count yet."""
+        topics, queue = snapshot.topics, self._queue
+        ids = {"queue": topics.ids.queue, "markers": topics.ids.markers}
+        messages = _since(base, "queue", snapshot.queue)
+        dead = None
+        if topics.dead_letters is not None:
+            ids["dead_letters"] = topics.dead_letters.topic_id
+            known = base.topic_ids.get("dead_letters") == topics.dead_letters.topic_id
+            letters = _since(base, "dead_letters", snapshot.dead_letters) if known else snapshot.dead_letters
+            dead = state.own_dead_letters(self._read(topics.dead_letters.name, letters), queue)
+        records = self._read(queue.name, messages)
+        marked = self._read(queue.markers_topic, _since(base, "markers", snapshot.markers))
+        with persisted(decode_markers(marked)) as markers:
+            clocks = markers.groupBy("partition").agg(
+                F.max(F.unix_millis("timestamp")).alias("now_ms"), F.count("*").alias("markers")
+            )
+            read = {row["partition"]: (row["now_ms"], row["markers"]) for row in clocks.collect()}
+            touched = self._touched(base, snapshot.ends, markers, dead)
+            for partition, (first, end) in messages.items():
+                touched.update(blocks_between(partition, first, end))
+            rewritten = sorted(touched & base.blocks.keys())
+            found = state.outcomes(
+                records,
+                markers,
+                dead,
+                count_header=queue.redelivery_count_header,
+                ends=snapshot.ends,
+                max_hold_ms=queue.max_hold_ms,
+                max_delay_ms=queue.max_delay_ms,
+                before=self._rows(base, rewritten),
+                now_before=_places(base.now_ms),
+            )
+            low = {partition: first for partition, (first, _) in snapshot.queue.items()}
+            # Of others nobody will ask: deleted messages, and those that forged dead letters speak of.
+            offset = F.col("offset")
+            found = found.filter(offset >= state.of_partition(_places(low), 0))
+            found = found.filter(offset < state.of_partition(snapshot.ends, 0))
+            rows = self._folder.new_rows(base.number + 1)
+            self._store(found, rows)
+        written = self._folder.blocks_in(rows)
+        blocks = {
+            (partition, block): folder
+            for (partition, block), folder in base.blocks.items()
+            if (partition, block) not in touched and (block + 1) << BLOCK_BITS > low.get(partition, 0)
+        } | dict.fromkeys(written, rows)
+        version = StateVersion(
+            number=base.number + 1,
+            queue=queue.name,
+            topic_ids=ids,
+            read={
+                name: {partition: end for partition, (_, end) in bounds.items()}
+                for name, bounds in (
+                    ("queue", snapshot.queue),
+                    ("markers", snapshot.markers),
+                    ("dead_letters", snapshot.dead_letters),
+                )
+            },
+            now_ms={**base.now_ms, **_latest(base.now_ms, {p: now for p, (now, _) in read.items()})},
+            low=low,
+            committed=dict(snapshot.committed),
+            blocks=blocks,
+        )
+        return version, StateUpdate(
+            version=version.number,
+            markers=sum(count for _, count in read.values()),
+            blocks_written=len(written),
+            blocks=len(blocks),
+        )
+
+    def _touched(
+        self, base: StateVersion, ends: list[Place], markers: DataFrame, dead: DataFrame | None
+    ) -> set[Block]:
+        """The blocks with messages that these speak of."""
+        if not base.blocks:
+            return set()
+        found = state.events(markers, ends).select("partition", "offset")
+        if dead is not None:
+            found = found.union(state.moved(dead).select("partition", "offset"))
+        block = F.shiftright("offset", BLOCK_BITS).alias("block")
+        return {
+            (row["partition"], row["block"]) for row in found.select("partition", block).distinct().collect()
+        }
+
+    def _store(self, found: DataFrame, rows: str) -> None:
+        named = found.withColumn("enqueued_ms", F.unix_millis("enqueued")).select(
+            *(column.split()[0] for column in _COLUMNS.split(", ")),
+            F.col("partition").alias(PARTITION),
+            F.shiftright("offset", BLOCK_BITS).alias(BLOCK),
+        )
+        # One file for each block.
+        named.repartition(PARTITION, BLOCK).write.partitionBy(PARTITION, BLOCK).parquet(
+            self._folder.uri(rows)
+        )
+
+    def _rows(self, version: StateVersion, blocks: list[Block]) -> DataFrame:
+        if not blocks:
+            found = self._nothing(_COLUMNS)
+        else:
+            places = [self._folder.block_uri(version.blocks[block], block) for block in blocks]
+            found = self._spark.read.schema(_COLUMNS).parquet(*places)
+        return found.withColumn("enqueued", F.timestamp_millis("enqueued_ms")).drop("enqueued_ms")
+
+    def _read(self, topic: str, bounds: Bounds) -> DataFrame:
+        """The records within `bounds`."""
+        some = {partition: (first, end) for partition, (first, end) in bounds.items() if first < end}
+        return read_topic(self._spark, self._options, topic, some) if some else self._nothing(_RECORD)
+
+    def _nothing(self, schema: str) -> DataFrame:
+        """No rows, in a form that Spark's optimizer knows to have none."""
+        none = self._spark.range(1).where(F.lit(False))  # noqa: FBT003
+        return none.select(F.from_json(F.lit("{}"), schema).alias("row")).select("row.*")
+
+    def _check(self, version: StateVersion, snapshot: Snapshot) -> None:
+        """Raise ConfigError unless `version` can be brought up to date."""
+        ids = snapshot.topics.ids
+        if (version.topic_ids["queue"], version.topic_ids["markers"]) != (ids.queue, ids.markers):
+            raise ConfigError(
+                f"table: {self._folder.path!r} is of a queue {version.queue!r} whose topics were deleted "
+                f"and recreated since; {_ANEW}, or name another folder"
+            )
+        self._check_complete(version.read["markers"], snapshot.markers)
+
+    def _check_complete(self, start: Positions, bounds: Bounds) -> None:
+        """Raise ConfigError if records from `start` on are not there any more."""
+        for partition, position in start.items():
+            low, end = bounds.get(partition, (0, 0))
+            if not low <= position <= end:
+                raise ConfigError(
+                    f"table: {self._folder.path!r}: it has to read the markers of partition {partition} from "
+                    f"offset {position} on, and Kafka has {low} to {end}: some were deleted before they were "
+                    f"read (retention, a purge); {_ANEW}"
+                )
+
+    def _check_queue(self, version: StateVersion) -> None:
+        if version.queue != self._queue.name:
+            raise ConfigError(
+                f"table: {self._folder.path!r} is of queue {version.queue!r}, not of {self._queue.name!r}; "
+                "name another folder"
+            )
+
+    @contextmanager
+    def _spark_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (PySparkException, Py4JError) as error:
+            raise Unavailable(f"table: {self._folder.path}: {one_line(error)}") from error
+
+
+_ANEW = "make it anew with update(restart=True) or kmq spark-state --restart"
+
+
+def _empty(before: StateVersion | None, queue: str) -> StateVersion:
+    """A version without rows, that has read nothing; `before`: the one that it takes the place of."""
+    return StateVersion(
+        number=0 if before is None else before.number,
+        queue=queue,
+        topic_ids={},
+        read={},
+        now_ms={},
+        low={},
+        committed={},
+        blocks={},
+    )
+
+
+def _since(base: StateVersion, name: str, bounds: Bounds) -> Bounds:
+    """The bounds without what was read."""
+    read = base.read.get(name, {})
+    return {
+        partition: (max(first, min(read.get(partition, first), end)), end)
+        for partition, (first, end) in bounds.items()
+    }
+
+
+def _latest(one: Positions, other: Positions) -> Positions:
+    return {partition: max(now, one.get(partition, now)) for partition, now in other.items()}
+
+
+def _places(positions: Positions) -> list[Place]:
+    return sorted(positions.items())

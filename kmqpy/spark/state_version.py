@@ -1,0 +1,95 @@
+"""A version of a state table: how far it has read, and which of its files are valid. Pure: no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kmqpy.errors import DecodeError
+
+FORMAT = 1
+
+BLOCK_BITS = 16
+"""A file holds the rows of at most 2**16 neighbouring offsets: an update rewrites whole files."""
+
+Block = tuple[int, int]
+"""Partition, and offset // 2**BLOCK_BITS."""
+
+Positions = Mapping[int, int]
+"""An offset, or a time in ms, of each partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateVersion:
+    """What an update leaves for the next one.
+
+    number        1 for the first version of a folder
+    queue         the name of the queue
+    topic_ids     of queue, markers and dead letters, by these words; `dead_letters` only if there was one
+    read          the next offset to read of each partition, by the same words
+    now_ms        the partition's now of each partition that had a marker
+    low           the first offset of each partition of the queue topic; messages below were deleted
+    committed     the group's committed offsets in the queue topic
+    blocks        the folder below `rows` in which the rows of a block are
+    """
+
+    number: int
+    queue: str
+    topic_ids: Mapping[str, str]
+    read: Mapping[str, Positions]
+    now_ms: Positions
+    low: Positions
+    committed: Positions
+    blocks: Mapping[Block, str]
+
+    def to_json(self) -> bytes:
+        """The bytes of its file."""
+        fields = {
+            "format": FORMAT,
+            "number": self.number,
+            "queue": self.queue,
+            "topic_ids": dict(self.topic_ids),
+            "read": {name: _pairs(found) for name, found in self.read.items()},
+            "now_ms": _pairs(self.now_ms),
+            "low": _pairs(self.low),
+            "committed": _pairs(self.committed),
+            "blocks": [[*block, folder] for block, folder in sorted(self.blocks.items())],
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> StateVersion:
+        """Raises DecodeError."""
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            if fields["format"] != FORMAT:
+                raise DecodeError(f"format {fields['format']!r}, of another kmqpy; this one knows {FORMAT}")
+            return cls(
+                number=int(fields["number"]),
+                queue=str(fields["queue"]),
+                topic_ids={str(name): str(one) for name, one in fields["topic_ids"].items()},
+                read={str(name): _positions(found) for name, found in fields["read"].items()},
+                now_ms=_positions(fields["now_ms"]),
+                low=_positions(fields["low"]),
+                committed=_positions(fields["committed"]),
+                blocks={(int(p), int(block)): str(folder) for p, block, folder in fields["blocks"]},
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DecodeError(f"no version of a state table: {error!r}") from None
+
+
+def blocks_between(partition: int, first: int, end: int) -> Iterable[Block]:
+    """The blocks that hold offsets from `first` on and below `end`."""
+    if first >= end:
+        return []
+    return [(partition, block) for block in range(first >> BLOCK_BITS, ((end - 1) >> BLOCK_BITS) + 1)]
+
+
+def _pairs(found: Positions) -> list[tuple[int, int]]:
+    return sorted(found.items())
+
+
+def _positions(found: Any) -> dict[int, int]:
+    return {int(partition): int(position) for partition, position in found}
