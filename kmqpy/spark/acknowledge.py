@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, TopicPartition
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.errors import ConfigError, KmqError, Unavailable
+from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.offset_commits import commit_metadata
@@ -129,7 +130,10 @@ class Acknowledger(StreamingQueryListener):
                 self._wait_until_told(run_id, _EVENT_TIMEOUT_S)
             self._spark.streams.removeListener(self)
         except Exception as error:  # the session was stopped before, and says nothing any more
-            _log.warning("Spark does not answer: %s", one_line(error), extra={"queue": self._queue.name})
+            level = logging.WARNING
+            if isinstance(error, ConnectionError | Py4JNetworkError):
+                level = logging.DEBUG  # its JVM has died: whoever waits for a query gets that error, too
+            _log.log(level, "Spark does not answer: %s", one_line(error), extra={"queue": self._queue.name})
         finally:
             self._writer.close(_CLOSE_TIMEOUT_S)
             self._group.close()
@@ -204,8 +208,8 @@ class Acknowledger(StreamingQueryListener):
             failure = failure or self._ended.get(run_id)
         try:
             self._failed_query.spare(None if failure is None else cause(failure))
-        except KmqError as error:  # their leases end, which counts
-            _log.warning("a query has ended, and its messages pay an attempt: %s", error)
+        except Exception:  # their leases end, which counts
+            _log.exception("messages in flight pay an attempt", extra={"queue": self._queue.name})
 
     def _refuse(self, run_id: str, error: ConfigError) -> None:
         if run_id in self._refused:

@@ -25,8 +25,8 @@ from kmqpy.kafka.places import Place
 FAILED = "the query failed: "
 """How the reason begins of messages in flight that a failed query has left."""
 
-RERUN_MS = 600_000
-"""How long messages of a failed query wait for its next run, at least."""
+RERUN_MS = 7_200_000
+"""How long messages of a failed query wait for its next run, at least. A job may be started every hour."""
 
 MOST_REMEMBERED = 20_000
 """Messages; those that failed first are forgotten first, and then have failed later."""

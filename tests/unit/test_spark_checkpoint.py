@@ -25,8 +25,8 @@ Caused by: org.postgresql.util.PSQLException: ERROR: value too long\n\tat x.Z\n\
 WORKER = """Return Message: Traceback (most recent call last):
   File "a.py", line 1, in f
 py4j.protocol.Py4JJavaError: An error occurred while calling o1.collectToPython.
-: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 8.0 failed 1 times, most \
-recent failure: Lost task 0.0 in stage 8.0 (TID 8) (host executor 1): org.apache.spark.SparkException: Worker exited
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 8.0 failed 1 times, \
+most recent failure: Lost task 0.0 in stage 8.0 (TID 8) (host executor 1): a.SparkException: Worker exited
 \tat org.apache.spark.A
 Caused by: java.io.EOFException
 """
