@@ -207,6 +207,7 @@ class Acknowledger(StreamingQueryListener):
             self._spared.add(run_id)
             failure = failure or self._ended.get(run_id)
         try:
+            self.flush()  # what is acknowledged is not in flight
             self._failed_query.spare(None if failure is None else cause(failure))
         except Exception:  # their leases end, which counts
             _log.exception("messages in flight pay an attempt", extra={"queue": self._queue.name})

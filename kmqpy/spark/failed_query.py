@@ -116,15 +116,13 @@ class FailedQuery:
         failed = dict(left.failed())
         if not failed:
             return
-        found: Mapping[Place, _Message] = {}
-        memory: Mapping[Place, int] = {}
-        if len(failed) <= isolation.LARGE:
-            found = self._identified(failed)
-            before = remembered.load()
-            messages = [one.first_copy for one in found.values()]
-            memory = isolation.remember(messages, left.progress, before)
-            if memory != before:
-                remembered.save(memory)
+        found = self._identified(failed) if len(failed) <= isolation.LARGE else {}
+        before = remembered.load()
+        memory = isolation.remember([one.first_copy for one in found.values()], left.progress, before)
+        if memory != before:
+            remembered.save(memory)
+        if not isolation.failed_before(left.progress, before):
+            return
         if len(failed) > 1:
             _, given_back = isolation.split(failed, keeps_lower=random.random() < _HALF)
             self._give_back(

@@ -4,9 +4,10 @@ A micro-batch that fails behind process() or take(), because of an expression or
 of its messages was the cause, or whether any was: the sink may be away. The rules:
 
 1. When a query fails, the messages it has taken stay in flight for its next run, and cost no attempt.
-2. At each restart, half of those that the failed micro-batch had, by chance the lower or the upper ones, are
-   given back without counting, and come again in later micro-batches. So each run of it hands out half as
-   many as the last one, until it gets through, or one message is alone in it.
+2. The next run has the same micro-batch. If that fails again and nothing has got through since, half of its
+   messages, by chance the lower or the upper ones, are given back at each restart without counting, and come
+   again in later micro-batches. So each run hands out half as many as the last one, until the micro-batch
+   gets through, or one message is alone in it.
 3. Messages of a micro-batch that failed are remembered, with how far the queue's group had got (of a large
    one they are not yet; its halves are smaller). A message that was alone in one is given back: as a failed
    attempt, with the query's failure as the reason, if another micro-batch has got through since it was
@@ -31,6 +32,9 @@ RERUN_MS = 7_200_000
 MOST_REMEMBERED = 20_000
 """Messages; those that failed first are forgotten first, and then have failed later."""
 
+LAST: Place = (-1, -1)
+"""In the place of a message: how far the group had got when a micro-batch failed last."""
+
 LARGE = 5_000
 """A micro-batch of more messages is not remembered."""
 
@@ -52,10 +56,14 @@ def remember(failed: Iterable[Place], progress: int, remembered: Mapping[Place, 
     failed      the messages in it, each by the place of its first copy, which names it across redeliveries
     progress    how far the queue's group has got; it grows when a micro-batch gets through
     """
-    new = {message: progress for message in failed if message not in remembered}
-    if not new:
-        return remembered
-    return dict([*remembered.items(), *new.items()][-MOST_REMEMBERED:])
+    known = {message: first for message, first in remembered.items() if message != LAST}
+    new = {message: progress for message in failed if message not in known}
+    return dict([*[*known.items(), *new.items()][-MOST_REMEMBERED:], (LAST, progress)])
+
+
+def failed_before(progress: int, remembered: Mapping[Place, int]) -> bool:
+    """Return True if a micro-batch has failed before and nothing has got through since."""
+    return remembered.get(LAST) == progress
 
 
 def pays(message: Place, progress: int, remembered: Mapping[Place, int]) -> bool:
