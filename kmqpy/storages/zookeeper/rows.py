@@ -1,8 +1,8 @@
 """Messages as bytes in znodes: pages of states, and packs of bodies. Pure.
 
 A *page* holds the states of up to PAGE_ROWS messages of neighbouring ids; it is rewritten with each change.
-A *pack* holds key, headers and body of the messages of one page that were sent in one call; it is written
-once and deleted with the last of them.
+A *pack* holds key, headers and body of messages of one page that were sent in one call; it is written once
+and deleted with the last of them.
 """
 
 from __future__ import annotations
@@ -88,14 +88,22 @@ Page = Mapping[int, Row]
 _ROW = struct.Struct(">QQHBBIIQQQQQh")
 _NO_REASON = -1
 MOST_REASON_BYTES = 1_000
-"""Longer reasons are cut, so that a page of them fits into a request."""
+"""Longer reasons are cut."""
+_PAGE_BYTES = 64 * 1024
+_SHORT_REASON_BYTES = 250
+"""Reasons are cut to this in a page that would be larger, so that a body fits into a request beside it."""
+PACK_BYTES = 32 * 1024
+"""Bodies of a pack. A message that stays for long, a dead letter for example, keeps its pack for so long."""
 _CONTENT = struct.Struct(">qII")
 _NO_KEY = -1
 
 
 def page_bytes(page: Page) -> bytes:
     """A page as it is stored."""
-    return b"".join(_row_bytes(row) for row in page.values())
+    data = b"".join(_row_bytes(row, MOST_REASON_BYTES) for row in page.values())
+    if len(data) <= _PAGE_BYTES:
+        return data
+    return b"".join(_row_bytes(row, _SHORT_REASON_BYTES) for row in page.values())
 
 
 def read_page(data: bytes, path: str) -> dict[int, Row]:
@@ -104,6 +112,17 @@ def read_page(data: bytes, path: str) -> dict[int, Row]:
         return {row.id: row for row in _rows(data)}
     except (struct.error, ValueError) as error:
         raise not_ours(path, error) from None
+
+
+def packs(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
+    """The messages in groups, one for each pack."""
+    begin = size = 0
+    for at, row in enumerate(rows):
+        size += len(row.body)
+        if size > PACK_BYTES and at > begin:
+            yield rows[begin:at]
+            begin, size = at, len(row.body)
+    yield rows[begin:]
 
 
 def pack_bytes(rows: Iterable[NewRow]) -> bytes:
@@ -124,15 +143,15 @@ def read_pack(data: bytes, path: str) -> Sequence[Content]:
         raise not_ours(path, error) from None
 
 
-def not_ours(path: str, error: Exception | str) -> ConfigError:
-    """The error of a znode that kmqpy has not written."""
+def not_ours(path: str, error: Exception | str, delete: str = "the queue") -> ConfigError:
+    """The error of a znode that kmqpy has not written; `delete` says what to delete if it is lost."""
     return ConfigError(
-        f"znode {path}: it is not one of kmqpy, or damaged: {error}; restore it, or delete the queue"
+        f"znode {path}: it is not one of kmqpy, or damaged: {error}; restore it, or delete {delete}"
     )
 
 
-def _row_bytes(row: Row) -> bytes:
-    reason = b"" if row.reason is None else row.reason.encode()[:MOST_REASON_BYTES]
+def _row_bytes(row: Row, most_reason_bytes: int) -> bytes:
+    reason = b"" if row.reason is None else row.reason.encode()[:most_reason_bytes]
     return (
         _ROW.pack(
             row.id,
