@@ -65,6 +65,9 @@ class Job:
         return (found.depth, found.in_flight) == (0, 0)
 
 
+pytestmark = pytest.mark.timeout(600)
+
+
 @pytest.fixture
 def make_job(spark, make_queue, tmp_path):
     with contextlib.ExitStack() as ends:
@@ -82,7 +85,7 @@ def make_job(spark, make_queue, tmp_path):
     [
         ("take", 0),
         ("process", 0),
-        pytest.param("take", LEASE_S + 1, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param("take", LEASE_S + 1, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)]),
     ],
 )
 def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(make_job, how, pause_s):
@@ -95,7 +98,7 @@ def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(make_j
         time.sleep(pause_s)
         return len(job.queue.dead_letters()) == 1 and job.settled()
 
-    until(ended, 170 + 30 * pause_s, lambda: (job.got, job.failures, job.in_flight()))
+    until(ended, 500 + 40 * pause_s, lambda: (job.got, job.failures, job.in_flight()))
     (letter,) = job.queue.dead_letters()
     assert letter.value() == b"odd"
     reason = dict(letter.headers())["kmq-dead-letter-reason"].decode()
@@ -106,7 +109,7 @@ def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(make_j
 
 
 @pytest.mark.parametrize(
-    "pause_s", [0, pytest.param(LEASE_S + 1, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    "pause_s", [0, pytest.param(LEASE_S + 1, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)])]
 )
 def test_a_sink_that_is_away_costs_no_attempt(make_job, pause_s):
     job = make_job(max_redeliveries=0)
