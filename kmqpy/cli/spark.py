@@ -103,7 +103,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
     from kmqpy.spark.session import start, stop
     from kmqpy.spark.sinks import IN_FOLDERS, checkpoint_of, target_of
 
-    from py4j.protocol import Py4JError  # isort: skip
+    from py4j.protocol import Py4JError, Py4JNetworkError  # isort: skip
     from pyspark.errors import PySparkException  # isort: skip
 
     if given["drain"] and given["follow"]:
@@ -168,7 +168,9 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         raise click.ClickException(f"Spark: {one_line(error)}") from error
     except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once
         if not stopping():
-            raise click.ClickException(f"Spark: {one_line(error)}") from error
+            gone = isinstance(error, ConnectionError | Py4JNetworkError)
+            what = "its JVM has gone, and messages that it did not acknowledge will be redelivered: "
+            raise click.ClickException(f"Spark: {what if gone else ''}{one_line(error)}") from error
         warn("Spark has gone first; messages that it did not acknowledge will be redelivered")
     finally:
         stop(spark)

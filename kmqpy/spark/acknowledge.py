@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, TopicPartition
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from kmqpy.core.backoff import Backoff
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
@@ -20,7 +22,8 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
-from kmqpy.spark.checkpoint import one_line
+from kmqpy.spark.checkpoint import Remembered, cause, one_line
+from kmqpy.spark.failed_query import FailedQuery
 from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.report import REPORTS, BatchReport, merged
 from kmqpy.spark.stateful import refusal
@@ -67,13 +70,16 @@ class Acknowledger(StreamingQueryListener):
         """Names of observed metrics that are ours, with the running query that has each."""
         self._policies: dict[str, FailurePolicy] = {}
         self._running: set[str] = set()
-        self._ended: set[str] = set()
+        self._ended: dict[str, str | None] = {}
+        """Runs that have ended, with what each failed with."""
+        self._spared: set[str] = set()
         self._refused: dict[str, ConfigError] = {}
         """By run: why nothing of that query is acknowledged."""
         self._changed = threading.Condition()
         self._writer = MarkerWriter(
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
         )
+        self._failed_query = FailedQuery(queue, connection, markers_format, self._writer)
         self._group = librdkafka.new_consumer(connection, {"group.id": queue.consumer_group})
         self._committed: dict[int, int] = {}
         spark.streams.addListener(self)
@@ -96,29 +102,43 @@ class Acknowledger(StreamingQueryListener):
             )
 
     def wait_for_end(self, run_id: str, timeout_s: float = _EVENT_TIMEOUT_S) -> None:
-        """Wait until everything has been told of a query that has ended, and is acknowledged.
+        """Wait until everything has been told of a query of this queue that has ended, and is acknowledged.
 
         Raises ConfigError when the query was refused: nothing of it was acknowledged.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: run_id in self._ended, timeout_s):
-                _log.warning("Spark does not tell of the end of a query", extra={"run": run_id})
+        self._wait_until_told(run_id, timeout_s)
+        self._spare(run_id)
         self.flush()
-        if run_id in self._refused:
-            raise self._refused[run_id]
+        if error := self._refused.pop(run_id, None):
+            raise error
+
+    def split_failed(self, backoff: Backoff, remembered: Remembered) -> None:
+        """Before a query starts: see to what one that failed has left, as `kmqpy.spark.isolation` says.
+
+        Raises Unavailable, and ConfigError when the checkpoint can't be written.
+        """
+        self._failed_query.split(backoff, remembered)
 
     def close(self) -> None:
-        """Acknowledge what Spark has told of, and stop listening."""
+        """Acknowledge what Spark has told of, and stop listening.
+
+        Raises ConfigError when a query was refused and nobody was told of it yet.
+        """
         try:
             active = {str(query.runId) for query in self._spark.streams.active}
             for run_id in list(self._running - active):
-                self.wait_for_end(run_id)
+                self._wait_until_told(run_id, _EVENT_TIMEOUT_S)
             self._spark.streams.removeListener(self)
         except Exception as error:  # the session was stopped before, and says nothing any more
-            _log.warning("Spark does not answer: %s", one_line(error), extra={"queue": self._queue.name})
+            level = logging.WARNING
+            if isinstance(error, ConnectionError | Py4JNetworkError):
+                level = logging.DEBUG  # its JVM has died: whoever waits for a query gets that error, too
+            _log.log(level, "Spark does not answer: %s", one_line(error), extra={"queue": self._queue.name})
         finally:
             self._writer.close(_CLOSE_TIMEOUT_S)
             self._group.close()
+        for refused in self._refused.values():
+            raise refused
 
     # --- what Spark calls: one event after the other; nobody sees what is raised here
 
@@ -152,8 +172,12 @@ class Acknowledger(StreamingQueryListener):
         """See StreamingQueryListener."""
         run_id = str(event.runId)
         with self._changed:
+            ours = run_id in self._names.values()
+        if ours:  # others may be of other queues; of one that has told nothing yet, wait_for_end() knows
+            self._spare(run_id, event.exception)
+        with self._changed:
             self._running.discard(run_id)
-            self._ended.add(run_id)
+            self._ended[run_id] = event.exception
             self._names = {name: None if run == run_id else run for name, run in self._names.items()}
             self._changed.notify_all()
 
@@ -169,6 +193,24 @@ class Acknowledger(StreamingQueryListener):
             extra={"queue": self._queue.name, "run": run_id},
         )
         return False
+
+    def _wait_until_told(self, run_id: str, timeout_s: float) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: run_id in self._ended, timeout_s):
+                _log.warning("Spark does not tell of the end of a query", extra={"run": run_id})
+
+    def _spare(self, run_id: str, failure: str | None = None) -> None:
+        """What a query of this queue that has ended has left in flight is to cost no attempt."""
+        with self._changed:
+            if run_id in self._spared:
+                return
+            self._spared.add(run_id)
+            failure = failure or self._ended.get(run_id)
+        try:
+            self.flush()  # what is acknowledged is not in flight
+            self._failed_query.spare(None if failure is None else cause(failure))
+        except Exception:  # their leases end, which counts
+            _log.exception("messages in flight pay an attempt", extra={"queue": self._queue.name})
 
     def _refuse(self, run_id: str, error: ConfigError) -> None:
         if run_id in self._refused:

@@ -1,7 +1,8 @@
-"""Whose a checkpoint is, and the first line of what Spark says."""
+"""Whose a checkpoint is, what is noted beside it, and the first line of what Spark says."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from py4j.protocol import Py4JError
@@ -10,6 +11,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from kmqpy.errors import ConfigError
+from kmqpy.kafka.places import Place
+
+_TRACEBACK = "Traceback (most recent call last):"
+_TASK = re.compile(r"^.*most recent failure: Lost task .*?\): (?=.)")
+_PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+: )")
 
 
 def claim(session: SparkSession, checkpoint: str, file: str, queue: str, ids: Mapping[str, str]) -> None:
@@ -42,9 +48,51 @@ def claim(session: SparkSession, checkpoint: str, file: str, queue: str, ids: Ma
     raise ConfigError(f"checkpoint: {checkpoint} is {whose}; name another folder")
 
 
-def one_line(error: Exception | None) -> str:
+class Remembered:
+    """A number for each of some messages, in a file of a checkpoint; see `kmqpy.spark.isolation`.
+
+    What can't be read is forgotten: no message pays for that.
+    """
+
+    _SCHEMA = "partition INT, offset LONG, progress LONG"
+
+    def __init__(self, session: SparkSession, checkpoint: str) -> None:
+        self._session = session
+        self._path = f"{checkpoint.rstrip('/')}/kmq-alone"
+
+    def load(self) -> dict[Place, int]:
+        """Return what was saved last, in its order."""
+        try:
+            rows = self._session.read.schema(self._SCHEMA).json(self._path).collect()
+        except (PySparkException, Py4JError):
+            return {}  # there is none yet
+        return {(row["partition"], row["offset"]): row["progress"] for row in rows if None not in row}
+
+    def save(self, remembered: Mapping[Place, int]) -> None:
+        """Raises ConfigError when it can't be written."""
+        rows = [(*place, progress) for place, progress in remembered.items()]
+        frame = self._session.createDataFrame(rows, self._SCHEMA).coalesce(1)
+        try:
+            frame.write.mode("overwrite").json(self._path)
+        except (PySparkException, Py4JError) as error:
+            raise ConfigError(f"checkpoint: {self._path} can't be written: {one_line(error)}") from None
+
+
+def one_line(error: Exception | str | None) -> str:
     """The first line of what Spark says, which goes on for pages."""
     text = str(error) if error is not None else "stopped by somebody else"
     for end in ("\n\n", "\n=== ", "\n\tat "):
         text = text.strip().partition(end)[0]
     return " ".join(text.split())[:500]
+
+
+def cause(failure: str) -> str:
+    """The innermost cause of what Spark says of a query that has failed, on one line."""
+    *outer, inner = failure.split(_TRACEBACK)
+    if outer:  # of Python: what belongs to no frame
+        lines = [line for line in inner.splitlines() if line and not line[0].isspace()]
+        of_java = len(lines) > 1 and "Py4JJavaError: " in lines[0]
+        found = one_line(lines[of_java].removeprefix(": ")) if lines else one_line(failure)
+    else:
+        found = one_line(failure.rpartition("Caused by: ")[2])
+    return _PACKAGE.sub("", _TASK.sub("", found))

@@ -29,7 +29,7 @@ from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PA
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import Acknowledger
-from kmqpy.spark.checkpoint import claim, one_line
+from kmqpy.spark.checkpoint import Remembered, claim, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import FailurePolicy
 from kmqpy.spark.frame_function import Frames
@@ -218,7 +218,10 @@ class Processing:
         ok       of what take() has taken: rows for which it is not true are not written, and their messages
                  are given back, when the sink has the others
         reason   why, for the dead letter
-        backoff  how long they wait
+        backoff  how long they wait, and one with which alone a query has failed
+
+        Of what a query that failed has left, it gives half back, so that the next run finds the message
+        which was the cause: see docs/spark.md.
 
         `ok` and `reason` are expressions, or names of columns. Columns named kmq_… are not written.
 
@@ -230,6 +233,8 @@ class Processing:
             raise ConfigError("write_stream: reason without ok; ok says which rows have failed")
         topic = Topics(self.connection).check(self.queue).queue
         claim(self.spark, checkpoint, _IDENTITY, self.queue.name, {"topic_id": topic.topic_id})
+        if self._acknowledger is not None:
+            self._acknowledger.split_failed(backoff, Remembered(self.spark, checkpoint))
         if ok is not None:
             policy = FailurePolicy(queue=self.queue, backoff=backoff)
             out = only_ok(out, ok, reason, self._watched_metric(policy))
@@ -257,10 +262,13 @@ class Processing:
             self._acknowledger.flush()
 
     def close(self) -> None:
-        """Acknowledge what Spark has told of, and stop listening. Queries that still run end nothing more."""
-        if self._acknowledger is not None:
-            self._acknowledger.close()
-            self._acknowledger = None
+        """Acknowledge what Spark has told of, and stop listening. Queries that still run end nothing more.
+
+        Raises ConfigError when a query was refused, and await_termination() has not said so.
+        """
+        acknowledger, self._acknowledger = self._acknowledger, None
+        if acknowledger is not None:
+            acknowledger.close()
 
     def __enter__(self) -> Self:
         return self
@@ -268,7 +276,11 @@ class Processing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except ConfigError:
+            if error is None:
+                raise
 
     # --------------------------------------------------------------------------------------------------
 
@@ -310,7 +322,13 @@ class Processing:
 
     def _lease_ms(self, df: DataFrame, lease: Duration, what: str) -> int:
         """The lease in ms; raises ConfigError when `df` is no stream of messages, or the lease is none."""
-        check_columns(df, NEEDED, what)
+        try:
+            check_columns(df, NEEDED, what)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}. Give it what read_stream() returns, which reads committed records only; settings "
+                "of your own for Spark's Kafka source: kmq.read_stream(options=…)"
+            ) from None
         if not df.isStreaming:
             raise ConfigError(
                 f"{what}: not a stream; for what is there now, and no more, use read_stream() and "

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyspark
 from py4j.protocol import Py4JError
+from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -93,6 +94,9 @@ def start(
     # py4j logs a page for each lost connection, and raises the same.
     for logger in map(logging.getLogger, ("", "py4j.java_gateway", "py4j.clientserver")):
         logger.addFilter(lambda record: f"{os.sep}py4j{os.sep}" not in record.pathname)
+    # So does the server of accumulators, which the JVM is connected to: it prints a page when that dies.
+    for server in (AccumulatorTCPServer, AccumulatorUnixServer):
+        setattr(server, "handle_error", lambda *_: None)  # noqa: B010 - mypy lets no method be replaced
     try:
         return builder.getOrCreate()
     except (PySparkException, Py4JError, ValueError) as error:

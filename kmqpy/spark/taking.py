@@ -78,7 +78,9 @@ class TakenBefore:
     _takes: tuple[OffsetRuns, ...] = field(
         default_factory=lambda: tuple(OffsetRuns() for _ in range(MAX_TAKES))
     )
-    """At index n, those in flight that were taken more than n times without surviving that."""
+    """At index n, those in flight that were taken more than n times without surviving that.
+
+    An extension that does not count says nothing of that: the driver writes it when a query has failed."""
 
     def note(self, marker: Marker, at: int, timestamp_ms: int) -> None:
         """Take in the marker at markers offset `at`."""
@@ -95,7 +97,7 @@ class TakenBefore:
                 again = takes & taken
                 taken.update(takes)
                 takes = again
-        elif marker.op in (Op.EXTEND, Op.END):
+        elif marker.op is Op.END or (marker.op is Op.EXTEND and marker.counts):
             for taken in self._takes:
                 taken.discard_runs(runs)
 
@@ -125,6 +127,42 @@ class TakenBefore:
         return found
 
 
+def read_taken(
+    queue: QueueSettings, connection: KafkaConnection, partition: int, first: int, start: int
+) -> TakenBefore:
+    """Read which messages of `partition`, from offset `first` on, were taken.
+
+    start  a markers offset at or before which there is no start of those messages
+
+    Raises Unavailable.
+    """
+    state = InFlight(max_hold_ms=queue.max_hold_ms, max_delay_ms=queue.max_delay_ms)
+    found = TakenBefore(first, start, state=state)
+    lowest = codec.encode_key(partition, first)[4:]  # compares as the number does
+    end = first + 1
+    is_asked = False
+
+    def visit(record: Any) -> None:
+        nonlocal end, is_asked
+        found.now_ms = max(found.now_ms, record.timestamp()[1])
+        key, value = record.key(), record.value()
+        if value and len(value) in _PLAIN_SIZES and key and len(key) == 12 and key[4:] < lowest:
+            return
+        try:
+            marker = read_marker(record)
+        except DecodeError:
+            return
+        if marker.op is not Op.END and marker.highest >= end and not is_asked:
+            # Asked only now that the end of the markers is known: valid for all of them (rule R22).
+            bounds = partition_reader.bounds(connection, queue.name, [partition], uncommitted=True)
+            end, is_asked = bounds[partition][1], True
+        if marker.op is Op.END or marker.highest < end:
+            found.note(marker, record.offset(), record.timestamp()[1])
+
+    partition_reader.scan(connection, queue.markers_topic, {partition: found.start}, visit)
+    return found
+
+
 class Taker:
     """Writes start markers and nacks of one queue; used by one thread. See `taker_of`."""
 
@@ -142,32 +180,8 @@ class Taker:
 
         Raises Unavailable.
         """
-        queue = self._queue
-        state = InFlight(max_hold_ms=queue.max_hold_ms, max_delay_ms=queue.max_delay_ms)
-        found = TakenBefore(first, self._markers_from(partition, first), state=state)
-        lowest = codec.encode_key(partition, first)[4:]  # compares as the number does
-        end = first + 1
-        is_asked = False
-
-        def visit(record: Any) -> None:
-            nonlocal end, is_asked
-            found.now_ms = max(found.now_ms, record.timestamp()[1])
-            key, value = record.key(), record.value()
-            if value and len(value) in _PLAIN_SIZES and key and len(key) == 12 and key[4:] < lowest:
-                return
-            try:
-                marker = read_marker(record)
-            except DecodeError:
-                return
-            if marker.op is not Op.END and marker.highest >= end and not is_asked:
-                # Asked only now that the end of the markers is known: valid for all of them (rule R22).
-                bounds = partition_reader.bounds(self._connection, queue.name, [partition], uncommitted=True)
-                end, is_asked = bounds[partition][1], True
-            if marker.op is Op.END or marker.highest < end:
-                found.note(marker, record.offset(), record.timestamp()[1])
-
-        partition_reader.scan(self._connection, queue.markers_topic, {partition: found.start}, visit)
-        return found
+        start = self._markers_from(partition, first)
+        return read_taken(self._queue, self._connection, partition, first, start)
 
     def take(
         self, offsets: Mapping[int, Sequence[int]], delays: Mapping[Place, int], lease_ms: int

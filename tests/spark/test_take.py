@@ -156,6 +156,12 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_job):
     df = job.kmq.read_stream()
     with pytest.raises(ConfigError, match="take: column 'topic' is missing"):
         job.kmq.take(df.drop("topic"))
+    options = {"kafka.bootstrap.servers": job.queue.connection.bootstrap, "subscribe": job.queue.name}
+    others = spark.readStream.format("kafka").options(**options).load()  # reads aborted records, too
+    with pytest.raises(ConfigError, match=r"take: column 'attempts' is missing.*read_stream\(options=…\)"):
+        job.kmq.take(others)
+    with pytest.raises(ConfigError, match=r"process: column 'attempts' .*read_stream\(options=…\)"):
+        job.kmq.process(others, lambda frame: frame, "value binary")
     with pytest.raises(ConfigError, match="take: not a stream"):
         job.kmq.take(spark.createDataFrame([], df.schema))
     with pytest.raises(ConfigError, match="lease: 1 ms is not from"):

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql import Row
 
+from kmqpy.errors import ConfigError
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.spark import acknowledge
 from kmqpy.spark.acknowledge import Acknowledger
+from kmqpy.spark.failed_query import FailedQuery
 from kmqpy.spark.report import BatchReport
 
 
@@ -20,6 +22,14 @@ class Kafka:
     def __init__(self):
         self.ended = []
         self.committed = []
+        self.spared = []
+        self.removed = []
+
+    def flush(self, _):
+        return 0
+
+    def close(self, *_):
+        pass
 
     def put(self, markers):
         self.ended += [(marker.partition, offset) for marker in markers for offset in marker.offsets()]
@@ -37,8 +47,10 @@ def servers(monkeypatch):
 
 
 @pytest.fixture
-def listener(servers):
-    spark = SimpleNamespace(streams=SimpleNamespace(addListener=lambda _: None))
+def listener(servers, monkeypatch):
+    monkeypatch.setattr(FailedQuery, "spare", lambda _, failure: servers.spared.append(failure))
+    streams = SimpleNamespace(addListener=lambda _: None, removeListener=servers.removed.append, active=[])
+    spark = SimpleNamespace(streams=streams)
     made = Acknowledger(spark, QueueSettings(name="q"), KafkaConnection(), "range", TopicIds("Q", "M"))
     made.watch("one")
     made.watch("another")
@@ -68,8 +80,49 @@ def test_of_two_queries_on_one_result_only_the_first_is_acknowledged(listener, s
 def test_queries_on_several_results_and_one_after_another_are_all_acknowledged(listener, servers, caplog):
     listener.onQueryProgress(progress("first", one=1, of_somebody_else=9))
     listener.onQueryProgress(progress("second", another=2))
-    listener.onQueryTerminated(SimpleNamespace(runId="first"))
+    listener.onQueryTerminated(SimpleNamespace(runId="first", exception=None))
     listener.onQueryProgress(progress("third", one=3))
     listener.onQueryProgress(progress("second", another=4))
     assert servers.ended == [(0, 1), (0, 2), (0, 3), (0, 4)]
     assert caplog.records == []
+
+
+def ended(run, exception=None):
+    return SimpleNamespace(runId=run, exception=exception)
+
+
+def refused_progress(run):
+    """What Spark tells of a query with a stateful operator."""
+    found = progress(run).progress
+    found.name, found.stateOperators = "q", [SimpleNamespace(operatorName="dedupe")]
+    return SimpleNamespace(progress=found)
+
+
+def test_what_a_query_has_left_is_spared_once_and_not_that_of_other_queues(listener, servers):
+    listener.onQueryProgress(progress("first", one=1))
+    listener.onQueryTerminated(ended("of another queue", "odd"))
+    assert servers.spared == []
+    listener.onQueryTerminated(ended("first", "failed\nCaused by: A: outer\nCaused by: B: inner\n\tat C"))
+    assert servers.spared == ["B: inner"]
+    listener.wait_for_end("first")
+    listener.onQueryTerminated(ended("without progress"))
+    listener.wait_for_end("without progress")
+    assert servers.spared == ["B: inner", None]
+
+
+def test_a_refusal_is_raised_once_and_leaves_no_listener(listener, servers):
+    listener.onQueryStarted(SimpleNamespace(runId="first"))
+    listener.onQueryProgress(refused_progress("first"))
+    listener.onQueryTerminated(ended("first"))
+    with pytest.raises(ConfigError, match="stateful operators"):
+        listener.close()
+    assert servers.removed == [listener]
+
+
+def test_a_refusal_that_was_told_is_not_told_again(listener, servers):
+    listener.onQueryProgress(refused_progress("first"))
+    listener.onQueryTerminated(ended("first"))
+    with pytest.raises(ConfigError, match="stateful operators"):
+        listener.wait_for_end("first")
+    listener.close()
+    assert servers.removed == [listener]

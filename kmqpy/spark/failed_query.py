@@ -1,0 +1,178 @@
+"""What a failed query has left in flight: spared when it ends, and split when it is started again.
+
+The rules stand in `kmqpy.spark.isolation`. All state but what that remembers is in the markers.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kmqpy.core.backoff import Backoff
+from kmqpy.errors import DecodeError, Unavailable
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin import stats
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.records import message_headers
+from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header, redelivery_count
+from kmqpy.kafka.places import Place
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topics import Topics
+from kmqpy.spark import isolation
+from kmqpy.spark.checkpoint import Remembered
+from kmqpy.spark.failures import Failure, FailurePolicy, alike_markers, nacks
+from kmqpy.spark.isolation import FAILED
+from kmqpy.spark.taking import MarkersFormat, read_taken
+from kmqpy.worker.outcome import shortened
+
+_log = logging.getLogger(__name__)
+
+_WRITE_TIMEOUT_S = 10.0
+_HALF = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Left:
+    """What queries have left in flight.
+
+    held      by partition, the messages that were taken and not finished
+    now_ms    by partition, its now
+    progress  how far the queue's group has got; it grows when a micro-batch that took messages gets through
+    """
+
+    held: Mapping[int, list[Entry]]
+    now_ms: Mapping[int, int]
+    progress: int
+
+    def failed(self) -> Iterator[tuple[Place, str]]:
+        """The messages that a failed query has left, and the reason."""
+        for partition, entries in self.held.items():
+            for entry in entries:
+                if not entry.counts and entry.reason and entry.reason.startswith(FAILED):
+                    yield (partition, entry.offset), entry.reason
+
+
+class _Message(NamedTuple):
+    """Where the first copy of a message stands, and which delivery this one is."""
+
+    first_copy: Place
+    attempts: int
+
+
+class FailedQuery:
+    """Sees to the messages that a query of this queue has left in flight. Its methods raise Unavailable."""
+
+    def __init__(
+        self,
+        queue: QueueSettings,
+        connection: KafkaConnection,
+        markers_format: MarkersFormat,
+        writer: MarkerWriter,
+    ) -> None:
+        self._queue = queue
+        self._connection = connection
+        self._markers_format = markers_format
+        self._writer = writer
+
+    def spare(self, failure: str | None) -> None:
+        """After the query has ended: what it has left in flight is to cost no attempt.
+
+        failure  what it failed with; None when it was stopped
+        """
+        left = self._left()
+        wait_ms = 0 if failure is None else isolation.RERUN_MS
+        reason = None if failure is None else shortened(FAILED + failure)
+        for partition, entries in left.held.items():
+            alike: dict[int, list[int]] = {}
+            for entry in entries:
+                lease_ms = max(0, entry.due_ms - left.now_ms[partition], wait_ms)
+                alike.setdefault(lease_ms, []).append(entry.offset)
+            for lease_ms, offsets in alike.items():
+                self._writer.put(
+                    alike_markers(
+                        self._markers_format,
+                        partition,
+                        Op.EXTEND,
+                        sorted(offsets),
+                        redeliver_after_ms=lease_ms,
+                        counts=False,
+                        reason=reason,
+                    )
+                )
+
+    def split(self, backoff: Backoff, remembered: Remembered) -> None:
+        """Before a query starts again: give back what its first micro-batch is not to have.
+
+        backoff  how long a message waits that has failed alone
+
+        Raises ConfigError when what is remembered can't be saved.
+        """
+        left = self._left()
+        failed = dict(left.failed())
+        if not failed:
+            return
+        found = self._identified(failed) if len(failed) <= isolation.LARGE else {}
+        before = remembered.load()
+        memory = isolation.remember([one.first_copy for one in found.values()], left.progress, before)
+        if memory != before:
+            remembered.save(memory)
+        if not isolation.failed_before(left.progress, before):
+            return
+        if len(failed) > 1:
+            _, given_back = isolation.split(failed, keeps_lower=random.random() < _HALF)
+            self._give_back(
+                {place: Failure(op=Op.NACK, counts=False, reason=failed[place]) for place in given_back}
+            )
+            _log.warning(
+                "a micro-batch failed; it is tried again with half of its messages, the others come later",
+                extra={"queue": self._queue.name, "count": len(failed), "given_back": len(given_back)},
+            )
+            return
+        ((place, reason),) = failed.items()
+        message = found[place]
+        pays = isolation.pays(message.first_copy, left.progress, memory)
+        policy = FailurePolicy(queue=self._queue, backoff=backoff)
+        self._give_back({place: policy.given_back(reason, message.attempts, counts=pays)})
+        _log.warning(
+            "a micro-batch of one message failed",
+            extra={"queue": self._queue.name, "place": place, "counts": pays},
+        )
+
+    def _give_back(self, failures: Mapping[Place, Failure]) -> None:
+        self._writer.put(nacks(self._markers_format, failures))
+        if left := self._writer.flush(_WRITE_TIMEOUT_S):
+            raise Unavailable(
+                f"markers topic {self._queue.markers_topic}: {left} nacks are not confirmed yet"
+            )
+
+    def _left(self) -> _Left:
+        topics = Topics(self._connection).check(self._queue)
+        commits = stats.committed_offsets(self._connection, self._queue, topics.partitions, topics.ids)
+        held: dict[int, list[Entry]] = {}
+        now_ms: dict[int, int] = {}
+        for partition in range(topics.partitions):
+            first, at = commits.get(partition, (0, None))
+            found = read_taken(self._queue, self._connection, partition, first, at or 0)
+            held[partition] = [
+                entry for entry in found.state if entry.state is EntryState.HELD and entry.offset >= first
+            ]
+            now_ms[partition] = found.now_ms
+        return _Left(held=held, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values()))
+
+    def _identified(self, places: Iterable[Place]) -> dict[Place, _Message]:
+        records = partition_reader.read_at(self._connection, self._queue.name, places)
+        return {place: self._message(place, records.get(place)) for place in places}
+
+    def _message(self, place: Place, record: Any) -> _Message:
+        headers = message_headers(record) if record is not None else ()
+        try:
+            partition, offset = (int_header(headers, name) for name in (ORIGINAL_PARTITION, ORIGINAL_OFFSET))
+            attempts = redelivery_count(headers, self._queue.redelivery_count_header) + 1
+        except DecodeError:
+            return _Message(place, 1)
+        return _Message(place if partition is None or offset is None else (partition, offset), attempts)
