@@ -88,7 +88,7 @@ def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMo
         ancestors = ()
         if _UNREADABLE.lets_through(place.topic):
             _log.warning("dead letter %d-%d: ignored: %s", place.partition, place.offset, error)
-    new_headers = redriven_headers(headers, queue, (*ancestors, place))
+    new_headers = redriven_headers(headers, place, queue, ancestors)
     copy = NewRecord(partition, record.key(), record.value(), new_headers)
     return DeadLetterMove(record.partition(), record.offset(), copy)
 

@@ -11,7 +11,7 @@ from kmqpy.kafka.topic_names import dead_letter_queue
 
 
 def copies_named(queue, topic=None):
-    """The copy of each message, by offset, that its end marker names: in the queue's markers, or in `topic`."""
+    """The copies that end markers in the queue's markers topic, or in `topic`, name; by message."""
     found = {}
     for record in queue.records(topic or queue.settings.markers_topic):
         marker = codec.decode(record.key(), record.value(), record.headers())

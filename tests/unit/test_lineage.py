@@ -74,7 +74,7 @@ class TestAncestors:
     )
     def test_the_text(self, ancestors, text):
         places = [RecordPlace(*one) for one in ancestors]
-        assert ancestors_header("jobs", places) == (ANCESTORS, text)
+        assert ancestors_header("jobs", places[:-1], places[-1]) == (ANCESTORS, text)
         assert read_ancestors(text, RecordPlace("jobs", 1, 10)) == tuple(places)
 
     def test_without_the_header_nobody_knows(self):
@@ -82,14 +82,16 @@ class TestAncestors:
 
     def test_beyond_the_bound_the_oldest_and_the_newest_stay(self):
         places = [RecordPlace("jobs", 0, 10**9 + offset) for offset in range(1_000)]
-        _, text = ancestors_header("jobs", places)
+        _, text = ancestors_header("jobs", places[:-1], places[-1])
         assert MAX_ANCESTORS - 13 < len(text) <= MAX_ANCESTORS
         found = read_ancestors(text, RecordPlace("jobs", 0, 10**10))
         assert found == (places[0], *places[1 - len(found) :])
 
     def test_names_so_long_that_only_the_newest_has_room(self):
         places = [RecordPlace("t" * 249, 2**31 - 1, offset) for offset in range(10**18, 10**18 + 9)]
-        found = read_ancestors(ancestors_header("jobs", places)[1], RecordPlace("jobs", 0, 1))
+        found = read_ancestors(
+            ancestors_header("jobs", places[:-1], places[-1])[1], RecordPlace("jobs", 0, 1)
+        )
         assert found == (places[0], *places[-2:])
 
     @pytest.mark.parametrize(

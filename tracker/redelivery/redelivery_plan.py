@@ -68,11 +68,12 @@ def copy_of(
         count = redelivery_count(original.headers, queue.redelivery_count_header)
     except DecodeError:
         undecodable_count = True
-    place = RecordPlace(queue.name, partition, original.offset)
-    ancestors: tuple[RecordPlace, ...] = (place,)
+    ancestors: tuple[RecordPlace, ...] = ()
     undecodable_ancestors = False
     try:
-        ancestors = (*read_ancestors(m.last_header(original.headers, ANCESTORS), place), place)
+        named = m.last_header(original.headers, ANCESTORS)
+        if named is not None:
+            ancestors = read_ancestors(named, RecordPlace(queue.name, partition, original.offset))
     except DecodeError:
         undecodable_ancestors = True
     origin = Origin(partition, original.offset, original.timestamp_ms)

@@ -47,10 +47,13 @@ def redelivery_headers(
 ) -> Headers:
     """The headers of a copy that is redelivered for the `count`-th time.
 
-    `ancestors`: the records of which it is a copy, `origin` being the last. `kmq-deliver-at` is dropped: the
-    delay that it asked for is over.
+    `ancestors`: those of the original. `kmq-deliver-at` is dropped: the delay that it asked for is over.
     """
-    return (*_kept(original, origin, queue), ancestors_header(queue.name, ancestors), *_count(queue, count))
+    return (
+        *_kept(original, origin, queue),
+        _lineage(queue.name, ancestors, origin, queue),
+        *_count(queue, count),
+    )
 
 
 def dead_letter_headers(
@@ -64,7 +67,7 @@ def dead_letter_headers(
     """The headers of a dead letter, whose original was redelivered `count` times."""
     return (
         *without(_kept(original, origin, queue), *_DEAD_LETTER),
-        ancestors_header(queue.dead_letter_topic, ancestors),
+        _lineage(queue.dead_letter_topic, ancestors, origin, queue),
         (DEAD_LETTER_TOPIC, queue.name.encode()),
         (DEAD_LETTER_PARTITION, _decimal(origin.partition)),
         (DEAD_LETTER_OFFSET, _decimal(origin.offset)),
@@ -74,18 +77,20 @@ def dead_letter_headers(
     )
 
 
-def redriven_headers(dead_letter: Headers, queue: QueueSettings, ancestors: Sequence[RecordPlace]) -> Headers:
-    """The headers of a dead letter that is put back into `queue`, as a message that was never delivered.
+def redriven_headers(
+    dead_letter: Headers, place: RecordPlace, queue: QueueSettings, ancestors: Sequence[RecordPlace]
+) -> Headers:
+    """The headers of the dead letter at `place` that is put back into `queue`, as if it was never delivered.
 
-    Of the headers named `kmq-…` only those stay that say where and when the message was first sent; and its
-    ancestors are told, the dead letter being the last.
+    `ancestors`: those of the dead letter. Of the headers named `kmq-…` only those stay that say where and
+    when the message was first sent.
     """
     kept = tuple(
         (name, value)
         for name, value in dead_letter
         if name != queue.redelivery_count_header and (not name.startswith("kmq-") or name in _ORIGIN)
     )
-    return (*kept, ancestors_header(queue.name, ancestors))
+    return (*kept, ancestors_header(queue.name, ancestors, place))
 
 
 def _kept(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
@@ -94,6 +99,13 @@ def _kept(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
     if last_header(original, ORIGINAL_OFFSET) is not None:
         return kept
     return kept + tuple((name, _decimal(number)) for name, number in zip(_ORIGIN, origin, strict=True))
+
+
+def _lineage(
+    topic: str, ancestors: Sequence[RecordPlace], origin: Origin, queue: QueueSettings
+) -> tuple[str, bytes]:
+    """The ancestors of a copy in `topic`."""
+    return ancestors_header(topic, ancestors, RecordPlace(queue.name, origin.partition, origin.offset))
 
 
 def _count(queue: QueueSettings, count: int) -> Headers:

@@ -190,8 +190,8 @@ class CopyTransaction:
     def _note_copy(self, index: int, error: KafkaError | None, record: Any) -> None:
         if error is not None:
             self._failures.append((error, self.topic))
-        elif record.offset() is not None:
-            self._places[index] = record.partition(), record.offset()
+        elif (offset := record.offset()) is not None:
+            self._places[index] = record.partition(), offset
 
     def _note(self, topic: str, error: KafkaError | None, _record: Any) -> None:
         if error is not None:

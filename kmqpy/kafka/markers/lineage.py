@@ -51,16 +51,20 @@ def copy_header(own_topic: str, topic: str, copies: Sequence[tuple[int, int] | N
 
     `copies`: partition and offset of each. Empty where one is unknown, or they are in several partitions.
     """
-    if not copies or None in copies:
+    known = [copy for copy in copies if copy is not None]
+    if not known or len(known) < len(copies):
         return []
-    partition = copies[0][0]  # type: ignore[index]
-    if any(copy[0] != partition for copy in copies):  # type: ignore[index]
-        return []
-    runs = runs_of([copy[1] for copy in copies])  # type: ignore[index]
-    text = b",".join(
-        b"%d" % first if count == 1 else b"%d-%d" % (first, first + count - 1) for first, count in runs
-    )
-    return [(COPY, b"%s%d:%s" % (_prefix(own_topic, topic), partition, text))]
+    partition, first = known[0]
+    text = b"%s%d:%d" % (_prefix(own_topic, topic), partition, first)
+    if len(known) > 1:
+        if any(copy[0] != partition for copy in known):
+            return []
+        runs = [
+            b"%d-%d" % (start, start + count - 1) if count > 1 else b"%d" % start
+            for start, count in runs_of([offset for _, offset in known])
+        ]
+        text = b"%s%d:%s" % (_prefix(own_topic, topic), partition, b",".join(runs))
+    return [(COPY, text)]
 
 
 def read_copies(data: bytes, own_topic: str, count: int) -> list[RecordPlace]:
@@ -86,20 +90,27 @@ def read_copies(data: bytes, own_topic: str, count: int) -> list[RecordPlace]:
     return [RecordPlace(topic, partition, offset) for offset in offsets]
 
 
-def ancestors_header(copy_topic: str, ancestors: Sequence[RecordPlace]) -> tuple[str, bytes]:
-    """The header for a copy in `copy_topic`; see the module for what is left out where they are many."""
-    texts = [b"%s%d:%d" % (_prefix(copy_topic, one.topic), one.partition, one.offset) for one in ancestors]
-    oldest, left = texts[0], MAX_ANCESTORS - len(texts[-1])
-    newest = [texts[-1]]
-    if len(texts) > 1 and len(oldest) < left:
-        left -= len(oldest) + 1
-        for text in reversed(texts[1:-1]):
-            left -= len(text) + 1
-            if left < 0:
-                break
-            newest.append(text)
-        newest.append(oldest)
-    return ANCESTORS, b",".join(reversed(newest))
+def ancestors_header(
+    copy_topic: str, ancestors: Sequence[RecordPlace], original: RecordPlace
+) -> tuple[str, bytes]:
+    """The header for a copy, in `copy_topic`, of `original`, which has these ancestors.
+
+    The module's docstring says what is left out where they are many.
+    """
+    newest = _text(copy_topic, original)
+    if not ancestors:
+        return ANCESTORS, newest
+    oldest, *others = [_text(copy_topic, one) for one in ancestors]
+    left = MAX_ANCESTORS - len(newest) - len(oldest) - 1
+    if left < 0:
+        return ANCESTORS, newest
+    kept = [newest]
+    for text in reversed(others):
+        left -= len(text) + 1
+        if left < 0:
+            break
+        kept.append(text)
+    return ANCESTORS, b",".join([oldest, *reversed(kept)])
 
 
 def read_ancestors(data: bytes | None, record: RecordPlace) -> tuple[RecordPlace, ...]:
@@ -126,6 +137,10 @@ def _ancestors(data: bytes, record: RecordPlace) -> Iterable[RecordPlace]:
             raise DecodeError(f"header {ANCESTORS}: {offset} can't be an ancestor where it stands", data)
         highest[place[:2]] = offset
         yield place
+
+
+def _text(own_topic: str, place: RecordPlace) -> bytes:
+    return b"%s%d:%d" % (_prefix(own_topic, place.topic), place.partition, place.offset)
 
 
 def _prefix(own_topic: str, topic: str) -> bytes:
