@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, sql, state, zookeeper
+from kmqpy.cli import dead_letters, demo, dev, messages, queues, receipts, spark, sql, state, trace, zookeeper
 from kmqpy.cli.options import connection_options, given_defaults
 from kmqpy.cli.output import Partly, drop_stdout, print_error, replace_closed_streams
 from kmqpy.cli.plugins import load, plugins
@@ -105,6 +105,7 @@ for _command in (
     state.stats,
     state.in_flight,
     state.orphans,
+    trace.trace,
     dead_letters.dlq,
     queues.purge,
     state.doctor,
