@@ -9,7 +9,7 @@ WORKERS ?= 5
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model lock clean
+.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model diagrams lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -52,7 +52,7 @@ format: $(READY) ## let ruff rewrite what it can
 bench: $(READY) ## measure every part beside its peers; ARGS="--quick" for less than 3 minutes
 	@$(BIN)/python -m benchmarks run $(ARGS)
 
-bench-table: $(READY) ## put the figures of benchmarks/results.json into README.md
+bench-table: $(READY) ## put the figures of benchmarks/results*.json into README.md and docs/
 	@$(BIN)/python -m benchmarks table
 
 chaos: $(READY) ## kill, pause, cut off everything under load; ARGS="--quick" for less than 4 minutes
@@ -67,6 +67,9 @@ fuzz: $(READY) ## hostile input, guided by coverage; ARGS="marker --seconds 60",
 
 model: $(READY) ## check the protocol with TLC, see spec/README.md; ARGS="--full" for large bounds
 	@$(BIN)/python -m spec $(ARGS)
+
+diagrams: ## draw docs/*.dot (needs npm)
+	for file in docs/*.dot; do npx --yes @hpcc-js/wasm-graphviz-cli@1.11.2 -K dot -T svg $$file > $${file%.dot}.svg; done
 
 lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	@$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install --quiet uv

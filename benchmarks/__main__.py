@@ -33,15 +33,21 @@ from benchmarks import (
 )
 from benchmarks import scale as scale_work
 from benchmarks.lab import Lab
-from benchmarks.results import Case, Row, progress, run_case, to_json
+from benchmarks.results import Case, Row, from_json, progress, run_case, to_json
 from benchmarks.sizes import FULL, QUICK, Sizes
 from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 HERE = Path(__file__).resolve().parent
-COMMITTED = HERE / "results.json"
+COMMITTED = {
+    "Queues on Kafka": HERE / "results.json",
+    "Other storages": HERE / "results-storages.json",
+    "Queues in ZooKeeper": HERE / "results-zookeeper.json",
+}
 README = HERE.parent / "README.md"
+DOCS = HERE.parent / "docs"
+IN_README = ("drain", "100 bytes, 4 partitions, acks in order")
 
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
@@ -134,9 +140,14 @@ def scale(*, partitions: int, trackers: int, queues: int, simulate_only: bool, o
 
 @main.command()
 def table() -> None:
-    """Put the figures of the committed results.json into README.md."""
-    text = report.markdown(json.loads(COMMITTED.read_text()))
-    README.write_text(report.between_markers(README.read_text(), text))
+    """Put the figures of the committed results into README.md, and into docs/ with a chart."""
+    found = {title: json.loads(file.read_text()) for title, file in COMMITTED.items()}
+    core = next(iter(found.values()))
+    report.put_between_markers(README, report.summary(core, *IN_README))
+    texts = [f"## {title}\n\n{report.markdown(data)}" for title, data in found.items()]
+    report.put_between_markers(DOCS / "benchmarks.md", "\n\n".join(texts))
+    _, rows = from_json(core)
+    report.plot(report.of_case(rows, *IN_README), DOCS / "benchmarks.svg")
 
 
 def _meta(*, quick: bool, seconds: float) -> dict[str, Any]:

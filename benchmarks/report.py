@@ -36,38 +36,63 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """The README's form of a results.json."""
+    """A results.json as a table in Markdown."""
     meta, rows = from_json(data)
+    return "\n".join([conditions(meta, rows), "", *_markdown_rows(rows)])
+
+
+def conditions(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """When, on what machine and with what versions it was measured."""
     turns = max((len(row.values) for row in rows), default=0)
-    lines = [
-        (
-            f"{meta['when']}, {meta['cores']} cores for clients, trackers and broker together, "
-            f"{meta['system']}, Python {meta['python']}, "
-            f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. "
-            f"Median (minimum to maximum) of up to {turns} turns; ratios are of medians."
-        ),
-        "",
-        "| work | who | measured | ÷ plain consume | ÷ JVM kmq |",
-        "|---|---|---:|---:|---:|",
-    ]
-    before = None
-    for row in rows:
+    return (
+        f"{meta['when']}, {meta['cores']} cores for clients, trackers and servers together, "
+        f"{meta['system']}, Python {meta['python']}, "
+        f"confluent-kafka {meta['confluent-kafka']}, Kafka {meta['kafka']}. "
+        f"Median (minimum to maximum) of up to {turns} turns; ratios are of medians."
+    )
+
+
+def summary(data: Mapping[str, Any], work: str, case: str) -> str:
+    """One case of a results.json as a short table in Markdown, for the README."""
+    meta, rows = from_json(data)
+    lines = ["| | received and acknowledged | ÷ plain consume | ÷ JVM kmq |", "|---|---:|---:|---:|"]
+    for row in of_case(rows, work, case):
         *_, of_plain, of_jvm = _cells(row, rows)
+        lines.append(f"| {row.peer} | {shown(row.median or 0.0)} {row.unit} | {of_plain} | {of_jvm} |")
+    return "\n".join([*lines, "", conditions(meta, of_case(rows, work, case))])
+
+
+def of_case(rows: Sequence[Row], work: str, case: str) -> list[Row]:
+    """The rows of one case."""
+    return [row for row in rows if (row.work, row.case) == (work, case)]
+
+
+def _markdown_rows(rows: Sequence[Row]) -> list[str]:
+    by_kafka = any(row.peer in (PLAIN, JVM) for row in rows)
+    head = "÷ plain consume | ÷ JVM kmq" if by_kafka else "the first ÷ it"
+    lines = [f"| work | who | measured | {head} |", "|---|---|---:|---:|" + ("---:|" if by_kafka else "")]
+    before, first = None, ""
+    for row in rows:
         title = f"{row.work}: {row.case}"
-        lines.append(
-            f"| {'' if title == before else title} | {row.peer} | {_measured(row)} | {of_plain} | {of_jvm} |"
-        )
+        if title != before:
+            first = row.peer
+        *_, of_plain, of_jvm = _cells(row, rows)
+        beside = "-"
+        if row.peer != first and (of_first := ratio(row, rows, first)):
+            beside = shown(1 / of_first)
+        ratios = f"{of_plain} | {of_jvm}" if by_kafka else beside
+        lines.append(f"| {'' if title == before else title} | {row.peer} | {_measured(row)} | {ratios} |")
         before = title
-    return "\n".join(lines)
+    return lines
 
 
-def between_markers(text: str, new: str) -> str:
-    """`text` with what stands between the two comments replaced; raises ValueError without them."""
-    head, begin, rest = text.partition(BEGIN)
+def put_between_markers(file: Path, new: str) -> None:
+    """Replace what stands between the two comments in `file`; raises ValueError without them."""
+    head, begin, rest = file.read_text().partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md: {BEGIN} and {END} must stand in it")
-    return f"{head}{BEGIN}\n{new}\n{END}{tail}"
+        raise ValueError(f"{file.name}: {BEGIN} and {END} must stand in it")
+    file.write_text(f"{head}{BEGIN}\n{new}\n{END}{tail}")
 
 
 def plot(rows: Sequence[Row], file: Path) -> None:
@@ -104,7 +129,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
         for place, median in enumerate(medians):
             axis.text(median, place, f" {shown(median)}", va="bottom", fontsize=6)
     figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=110, metadata={"Date": None} if file.suffix == ".svg" else None)
     plt.close(figure)
 
 

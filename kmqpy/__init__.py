@@ -14,7 +14,7 @@ is moved to a dead-letter topic.
             handle(message.body)
             client.ack(message)
 
-The names here are the public interface, together with the modules named in the README. Each is imported
+The names here are the public interface, together with the modules named in docs/guide.md. Each is imported
 when it is first used (PEP 562), so `import kmqpy` loads neither librdkafka nor any other dependency.
 """
 

@@ -56,6 +56,7 @@ _LONG = (
     _SPARK,
     "tests/chaos/",
     # These wait where those compute.
+    "tests/docs/",
     "tests/integration/test_client.py",
     "tests/integration/test_contract",
     "tests/integration/test_outage.py",

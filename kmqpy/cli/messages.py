@@ -173,13 +173,17 @@ class _Sending:
 
 def _lines() -> Iterator[list[bytes]]:
     """The lines of standard input, as many at a time as have arrived."""
-    rest = b""
+    begun: list[bytes] = []  # of the last line; joined once, since it may be huge
     read: Any = standard_input("give messages as arguments").buffer.read1  # type: ignore[attr-defined]
     while chunk := read(_CHUNK):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for start in range(0, len(lines), _BATCH):
-            yield lines[start : start + _BATCH]
-    if rest:
+        first, *more = chunk.split(b"\n")
+        begun.append(first)
+        if more:
+            lines = [b"".join(begun), *more[:-1]]
+            begun = [more[-1]]
+            for start in range(0, len(lines), _BATCH):
+                yield lines[start : start + _BATCH]
+    if rest := b"".join(begun):
         yield [rest]
 
 

@@ -161,12 +161,12 @@ def _finisher(cli: Cli, name: str) -> AbstractContextManager[Finisher]:
 
 
 def _from_stdin() -> Iterable[str]:
-    for line in standard_input("give receipts as arguments"):
-        text = line.strip()
+    for line in standard_input("give receipts as arguments").buffer:
+        text = line.decode(errors="replace").strip()  # what is no text is refused as a receipt, and named
         if text.startswith("{"):
             try:
                 yield str(json.loads(text)["receipt"])
-            except (ValueError, KeyError, TypeError):
-                yield text  # refused as a receipt, and named
+            except (ValueError, KeyError, TypeError, RecursionError):
+                yield text  # refused likewise
         elif text:
             yield text

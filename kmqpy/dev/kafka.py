@@ -42,6 +42,8 @@ def _write_config(
         "share.coordinator.state.topic.num.partitions": 4,
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": 0,
+        # Groups whose topics are deleted go soon; `kmq doctor` asks for the offsets of each that there is.
+        "offsets.retention.check.interval.ms": 5_000,
         # A killed broker may come back only when the session it had is over; the default is 9 s.
         "broker.session.timeout.ms": 3_000,
         "broker.heartbeat.interval.ms": 500,

@@ -110,6 +110,12 @@ _AROUND = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
 _GRACE_S = 1.0
 """Time for another broker to accept us after one did not."""
 
+GROUP_REQUEST_S = 60.0
+"""The time limit of administrative requests to a group's coordinator, however soon their answer is wanted.
+
+librdkafka aborts the process when such a request is answered after its time limit (its issue 4605).
+"""
+
 _WRONG_LISTENER = "listener?"
 """Part of librdkafka's message when only it uses TLS. If only the broker does, there is no message."""
 _WRONG_LISTENER_S = 3.0
@@ -337,7 +343,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
     if code in _NOT_ALLOWED:
         return AccessDenied(
             f"{doing}: Kafka at {connection.bootstrap} does not allow it ({text}); "
-            "grant it, see Security in the README"
+            "grant it, see docs/security.md"
         )
     if code in _AWAY:
         more = f"; {_text(heard.error)}" if heard is not None else ""

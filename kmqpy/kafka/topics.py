@@ -45,6 +45,7 @@ _LARGEST_LIMIT = 100_000_000
 """Brokers take no larger requests, by default."""
 
 _LATE_S = 5.0
+_GROUPS_AT_ONCE = 100
 """How long after its time limit librdkafka may give up a request."""
 
 K = TypeVar("K")
@@ -387,17 +388,20 @@ class Topics:
             [None],
             lambda _, try_s: {None: self._admin.list_consumer_groups(request_timeout=try_s)},
         ).values()
-        committed = self._ask(
-            "offsets of group {}",
-            [group.group_id for group in listed.valid],
-            lambda groups, try_s: {
-                group: self._admin.list_consumer_group_offsets(
-                    [ConsumerGroupTopicPartitions(group)], request_timeout=try_s
-                )[group]
-                for group in groups
-            },
-            but=KafkaError.GROUP_ID_NOT_FOUND,  # it can vanish meanwhile
-        )
+        names = sorted(group.group_id for group in listed.valid)
+        committed: dict[str, Any] = {}
+        for start in range(0, len(names), _GROUPS_AT_ONCE):
+            committed |= self._ask(
+                "offsets of group {}",
+                names[start : start + _GROUPS_AT_ONCE],
+                lambda groups, _: {
+                    group: self._admin.list_consumer_group_offsets(
+                        [ConsumerGroupTopicPartitions(group)], request_timeout=librdkafka.GROUP_REQUEST_S
+                    )[group]
+                    for group in groups
+                },
+                but=KafkaError.GROUP_ID_NOT_FOUND,  # it can vanish meanwhile
+            )
         found: dict[str, list[str]] = {}
         for group in sorted(committed):
             places = [] if committed[group] is None else committed[group].topic_partitions

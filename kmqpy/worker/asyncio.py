@@ -12,10 +12,12 @@ import asyncio
 import logging
 import math
 import signal
+import sys
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed
 from kmqpy.message import HeadersLike, Message, MessagesLike, OutgoingMessage, each_of, headers_from
 from kmqpy.queue import Queue
@@ -39,6 +42,8 @@ T = TypeVar("T")
 _SLICE_S = 1.0
 """How long a thread may go on to receive after its caller was cancelled."""
 _POLL_S = 0.05
+_TIMER_S = 0.001
+"""How much too early an event loop may call back, at most."""
 _AHEAD = 10
 """How many messages `async for` takes at a time."""
 
@@ -52,10 +57,13 @@ class AsyncQueue:
     A cancelled receive() loses no message: what arrives after the cancellation is given back and
     not counted as an attempt; on an at-most-once queue the next receive() returns it. Any other operation
     that is cancelled may have happened: a message may have been sent. Closing this closes the queue.
+
+    It may be used on several event loops.
     """
 
     def __init__(self, queue: Queue, *, threads: int = 4, clock: Clock = SYSTEM_CLOCK) -> None:
         check_queue(queue)
+        check_limit(threads, "threads")
         self._guard = ForkGuard(f"the queue {queue.name!r} for asyncio")
         self._queue = queue
         self._clock = clock
@@ -69,7 +77,8 @@ class AsyncQueue:
         self._ahead: deque[Message] = deque()  # of one batch
         self._use_until = 0.0
         self._giving_back: asyncio.TimerHandle | None = None
-        self._turn = asyncio.Lock()
+        self._turn = threading.Lock()  # for who starts to take ahead
+        self._taking_ahead: Future[None] | None = None
         self._closed = False
 
     @property
@@ -80,7 +89,7 @@ class AsyncQueue:
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run any operation in a thread: `await q.call(q.queue.purge)`."""
         self._check_open()
-        return await asyncio.wrap_future(self._pool.submit(partial(function, *args, **kwargs)))
+        return await asyncio.wrap_future(self._start(self._pool, partial(function, *args, **kwargs)))
 
     async def send(
         self,
@@ -115,7 +124,7 @@ class AsyncQueue:
         deadline = self._clock.monotonic() + duration_ms(wait, "wait") / 1000
         while True:
             left = max(0.0, deadline - self._clock.monotonic())
-            messages, _ = await self._receive(max_messages, min(left, _SLICE_S), lease)
+            messages = await self._receive(max_messages, min(left, _SLICE_S), lease)
             if messages or self._clock.monotonic() >= deadline:
                 return messages
 
@@ -153,27 +162,23 @@ class AsyncQueue:
         """
         while not self._closed:
             self._guard.raise_if_inherited()
-            if self._clock.monotonic() >= self._use_until:  # the loop may have stood still
-                self._give_back_ahead()
-            if self._ahead:
-                yield self._ahead.popleft()
-                continue
+            self._give_back_stale()  # the loop may have stood still
             try:
-                await self._take_ahead()
-            except Closed:
-                return
+                message = self._ahead.popleft()
+            except IndexError:  # none is there, or one of another event loop was faster
+                try:
+                    await self._take_ahead()
+                except Closed:
+                    return
+            else:
+                yield message
 
     async def close(self) -> None:
         """Give back what was taken ahead, let operations end, close the queue."""
         if self._closed or self._guard.inherited:
             return
         self._closed = True
-        try:
-            async with self._turn:  # what an `async for` is just taking is given back, too
-                pass
-        finally:
-            ahead, self._ahead = list(self._ahead), deque()
-            await _in_thread(partial(self._close, ahead))
+        await _in_thread(self._close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,49 +189,64 @@ class AsyncQueue:
         await self.close()
 
     async def _take_ahead(self) -> None:
-        async with self._turn:
-            if self._ahead:  # of another `async for`
-                return
-            most = 1 if self._at_most_once else _AHEAD
-            messages, self._use_until = await self._receive(most, _SLICE_S, None)
-            self._ahead.extend(messages)
+        with self._turn:
+            taking = self._taking_ahead
+            is_mine = taking is None or taking.done()
+            if is_mine:
+                taking = self._taking_ahead = self._start(self._takers, self._take_in_thread)
+        assert taking is not None
+        try:
+            await _end_of(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(lambda _: self._give_back_ahead())
+            raise
+        taking.result()  # raises what it raised
+        if is_mine and not self._at_most_once:
             if self._giving_back is not None:
                 self._giving_back.cancel()
             left_s = self._use_until - self._clock.monotonic()
-            if self._at_most_once:
-                return
-            self._giving_back = asyncio.get_running_loop().call_later(left_s, self._give_back_ahead)
+            self._giving_back = asyncio.get_running_loop().call_later(
+                left_s + _TIMER_S, self._give_back_stale
+            )
+
+    def _take_in_thread(self) -> None:
+        begun = self._clock.monotonic()
+        if self._at_most_once:
+            messages = _popped(self._kept, 1) or self._queue.receive(1, wait=_SLICE_S, lease=None)
+            self._use_until = math.inf
+        else:
+            messages = self._queue.receive(_AHEAD, wait=_SLICE_S, lease=None)
+            # At least half of the lease is left now, and half of what is left is the caller's (rule R11). The
+            # times in messages are of the storage's clock, which may differ from ours.
+            now, lease_s = self._clock.monotonic(), self._queue.default_lease
+            self._use_until = now + max(lease_s / 2, lease_s - (now - begun)) / 2
+        self._ahead.extend(messages)
+
+    def _give_back_stale(self) -> None:
+        if self._clock.monotonic() >= self._use_until:  # else they are of a later batch
+            self._give_back_ahead()
 
     def _give_back_ahead(self) -> None:
-        if self._ahead:
-            self._pool.submit(self._give_back, list(self._ahead))
-            self._ahead.clear()
+        """Runs in any thread, an event loop's included, so it must not block."""
+        if ahead := _popped(self._ahead):
+            self._pool.submit(self._give_back, ahead)
 
-    async def _receive(
-        self, max_messages: int, wait_s: float, lease: Duration | None
-    ) -> tuple[list[Message], float]:
+    async def _receive(self, max_messages: int, wait_s: float, lease: Duration | None) -> list[Message]:
         self._check_open()
-        if self._kept:
-            return [self._kept.popleft() for _ in range(min(max_messages, len(self._kept)))], math.inf
-        taking = self._takers.submit(self._take, max_messages, wait_s, lease)
+        if kept := _popped(self._kept, max_messages):
+            return kept
+        taking = self._start(
+            self._takers, partial(self._queue.receive, max_messages, wait=wait_s, lease=lease)
+        )
         try:
             return await asyncio.wrap_future(taking)
         except asyncio.CancelledError:
             taking.add_done_callback(self._give_back_later)
             raise
 
-    def _take(self, max_messages: int, wait_s: float, lease: Duration | None) -> tuple[list[Message], float]:
-        """Messages, and until when they may be handed out: half a lease must be left (rule R11)."""
-        messages = self._queue.receive(max_messages, wait=wait_s, lease=lease)
-        now_ms = self._clock.wall_ms()
-        if self._at_most_once:
-            return messages, math.inf
-        left_ms = min((one.lease_until_ms - now_ms for one in messages), default=0)
-        return messages, self._clock.monotonic() + left_ms / 2000
-
-    def _give_back_later(self, taking: Future[tuple[list[Message], float]]) -> None:
+    def _give_back_later(self, taking: Future[list[Message]]) -> None:
         """Runs in any thread, the event loop's included, so it must not block."""
-        if not taking.cancelled() and taking.exception() is None and (messages := taking.result()[0]):
+        if not taking.cancelled() and taking.exception() is None and (messages := taking.result()):
             self._pool.submit(self._give_back, messages)
 
     def _give_back(self, messages: list[Message]) -> None:
@@ -238,13 +258,12 @@ class AsyncQueue:
         except Exception:  # nobody waits for it; the messages are redelivered when their leases end
             _log.exception("messages could not be given back", extra={"count": len(messages)})
 
-    def _close(self, ahead: list[Message]) -> None:
+    def _close(self) -> None:
         self._takers.shutdown()  # first: what its calls still receive is given back by the other pool
+        self._give_back_ahead()
         self._sends.close()
         self._acks.close()
         self._pool.shutdown()
-        if ahead:
-            self._give_back(ahead)
         if self._kept:
             _log.warning(
                 "the queue is at most once: messages that nobody has handled are lost",
@@ -259,6 +278,13 @@ class AsyncQueue:
         messages = [message for one in asked for message in one.messages]
         self._queue.ack(*messages, wait=any(one.wait for one in asked))
         return [None] * len(asked)
+
+    def _start(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
+        self._check_open()
+        try:
+            return pool.submit(work)
+        except RuntimeError:  # another thread has just closed it
+            raise Closed(f"the queue {self._queue.name!r} is closed") from None
 
     def _check_open(self) -> None:
         self._guard.raise_if_inherited()
@@ -355,6 +381,28 @@ class AsyncWorker:
     def _stop_at(self, number: signal.Signals) -> None:
         self._worker.log_signal(number)
         self.stop()
+
+
+async def _end_of(work: Future[None]) -> None:
+    """Wait until it has ended; it goes on when the caller is cancelled, since others may wait for it, too."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def tell(_: Future[None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    work.add_done_callback(tell)
+    await ended.wait()
+
+
+def _popped(messages: deque[Message], most: int = sys.maxsize) -> list[Message]:
+    """Take up to `most` from the left; other threads may do the same."""
+    found: list[Message] = []
+    with suppress(IndexError):
+        while len(found) < most:
+            found.append(messages.popleft())
+    return found
 
 
 async def _in_thread(function: Callable[[], None]) -> None:

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from kmqpy.errors import ConfigError, MessageError, ReceiptError
+from kmqpy.errors import Closed, ConfigError, MessageError, NotSupported, ReceiptError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _MOST = 1_000
 """Items of one batch."""
-_REFUSALS = (ConfigError, MessageError, ReceiptError)
+_REFUSALS = (ConfigError, MessageError, NotSupported, ReceiptError)
 """Errors of a bad item; a queue raises them before anything is done."""
 
 
@@ -50,10 +50,15 @@ class Batches(Generic[T, R]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def submit(self, item: T) -> asyncio.Future[R]:
-        """Submit an item, on an event loop; its result is set there. One that is cancelled may be done."""
+        """Submit an item, on an event loop; its result is set there. One that is cancelled may be done.
+
+        Raises Closed after close().
+        """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         with self._changed:
-            if not self._thread.is_alive() and not self._closing:
+            if self._closing:
+                raise Closed("the queue is closed")
+            if not self._thread.is_alive():
                 self._thread.start()
             self._waiting.append((item, future))
             if len(self._waiting) == 1:

@@ -122,16 +122,14 @@ def call_for_all(
 ) -> dict[HeldMessage, Exception]:
     """Call once for all messages; returns those for which it failed, with the error.
 
-    Where the call is refused, it is repeated for each message, so that a bad one costs only itself. It is not
-    while the storage does not answer: each call would take as long.
+    Where the call is refused, it is repeated for each half of the messages, so that a bad one costs only
+    itself and a few calls. It is not while the storage does not answer: each call would take as long.
     """
     try:
         call([one.message for one in messages])
     except Exception as error:
         if len(messages) == 1 or isinstance(error, Unavailable):
             return dict.fromkeys(messages, error)
-        failed: dict[HeldMessage, Exception] = {}
-        for one in messages:
-            failed |= call_for_all(call, [one])
-        return failed
+        half = len(messages) // 2
+        return call_for_all(call, messages[:half]) | call_for_all(call, messages[half:])
     return {}

@@ -11,6 +11,7 @@ import inspect
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,7 +22,8 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
-from kmqpy.errors import Closed, ConfigError, Fenced, Forked, KmqError, NotSupported
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import Closed, ConfigError, Fenced, Forked, KmqError, NotSupported, shown
 from kmqpy.message import Message
 from kmqpy.queue import Queue
 from kmqpy.queue.arguments import check_queue
@@ -111,12 +113,13 @@ class Worker:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_queue(queue)
-        if concurrency < 1:
-            raise ConfigError(f"concurrency: {concurrency} must be at least 1")
+        check_limit(concurrency, "concurrency")
         if ordering not in (None, "key"):
             raise ConfigError(f"ordering: {ordering!r} is neither None nor 'key'")
-        if prefetch is not None and prefetch < 0:
-            raise ConfigError(f"prefetch: {prefetch} must not be negative")
+        if prefetch is not None and prefetch != 0:
+            check_limit(prefetch, "prefetch")
+        if not callable(handler):
+            raise ConfigError(f"handler: {shown(handler)} can't be called")
         if inspect.iscoroutinefunction(handler):
             raise ConfigError("handler: a coroutine function needs kmqpy.worker.asyncio.AsyncWorker")
         self._guard = ForkGuard("the worker")
@@ -143,14 +146,14 @@ class Worker:
         self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures)
         self._settler = Settler(queue, self._leases, self._failures, self._settled)
         self._stopping = threading.Event()
-        self._draining = threading.Lock()
-        self._ended = threading.Event()
+        self._draining = threading.RLock()  # reentrant: a handler of signals may call stop() during a drain
+        self._drain_begun = False
         self._failure: KmqError | None = None
         self._taker = _thread("take", partial(self._guarded, self._take))
         self._keeper = _thread("leases", partial(self._guarded, self._leases.run))
         self._finisher = _thread("settle", partial(self._guarded, self._settler.run))
         self._servers = [_thread(str(number), self._serve) for number in range(concurrency)]
-        self._started = False
+        self._started = self._running = False
 
     @property
     def stopping(self) -> bool:
@@ -174,8 +177,9 @@ class Worker:
         with ExitStack() as stack:
             signals = stack.enter_context(noted_signals()) if self._handle_signals else []
             self.start()
-            while not signals and not self._stopping.wait(_SIGNAL_POLL_S):
-                pass
+            # Not Event.wait(): a handler of signals that calls stop() could wait for its lock for ever.
+            while not signals and not self._stopping.is_set():
+                time.sleep(_SIGNAL_POLL_S)
         if signals:
             self.log_signal(signals[0])
         self.stop()
@@ -198,6 +202,7 @@ class Worker:
                 self._keeper.start()
             for thread in (self._taker, self._finisher, *self._servers):
                 thread.start()
+            self._running = True
 
     def stop(self, *, wait: bool = True) -> None:
         """Take no more messages, give back what has not begun, wait for the handlers that run.
@@ -212,9 +217,9 @@ class Worker:
             self._changed.notify_all()
         if wait and self._started and threading.current_thread() not in self._servers:
             with self._draining:
-                if not self._ended.is_set():
+                if self._running and not self._drain_begun:
+                    self._drain_begun = True
                     self._drain()
-                    self._ended.set()
 
     def __enter__(self) -> Self:
         self.start()
@@ -332,7 +337,9 @@ class Worker:
             with self._telemetry.processing(one.message):
                 one.context = contextvars.copy_context()
                 try:
-                    self._handler(one.message)
+                    result = self._handler(one.message)
+                    if inspect.isawaitable(result):
+                        return self._refused(result)
                 except BaseException as error:
                     failure = error
                     raise  # for the telemetry to see
@@ -340,6 +347,15 @@ class Worker:
             if one.context is None:  # it was the telemetry that failed, before the handler was called
                 failure = error
         return ACKNOWLEDGE if failure is None else self._failed(one.message, failure)
+
+    def _refused(self, result: object) -> Outcome:
+        """End the worker, because the handler is for another one and has not handled its message."""
+        if inspect.iscoroutine(result):
+            result.close()
+        self._fail(
+            ConfigError("handler: it returns an awaitable, which needs kmqpy.worker.asyncio.AsyncWorker")
+        )
+        return RELEASE
 
     def _failed(self, message: Message, error: BaseException) -> Outcome:
         outcome = failed_outcome(error, message.attempts, self._backoff)

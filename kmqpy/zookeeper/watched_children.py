@@ -55,6 +55,10 @@ class WatchedChildren:
         """True when the children have changed since they were listed."""
         return self._stale
 
+    def expire(self) -> None:
+        """List again next time: the caller changed the children, and the watch may tell a moment later."""
+        self._on_change()
+
     def _on_change(self, _event: Any = None) -> None:
         self._stale = True
         self.changed.set()

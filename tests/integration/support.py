@@ -41,7 +41,7 @@ TAKER = Path(__file__).with_name("taker.py")
 
 
 def until(
-    condition: Callable[[], Any], timeout: float = 10.0, what: object = "", every: float = 0.01
+    condition: Callable[[], Any], timeout: float = 60.0, what: object = "", every: float = 0.01
 ) -> float:
     """Wait for `condition`; returns the seconds that it took. `what`: shown when it never comes.
 
@@ -303,7 +303,7 @@ def value(tracker: Tracker, queue: str, metric: str) -> float:
 def collect(
     client: KmqClient,
     count: int,
-    timeout: float = 10.0,
+    timeout: float = 60.0,
     *,
     ack: bool = False,
     max_messages: int = 100,
@@ -397,7 +397,7 @@ class Process:
         self._process.kill()
         self._process.wait()
 
-    def wait(self, timeout: float = 20.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         return self._process.wait(timeout)
 
 
@@ -435,7 +435,7 @@ class TrackerProcess(Process):
         lines = (line for line in self.get("/metrics")[1].splitlines() if line.startswith(f"kmq_{metric}{{"))
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
-    def wait_until_it_owns(self, partitions: int, timeout: float = 20.0) -> float:
+    def wait_until_it_owns(self, partitions: int, timeout: float = 60.0) -> float:
         def owns() -> bool:
             assert self.running
             return self.value("owned_partitions") == partitions <= self.value("takeovers_total")

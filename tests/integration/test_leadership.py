@@ -72,7 +72,7 @@ def epochs(leadership: Leadership) -> dict:
     return dict(leadership.snapshot().owned)
 
 
-def until(condition: Callable[[], object], *drained: Leadership, timeout: float = 10.0) -> float:
+def until(condition: Callable[[], object], *drained: Leadership, timeout: float = 60.0) -> float:
     """Wait for `condition`, letting go of what `drained` are asked for; s it took."""
 
     def holds() -> bool:

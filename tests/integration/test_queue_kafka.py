@@ -59,7 +59,7 @@ def queue(storage: Storage) -> Iterator[Queue]:
         yield opened
 
 
-def take(queue: Queue, count: int, timeout: float = 15, **arguments):
+def take(queue: Queue, count: int, timeout: float = 60, **arguments):
     found = []
     deadline = time.monotonic() + timeout
     while len(found) < count:

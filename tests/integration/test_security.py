@@ -222,7 +222,7 @@ def grant(secured: Secured, user: str, *allowed: tuple[ResourceType, str, str]) 
 
 
 def client_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
-    """What the README says of clients that take messages."""
+    """What docs/security.md says of clients that take messages."""
     return [
         (ResourceType.TOPIC, queue, "READ"),
         (ResourceType.TOPIC, f"{queue}__markers", "READ WRITE"),
@@ -234,7 +234,7 @@ def client_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
 
 
 def producer_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
-    """What the README says of producers."""
+    """What docs/security.md says of producers."""
     return [
         (ResourceType.TOPIC, queue, "WRITE"),
         (ResourceType.TOPIC, f"{queue}__markers", "DESCRIBE"),
@@ -245,7 +245,7 @@ def producer_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
 
 
 def tracker_acls(queue: str) -> list[tuple[ResourceType, str, str]]:
-    """What the README says of trackers."""
+    """What docs/security.md says of trackers."""
     return [
         (ResourceType.TOPIC, queue, "READ WRITE"),
         (ResourceType.TOPIC, f"{queue}__markers", "READ WRITE"),
@@ -371,7 +371,7 @@ def test_an_acl_that_is_missing_is_named(secured, live, missing):
             until(lambda: "not allow" in str(tracker.problems()), 10, tracker.problems)
         return
     with (
-        pytest.raises(AccessDenied, match=r"does not allow it.*README"),
+        pytest.raises(AccessDenied, match=r"does not allow it.*security"),
         KmqClient(live.settings, connection) as client,
     ):
         client.receive(wait=QUICK_S)

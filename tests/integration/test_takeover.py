@@ -39,7 +39,7 @@ def fill(queue, each: int, from_ms: int, to_ms: int) -> list[str]:
     return sent
 
 
-def each_came_again_once(queue, sent: list[str], timeout: float = 20.0) -> None:
+def each_came_again_once(queue, sent: list[str], timeout: float = 60.0) -> None:
     until(lambda: sum(queue.copies().values()) >= 2 * len(sent), timeout, queue.copies)
     time.sleep(0.7)
     assert queue.copies() == dict.fromkeys(sent, 2)
@@ -189,5 +189,5 @@ def test_the_checker_finds_a_copy_too_many(wide):
         for body in sent:
             wide.append(None, body.encode(), partition=int(body[0]), topic=wide.name)
     with pytest.raises(AssertionError):
-        each_came_again_once(wide, sent)
+        each_came_again_once(wide, sent, 5.0)
     assert Counter(wide.copies().values()) == {3: PARTITIONS}

@@ -28,7 +28,7 @@ def end(offset: int, partition: int = 0) -> Marker:
     return Marker(partition, offset, Op.END)
 
 
-def redelivered(queue, tracker, count: int, timeout: float = 10.0) -> None:
+def redelivered(queue, tracker, count: int, timeout: float = 60.0) -> None:
     """Wait until `count` messages in all were redelivered, and no more follow at once."""
     until(
         lambda: value(tracker, queue.name, "redelivered") >= count,

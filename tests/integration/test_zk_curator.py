@@ -154,6 +154,7 @@ def test_closing_frees_a_blocked_put(builder):
     queue = builder(max_items=1).build_queue()
     queue.start()
     queue.put(b"a")
+    assert not queue.put(b"b", timeout=0)  # even if no watch has told of the first one yet
     errors = []
 
     def put():

@@ -167,6 +167,13 @@ def test_the_layout_is_as_documented_and_nothing_is_left(make, zk):
     assert zk.exists(f"{root}/in/locks/{locks[1]}").ephemeralOwner
     assert zk.get(f"{root}/in/meta/meta-0000000000")[0].startswith(b'{"taken": 1, "not_before_ms": ')
     tx.commit()
+    for _ in range(46):
+        put(queue)
+    assert len(zk.get_children(f"{root}/.transactions")) == 49
+    put(queue)
+    until(lambda: not zk.get_children(f"{root}/.transactions"))
+    put(queue)
+    queue.close()
     until(lambda: not zk.get_children(f"{root}/.transactions"))
     assert [zk.get_children(f"{root}/in/{name}") for name in ("items", "locks", "meta", "dlq")] == [[]] * 4
 
@@ -297,6 +304,50 @@ def test_after_so_many_times_an_item_goes_to_the_dlq(make, zk, policy, times):
     assert [zk.get(f"{dlq}/{name}")[0] for name in zk.get_children(dlq)] == [b"a"]
     assert queue.size("in") == 0
     assert zk.get_children(f"{queue.settings.root}/in/meta") == []
+
+
+def test_many_items_in_their_back_off_do_not_hide_the_others(make):
+    first, second = (make(policy=AtLeastOnce(backoff=Backoff(3_600, maximum=3_600))) for _ in range(2))
+    put(first, *(b"%d" % n for n in range(130)))
+    with first.transaction() as tx:
+        assert len(tx.try_take_many("in", 120)) == 120
+    assert drained(second) == [b"%d" % n for n in range(120, 130)]
+
+
+def test_dead_letters_are_listed_redriven_and_purged(make):
+    queue = make(policy=ConsumeOnce())
+    put(queue, *(b"%d" % n for n in range(150)))
+    put(queue, b"urgent", priority=5)
+    with queue.transaction() as tx:
+        assert len(tx.try_take_many("in", 200)) == 151
+    assert drained(queue) == []
+    dead = queue.dead_letters("in")
+    first, second = dead.list(2)
+    assert (first.queue, first.body, second.body) == ("in", b"urgent", b"0")
+    assert queue.session.zk.exists(queue.paths("in").items).mtime <= first.died_ms
+    assert dead.redrive([first.name, first.name, "item-0000009999"]) == 1
+    assert dead.purge([first.name, second.name]) == 1
+    assert dead.redrive() == 149
+    assert (dead.list(), dead.redrive(), dead.purge()) == ([], 0, 0)
+    with queue.transaction() as tx:
+        items = tx.try_take_many("in", 200)
+    assert [item.body for item in items] == [b"urgent", *(b"%d" % n for n in range(1, 150))]
+    assert {item.taken for item in items} == {1}
+
+
+@pytest.mark.parametrize("name", ["../items/item-0000000001", "item-1", "", None])
+def test_what_is_no_name_of_a_dead_letter_is_refused(make, name):
+    dead = make().dead_letters("in")
+    for call in dead.redrive, dead.purge:
+        with pytest.raises(ConfigError, match=r"names: .* is not the name of a dead letter"):
+            call([name])
+
+
+def test_dead_letters_of_a_queue_that_is_missing(make):
+    dead = make().dead_letters("nowhere")
+    for call in dead.list, dead.redrive, dead.purge:
+        with pytest.raises(QueueNotFound, match="nowhere"):
+            call()
 
 
 def test_a_back_off_keeps_an_item_back(make, zk):

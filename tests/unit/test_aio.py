@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_queue import FakeQueue
@@ -12,8 +13,9 @@ from fake_queue import FakeQueue
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import Closed, ConfigError, KmqError, MessageError, NotSupported, Unavailable
-from kmqpy.testing import memory_storage
+from kmqpy.testing import ManualClock, memory_storage
 from kmqpy.worker.asyncio import AsyncQueue, AsyncWorker
+from kmqpy.worker.batches import Batches
 from kmqpy.worker.outcome import Reject
 
 
@@ -31,6 +33,7 @@ def short_leases(monkeypatch):
         monkeypatch.setattr(
             fake, "receive", lambda most, *, wait, lease: take(most, wait=wait, lease=lease or lease_s)
         )
+        monkeypatch.setattr(fake, "default_lease", lease_s)
         return fake
 
     return shorten
@@ -244,6 +247,73 @@ class TestQueue:
         fake, receipts = asyncio.run(main())
         assert sorted(receipts) == sorted(fake.of("ack")) == sorted(f"r{n}" for n in range(1, 101))
 
+    def test_async_for_hands_out_messages_whatever_the_clock_of_the_storage_says(self):
+        async def main():
+            clock = ManualClock()  # decades behind ours
+            with memory_storage(clock) as storage:
+                storage.create("q")
+                queue = storage.open("q")
+                queue.send_many(["0", "1", "2"])
+                bodies = []
+                async with asyncio.timeout(60), AsyncQueue(queue) as aio:
+                    async for message in aio:
+                        bodies.append(message.body)
+                        if len(bodies) == 3:
+                            break
+                return bodies
+
+        assert asyncio.run(main()) == [b"0", b"1", b"2"]
+
+    def test_event_loops_of_several_threads_share_it(self):
+        fake = FakeQueue(*map(str, range(100)))
+        queue = AsyncQueue(fake)
+        receipts = []
+
+        async def work():
+            async for message in queue:
+                receipts.append(message.receipt)
+                await queue.ack(message)
+                if len(receipts) == 100:
+                    await queue.close()
+
+        with ThreadPoolExecutor(3) as threads:
+            for one in [threads.submit(asyncio.run, work()) for _ in range(3)]:
+                one.result(60)
+        assert sorted(receipts) == sorted(fake.of("ack")) == sorted(f"r{n}" for n in range(1, 101))
+
+    def test_it_can_be_closed_where_the_event_loop_that_took_ahead_is_gone(self):
+        fake = FakeQueue()
+        queue = AsyncQueue(fake)
+
+        async def work():
+            async for _ in queue:
+                pass
+
+        loop = asyncio.new_event_loop()
+        working = loop.create_task(work())
+        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.close()
+        asyncio.run(asyncio.wait_for(queue.close(), 60))
+        assert fake.closed
+        working._log_destroy_pending = False
+
+    def test_what_was_submitted_too_late_is_refused(self):
+        """Another event loop may close the queue between the check of a send() and its submission."""
+
+        async def main():
+            batches = Batches("late", lambda items: items)
+            assert await batches.submit(5) == 5
+            batches.close()
+            with pytest.raises(Closed):
+                await batches.submit(6)
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("threads", [0, -1, "4", 1.5, True, None])
+    def test_a_bad_number_of_threads_is_refused(self, threads):
+        with pytest.raises(ConfigError, match="threads"):
+            AsyncQueue(FakeQueue(), threads=threads)
+
     def test_after_close_everything_raises_closed(self):
         async def main():
             queue = AsyncQueue(FakeQueue())
@@ -336,6 +406,24 @@ class TestBatches:
         done, messages = asyncio.run(main())
         assert [number for number, one in enumerate(done) if isinstance(one, MessageError)] == [17]
         assert sorted(int(message.body) for message in messages) == sorted({*range(100)} - {17})
+
+    def test_what_the_storage_can_not_do_costs_only_the_message_that_asked_for_it(self, queue):
+        send_many = queue.send_many
+
+        def without_priorities(bodies, **arguments):
+            if any(body.priority for body in bodies):
+                raise NotSupported("priority")
+            return send_many(bodies, **arguments)
+
+        queue.send_many = without_priorities
+
+        async def main():
+            aio = AsyncQueue(queue)
+            calls = [aio.send("x", priority=int(number == 17)) for number in range(100)]
+            return await asyncio.gather(*await self.submitted(queue, calls), return_exceptions=True)
+
+        done = asyncio.run(main())
+        assert [number for number, one in enumerate(done) if isinstance(one, KmqError)] == [17]
 
     def test_where_nobody_knows_what_was_sent_all_of_the_batch_hear_of_it(self, queue):
         calls = []

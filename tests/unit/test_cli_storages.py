@@ -1,13 +1,16 @@
 """The command line over storages other than Kafka, in one process with a storage in memory."""
 
+import io
 import json
 import subprocess
 import sys
+import time
 import uuid
 
 import click
 import pytest
 
+from kmqpy.cli import messages
 from kmqpy.cli.app import _HELP, kmq, run
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.queue import opening, storage_for
@@ -187,6 +190,35 @@ def test_a_receipt_of_something_else_is_named(kmq_at):
     code, lines, errors = kmq_at("ack", "zzz", "1.WyJqb2JzIiwi")
     assert (code, lines) == (2, [])
     assert errors.count("is not a receipt") == 2
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\xff\xfe", b'{"receipt":' + b"[" * 100_000, b'{"receipt": null}', b"{}", b"x" * 100_000, b"\0"]
+)
+def test_a_line_that_is_no_receipt_costs_only_itself(kmq_at, monkeypatch, bad):
+    kmq_at("queue", "create", "jobs")
+    kmq_at("send", "jobs", "one", "two")
+    first, second = (line.encode() for line in kmq_at("receive", "jobs", "--max", "2")[1])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n".join([first, bad, second])), "utf-8"))
+    code, lines, errors = kmq_at("ack")
+    assert (code, lines) == (1, ["2 acknowledged"])
+    assert errors.count("is not a receipt") == errors.count("\n") == 1
+    assert len(errors) < 300
+
+
+def test_a_huge_line_costs_time_in_proportion_to_its_size(monkeypatch):
+    """Parts of a pipe come by 64 KiB at most; a body may have 256 MiB."""
+
+    class Pipe(io.BytesIO):
+        def read1(self, _size=-1):
+            return super().read1(4096)
+
+    huge = b"x" * (32 << 20)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Pipe(b"first\n\n" + huge + b"\nlast")))
+    begun = time.process_time()
+    lines = [line for batch in messages._lines() for line in batch]
+    assert lines == [b"first", b"", huge, b"last"]
+    assert time.process_time() - begun < 10  # 0.1 s; with a copy of all for each part, minutes
 
 
 def test_help_loads_neither_plug_ins_nor_what_storages_need():

@@ -1,6 +1,8 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -234,8 +236,8 @@ class TestOutcomes:
         assert len(queue.of("ack")) == 20
         assert len(sizes) <= 2 + 1  # two batches, and a message that was just being put
 
-    @pytest.mark.parametrize(("error", "calls"), [(Unavailable("away"), 1), (KmqError("bad"), 1 + 3)])
-    def test_a_batch_that_is_refused_is_tried_one_by_one_but_not_while_nobody_answers(self, error, calls):
+    @pytest.mark.parametrize(("error", "calls"), [(Unavailable("away"), 1), (KmqError("bad"), 1 + 2 + 2)])
+    def test_a_batch_that_is_refused_is_tried_in_halves_but_not_while_nobody_answers(self, error, calls):
         made = []
 
         def refuse(messages):
@@ -486,6 +488,19 @@ class TestLeases:
         assert sorted(queue.of("extend")) == ["r1", "r3"]
         assert failures.what == ["extend"]
 
+    def test_a_bad_message_among_hundreds_costs_a_few_calls(self):
+        queue, calls = FakeQueue(*["x"] * 400), []
+
+        def picky(messages):
+            calls.append(len(messages))
+            if any(message.receipt == "r123" for message in messages):
+                raise KmqError("bad")
+
+        keeper = LeaseKeeper(queue, 30, SystemClock(), FailureReports("fake", Telemetry()))
+        held = keeper.hold(queue.receive(400), lambda _: None)
+        assert [one.message.receipt for one in call_for_all(picky, held)] == ["r123"]
+        assert len(calls) < 20
+
     def test_what_waits_is_extended_too(self):
         queue = FakeQueue("a", "b")
         gate = threading.Event()
@@ -683,6 +698,27 @@ class TestStopping:
         assert queue.of("ack") == ["r1"]
         assert signal.getsignal(number) is before
 
+    def test_an_own_handler_of_signals_may_stop_it_again_during_the_drain(self):
+        """In a process of its own: where it waits for itself, no signal but SIGKILL ends it."""
+        done = subprocess.run(
+            [sys.executable, __file__], check=False, timeout=60, capture_output=True, text=True
+        )
+        assert (done.stdout, done.returncode) == ("ended\n", 0), done.stderr
+
+    def test_a_signal_may_stop_it_while_it_starts(self, monkeypatch):
+        worker = Worker(FakeQueue(), lambda message: None, handle_signals=False)
+        start = worker._finisher.start
+
+        def stop_first():
+            worker.stop()
+            start()
+
+        monkeypatch.setattr(worker._finisher, "start", stop_first)
+        running = threading.Thread(target=worker.run, daemon=True)
+        running.start()
+        running.join(60)
+        assert not running.is_alive()
+
     def test_run_leaves_signals_alone_when_told_to(self):
         noted = []
         before = signal.signal(signal.SIGTERM, lambda number, _frame: noted.append(number))
@@ -758,11 +794,16 @@ def test_leases_are_those_of_the_queue_unless_said(of_queue, said, asked):
         ({"lease": -1}, "lease"),
         ({"lease": 0.099}, "lease: 99 ms is shorter than the least"),
         ({"drain_timeout": "1s"}, "drain_timeout"),
+        ({"concurrency": "4"}, "concurrency"),
+        ({"concurrency": 2.5}, "concurrency"),
+        ({"prefetch": "x"}, "prefetch"),
+        ({"prefetch": 1.5}, "prefetch"),
+        ({"handler": None}, "handler"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(bad, named):
     with pytest.raises(ConfigError, match=named):
-        Worker(FakeQueue(), lambda message: None, **bad)
+        Worker(FakeQueue(), **({"handler": lambda message: None} | bad))
 
 
 def test_a_coroutine_function_is_sent_to_its_own_worker():
@@ -771,6 +812,19 @@ def test_a_coroutine_function_is_sent_to_its_own_worker():
 
     with pytest.raises(ConfigError, match="AsyncWorker"):
         Worker(FakeQueue(), handler)
+
+
+def test_a_message_whose_handler_returns_an_awaitable_is_not_acknowledged():
+    """Which shows only when it is called: a lambda, or an object with `async def __call__`."""
+
+    async def handle(body):
+        """Nothing."""
+
+    queue = FakeQueue("x")
+    with pytest.raises(ConfigError, match="AsyncWorker"):
+        Worker(queue, lambda message: handle(message.body)).run()
+    assert queue.of("ack") == []
+    assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
 
 
 def test_a_lease_longer_than_the_queue_allows_is_refused_at_once():
@@ -902,3 +956,37 @@ def test_an_unexpected_error_in_a_thread_ends_the_worker(monkeypatch, thread):
     with pytest.raises(KmqError, match=r"thread of the worker failed: RuntimeError: not foreseen") as raised:
         worker.run()
     assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+def _stop_at_each_signal():
+    """Runs a worker that two signals stop, the second during the drain."""
+    handling, stopped_twice = threading.Event(), threading.Event()
+    stops = []
+
+    def handler(message):
+        handling.set()
+        stopped_twice.wait(30)
+
+    def send_signals():
+        handling.wait(30)
+        for _ in range(2):
+            before = len(stops)
+            os.kill(os.getpid(), signal.SIGTERM)
+            until(lambda: len(stops) > before)  # noqa: B023 - called at once
+        time.sleep(0.1)  # for the second to get stuck
+        stopped_twice.set()
+
+    worker = Worker(FakeQueue("x"), handler, handle_signals=False)
+
+    def stop(*_):
+        stops.append(1)
+        worker.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=send_signals, daemon=True).start()
+    worker.run()
+    print("ended")
+
+
+if __name__ == "__main__":
+    _stop_at_each_signal()

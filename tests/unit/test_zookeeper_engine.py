@@ -3,119 +3,22 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from zookeeper_tree import MemoryZnodes, Tree, engine_over, queue_in
 
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
-from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, TakeRef
+from kmqpy.storages.engine import Counts, MessageRow, NewRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.zookeeper import draft, live_queue, rows
 from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.directory import Directory, PageSummary, summary
-from kmqpy.storages.zookeeper.draft import Now
-from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
 from kmqpy.storages.zookeeper.rows import Row, Status, page_bytes, read_pack, read_page
-from kmqpy.storages.zookeeper.znodes import Conflict, Lost
 from kmqpy.testing import ManualClock
-
-
-class Tree:
-    """Znodes, as several processes see them."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self.clock = clock
-        self.znodes: dict[str, tuple[bytes, int]] = {}
-        self.next_id = 1
-
-
-class Multi(list):
-    def set_data(self, path, data, version=-1):
-        self.append(("set", path, data, version))
-
-    def create(self, path, data):
-        self.append(("create", path, data, -1))
-
-    def delete(self, path):
-        self.append(("delete", path, b"", -1))
-
-
-class MemoryZnodes:
-    """What the engine needs of Znodes; `lose` says which answers are lost: before, after, or never."""
-
-    timeout_s = 10.0
-    max_packet_bytes = 2**20
-    commits = 0
-
-    def prepare(self):
-        return "storage"
-
-    zk = SimpleNamespace(transaction=Multi)
-
-    def __init__(self, tree: Tree, lose: Callable[[], str] = lambda: "never") -> None:
-        self.tree = tree
-        self.lose = lose
-
-    def now(self):
-        now_ms = self.tree.clock.wall_ms()
-        return Now(now_ms, now_ms)
-
-    def draw_ids(self, count):
-        self.tree.next_id += count
-        return self.tree.next_id - count
-
-    def directory_path(self, generation):
-        return f"/{generation}"
-
-    def read_directory(self, generation, watch=None):
-        return self.tree.znodes.get(f"/{generation}")
-
-    def read(self, paths):
-        return [self.tree.znodes.get(path, (None, 0))[0] for path in paths]
-
-    def send(self, multi, what):
-        if sum(len(data) for _, _, data, _ in multi) > self.max_packet_bytes:
-            raise MessageError(f"{what}: too large")
-        self.commits += 1
-        lost = self.lose()
-        outcome = None if lost == "before" else self._apply(multi)
-
-        def answer():
-            if lost != "never":
-                raise Lost
-            if outcome is None:
-                raise Conflict
-            return outcome
-
-        return answer
-
-    def _apply(self, multi):
-        after = dict(self.tree.znodes)
-        for kind, path, data, version in multi:
-            found = after.get(path)
-            if (kind == "create") != (found is None) or (version >= 0 and found[1] != version):
-                return None
-            if kind == "delete":
-                assert not any(one.startswith(f"{path}/") for one in after), "a znode with children"
-                del after[path]
-            else:
-                after[path] = (data, 0 if found is None else found[1] + 1)
-        self.tree.znodes = after
-        return after[multi[0][1]][1]
-
-
-def engine_over(znodes: MemoryZnodes) -> ZooKeeperEngine:
-    return ZooKeeperEngine(znodes)
-
-
-def queue_in(tree: Tree, **settings) -> QueueRow:
-    queue = QueueRow("generation", StoredQueueSettings(name="q", **settings))
-    tree.znodes["/generation"] = (Directory().to_bytes(), 0)
-    return queue
 
 
 def without_ids(found: list[MessageRow], known: dict[int, int]) -> list[MessageRow]:
@@ -321,7 +224,11 @@ def test_what_is_written_is_read():
     }
     assert read_page(page_bytes(page), "/p") == page
     directory = Directory(
-        next_id=8, end_id=9, next_place=10, commits=(b"12345678",), pages={1: summary(page, 4, manual=False)}
+        next_id=8,
+        end_id=9,
+        next_place=10,
+        commits=(b"123456781234",),
+        pages={1: summary(page, 4, manual=False)},
     )
     assert Directory.from_bytes(directory.to_bytes(), "/d") == directory
     assert directory.pages[1] == PageSummary(4, 2, 0, 0, 1, priority=9, place=7, due_ms=0)
@@ -343,7 +250,7 @@ def test_any_bytes_are_read_or_refused_by_name(read):
     good = {
         read_page: page_bytes({1: row(1, reason="why")}),
         read_pack: rows.pack_bytes([NewRow(b"body", b"key", (("a", b"b"),))]),
-        Directory.from_bytes: Directory(next_id=1, end_id=2, commits=(b"12345678",)).to_bytes(),
+        Directory.from_bytes: Directory(next_id=1, end_id=2, commits=(b"123456781234",)).to_bytes(),
     }[read]
     for _ in range(2_000):
         data = bytearray(good)

@@ -58,8 +58,8 @@ def _wait_until_stable(
     admin = librdkafka.new_admin(connection)
     while (left := deadline - clock.monotonic()) > 0:
         try:
-            asked = admin.describe_consumer_groups([group], request_timeout=left)[group]
-            stable = asked.result(left + 1).state is ConsumerGroupState.STABLE
+            asked = admin.describe_consumer_groups([group], request_timeout=librdkafka.GROUP_REQUEST_S)[group]
+            stable = asked.result(left).state is ConsumerGroupState.STABLE
         except (KafkaException, TimeoutError):
             return False
         consumer.consume(1, 0.05)  # runs the callbacks that are due

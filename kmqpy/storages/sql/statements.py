@@ -116,18 +116,23 @@ _REDRIVE = """
     place = {number}"""
 
 _NEXT_DUE = """(SELECT min(at_ms) FROM (
-        SELECT min(until_ms) AS at_ms FROM {messages} WHERE queue = :queue AND state = 1
+        SELECT min(until_ms) AS at_ms FROM {messages} WHERE queue = :queue AND {not_ready}state = 1
         UNION ALL
-        SELECT min(until_ms) FROM {messages} WHERE queue = :queue AND state = 2 AND :automatic = 1
+        SELECT min(until_ms) FROM {messages} WHERE queue = :queue AND {not_ready}state = 2 AND :automatic = 1
     ) AS ends)"""
 _EXISTS = "(SELECT count(*) FROM {queues} WHERE id = :queue)"
 _READY = "FROM {messages} WHERE queue = :queue AND state = 0"
-_COUNT = "(SELECT count(*) FROM {{messages}} WHERE queue = :queue AND state = {state})"
+_COUNT = "(SELECT count(*) FROM {{messages}} WHERE queue = :queue AND {state})"
 _COUNT_SOME = (
-    "(SELECT count(*) FROM (SELECT 1 FROM {{messages}} WHERE queue = :queue AND state = {state} "
-    "LIMIT :limit) AS some{state})"
+    "(SELECT count(*) FROM (SELECT 1 FROM {{messages}} WHERE queue = :queue AND {state} "
+    "LIMIT :limit) AS some_{name})"
 )
-_STATES = range(4)
+_STATES = {
+    "ready": "state = 0",
+    "delayed": "{not_ready}state = 1",
+    "taken": "{not_ready}state = 2",
+    "dead": "{not_ready}state = 3",
+}
 
 _SHARED = {
     "schema_version": "SELECT value FROM {meta} WHERE name = 'schema_version'",
@@ -140,20 +145,21 @@ _SHARED = {
     "delete_queue": "DELETE FROM {queues} WHERE id = :queue",
     "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}",
     "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
-    "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES)}",
-    "some_counts": f"SELECT {', '.join(_COUNT_SOME.format(state=state) for state in _STATES)}",
+    "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES.values())}",
+    "some_counts": "SELECT "
+    + ", ".join(_COUNT_SOME.format(name=name, state=state) for name, state in _STATES.items()),
     "taken_rows": f"""SELECT {COLUMNS} FROM {{messages}}
-WHERE queue = :queue AND state = 2 AND id > :after
+WHERE queue = :queue AND {{not_ready}}state = 2 AND id > :after
   AND since_ms < {{now}} - :taken_for_ms AND enqueued_ms < :queued_before_ms
 ORDER BY id LIMIT :limit""",
-    "dead_rows": f"""SELECT {COLUMNS} FROM {{messages}} WHERE queue = :queue AND state = 3
+    "dead_rows": f"""SELECT {COLUMNS} FROM {{messages}} WHERE queue = :queue AND {{not_ready}}state = 3
 ORDER BY until_ms, id LIMIT :limit""",
     "dead_rows_without_bodies": f"""SELECT {_WITHOUT_BODY} FROM {{messages}}
-WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit""",
+WHERE queue = :queue AND {{not_ready}}state = 3 ORDER BY until_ms, id LIMIT :limit""",
     # Two statements, each by an index.
     "purge_ready": "DELETE FROM {messages} WHERE queue = :queue AND state = 0",
-    "purge_unready": "DELETE FROM {messages} WHERE queue = :queue AND state IN (1, 2)",
-    "purge_dead": "DELETE FROM {messages} WHERE queue = :queue AND state = 3",
+    "purge_unready": "DELETE FROM {messages} WHERE queue = :queue AND {not_ready}state IN (1, 2)",
+    "purge_dead": "DELETE FROM {messages} WHERE queue = :queue AND {not_ready}state = 3",
 }
 
 # --- PostgreSQL ---------------------------------------------------------------------------------------
@@ -370,7 +376,7 @@ _SQLITE_SCHEMA = (
     body blob NOT NULL
 )""",
     "CREATE INDEX {messages_index}_ready ON {messages} (queue, minus_priority, place) WHERE state = 0",
-    "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms) WHERE state > 0",
+    "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms) WHERE state <> 0",
 )
 
 
@@ -387,6 +393,12 @@ _LISTED_REFS = (
     "(id, take) IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:refs))"
 )
 
+# An index for each state, unlike with _DUE.
+_SQLITE_DUE = (
+    "queue = :queue AND {not_ready}state IN (1, CASE WHEN :automatic = 1 THEN 2 ELSE 1 END) "
+    "AND until_ms <= {now}"
+)
+
 _SQLITE = {
     "create_queue": "INSERT OR IGNORE INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)",
     "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
@@ -401,7 +413,7 @@ VALUES (:id, :queue, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 
     SELECT id {_READY} ORDER BY minus_priority, place LIMIT :limit
 ) RETURNING {_GONE}""",
     "pass_time": _numbered(
-        _PASS_TIME, "until_ms, place", f"WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit"
+        _PASS_TIME, "until_ms, place", f"WHERE {_SQLITE_DUE} ORDER BY until_ms, place LIMIT :limit"
     ),
     "finish": f"DELETE FROM {{messages}} WHERE {_LISTED_REFS} AND {_CURRENT}",
     "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_LISTED_REFS} AND {_STILL_TAKEN}",
@@ -411,11 +423,11 @@ VALUES (:id, :queue, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 
     + " FROM (SELECT json_extract(value, '$[0]') AS ref_id, json_extract(value, '$[1]') AS ref_take, "
     f":number + key AS ref_number FROM json_each(:refs)) AS ref "
     f"WHERE id = ref_id AND take = ref_take AND {_STILL_TAKEN}",
-    "release_all": _numbered(_RELEASE, "place", "WHERE queue = :queue AND state = 2"),
+    "release_all": _numbered(_RELEASE, "place", "WHERE queue = :queue AND {not_ready}state = 2"),
     "redrive": _numbered(
         _REDRIVE,
         "until_ms, id",
-        "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit",
+        "WHERE queue = :queue AND {not_ready}state = 3 ORDER BY until_ms, id LIMIT :limit",
     ),
     "redrive_ids": _numbered(
         _REDRIVE, "until_ms, id", f"WHERE queue = :queue AND state = 3 AND id IN {_LISTED}"
@@ -432,6 +444,9 @@ _NOW = {
     "mariadb": "(timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(3)) DIV 1000)",
     "sqlite": ":now_ms",
 }
+# SQLite uses a partial index only for statements that have its very condition, and with `state > 0` it
+# would not look for one state in it.
+_NOT_READY = {"postgresql": "", "mariadb": "", "sqlite": "state <> 0 AND "}
 _OWN: Mapping[str, Mapping[str, str]] = {"postgresql": _POSTGRESQL, "mariadb": _MARIADB, "sqlite": _SQLITE}
 _SCHEMAS = {"postgresql": _POSTGRESQL_SCHEMA, "mariadb": _MARIADB_SCHEMA, "sqlite": _SQLITE_SCHEMA}
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -457,7 +472,12 @@ def script(dialect: DialectName, names: Names) -> str:
 
 
 def _filled(dialect: DialectName, names: Names, text: str) -> str:
-    values = {**names.qualified, "now": _NOW[dialect], "messages_index": names.tables["messages"]}
+    values = {
+        **names.qualified,
+        "now": _NOW[dialect],
+        "not_ready": _NOT_READY[dialect],
+        "messages_index": names.tables["messages"],
+    }
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text

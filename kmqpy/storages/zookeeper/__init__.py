@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from typing import Any
 
-from kmqpy.core.durations import parse_duration_ms
+from kmqpy.core.durations import DAY_MS, parse_duration_ms
 from kmqpy.core.settings import convert
 from kmqpy.errors import ConfigError
 from kmqpy.queue import QueueUrl
@@ -16,6 +17,8 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 _SECURITY = ("scheme", "ca", "certificate", "key", "tls")
 _SETTINGS = ("timeout", "max_packet_bytes", *_SECURITY)
 _ROOT = "/kmqpy"
+_NOT_IN_PATHS = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\U0010ffff]")
+"""Characters that ZooKeeper refuses in paths: control characters, and what is not one unit of UTF-16."""
 
 
 def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredStorage:
@@ -33,18 +36,21 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
 
     url.refuse_unknown([*_SETTINGS, *URL_SETTINGS])
     root = url.path.rstrip("/") or _ROOT
-    if "//" in root or any(part in (".", "..", "zookeeper") for part in root.split("/")):
+    is_bad = any(part in (".", "..", "zookeeper") for part in root.split("/"))
+    if "//" in root or is_bad or _NOT_IN_PATHS.search(root):
         raise ConfigError(
             f"queue url: {url.path!r} is no path of a znode; write it like zookeeper://host:2181/queues"
         )
     more: dict[str, Any] = {}
     if "max_packet_bytes" in url.settings:
         more["max_packet_bytes"] = convert("max_packet_bytes", url.settings["max_packet_bytes"], int)
-        if more["max_packet_bytes"] < 2**18:
-            raise ConfigError(f"max_packet_bytes: {more['max_packet_bytes']} is less than {2**18}")
+        if not 2**18 <= more["max_packet_bytes"] < 2**31:
+            raise ConfigError(
+                f"max_packet_bytes: {more['max_packet_bytes']} is not from {2**18} to {2**31 - 1}"
+            )
     timeout_s = parse_duration_ms(url.settings.get("timeout", "10s"), "timeout") / 1000
-    if not timeout_s:
-        raise ConfigError("timeout: it must be longer than 0")
+    if not 0 < timeout_s <= DAY_MS / 1000:
+        raise ConfigError("timeout: it must be longer than 0, and at most a day")
     with ExitStack() as opened:
         zk = opened.enter_context(connect(_connection(url), timeout=timeout_s))
         engine = ZooKeeperEngine(Znodes(zk, root, timeout_s=timeout_s, **more))

@@ -16,8 +16,13 @@ from kmqpy.storages.engine import Counts
 from kmqpy.storages.zookeeper.rows import Page, Row, Status, not_ours
 
 COMMITS_REMEMBERED = 64
-"""How many commits a directory names. A process that lost the answer to its commit looks for it there."""
-COMMIT_BYTES = 8
+"""How many commits a directory names, the latest of each author.
+
+An author is a process with a queue open. When it has lost the answer to its commit, it looks for it there.
+"""
+AUTHOR_BYTES = 8
+COMMIT_BYTES = AUTHOR_BYTES + 4
+"""A commit is named by its author and a number."""
 
 _FORMAT = 1
 _HEADER = struct.Struct(">BQQQH")
@@ -58,7 +63,7 @@ class Directory:
 
     next_id, end_id  ids that the queue may give to new messages: from next_id on, below end_id
     next_place       the place of the next message that is put or goes to the back
-    commits          the latest commits, each by its random name
+    commits          the latest commits, one of each author
     pages            by the first id that each may hold, in order
     """
 

@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kmqpy.errors import ConfigError
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
-from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory, summary
+from kmqpy.storages.zookeeper.directory import AUTHOR_BYTES, COMMITS_REMEMBERED, Directory, summary
 from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Page, Row, Status, pack_bytes, page_bytes
 
 MOST_PAGES = 20
 """The most pages that one commit changes, so that it fits into a request; larger changes take several."""
 
-LoadPages = Callable[[Sequence[int]], Sequence[Page]]
-"""Reads pages by their numbers."""
+_AT_ONCE = 50
+"""How many pages are read at a time."""
+
+LoadPages = Callable[[Sequence[int]], Sequence[Page | ConfigError]]
+"""Reads pages by their numbers; an error stands for a page that can't be read."""
 
 EXPIRED = "expired"
 
@@ -45,7 +49,10 @@ class Changes:
 
 
 class Draft:
-    """The pages of one change; the caller writes `changes()`, or throws the draft away."""
+    """The pages of one change; the caller writes `changes()`, or throws the draft away.
+
+    Pages that can't be read are left out; `damage` is the error of one of them.
+    """
 
     def __init__(
         self,
@@ -57,11 +64,13 @@ class Draft:
     ) -> None:
         self.directory = directory
         self.now = now
+        self.damage: ConfigError | None = None
         self._settings = settings
         self._load = load
         self._most_pages = most_pages
         self._numbers = [*directory.pages]
         self._loaded: dict[int, Page] = {}
+        self._unreadable: dict[int, ConfigError] = {}
         self._changed: dict[int, dict[int, Row]] = {}
         self._packs: dict[tuple[int, int], bytes] = {}
         self._next_id = directory.next_id
@@ -98,10 +107,13 @@ class Draft:
         """Add messages; the directory has ids for all of them."""
         ids = [*range(self._next_id, self._next_id + len(rows))]
         self._next_id += len(rows)
-        last = max(self.directory.pages, default=None)
+        last = self._numbers[-1] if self._numbers else None
         at = 0
         while at < len(rows):
-            number = ids[at] if last is None or ids[at] >= last + PAGE_ROWS else last
+            if last is None or ids[at] >= last + PAGE_ROWS or self._readable(last) is None:
+                number = ids[at]
+            else:
+                number = last
             some = rows[at : at + number + PAGE_ROWS - ids[at]]
             page = self._page_to_change(number)
             for index, row in enumerate(some):
@@ -133,9 +145,11 @@ class Draft:
 
     def rows_of(self, status: Status) -> Iterator[Row]:
         """All rows of a state, page by page, in the order of their ids."""
-        for number in self._numbers:
-            if number in self._changed or self.directory.pages[number].in_state(status):
-                yield from [row for row in self._page(number).values() if row.status is status]
+        pages = self.directory.pages
+        wanted = [one for one in self._numbers if one in self._changed or pages[one].in_state(status)]
+        for at in range(0, len(wanted), _AT_ONCE):
+            rows = self._rows(wanted[at : at + _AT_ONCE])
+            yield from [row for row in rows if row.status is status]
 
     def counts(self) -> Counts:
         """How many messages there are, by state."""
@@ -147,7 +161,7 @@ class Draft:
         return min((page.due_ms for page in pages if page.due_ms), default=None)
 
     def row(self, row_id: int) -> Row | None:
-        """The row of an id."""
+        """The row of an id; raises ConfigError if its page can't be read."""
         at = bisect_right(self._numbers, row_id)
         return self._page(self._numbers[at - 1]).get(row_id) if at else None
 
@@ -197,7 +211,7 @@ class Draft:
     # --- the outcome ------------------------------------------------------------------------------
 
     def changes(self, commit: bytes) -> Changes:
-        """The changes to write; `commit` is the random name by which the commit is found again."""
+        """The changes to write; `commit` is the name by which the commit is found again."""
         gone: list[tuple[int, int]] = []
         for number, page in self._changed.items():
             kept = {row.pack for row in page.values()}
@@ -208,7 +222,7 @@ class Draft:
             directory,
             next_id=self._next_id,
             next_place=self._next_place,
-            commits=(*directory.commits, commit)[-COMMITS_REMEMBERED:],
+            commits=_with_latest(directory.commits, commit),
         )
         return Changes(
             directory=directory,
@@ -267,24 +281,37 @@ class Draft:
     def _sort_ready(
         self, number: int, rows: dict[int, list[Row]], waiting: list[tuple[tuple[int, int], int]]
     ) -> None:
-        found = [row for row in self._page(number).values() if row.status is Status.READY]
+        found = [row for row in (self._readable(number) or {}).values() if row.status is Status.READY]
         rows[number] = sorted(found, key=lambda row: row.order, reverse=True)
         if found:
             waiting.append((rows[number][-1].order, number))
 
     def _rows(self, numbers: Sequence[int]) -> Iterable[Row]:
-        self._fetch(numbers)
-        return [row for number in numbers for row in self._page(number).values()]
+        self._fetch([one for one in numbers if one not in self._changed])
+        return [row for number in numbers for row in (self._readable(number) or {}).values()]
 
     def _page(self, number: int) -> Page:
         if number in self._changed:
             return self._changed[number]
         self._fetch([number])
+        if number in self._unreadable:
+            raise self._unreadable[number]
         return self._loaded[number]
 
+    def _readable(self, number: int) -> Page | None:
+        try:
+            return self._page(number)
+        except ConfigError as error:
+            self.damage = error
+            return None
+
     def _fetch(self, numbers: Sequence[int]) -> None:
-        missing = [one for one in numbers if one not in self._loaded]
-        self._loaded.update(zip(missing, self._load(missing), strict=True))
+        missing = [one for one in numbers if one not in self._loaded and one not in self._unreadable]
+        for number, page in zip(missing, self._load(missing), strict=True):
+            if isinstance(page, ConfigError):
+                self._unreadable[number] = page
+            else:
+                self._loaded[number] = page
 
     def _page_of(self, row: Row) -> dict[int, Row]:
         return self._page_to_change(self._number_of(row))
@@ -297,3 +324,9 @@ class Draft:
                 insort(self._numbers, number)
                 self._changed[number] = {}
         return self._changed[number]
+
+
+def _with_latest(commits: Iterable[bytes], commit: bytes) -> tuple[bytes, ...]:
+    """The commits with the latest one, which replaces the former one of its author."""
+    others = [one for one in commits if one[:AUTHOR_BYTES] != commit[:AUTHOR_BYTES]]
+    return (*others, commit)[-COMMITS_REMEMBERED:]

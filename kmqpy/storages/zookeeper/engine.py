@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import json
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any, TypeVar
 
+from kmqpy.errors import ConfigError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
@@ -19,7 +21,10 @@ from kmqpy.storages.zookeeper.directory import Directory
 from kmqpy.storages.zookeeper.draft import Draft
 from kmqpy.storages.zookeeper.live_queue import BodyPlace, LiveQueue
 from kmqpy.storages.zookeeper.rows import Content, Row, Status
+from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.storages.zookeeper.znodes import Znodes
+
+log = logging.getLogger(__name__)
 
 _ROOM_BYTES = 128 * 1024
 """Bytes of a request that are left for the states and the directory, which are written with a body."""
@@ -27,6 +32,7 @@ _MOST_DUE_MS = 2**62
 
 K = TypeVar("K")
 Rows = list[tuple[Row, BodyPlace]]
+Contents = Sequence[Content | ConfigError]
 
 
 class ZooKeeperEngine:
@@ -38,6 +44,7 @@ class ZooKeeperEngine:
         self._lock = threading.Lock()
         self._queues: dict[str, LiveQueue] = {}
         self._bodies = BodyCache()
+        self._turns = Turns(znodes)
         self._is_cleaned_up = False
         self._capabilities = Capabilities(
             blocking_take=True, max_body_bytes=znodes.max_packet_bytes - _ROOM_BYTES
@@ -98,7 +105,7 @@ class ZooKeeperEngine:
         lease_ms = min(lease_ms, _MOST_DUE_MS)
         at_most_once = not queue.settings.ephemeral
 
-        def take(draft: Draft) -> tuple[Rows, list[Content | None], int, int | None]:
+        def take(draft: Draft) -> tuple[Rows, Contents, int, int | None]:
             taken: Rows = []
             for row in [*islice(self._fitting(draft), limit)]:
                 changed = row._replace(
@@ -108,20 +115,39 @@ class ZooKeeperEngine:
                     until_ms=draft.now.high + lease_ms,
                 )
                 taken.append((changed, draft.body_place(row)))
+            if not taken and draft.damage is not None:
+                raise draft.damage
             # Bodies that are deleted with their rows have to be read before.
             bodies = live.contents([place for _, place in taken]) if at_most_once else []
             for row, _ in taken:
-                if at_most_once:
+                draft.replace(row)
+            for (row, _), body in zip(taken, bodies, strict=False):
+                if isinstance(body, Content):
                     draft.remove(row)
-                else:
-                    draft.replace(row)
             return taken, bodies, draft.now.low, draft.next_due_ms()
 
         (taken, bodies, now_ms, due_ms), version = live.change(take)
         if not at_most_once:
             bodies = live.contents([place for _, place in taken])
-        shown = [row.shown(body) for (row, _), body in zip(taken, bodies, strict=True) if body is not None]
+        found = [(row, body) for (row, _), body in zip(taken, bodies, strict=True)]
+        shown = [row.shown(body) for row, body in found if isinstance(body, Content)]
+        if len(shown) < len(found):
+            self._bury_damaged(queue, {row.id: (row, body) for row, body in found})
         return Taken(shown, now_ms, due_ms, live.seen(version))
+
+    def _bury_damaged(self, queue: QueueRow, taken: Mapping[int, tuple[Row, Content | ConfigError]]) -> None:
+        """Make messages dead letters whose bodies can't be read; not those that were finished meanwhile."""
+        errors = {key: body for key, (_, body) in taken.items() if isinstance(body, ConfigError)}
+
+        def bury(draft: Draft, row: Row) -> None:
+            reason = f"damaged: {errors[row.id]}"
+            draft.replace(row._replace(status=Status.DEAD, since_ms=draft.now.high, reason=reason))
+
+        refs = [TakeRef(key, taken[key][0].take) for key in errors]
+        buried = self._change_takes(queue, refs, bury, late=True)
+        if buried:
+            found = next(iter(errors.values()))
+            log.error("queue %r: %d damaged messages are dead letters: %s", queue.name, buried, found)
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
         """See Engine."""
@@ -165,7 +191,7 @@ class ZooKeeperEngine:
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine."""
-        return self._shown(queue, lambda draft: islice(draft.ready_rows(), limit))
+        return _readable(self._with_bodies(queue, lambda draft: islice(draft.ready_rows(), limit)))
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing
         """See Engine."""
@@ -186,13 +212,21 @@ class ZooKeeperEngine:
             rows = (
                 row
                 for row in draft.rows_of(Status.TAKEN)
-                if row.id > after
+                if row.id > last_id
                 and (taken_for_ms is None or row.since_ms < draft.now.low - taken_for_ms)
                 and (queued_before_ms is None or row.enqueued_ms < queued_before_ms)
             )
-            return islice(rows, limit)
+            return islice(rows, limit - len(found))
 
-        return self._shown(queue, matching)
+        found: list[MessageRow] = []
+        last_id = after
+        while len(found) < limit:
+            rows = self._with_bodies(queue, matching)
+            if not rows:
+                break
+            found += _readable(rows)
+            last_id = rows[-1][0].id
+        return found
 
     def purge(self, queue: QueueRow) -> int:
         """See Engine."""
@@ -203,7 +237,8 @@ class ZooKeeperEngine:
 
     def dead_rows(self, queue: QueueRow, limit: int, *, with_bodies: bool) -> list[MessageRow]:
         """See Engine."""
-        rows = self._shown(queue, lambda draft: _oldest(draft, limit))
+        found = self._with_bodies(queue, lambda draft: _oldest(draft, limit))
+        rows = [row.shown(body if isinstance(body, Content) else Content()) for row, body in found]
         rows = [row._replace(size=len(row.body)) for row in rows]
         return rows if with_bodies else [row._replace(body=b"", headers=()) for row in rows]
 
@@ -250,6 +285,7 @@ class ZooKeeperEngine:
 
     def close(self) -> None:
         """See Engine."""
+        self._znodes.close()
         self._closing.close()
 
     def on_close(self, call: Callable[[], object]) -> None:
@@ -260,7 +296,11 @@ class ZooKeeperEngine:
 
     def _live(self, queue: QueueRow) -> LiveQueue:
         with self._lock:
-            return self._queues.setdefault(queue.generation, LiveQueue(self._znodes, queue, self._bodies))
+            found = self._queues.get(queue.generation)
+            if found is None:
+                found = LiveQueue(self._znodes, queue, self._bodies, self._turns)
+                self._queues[queue.generation] = found
+            return found
 
     def _fitting(self, draft: Draft) -> Iterator[Row]:
         """Rows in order, as many as a commit can change."""
@@ -271,12 +311,21 @@ class ZooKeeperEngine:
                 return
             yield row
 
-    def _shown(self, queue: QueueRow, choose: Callable[[Draft], Iterable[Row]]) -> list[MessageRow]:
-        """The rows that `choose` gives, with their bodies."""
+    def _with_bodies(
+        self, queue: QueueRow, choose: Callable[[Draft], Iterable[Row]]
+    ) -> list[tuple[Row, Content | ConfigError]]:
+        """The rows that `choose` gives, with their bodies; raises ConfigError if it only finds damage."""
         live = self._live(queue)
-        rows = live.change(lambda draft: [(row, draft.body_place(row)) for row in choose(draft)])[0]
+
+        def chosen(draft: Draft) -> Rows:
+            rows = [(row, draft.body_place(row)) for row in choose(draft)]
+            if not rows and draft.damage is not None:
+                raise draft.damage
+            return rows
+
+        rows = live.change(chosen)[0]
         bodies = live.contents([place for _, place in rows])
-        return [row.shown(body) for (row, _), body in zip(rows, bodies, strict=True) if body is not None]
+        return [(row, body) for (row, _), body in zip(rows, bodies, strict=True)]
 
     def _change_takes(
         self, queue: QueueRow, takes: Sequence[TakeRef], change: Callable[[Draft, Row], None], *, late: bool
@@ -292,15 +341,21 @@ class ZooKeeperEngine:
     def _change_all(
         self, queue: QueueRow, states: tuple[Status, ...], change: Callable[[Draft, Row], None]
     ) -> int:
-        """Change all rows that are in one of these states now."""
-        live = self._live(queue)
-        rows = live.change(lambda draft: [row.id for one in states for row in draft.rows_of(one)])[0]
+        """Change all rows that are in one of these states now; raises ConfigError if it can't read some."""
+
+        def chosen(draft: Draft) -> tuple[list[int], ConfigError | None]:
+            return [row.id for one in states for row in draft.rows_of(one)], draft.damage
+
+        (rows, damage), _ = self._live(queue).change(chosen)
 
         def find(draft: Draft, row_id: int) -> Row | None:
             row = draft.row(row_id)
             return row if row is not None and row.status in states else None
 
-        return self._change_each(queue, sorted(rows), find, change)
+        done = self._change_each(queue, sorted(rows), find, change)
+        if damage is not None:
+            raise damage
+        return done
 
     def _change_each(
         self,
@@ -309,27 +364,41 @@ class ZooKeeperEngine:
         find: Callable[[Draft, K], Row | None],
         change: Callable[[Draft, Row], None],
     ) -> int:
-        """Change the row of each key that has one, in as many commits as it takes; returns how many."""
+        """Change the row of each key that has one, in as many commits as it takes; returns how many.
+
+        Raises ConfigError in the end, if some could not be read.
+        """
         live = self._live(queue)
         done = begin = 0
+        damage: ConfigError | None = None
 
-        def some(draft: Draft) -> tuple[int, int]:
-            changed = 0
+        def some(draft: Draft) -> tuple[int, int, ConfigError | None]:
+            changed, error = 0, None
             for used, key in enumerate(keys[begin:]):
                 if draft.is_full:
-                    return changed, used
-                row = find(draft, key)
+                    return changed, used, error
+                try:
+                    row = find(draft, key)
+                except ConfigError as unreadable:
+                    error = unreadable
+                    continue
                 if row is not None:
                     change(draft, row)
                     changed += 1
-            return changed, len(keys) - begin
+            return changed, len(keys) - begin, error
 
-        while True:
-            (changed, used), _ = live.change(some)
+        while begin < len(keys):
+            (changed, used, error), _ = live.change(some)
             done += changed
             begin += used
-            if begin >= len(keys):
-                return done
+            damage = damage or error
+        if damage is not None:
+            raise damage
+        return done
+
+
+def _readable(rows: Iterable[tuple[Row, Content | ConfigError]]) -> list[MessageRow]:
+    return [row.shown(body) for row, body in rows if isinstance(body, Content)]
 
 
 def _oldest(draft: Draft, limit: int | None) -> list[Row]:

@@ -14,9 +14,17 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import QueueRow
 from kmqpy.storages.zookeeper.body_cache import BodyCache
-from kmqpy.storages.zookeeper.directory import COMMIT_BYTES, COMMITS_REMEMBERED, Directory
+from kmqpy.storages.zookeeper.directory import (
+    AUTHOR_BYTES,
+    COMMIT_BYTES,
+    COMMITS_REMEMBERED,
+    Directory,
+    PageSummary,
+    summary,
+)
 from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
-from kmqpy.storages.zookeeper.rows import Content, Page, read_pack, read_page
+from kmqpy.storages.zookeeper.rows import Content, Page, not_ours, read_pack, read_page
+from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.storages.zookeeper.znodes import Conflict, Lost, Znodes
 
 T = TypeVar("T")
@@ -26,6 +34,12 @@ _IDS = 10_000
 """How many ids a queue draws from the storage at a time."""
 _PAGES = 2_000
 """The most pages of a queue that are cached."""
+_LATE_S = 0.3
+"""After so much time a process that was late each time asks for its turn."""
+_TRIES = 8
+"""So many times a process tries again at once when it has asked for its turn, before it asks again."""
+_SUSPICIOUS = 3
+"""After so many conflicts it is looked whether somebody has made or deleted znodes of the queue."""
 
 BodyPlace = tuple[int, int, int]
 """Where a body is: number of the page, first id of the pack, index in the pack."""
@@ -68,7 +82,7 @@ class LiveQueue:
     The thread that gets the lock carries out what others have asked for meanwhile, in the same commit.
     """
 
-    def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache) -> None:
+    def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache, turns: Turns) -> None:
         self.row = row
         self._znodes = znodes
         self._path = znodes.directory_path(row.generation)
@@ -76,12 +90,20 @@ class LiveQueue:
         self._requests: deque[_Request[Any]] = deque()
         self._directory: Directory | None = None
         self._version = -1
-        self._pages: OrderedDict[tuple[int, int], Page] = OrderedDict()
-        """By number and version."""
+        self._pages: OrderedDict[int, tuple[int, Page]] = OrderedDict()
+        """The last known version of each page."""
+        self._author = os.urandom(AUTHOR_BYTES)
+        self._commits = 0
+        self._refused: Changes | None = None
+        """The last commit that was refused."""
+        self._undeletable: set[str] = set()
+        """Znodes that a commit can't delete: packs that are gone, pages with znodes of others below them."""
         self._bodies = bodies
+        self._turns = turns
+        self._has_competitors = False
         self._changed = threading.Condition()
         self._is_watched = False
-        self._watched_version = -1
+        self._watched_version: int | None = None
         self._wakes = 0
 
     # --- changes ----------------------------------------------------------------------------------
@@ -101,21 +123,29 @@ class LiveQueue:
                 self._carry_out([self._requests.popleft() for _ in range(len(self._requests))])
         return request.outcome()
 
-    def contents(self, places: Sequence[BodyPlace]) -> list[Content | None]:
-        """The bodies at these places; None for those that are gone."""
-        found = {place[:2]: self._bodies.get(self._body_key(place[:2])) for place in places}
-        missing = [pack for pack, contents in found.items() if contents is None]
+    def contents(self, places: Sequence[BodyPlace]) -> list[Content | ConfigError]:
+        """The bodies at these places; an error for each that is gone or can't be read."""
+        packs = dict.fromkeys(place[:2] for place in places)
+        kept = {pack: self._bodies.get(self._body_key(pack)) for pack in packs}
+        found = {pack: contents for pack, contents in kept.items() if contents is not None}
+        errors: dict[tuple[int, int], ConfigError] = {}
+        missing = [pack for pack in packs if pack not in found]
         paths = [self._pack_path(*pack) for pack in missing]
         for pack, path, data in zip(missing, paths, self._znodes.read(paths), strict=True):
-            if data is not None:
+            try:
                 found[pack] = self._remember(pack, path, data)
-        return [_at(found[place[:2]], place[2]) for place in places]
+            except ConfigError as error:
+                errors[pack] = error
+        return [
+            errors[place[:2]] if place[:2] in errors else self._content(found[place[:2]], place)
+            for place in places
+        ]
 
     # --- waiting ----------------------------------------------------------------------------------
 
     def seen(self, version: int) -> int:
         """For wait(): the version of the directory, and how often wake() was called."""
-        return self._wakes << 32 | version
+        return self._wakes << 32 | version & _VERSION
 
     def wait(self, seen: int, seconds: float) -> bool:
         """Wait until the directory has another version than the one seen; False: not within `seconds`."""
@@ -129,7 +159,7 @@ class LiveQueue:
             except BaseException:
                 self._is_watched = False
                 raise
-            self._watched_version = -1 if found is None else found[1]
+            self._watched_version = None if found is None else found[1] & _VERSION
         if self._watched_version != seen & _VERSION:
             return True
         with self._changed:
@@ -146,6 +176,7 @@ class LiveQueue:
         return self._wakes != seen >> 32
 
     def _on_change(self, _event: Any) -> None:
+        self._watched_version = None
         self._is_watched = False
         self.wake()
 
@@ -154,22 +185,29 @@ class LiveQueue:
     def _carry_out(self, requests: Sequence[_Request[Any]]) -> None:
         """Carry out requests of several threads by one commit; one by one, if that can't be done."""
         try:
+            self._carry_out_together(requests)
+        except BaseException:
+            for one in requests:
+                if not one.is_done:
+                    one.fail(
+                        Unavailable(
+                            f"queue {self.row.name!r}: a change was interrupted; it may have happened"
+                        )
+                    )
+            raise
+
+    def _carry_out_together(self, requests: Sequence[_Request[Any]]) -> None:
+        try:
             results = self._results(requests)
         except (_TooMuch, MessageError, ConfigError) as error:  # nothing was written
             if len(requests) == 1:
                 requests[0].fail(error)
                 return
             for one in requests:
-                self._carry_out([one])
+                self._carry_out_together([one])
         except Exception as error:
             for one in requests:
                 one.fail(error)
-        except BaseException:
-            for one in requests:
-                one.fail(
-                    Unavailable(f"queue {self.row.name!r}: a change was interrupted; it may have happened")
-                )
-            raise
         else:
             # A take may have found nothing just before another's messages came by the same commit.
             seen = self._version if len(requests) == 1 else _VERSION
@@ -177,16 +215,21 @@ class LiveQueue:
                 one.succeed(result, seen)
 
     def _results(self, requests: Sequence[_Request[Any]]) -> Sequence[Any]:
-        deadline = SYSTEM_CLOCK.monotonic() + self._znodes.timeout_s
+        if self._has_competitors:
+            self._turns.give_way(self.row.generation)
+        started = SYSTEM_CLOCK.monotonic()
         ids = sum(one.ids for one in requests)
-        conflicts, most_pages = 0, MOST_PAGES
+        conflicts, lost, most_pages = 0, 0, MOST_PAGES
+        is_fresh = self._directory is None
         while True:
-            is_fresh = self._directory is None
             draft = self._draft(ids, most_pages)
+            has_passed = False
             try:
                 draft.pass_time()
+                has_passed = draft.has_changed
                 if draft.is_full:
                     self._commit(draft)
+                    is_fresh = True
                     continue
                 results = []
                 for one in requests:
@@ -196,19 +239,36 @@ class LiveQueue:
                 if draft.has_changed:
                     self._commit(draft)
                 elif not is_fresh and self._is_outdated():
+                    is_fresh = True
                     continue
             except MessageError:
-                if ids or most_pages == 1:
+                if most_pages == 1 or (ids and not has_passed):
                     raise
                 most_pages //= 2  # long reasons
-            except Conflict:
+            except Conflict as conflict:
                 conflicts += 1
-                self._directory = None
-                if SYSTEM_CLOCK.monotonic() > deadline:
-                    raise Unavailable(f"queue {self.row.name!r}: others change it all the time") from None
-                SYSTEM_CLOCK.sleep(_CONFLICT.delay(conflicts))
+                lost += isinstance(conflict.__cause__, Lost)
+                late_s = SYSTEM_CLOCK.monotonic() - started
+                if late_s > self._znodes.timeout_s:
+                    raise Unavailable(
+                        f"queue {self.row.name!r}: a change was not done in {self._znodes.timeout_s:g} s; "
+                        f"{_why(conflicts, lost)}"
+                    ) from None
+                self._come_again(conflicts, late_s)
+                self._directory, is_fresh = None, True
+                if conflicts % _SUSPICIOUS == 0:
+                    self._look_around()
             else:
                 return results
+
+    def _come_again(self, conflicts: int, late_s: float) -> None:
+        """Wait before the next try; after many, ask for a turn, and then try again at once a few times."""
+        self._has_competitors = True
+        round_, number = divmod(conflicts, _TRIES)
+        if late_s < _LATE_S or round_ % 2 == 0:
+            SYSTEM_CLOCK.sleep(_CONFLICT.delay(number if late_s >= _LATE_S else conflicts))
+        elif number == 0:
+            self._turns.ask(self.row.generation)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -226,6 +286,8 @@ class LiveQueue:
 
     def raise_deleted(self) -> NoReturn:
         """Raise QueueNotFound."""
+        self._directory = None
+        self._pages.clear()
         raise QueueNotFound(f"queue {self.row.name!r} was deleted")
 
     def _is_outdated(self) -> bool:
@@ -238,27 +300,59 @@ class LiveQueue:
         if directory.end_id - directory.next_id >= count:
             return directory
         drawn = max(count, _IDS)
-        first = self._znodes.draw_ids(drawn)
+        first = self._znodes.draw_ids(drawn, at_least=directory.end_id)
         return replace(directory, next_id=first, end_id=first + drawn)
 
-    def _load(self, numbers: Sequence[int]) -> Sequence[Page]:
+    def _load(self, numbers: Sequence[int]) -> Sequence[Page | ConfigError]:
         assert self._directory is not None
-        keys = [(number, self._directory.pages[number].version) for number in numbers]
-        missing = [key for key in keys if key not in self._pages]
-        paths = [f"{self._path}/{number}" for number, _ in missing]
-        for key, path, data in zip(missing, paths, self._znodes.read(paths), strict=True):
-            if data is None:
-                raise Conflict
-            self._keep(key, read_page(data, path))
-        return [self._pages[key] for key in keys]
+        summaries = self._directory.pages
+        found: dict[int, Page | ConfigError] = {
+            number: self._pages[number][1]
+            for number in numbers
+            if self._pages.get(number, (None,))[0] == summaries[number].version
+        }
+        missing = [number for number in numbers if number not in found]
+        paths = [self._page_path(number) for number in missing]
+        for number, path, data in zip(missing, paths, self._znodes.read(paths), strict=True):
+            try:
+                page = self._page(number, path, data, summaries[number])
+            except ConfigError as error:
+                if self._is_outdated():  # the page is that of a later commit
+                    raise Conflict from None
+                found[number] = error
+            else:
+                found[number] = page
+                self._keep(number, summaries[number].version, page)
+        return [found[number] for number in numbers]
 
-    def _keep(self, key: tuple[int, int], page: Page) -> None:
-        self._pages[key] = page
+    def _page(self, number: int, path: str, data: bytes | None, expected: PageSummary) -> Page:
+        """The page that was read; raises ConfigError if it is not the one that the directory means."""
+        if data is None:
+            raise not_ours(path, "it is missing")
+        page = read_page(data, path)
+        is_its_own = all(row_id >= number for row_id in page)
+        if not is_its_own or summary(page, expected.version, manual=self.row.settings.is_manual) != expected:
+            raise not_ours(path, "it is another page, or an older one")
+        return page
+
+    def _content(self, contents: Sequence[Content], place: BodyPlace) -> Content | ConfigError:
+        page, pack, index = place
+        if index < len(contents):
+            return contents[index]
+        self._bodies.remove(self._body_key((page, pack)))
+        return not_ours(self._pack_path(page, pack), f"it has no message {index}")
+
+    def _keep(self, number: int, version: int, page: Page) -> None:
+        self._pages[number] = version, page
+        self._pages.move_to_end(number)
         while len(self._pages) > _PAGES:
             self._pages.popitem(last=False)
 
     def _body_key(self, pack: tuple[int, int]) -> tuple[str, int, int]:
         return (self.row.generation, *pack)
+
+    def _page_path(self, number: int) -> str:
+        return f"{self._path}/{number}"
 
     def _pack_path(self, page: int, pack: int) -> str:
         return f"{self._path}/{page}/{pack}"
@@ -266,19 +360,25 @@ class LiveQueue:
     # --- writing ----------------------------------------------------------------------------------
 
     def _commit(self, draft: Draft) -> None:
-        name = os.urandom(COMMIT_BYTES)
+        self._commits = (self._commits + 1) % 2**32
+        name = self._author + self._commits.to_bytes(COMMIT_BYTES - AUTHOR_BYTES)
         changes = draft.changes(name)
         outcome = self._send(changes)
         sent_at = self._version
         self._directory = None  # not known until the answer is here
         try:
             self._version, self._directory = outcome(), changes.directory
-        except Lost:
+        except Conflict:
+            self._refused = changes
+            raise
+        except Lost as lost:
             self._read()  # which tells what happened, and to what version it led
             if not self._has_happened(name, sent_at):
-                raise Conflict from None
+                raise Conflict from lost
+        for number in changes.pages:
+            self._pages.pop(number, None)
         for number, page in draft.changed_pages().items():
-            self._keep((number, changes.directory.pages[number].version), page)
+            self._keep(number, changes.directory.pages[number].version, page)
         for pack, data in changes.new_packs.items():
             self._remember(pack, self._pack_path(*pack), data)
         for pack in changes.gone_packs:
@@ -287,16 +387,12 @@ class LiveQueue:
     def _send(self, changes: Changes) -> Callable[[], int]:
         multi = self._znodes.zk.transaction()
         multi.set_data(self._path, changes.directory.to_bytes(), self._version)
-        for page, pack in changes.gone_packs:
-            multi.delete(self._pack_path(page, pack))
+        for path in self._gone(changes):
+            multi.delete(path)
         for number, data in changes.pages.items():
-            path = f"{self._path}/{number}"
-            if number in changes.new_pages:
-                multi.create(path, data or b"")
-            elif data is None:
-                multi.delete(path)
-            else:
-                multi.set_data(path, data)
+            if data is not None:
+                write = multi.create if number in changes.new_pages else multi.set_data
+                write(self._page_path(number), data)
         for (page, pack), data in changes.new_packs.items():
             multi.create(self._pack_path(page, pack), data)
         return self._znodes.send(multi, f"queue {self.row.name!r}")
@@ -306,15 +402,37 @@ class LiveQueue:
         assert self._directory is not None
         if name in self._directory.commits:
             return True
-        if self._version - sent_at >= COMMITS_REMEMBERED:
+        # One of ours that is still there is an older one, and would have been replaced.
+        is_remembered = any(one.startswith(self._author) for one in self._directory.commits)
+        if not is_remembered and (self._version - sent_at) & _VERSION >= COMMITS_REMEMBERED:
             raise Unavailable(f"queue {self.row.name!r}: it is not known whether a change happened")
         return False
 
-    def _remember(self, pack: tuple[int, int], path: str, data: bytes) -> Sequence[Content]:
+    def _look_around(self) -> None:
+        """Learn anew which znodes there are: what somebody has made or deleted holds up every commit."""
+        self._pages.clear()
+        if self._refused is None:
+            return
+        gone, self._refused = self._gone(self._refused), None
+        for path, below in zip(gone, self._znodes.children(gone), strict=True):
+            if below is None or any(f"{path}/{name}" not in gone for name in below):
+                self._undeletable.add(path)
+
+    def _gone(self, changes: Changes) -> list[str]:
+        """The znodes that a commit deletes: packs, then pages."""
+        packs = [self._pack_path(*pack) for pack in changes.gone_packs]
+        pages = [self._page_path(number) for number, data in changes.pages.items() if data is None]
+        return [path for path in [*packs, *pages] if path not in self._undeletable]
+
+    def _remember(self, pack: tuple[int, int], path: str, data: bytes | None) -> Sequence[Content]:
+        if data is None:
+            raise not_ours(path, "it is missing")
         found = read_pack(data, path)
         self._bodies.keep(self._body_key(pack), found, len(data))
         return found
 
 
-def _at(contents: Sequence[Content] | None, index: int) -> Content | None:
-    return None if contents is None or index >= len(contents) else contents[index]
+def _why(conflicts: int, lost: int) -> str:
+    if conflicts == lost >= _SUSPICIOUS:
+        return "the connection broke each time; is the servers' jute.maxbuffer less than max_packet_bytes?"
+    return f"others were faster {conflicts - lost} times, and the connection broke {lost} times"

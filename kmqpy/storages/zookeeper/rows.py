@@ -88,14 +88,20 @@ Page = Mapping[int, Row]
 _ROW = struct.Struct(">QQHBBIIQQQQQh")
 _NO_REASON = -1
 MOST_REASON_BYTES = 1_000
-"""Longer reasons are cut, so that a page of them fits into a request."""
+"""Longer reasons are cut."""
+_PAGE_BYTES = 64 * 1024
+_SHORT_REASON_BYTES = 250
+"""Reasons are cut to this in a page that would be larger, so that a body fits into a request beside it."""
 _CONTENT = struct.Struct(">qII")
 _NO_KEY = -1
 
 
 def page_bytes(page: Page) -> bytes:
     """A page as it is stored."""
-    return b"".join(_row_bytes(row) for row in page.values())
+    data = b"".join(_row_bytes(row, MOST_REASON_BYTES) for row in page.values())
+    if len(data) <= _PAGE_BYTES:
+        return data
+    return b"".join(_row_bytes(row, _SHORT_REASON_BYTES) for row in page.values())
 
 
 def read_page(data: bytes, path: str) -> dict[int, Row]:
@@ -124,15 +130,15 @@ def read_pack(data: bytes, path: str) -> Sequence[Content]:
         raise not_ours(path, error) from None
 
 
-def not_ours(path: str, error: Exception | str) -> ConfigError:
-    """The error of a znode that kmqpy has not written."""
+def not_ours(path: str, error: Exception | str, delete: str = "the queue") -> ConfigError:
+    """The error of a znode that kmqpy has not written; `delete` says what to delete if it is lost."""
     return ConfigError(
-        f"znode {path}: it is not one of kmqpy, or damaged: {error}; restore it, or delete the queue"
+        f"znode {path}: it is not one of kmqpy, or damaged: {error}; restore it, or delete {delete}"
     )
 
 
-def _row_bytes(row: Row) -> bytes:
-    reason = b"" if row.reason is None else row.reason.encode()[:MOST_REASON_BYTES]
+def _row_bytes(row: Row, most_reason_bytes: int) -> bytes:
+    reason = b"" if row.reason is None else row.reason.encode()[:most_reason_bytes]
     return (
         _ROW.pack(
             row.id,

@@ -3,6 +3,7 @@
 /ROOT/storage                    JSON: format, id of the storage
 /ROOT/ids                        the first id that no queue has been given
 /ROOT/clock                      written to learn the server's time
+/ROOT/turn                       written by who asks for its turn (see turns.py)
 /ROOT/names/q-NAME               JSON: generation and settings of a queue; NAME is percent-encoded
 /ROOT/queues/GENERATION          a directory (see directory.py)
 /ROOT/queues/GENERATION/PAGE     a page of states (see rows.py)
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -34,12 +36,12 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.errors import AccessDenied, Closed, ConfigError, Unavailable
 from kmqpy.storages.zookeeper.draft import Now
 from kmqpy.storages.zookeeper.rows import not_ours
 from kmqpy.storages.zookeeper.server_clock import ServerClock
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES, check_multi
-from kmqpy.zookeeper.session import address, check_access, failure, last_failure, unavailable
+from kmqpy.zookeeper.session import address, check_access, failure, gather, last_failure, unavailable
 
 T = TypeVar("T")
 
@@ -48,6 +50,9 @@ _LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTi
 """Errors after which a request may have been carried out."""
 _RETRY = Backoff(first=0.02, factor=2.0, maximum=0.5)
 _AT_ONCE = 500
+_GENERATION = re.compile(r"[0-9a-f]{32}")
+_DELETED = b"deleted"
+"""The content of a directory whose queue was deleted."""
 
 
 class Conflict(Exception):
@@ -74,6 +79,11 @@ class Znodes:
         self._queues = f"{root}/queues"
         self._names = f"{root}/names"
         self._clock = ServerClock()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Let calls under way end; they raise Closed."""
+        self._is_closed = True
 
     # --- the storage ------------------------------------------------------------------------------
 
@@ -82,17 +92,20 @@ class Znodes:
         path = f"{self._root}/storage"
         content = json.dumps({"format": _FORMAT, "id": uuid.uuid4().hex}).encode()
 
-        made = {"names": b"", "queues": b"", "ids": b"1", "clock": b"", "storage": content}
+        made = {"names": b"", "queues": b"", "ids": b"1", "clock": b"", "turn": b"", "storage": content}
 
         def prepare() -> bytes:
-            for name, data in made.items():
-                with suppress(NodeExistsError):
-                    self._wait(self.zk.create_async(f"{self._root}/{name}", data, makepath=True))
+            # Who may not make znodes can use those that are there.
+            there = [self.zk.exists_async(f"{self._root}/{name}") for name in made]
+            for name, stat in zip(made, there, strict=True):
+                if self._wait(stat) is None:
+                    with suppress(NodeExistsError):
+                        self._wait(self.zk.create_async(f"{self._root}/{name}", made[name], makepath=True))
             found: bytes = self._wait(self.zk.get_async(path))[0]
             return found
 
         found = _json(self.repeated(prepare), path)
-        if found.get("format") != _FORMAT or not isinstance(found.get("id"), str):
+        if found.get("format") != _FORMAT or not isinstance(found.get("id"), str) or not found["id"]:
             raise ConfigError(
                 f"znode {path}: it is of a newer kmqpy or of another program; we know format {_FORMAT}"
             )
@@ -104,24 +117,41 @@ class Znodes:
             self.repeated(self._read_clock)
         return self._clock.now()
 
-    def draw_ids(self, count: int) -> int:
-        """The first of `count` ids that no message of the storage has had."""
+    def draw_ids(self, count: int, *, at_least: int) -> int:
+        """The first of `count` ids that no message of the storage has had; at least so large.
+
+        A queue asks for ids beyond those that it has given, which matters if somebody has set the znode back.
+        """
         path = f"{self._root}/ids"
 
         def draw() -> int | None:
             data, stat = self._wait(self.zk.get_async(path))
             if not data.isdigit() or int(data) >= 2**62:
-                raise not_ours(path, "it must hold a number")
+                raise not_ours(path, "it must hold a number", "the znode")
+            first = max(int(data), at_least)
             try:
-                self._wait(self.zk.set_async(path, b"%d" % (int(data) + count), stat.version))
+                self._wait(self.zk.set_async(path, b"%d" % (first + count), stat.version))
             except BadVersionError:
                 return None
-            return int(data)
+            return first
 
         # Ids that were drawn by a request whose answer was lost are never used.
         while (first := self.repeated(draw)) is None:
             pass
         return first
+
+    def ask_for_turn(self, asked: bytes) -> None:
+        """Write who asks for its turn."""
+        self.repeated(lambda: self._wait(self.zk.set_async(f"{self._root}/turn", asked)))
+
+    def turn(self, watch: Callable[[Any], None]) -> bytes:
+        """Who has asked for its turn last; `watch` is called when another one asks."""
+
+        def read() -> bytes:
+            found: bytes = self._wait(self.zk.get_async(f"{self._root}/turn", watch))[0]
+            return found
+
+        return self.repeated(read)
 
     # --- queues -----------------------------------------------------------------------------------
 
@@ -150,21 +180,11 @@ class Znodes:
         path = self._name(name)
 
         def find() -> bytes | None:
-            try:
-                self._sync(path)
-                found: bytes = self._wait(self.zk.get_async(path))[0]
-            except NoNodeError:
-                return None
-            return found
+            self._sync(path)
+            return self._data(self.zk.get_async(path))
 
         data = self.repeated(find)
-        if data is None:
-            return None
-        found = _json(data, path)
-        generation, settings = found.get("generation"), found.get("settings")
-        if not isinstance(generation, str) or "/" in generation or not isinstance(settings, dict):
-            raise not_ours(path, "no queue")
-        return generation, settings
+        return None if data is None else _named(data, path)
 
     def queue_names(self) -> list[str]:
         """The names of all queues."""
@@ -173,28 +193,40 @@ class Znodes:
             self._sync(self._names)
             return [*self._wait(self.zk.get_children_async(self._names))]
 
-        return [unquote(name[2:]) for name in self.repeated(names) if name.startswith("q-")]
+        found = [(znode, unquote(znode.removeprefix("q-"))) for znode in self.repeated(names)]
+        return [name for znode, name in found if name and self._name(name) == f"{self._names}/{znode}"]
 
     def delete_queue(self, name: str, generation: str) -> bool:
         """Delete a queue's name and directory in one step; False if this generation is gone."""
         path, directory = self._name(name), f"{self._queues}/{generation}"
+        tries = 0
 
-        def delete() -> bool:
-            found = self.find_queue(name)
-            if found is None or found[0] != generation:
-                return False
-            # A znode with children can't be deleted: the directory is emptied here, its pages go afterwards.
+        def delete() -> bool | None:
+            nonlocal tries
+            self._sync(path)
+            found, named = self.zk.exists_async(directory), self.zk.get_async(path)
+            stat, data = self._wait(found), self._data(named)
+            if data is None or _named(data, path)[0] != generation:
+                return tries > 0  # by a try whose answer was lost
+            # A znode with children can't be deleted: the directory is marked here, its pages go afterwards.
+            # The version tells that nobody else has deleted this queue and made another of its name.
             multi = self.zk.transaction()
             multi.delete(path)
-            multi.set_data(directory, b"")
+            if stat is not None:
+                multi.set_data(directory, _DELETED, stat.version)
+            tries += 1
             error = failure(self._wait(multi.commit_async()))
-            if isinstance(error, NoNodeError):
-                return False
+            if isinstance(error, BadVersionError | NoNodeError):
+                tries -= 1
+                return None
             if error is not None:
                 raise error
             return True
 
-        deleted = self.repeated(delete)
+        deadline = SYSTEM_CLOCK.monotonic() + self.timeout_s
+        while (deleted := self.repeated(delete)) is None:
+            if SYSTEM_CLOCK.monotonic() > deadline:
+                raise Unavailable(f"queue {name!r}: others change it all the time")
         if deleted:
             self.clean(generation)
         return deleted
@@ -222,18 +254,24 @@ class Znodes:
         self.repeated(clean)
 
     def clean_up(self) -> None:
-        """Delete what is left of queues whose deletion was interrupted."""
+        """Delete what is left of queues whose deletion was interrupted, as far as we may."""
 
         def deleted() -> list[str]:
-            generations = self._wait(self.zk.get_children_async(self._queues))
+            names = self._wait(self.zk.get_children_async(self._queues))
             found: list[str] = []
-            for some in _chunks(generations, _AT_ONCE):
+            for some in _chunks([name for name in names if _GENERATION.fullmatch(name)], _AT_ONCE):
                 stats = [self.zk.exists_async(f"{self._queues}/{one}") for one in some]
-                found += [one for one, stat in zip(some, stats, strict=True) if _is_empty(self._wait(stat))]
+                found += [
+                    one for one, stat in zip(some, stats, strict=True) if _may_be_deleted(self._wait(stat))
+                ]
             return found
 
-        for generation in self.repeated(deleted):
-            self.clean(generation)
+        with suppress(AccessDenied):
+            maybe = self.repeated(deleted)
+            contents = self.read([f"{self._queues}/{generation}" for generation in maybe])
+            for generation, data in zip(maybe, contents, strict=True):
+                if data == _DELETED:
+                    self.clean(generation)
 
     # --- the content of a queue -------------------------------------------------------------------
 
@@ -253,7 +291,7 @@ class Znodes:
                 data, stat = self._wait(self.zk.get_async(path, watch))
             except NoNodeError:
                 return None
-            return (data, stat.version) if data else None
+            return None if data == _DELETED else (data, stat.version)
 
         return self.repeated(read)
 
@@ -265,6 +303,15 @@ class Znodes:
             return [self._data(result) for result in results]
 
         return self.repeated(read) if paths else []
+
+    def children(self, paths: Sequence[str]) -> list[list[str] | None]:
+        """The names of the znodes below znodes; None for those that are not there."""
+
+        def children() -> list[list[str] | None]:
+            results = [self.zk.get_children_async(path) for path in paths]
+            return gather(results, self.timeout_s)
+
+        return self.repeated(children) if paths else []
 
     def send(self, multi: TransactionRequest, what: str) -> Callable[[], int]:
         """Send a commit; the function that is returned gives the new version of what it sets first.
@@ -303,6 +350,8 @@ class Znodes:
             try:
                 return call()
             except _LOST:
+                if self._is_closed:
+                    raise Closed("the storage was closed") from None
                 check_access(self.zk)
                 tries += 1
                 if SYSTEM_CLOCK.monotonic() >= deadline:
@@ -310,6 +359,11 @@ class Znodes:
                         f"ZooKeeper at {address(self.zk)} does not answer{last_failure(self.zk)}"
                     ) from None
                 SYSTEM_CLOCK.sleep(_RETRY.delay(tries))
+            except NoNodeError:
+                raise ConfigError(
+                    f"znodes below {self._root} are missing: somebody has deleted them; restore them, or "
+                    "open the storage again"
+                ) from None
             except KazooException:
                 with unavailable(self.zk):
                     raise
@@ -344,7 +398,7 @@ class Znodes:
     def _delete_all(self, paths: Sequence[str]) -> None:
         for some in _chunks(paths, _AT_ONCE):
             for result in [self.zk.delete_async(path) for path in some]:
-                with suppress(NoNodeError):
+                with suppress(NoNodeError, NotEmptyError):  # below it are znodes of others
                     self._wait(result)
 
 
@@ -352,14 +406,27 @@ def _json(data: bytes, path: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise not_ours(path, error) from None
+        raise not_ours(path, error, "the znode") from None
     if not isinstance(found, dict):
-        raise not_ours(path, "no JSON object")
+        raise not_ours(path, "no JSON object", "the znode")
     return found
 
 
-def _is_empty(stat: Any) -> bool:
-    return stat is not None and stat.dataLength == 0
+def _named(data: bytes, path: str) -> tuple[str, dict[str, Any]]:
+    """The generation and the settings that a name says."""
+    found = _json(data, path)
+    generation, settings = found.get("generation"), found.get("settings")
+    if (
+        not isinstance(generation, str)
+        or not _GENERATION.fullmatch(generation)
+        or not isinstance(settings, dict)
+    ):
+        raise not_ours(path, "no queue", "the znode")
+    return generation, settings
+
+
+def _may_be_deleted(stat: Any) -> bool:
+    return stat is not None and stat.dataLength == len(_DELETED)
 
 
 def _chunks(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:

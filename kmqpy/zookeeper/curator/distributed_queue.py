@@ -185,6 +185,7 @@ class DistributedQueue(Generic[T]):
             self._put_in_background(path, data, given)
         else:
             self._put_and_wait(path, data, given)
+            self._bound.expire()
         return True
 
     def flush_puts(self, timeout: float) -> bool:

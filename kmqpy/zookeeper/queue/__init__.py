@@ -1,5 +1,6 @@
 """Queues in ZooKeeper with a unit of work: N items taken and K put, over several queues, in one commit."""
 
+from kmqpy.zookeeper.queue.dead_letters import DeadLetter, DeadLetters
 from kmqpy.zookeeper.queue.listener import Listener, MessageConsumer
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, ConsumeOnce, ConsumeTimes
 from kmqpy.zookeeper.queue.queue import ZkQueue, ZkQueueSettings
@@ -9,6 +10,8 @@ __all__ = [
     "AtLeastOnce",
     "ConsumeOnce",
     "ConsumeTimes",
+    "DeadLetter",
+    "DeadLetters",
     "Item",
     "Listener",
     "MessageConsumer",

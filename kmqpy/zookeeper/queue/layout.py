@@ -1,11 +1,11 @@
 """The znodes of a queue; pure.
 
-/zms/.transactions/<uuid>                 a commit that happened, until its client has seen that
+/zms/.transactions/<uuid>                 a commit that happened; deleted after its client has seen that
 /zms/<queue>/items/item-0000000001        the body; item-p5-0000000001 has priority 5
 /zms/<queue>/locks/lock-0000000001        ephemeral: taken; its data is the UUID of the lock
 /zms/<queue>/locks/lock-0000000001.<uuid> ephemeral: made with the lock, tells whose it is
 /zms/<queue>/meta/meta-0000000001         JSON, where a policy counts: see policies.py
-/zms/<queue>/dlq/item-0000000001          what a policy refused (numbered anew)
+/zms/<queue>/dlq/item-0000000001          what a policy refused (numbered anew, with its priority)
 """
 
 from __future__ import annotations
@@ -63,7 +63,19 @@ class QueuePaths:
 
     def new_item(self, priority: int = 0) -> str:
         """The path to which ZooKeeper appends the sequence number of a new item."""
-        return f"{self.items}/item-{f'p{priority}-' if priority else ''}"
+        return self.item(_item_prefix(priority))
+
+    def new_item_like(self, name: str) -> str:
+        """The same for an item of the priority of item or dead letter `name`."""
+        return self.new_item(_priority_of(name))
+
+    def dead_letter(self, name: str) -> str:
+        """A dead letter by its name."""
+        return f"{self.dead_letters}/{name}"
+
+    def new_dead_letter(self, name: str) -> str:
+        """The path to which ZooKeeper appends the sequence number when item `name` becomes a dead letter."""
+        return self.dead_letter(_item_prefix(_priority_of(name)))
 
     def lock(self, name: str) -> str:
         """The lock of an item."""
@@ -93,6 +105,15 @@ def sequence_of(name: str) -> str:
     found = _ITEM.fullmatch(name)
     assert found is not None, name
     return found[2]
+
+
+def _item_prefix(priority: int) -> str:
+    return f"item-{f'p{priority}-' if priority else ''}"
+
+
+def _priority_of(name: str) -> int:
+    found = _ITEM.fullmatch(name)
+    return int(found[1] or 0) if found else 0
 
 
 def in_order(names: Iterable[str], locks: Iterable[str]) -> list[str]:

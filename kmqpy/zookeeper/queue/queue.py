@@ -15,6 +15,7 @@ from kazoo.exceptions import NoNodeError
 from kmqpy.errors import Closed, ConfigError, QueueNotFound
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
+from kmqpy.zookeeper.queue.dead_letters import DeadLetters
 from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item, transactions_path
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, Policy
 from kmqpy.zookeeper.queue.sessions import SessionWatch
@@ -27,6 +28,9 @@ _LISTED = 100
 _LISTED_SHARE = 10
 """Before the queue is listed again, 100 items are tried, or one in ten of them if that is more. Listing finds
 new priorities, and items given back; in a deep queue it costs as much as many takes."""
+_DONE = 50
+"""The nodes of so many finished transactions are deleted together: one by one, each would cost the server a
+sync of its disk, for which the next commit waits."""
 _FORGOTTEN_AFTER_MS = 86_400_000
 """Nobody asks any more for a commit that is older."""
 
@@ -81,6 +85,7 @@ class ZkQueue:
         self._mutex = threading.Lock()
         self._sources: dict[str, _Source] = {}
         self._open: WeakSet[Transaction] = WeakSet()
+        self._done: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -120,12 +125,19 @@ class ZkQueue:
             raise self._missing(queue)
         return int(stat.numChildren)
 
+    def dead_letters(self, queue: str) -> DeadLetters:
+        """What the policy refused to hand out any more."""
+        return DeadLetters(self.session, self.paths(queue))
+
     def wait_for_change(self, source: str, timeout: float) -> bool:
         """Wait until the items or locks of a queue may have changed; False after `timeout` s."""
         return self._source(source).changed.wait(timeout)
 
     def close(self) -> None:
         """Close the connection, which gives all items back; may be called twice."""
+        with self._mutex:
+            if not self.session.closed:
+                self._delete_done()
         self.session.closed = True
         self._connection.close()
         with self._mutex:
@@ -142,25 +154,36 @@ class ZkQueue:
         if self.settings.strict_fifo:
             yield from self._listed(source, known, fresh=True)
             return
-        for renewed in (False, True):
-            if renewed or not known.names:
-                names = self._listed(source, known, fresh=False)
-                with self._mutex:
-                    known.names = deque(names[: max(_LISTED, len(names) // _LISTED_SHARE)])
-                renewed = True
-            while True:
-                with self._mutex:
-                    if not known.names:
-                        break
-                    name = known.names.popleft()
-                yield name
-            if renewed:
-                return
+        yield from self._drawn(known)
+        names = self._listed(source, known, fresh=False)
+        step = max(_LISTED, len(names) // _LISTED_SHARE)
+        for start in range(0, len(names), step):  # further, where none of the first can be had now
+            with self._mutex:
+                known.names = deque(names[start : start + step])
+            yield from self._drawn(known)
 
-    def forget(self, transaction: Transaction) -> None:
-        """A transaction has ended; for Transaction."""
+    def forget(self, transaction: Transaction, node: str | None) -> None:
+        """A transaction has ended, and nobody will ask for its `node` any more; for Transaction."""
         with self._mutex:
             self._open.discard(transaction)
+            if node is not None:
+                self._done.append(node)
+            if len(self._done) >= _DONE:
+                self._delete_done()
+
+    def _delete_done(self) -> None:
+        for node in self._done:
+            self.session.zk.delete_async(node)
+        self._done.clear()
+
+    def _drawn(self, known: _Source) -> Iterator[str]:
+        """The names that are left of a listing, each for one thread."""
+        while True:
+            with self._mutex:
+                if not known.names:
+                    return
+                name = known.names.popleft()
+            yield name
 
     def _listed(self, source: str, known: _Source, *, fresh: bool) -> list[str]:
         zk, paths = self.session.zk, self.paths(source)

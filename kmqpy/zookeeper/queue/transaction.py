@@ -216,9 +216,7 @@ class Transaction:
 
     def _end(self, outcome: Outcome) -> Outcome:
         self.outcome = outcome
-        if outcome is Outcome.COMMITTED:  # nobody will ask any more
-            self._zk.delete_async(self._node)
-        self._queue.forget(self)
+        self._queue.forget(self, self._node if outcome is Outcome.COMMITTED else None)
         return outcome
 
     @property
@@ -348,7 +346,7 @@ class Transaction:
         multi.create(paths.lock(name), ephemeral=True)
         multi.delete(paths.item(name))
         multi.delete(paths.meta(name), stat.version)
-        multi.create(f"{paths.dead_letters}/item-", body, sequence=True)
+        multi.create(paths.new_dead_letter(name), body, sequence=True)
         multi.delete(paths.lock(name))
         error = failure(self._session.get(multi.commit_async()))
         if error is None:

@@ -1,0 +1,123 @@
+"""The items that a policy refused to hand out any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.exceptions import NoNodeError
+
+from kmqpy.core.settings import check_limit
+from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item
+from kmqpy.zookeeper.queue.sessions import SessionWatch
+from kmqpy.zookeeper.session import failure, unavailable
+
+_TOGETHER = 100
+"""Requests that are sent before the first answer is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """An item that was handed out as often as the policy allows.
+
+    died_ms  when it was refused, in ms since 1970 by ZooKeeper's clock
+    """
+
+    queue: str
+    name: str
+    body: bytes
+    died_ms: int
+
+
+class DeadLetters:
+    """Lists, redrives and purges the dead letters of one queue; made by ZkQueue.dead_letters(). Thread-safe.
+
+    All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
+    A call that was interrupted can be repeated: no dead letter is redriven twice.
+    """
+
+    def __init__(self, session: SessionWatch, paths: QueuePaths) -> None:
+        self._session = session
+        self._zk = session.zk
+        self._paths = paths
+
+    def list(self, limit: int = 100) -> list[DeadLetter]:
+        """Up to `limit` dead letters: higher priorities first, then the oldest."""
+        check_limit(limit)
+        queue, found = self._paths.queue, []
+        with unavailable(self._zk):
+            for names in _groups(self._names()[:limit]):
+                for name, body, stat in self._read(names):
+                    found.append(DeadLetter(queue=queue, name=name, body=body, died_ms=stat.ctime))
+        return found
+
+    def redrive(self, names: Iterable[str] | None = None) -> int:
+        """Put dead letters back as new items of their priority, whose takes count from 0; by default all.
+
+        Returns how many; a name that is gone does not count.
+        """
+        done = 0
+        with unavailable(self._zk):
+            for some in _groups(self._chosen(names)):
+                multis = []
+                for name, body, _ in self._read(some):
+                    multi = self._removal(name)
+                    multi.create(self._paths.new_item_like(name), body, sequence=True)
+                    multis.append(multi)
+                done += self._committed(multis)
+        return done
+
+    def purge(self, names: Iterable[str] | None = None) -> int:
+        """Delete dead letters, by default all. Returns how many; a name that is gone does not count."""
+        with unavailable(self._zk):
+            groups = _groups(self._chosen(names))
+            return sum(self._committed([self._removal(name) for name in some]) for some in groups)
+
+    def _chosen(self, names: Iterable[str] | None) -> Sequence[str]:
+        if names is None:
+            return self._names()
+        chosen = list(names)
+        for name in chosen:
+            if not isinstance(name, str) or not is_item(name):
+                raise ConfigError(f"names: {name!r} is not the name of a dead letter, like item-0000000001")
+        return chosen
+
+    def _names(self) -> Sequence[str]:
+        try:
+            names = self._zk.get_children(self._paths.dead_letters)
+        except NoNodeError:
+            raise QueueNotFound(
+                f"queue {self._paths.queue!r}: there is no {self._paths.dead_letters}; make it with init()"
+            ) from None
+        return in_order(filter(is_item, names), ())
+
+    def _read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes, Any]]:
+        """Name, body and stat of those that are still there."""
+        for name, result in [(name, self._zk.get_async(self._paths.dead_letter(name))) for name in names]:
+            try:
+                body, stat = self._session.get(result)
+            except NoNodeError:
+                continue
+            yield name, body, stat
+
+    def _removal(self, name: str) -> Any:
+        multi = self._zk.transaction()
+        multi.delete(self._paths.dead_letter(name))
+        return multi
+
+    def _committed(self, multis: Sequence[Any]) -> int:
+        """Commit all; returns how many removed a dead letter that was still there."""
+        done = 0
+        for result in [multi.commit_async() for multi in multis]:
+            error = failure(self._session.get(result))
+            if error is not None and not isinstance(error, NoNodeError):
+                raise error
+            done += error is None
+        return done
+
+
+def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), _TOGETHER):
+        yield names[start : start + _TOGETHER]

@@ -1,0 +1,32 @@
+"""The plans by which SQLite executes the statements; the other servers' are measured by `make bench`."""
+
+import json
+import re
+import sqlite3
+
+import pytest
+
+from kmqpy.storages.sql.statements import Names, schema, statements
+
+NAMES = Names()
+STATEMENTS = statements("sqlite", NAMES)
+LISTS = {"ids": json.dumps([1]), "refs": json.dumps([[1, 1]])}
+
+
+@pytest.fixture(scope="module")
+def database():
+    with sqlite3.connect(":memory:") as database:
+        for text in schema("sqlite", NAMES):
+            database.execute(text)
+        yield database
+    database.close()
+
+
+@pytest.mark.parametrize("name", [name for name, text in STATEMENTS.items() if "kmq_messages" in text])
+def test_sqlite_finds_messages_by_an_index(database, name):
+    text = STATEMENTS[name]
+    parameters = {one: LISTS.get(one, 1) for one in re.findall(r"(?<!:):([a-z_]+)", text)}
+    plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {text}", parameters)]
+    steps = [step for step in plan if "kmq_messages" in step]
+    assert all("USING" in step for step in steps), plan
+    assert not any("state>?" in step for step in steps), plan
