@@ -268,10 +268,10 @@ class Redeliverer:
             self._settings.effective_transaction_timeout_ms / 1000,
         )
         copies = (NewRecord(self._partition, copy.key, copy.value, copy.headers) for copy in batch)
-        offsets = [copy.entry.offset for copy in batch]
+        offsets = [copy.entry.offset for copy in batch]  # they ascend
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
-            copied = dict(sorted(zip(offsets, places, strict=True)))
+            copied = dict(zip(offsets, places, strict=True))
             return itertools.chain(
                 self._ends(copied, transaction.topic), self._ends(dict.fromkeys(gone), transaction.topic)
             )

@@ -71,7 +71,7 @@ def copy_of(
     ancestors: tuple[RecordPlace, ...] = ()
     undecodable_ancestors = False
     try:
-        named = m.last_header(original.headers, ANCESTORS)
+        named = m.last_header(original.headers, ANCESTORS) if original.headers else None
         if named is not None:
             ancestors = read_ancestors(named, RecordPlace(queue.name, partition, original.offset))
     except DecodeError:

@@ -98,13 +98,20 @@ def _kept(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
     kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS)
     if last_header(original, ORIGINAL_OFFSET) is not None:
         return kept
-    return kept + tuple((name, _decimal(number)) for name, number in zip(_ORIGIN, origin, strict=True))
+    return (
+        *kept,
+        (ORIGINAL_PARTITION, _decimal(origin.partition)),
+        (ORIGINAL_OFFSET, _decimal(origin.offset)),
+        (ORIGINAL_TIMESTAMP, _decimal(origin.timestamp_ms)),
+    )
 
 
 def _lineage(
     topic: str, ancestors: Sequence[RecordPlace], origin: Origin, queue: QueueSettings
 ) -> tuple[str, bytes]:
     """The ancestors of a copy in `topic`."""
+    if not ancestors and topic == queue.name:  # the usual case
+        return ANCESTORS, b"%d:%d" % (origin.partition, origin.offset)
     return ancestors_header(topic, ancestors, RecordPlace(queue.name, origin.partition, origin.offset))
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from kmqpy.kafka.copies.copy_transaction import NewRecord
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
-from kmqpy.kafka.markers.lineage import copy_header
+from kmqpy.kafka.markers.lineage import COPY, copy_header, prefix_of
 from kmqpy.kafka.places import Place
 
 
@@ -34,6 +34,7 @@ def end_markers(
             yield NewRecord(partition, key, value, headers + named)
         return
     _, value, headers = codec.encode(codec.tick(partition))  # only the key differs
+    prefix = prefix_of(topic, copy_topic)
     for offset, place in copies.items():
-        named = [] if place is None else copy_header(topic, copy_topic, (place,))
+        named = [] if place is None else [(COPY, b"%s%d:%d" % (prefix, *place))]
         yield NewRecord(partition, codec.encode_key(partition, offset), value, headers + named)

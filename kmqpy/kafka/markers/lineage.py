@@ -54,17 +54,14 @@ def copy_header(own_topic: str, topic: str, copies: Sequence[tuple[int, int] | N
     known = [copy for copy in copies if copy is not None]
     if not known or len(known) < len(copies):
         return []
-    partition, first = known[0]
-    text = b"%s%d:%d" % (_prefix(own_topic, topic), partition, first)
-    if len(known) > 1:
-        if any(copy[0] != partition for copy in known):
-            return []
-        runs = [
-            b"%d-%d" % (start, start + count - 1) if count > 1 else b"%d" % start
-            for start, count in runs_of([offset for _, offset in known])
-        ]
-        text = b"%s%d:%s" % (_prefix(own_topic, topic), partition, b",".join(runs))
-    return [(COPY, text)]
+    partition = known[0][0]
+    if len(known) > 1 and any(copy[0] != partition for copy in known):
+        return []
+    runs = [
+        b"%d-%d" % (first, first + count - 1) if count > 1 else b"%d" % first
+        for first, count in runs_of([offset for _, offset in known])
+    ]
+    return [(COPY, b"%s%d:%s" % (prefix_of(own_topic, topic), partition, b",".join(runs)))]
 
 
 def read_copies(data: bytes, own_topic: str, count: int) -> list[RecordPlace]:
@@ -140,8 +137,9 @@ def _ancestors(data: bytes, record: RecordPlace) -> Iterable[RecordPlace]:
 
 
 def _text(own_topic: str, place: RecordPlace) -> bytes:
-    return b"%s%d:%d" % (_prefix(own_topic, place.topic), place.partition, place.offset)
+    return b"%s%d:%d" % (prefix_of(own_topic, place.topic), place.partition, place.offset)
 
 
-def _prefix(own_topic: str, topic: str) -> bytes:
+def prefix_of(own_topic: str, topic: str) -> bytes:
+    """The topic with which the text of a place in `topic` begins, unless that is `own_topic`."""
     return b"" if topic == own_topic else topic.encode() + b":"
