@@ -72,6 +72,13 @@ class PartitionRedelivery:
         self._metrics.redelivered.labels(name).inc(len(result.redelivered))
         self._metrics.dead_lettered.labels(name).inc(len(result.dead_lettered))
         self._metrics.undecodable_counts.labels(name).inc(result.undecodable_counts)
+        if result.undecodable_ancestors:
+            self._problems.warn(
+                "ancestors",
+                part.key,
+                "kmq-ancestors of messages can't be read; those of their copies begin with them",
+                count=result.undecodable_ancestors,
+            )
         lateness = self._metrics.lateness.labels(name)
         for copy in result.copies:
             lateness.observe(part.clock.seconds_since(copy.entry.due_ms, now))

@@ -20,6 +20,7 @@ from kmqpy.cli import (
     spark_state,
     sql,
     state,
+    trace,
     zookeeper,
 )
 from kmqpy.cli.options import connection_options, given_defaults
@@ -117,6 +118,7 @@ for _command in (
     state.stats,
     state.in_flight,
     state.orphans,
+    trace.trace,
     dead_letters.dlq,
     queues.purge,
     state.doctor,

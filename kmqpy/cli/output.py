@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +20,9 @@ from rich.table import Table
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.logs import printable, printable_json, printable_lines
+from kmqpy.core.throttle import Throttle
+
+_SHOWN_EVERY_S = 0.1
 
 
 class Partly(click.ClickException):
@@ -97,6 +101,24 @@ def warn(text: str) -> None:
 def print_error(text: object) -> None:
     """One line on stderr that begins with `kmq: error:`."""
     warn(f"error: {text}")
+
+
+@contextmanager
+def counted(what: str) -> Iterator[Callable[[int], None]]:
+    """Shows a growing number on a terminal; the function that it yields is called with it, however often."""
+    shown = Throttle(_SHOWN_EVERY_S)
+    if not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+
+    def show(count: int) -> None:
+        if shown.lets_through():
+            click.echo(f"\r{count:,} {what} ", nl=False, err=True)
+
+    try:
+        yield show
+    finally:
+        click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def when(ms: int | None) -> str | None:

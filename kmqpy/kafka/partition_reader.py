@@ -14,6 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
@@ -111,6 +112,28 @@ def scan_batches(
         return reached
 
 
+def scan_since(
+    connection: KafkaConnection,
+    topic: str,
+    times_ms: Mapping[int, int],
+    visit: Callable[[int, list[Any]], bool],
+    *,
+    timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[int, Reached]:
+    """As scan_batches(), from each partition's first record at or after a time (ms since 1970) on.
+
+    Where `visit` returns True, the rest of the partition is not read.
+    """
+    with _Reader(connection, topic, timeout_s, clock) as reader:
+        reached = reader.open(reader.offsets_at(times_ms))
+        for partition, records in reader.batches(reached):
+            if visit(partition, records):
+                reader.leave(partition)
+            reached[partition].position = records[-1].offset() + 1
+        return reached
+
+
 def read_at(
     connection: KafkaConnection,
     topic: str,
@@ -188,6 +211,21 @@ class _Reader:
         # librdkafka reports new partitions, and those of slow brokers, as unknown.
         exists = partial(librdkafka.refresh_partition, self._consumer, self._topic, partition)
         return librdkafka.retrying(ask, self._timeout_s, self._connection, also=exists, clock=self._clock)
+
+    def offsets_at(self, times_ms: Mapping[int, int]) -> dict[int, int]:
+        """The offset of each partition's first record at or after a time; beyond the end if there is none."""
+        wanted = [TopicPartition(self._topic, partition, max(0, ms)) for partition, ms in times_ms.items()]
+
+        def ask(try_s: float) -> list[TopicPartition]:
+            found = self._consumer.offsets_for_times(wanted, timeout=try_s)
+            for place in found:
+                if place.error is not None:
+                    raise KafkaException(place.error)
+            return found
+
+        with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
+            found = librdkafka.retrying(ask, self._timeout_s, self._connection, clock=self._clock)
+        return {place.partition: place.offset if place.offset >= 0 else INT64_MAX for place in found}
 
     def open(self, starts: Mapping[int, int]) -> dict[int, Reached]:
         """Begin to read where there is something to read."""

@@ -26,11 +26,13 @@ from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.settings_mirror import check_topics, settings_of
 from kmqpy.kafka.dead_letters import KafkaDeadLetter, KafkaDeadLetters
 from kmqpy.kafka.markers.entry import EntryState
+from kmqpy.kafka.markers.life import MessageLife
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.shared_connections import SharedConnections
 from kmqpy.kafka.topics import MAX_MESSAGE_BYTES
+from kmqpy.kafka.trace import trace
 from kmqpy.message import HeadersLike, Message, OutgoingMessage, check_bodies
 from kmqpy.queue import Capabilities, Codec, DeadLetter, DeadLetters, Orphan
 from kmqpy.queue.arguments import check_age
@@ -277,6 +279,18 @@ class KafkaQueue:
             for one in found
             if queued_before_ms is None or (one.message and one.message.enqueued_ms < queued_before_ms)
         ]
+
+    def trace(self, message: Message | str) -> MessageLife:
+        """Everything that the logs tell of a message: who took it, why it was redelivered, how it ended.
+
+        `message`: one that was received, its receipt, its id (`partition-offset`), or, of a dead letter,
+        `topic:partition:offset`. It may have been redelivered meanwhile, or be a copy itself.
+
+        Raises ReceiptError for a message of another queue or topic, and for one that there never was.
+        """
+        self._client.check_open()
+        named = message.receipt if isinstance(message, Message) else message
+        return trace(self._connection, self._settings, named)
 
     def _orphan(self, one: InFlightMessage, record: Any) -> Orphan:
         topic_id = Receipt.parse(one.receipt).topic_id

@@ -7,8 +7,9 @@ that left open.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.core.throttle import Throttle
 from kmqpy.errors import DecodeError, KmqError, Unavailable, Unfinished
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_headers import redriven_headers
@@ -26,8 +28,8 @@ from kmqpy.kafka.copies.copy_transaction import (
     TransactionAborted,
     open_producer,
 )
-from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_PARTITION,
@@ -35,6 +37,7 @@ from kmqpy.kafka.message_headers import (
     int_header,
     size_of,
 )
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import dead_letter_queue
 
@@ -48,6 +51,8 @@ _TIMEOUT_S = 30.0
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 _TRIES = 4
 """After a refused message the sequence numbers of the next transaction can be out of order once."""
+
+_UNREADABLE = Throttle(60.0)
 
 
 class DeadLetterMove(NamedTuple):
@@ -76,7 +81,15 @@ def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMo
         partition = record.partition()
     if not 0 <= partition < partitions:
         partition = -1
-    copy = NewRecord(partition, record.key(), record.value(), redriven_headers(headers, queue))
+    place = RecordPlace(record.topic(), record.partition(), record.offset())
+    try:
+        ancestors = read_ancestors(m.last_header(headers, ANCESTORS), place)
+    except DecodeError as error:
+        ancestors = ()
+        if _UNREADABLE.lets_through(place.topic):
+            _log.warning("dead letter %d-%d: ignored: %s", place.partition, place.offset, error)
+    new_headers = redriven_headers(headers, place, queue, ancestors)
+    copy = NewRecord(partition, record.key(), record.value(), new_headers)
     return DeadLetterMove(record.partition(), record.offset(), copy)
 
 
@@ -111,6 +124,7 @@ class RedriveRun:
         self.refused: list[tuple[int, int]] = []
         self._doing = f"{doing} {queue.name}"
         self._queue = queue
+        self._dead_letters = dead_letter_queue(queue).name
         self._markers_topic = dead_letter_queue(queue).markers_topic
         self._connection = connection
         self._clock = clock
@@ -189,7 +203,7 @@ class RedriveRun:
         transaction = CopyTransaction(self._producer, self._queue.name, self._markers_topic, timeout_s)
         copies = [step.copy for step in batch if step.copy is not None]
         try:
-            transaction.execute(copies, (_end_of(step) for step in batch))
+            transaction.execute(copies, partial(self._ends, batch))
         except ProducerUnusable as unusable:
             raise self._stopped(*unusable.errors) from unusable
         except TransactionAborted:
@@ -199,18 +213,18 @@ class RedriveRun:
                 self._producer.abort_transaction(timeout_s)
             raise
 
+    def _ends(self, batch: list[DeadLetterMove], places: Sequence[Place | None]) -> Iterator[NewRecord]:
+        copied = iter(places)
+        for step in batch:
+            copies = {step.offset: None if step.copy is None else next(copied)}
+            yield from end_markers(self._dead_letters, step.partition, copies, copy_topic=self._queue.name)
+
     def _stopped(self, *errors: KafkaError | None) -> KmqError:
         if any(error is not None and error.code() in _FENCED for error in errors):
             return Unavailable(
                 "another redrive or purge of this queue has taken over, or a transaction took too long"
             )
         return librdkafka.translated(errors[0], "write", self._connection)
-
-
-def _end_of(step: DeadLetterMove) -> NewRecord:
-    """The end marker of a dead letter."""
-    marker = Marker(step.partition, step.offset, Op.END, by_tracker=True)
-    return NewRecord(step.partition, *codec.encode(marker))
 
 
 def _batches(steps: Iterable[DeadLetterMove], at_once: int) -> Iterator[list[DeadLetterMove]]:

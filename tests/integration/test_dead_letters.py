@@ -22,6 +22,7 @@ from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.dead_letters import KafkaDeadLetters, RedriveResult
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.lineage import ANCESTORS
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
     DEAD_LETTER_OFFSET,
@@ -89,6 +90,12 @@ def tracker_headers(queue: QueueSettings, number: int) -> list[tuple[str, bytes 
         (DEAD_LETTER_ATTEMPTS, b"4"),
         (DEAD_LETTER_REASON, "nack: schön".encode()),
     ]
+
+
+def ancestor(queue: QueueSettings, number: int) -> tuple[str, bytes]:
+    """The header of a redriven message that names its dead letter, one of those of bury()."""
+    place = f"{queue.dead_letter_topic}:{number % PARTITIONS}:{number // PARTITIONS}"
+    return ANCESTORS, place.encode()
 
 
 def bury(
@@ -213,7 +220,7 @@ def test_redrive_sends_everything_back_as_if_never_delivered(letters, connection
     record = next(r for r in delivered(connection, queue) if r.value() == b"4")
     assert record.partition() == 4 % PARTITIONS
     assert record.key() == b"key-4"
-    assert record.headers() == tracker_headers(queue, 4)[:5]
+    assert record.headers() == [*tracker_headers(queue, 4)[:5], ancestor(queue, 4)]
     assert letters.run_redrive() == RedriveResult(0)
 
 
@@ -259,7 +266,7 @@ def test_foreign_headers_of_ours_and_old_counts_are_dropped(letters, connection,
     write(connection, queue.dead_letter_topic, {"value": b"v", "partition": 2, "headers": headers})
     letters.run_redrive()
     (record,) = delivered(connection, queue)
-    assert record.headers() == [("mine", b"y")]
+    assert [one for one in record.headers() if one[0] != ANCESTORS] == [("mine", b"y")]
 
 
 def test_a_redriven_message_starts_anew_whatever_the_header_of_its_count_is_called(connection, queue_name):
@@ -269,7 +276,7 @@ def test_a_redriven_message_starts_anew_whatever_the_header_of_its_count_is_call
     with KafkaDeadLetters(queue, connection) as letters:
         assert letters.run_redrive() == RedriveResult(1)
     (record,) = delivered(connection, queue)
-    assert record.headers() == tracker_headers(queue, 0)[:5]
+    assert record.headers() == [*tracker_headers(queue, 0)[:5], ancestor(queue, 0)]
 
 
 def test_it_goes_to_the_partition_it_came_from(letters, connection, queue):

@@ -397,7 +397,10 @@ def watch(connection: Connection, *rest: Any) -> Any:
 
 
 _originals = stepwise(
-    "tracker.redelivery.originals", {"fetch", "log_start", "_read"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
+    "tracker.redelivery.originals",
+    {"fetch", "_fetch", "log_start", "_read"},
+    librdkafka=Module,
+    SYSTEM_CLOCK=CLOCK,
 )
 _tick_writer = stepwise(
     "tracker.redelivery.tick_writer", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK

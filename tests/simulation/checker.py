@@ -9,6 +9,7 @@ from typing import Any
 
 from kmqpy import message as m
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
 from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
 
@@ -173,6 +174,18 @@ class Checker:
         if ("h", b"1") not in copy.headers():
             self.problems.append(f"F8: the copy of {what} lost a header")
 
+    def _check_lineage(self, original: Record, copy: Record, end: Record, offset: int, what: str) -> None:
+        """The end marker names the copy, and the copy its original behind the original's ancestors."""
+        place = RecordPlace(copy.topic(), copy.partition(), copy.at)
+        ended = [marker.offset for marker in decoded(end)]
+        named = dict(end.headers()).get(COPY) or b""
+        if not named or read_copies(named, self.queue.name, len(ended))[ended.index(offset)] != place:
+            self.problems.append(f"lineage: the end of {what} names {named!r}, not its copy {place}")
+        parent = RecordPlace(self.queue.name, original.partition(), offset)
+        before = read_ancestors(m.last_header(m.headers_of(original.headers()), ANCESTORS), parent)
+        if read_ancestors(dict(copy.headers())[ANCESTORS], place) != (*before, parent):
+            self.problems.append(f"lineage: {place} is a copy of {what} with other ancestors")
+
     def _read_markers(self, partition: int) -> None:
         log, queue = self._log(self.queue.markers_topic, partition), self._log(self.queue.name, partition)
         state: dict[int, _Open] = {}
@@ -280,6 +293,7 @@ class Checker:
             self.problems.append(f"R24: {what}, of other topics, ended in these")
             return
         self._check_is_whole(queue.records[offset], copy, what)
+        self._check_lineage(queue.records[offset], copy, record, offset, what)
         takers = {taken.by for taken, _ in takes[offset]}
         if (partition, offset) in self._forgiven or any(r.believed < self._number for r, _ in takes[offset]):
             return

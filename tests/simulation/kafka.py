@@ -299,6 +299,8 @@ class Transactions:
         self._markers = connection.markers_topic
         self._epoch = 0
         self._pending: list[tuple[tuple[str, int], bytes | None, Any, Any, Any]] = []
+        self._copies: list[Record] = []
+        """Those of this transaction whose end markers are not written yet."""
 
     def init_transactions(self, _timeout_s: float) -> Steps:
         yield from self._connection.reach()
@@ -308,6 +310,7 @@ class Transactions:
 
     def begin_transaction(self) -> tuple[()]:
         self._pending = []
+        self._copies = []
         return ()
 
     def produce(
@@ -337,7 +340,7 @@ class Transactions:
         self._pending = []
 
     def _send_pending(self) -> Steps:
-        copies: list[Record] = []
+        copies = self._copies
         self._world.stall(self._connection.process)
         for place, key, value, headers, report in self._pending:
             yield self._world.latency()
@@ -348,7 +351,7 @@ class Transactions:
                 report(error, None)
                 raise KafkaException(error)
             record = self._send(place, key, value, headers)
-            report(None, None)
+            report(None, record)
             if record.topic() != self._markers:
                 copies.append(record)
                 continue

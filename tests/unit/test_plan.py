@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kmqpy import message as m
 from kmqpy.kafka.markers.codec import decode_count, encode_count
 from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.lineage import ANCESTORS
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
     DEAD_LETTER_OFFSET,
@@ -33,6 +34,8 @@ ORIGIN = (
     (ORIGINAL_OFFSET, b"70"),
     (ORIGINAL_TIMESTAMP, b"1700000000000"),
 )
+FIRST = (*ORIGIN, (ANCESTORS, b"4:70"))
+"""What the first copy says beside its count."""
 headers = st.lists(
     st.tuples(
         st.one_of(st.text(max_size=3), st.sampled_from(["traceparent", COUNT, DELIVER_AT, ORIGINAL_OFFSET])),
@@ -67,13 +70,13 @@ class TestRedelivery:
         copy = plan(entry(), original(("a", b"1"), ("b", None), ("a", b"2")))
         assert not copy.dead_letter
         assert (copy.entry, copy.key, copy.value) == (entry(), b"k", b"v")
-        assert copy.headers == (("a", b"1"), ("b", None), ("a", b"2"), *ORIGIN, (COUNT, b"\x01"))
+        assert copy.headers == (("a", b"1"), ("b", None), ("a", b"2"), *FIRST, (COUNT, b"\x01"))
 
     def test_the_origin_is_set_once_and_kept(self):
         first = plan(entry(), original())
         later = Original(99, 1_800_000_000_000, b"k", b"v", first.headers)
         copy = copy_of(entry(), later, QUEUE, PARTITION)
-        assert copy.headers == (*ORIGIN, (COUNT, b"\x02"))
+        assert copy.headers == (*ORIGIN, (ANCESTORS, b"4:70,4:99"), (COUNT, b"\x02"))
 
     @pytest.mark.parametrize("key", [None, b"", b"k"])
     @pytest.mark.parametrize("value", [None, b"", b"v"])
@@ -83,12 +86,12 @@ class TestRedelivery:
 
     def test_the_count_appears_once(self):
         copy = plan(entry(), original(count_header(2), ("a", b"1"), count_header(1)))
-        assert copy.headers == (("a", b"1"), *ORIGIN, (COUNT, b"\x02"))
+        assert copy.headers == (("a", b"1"), *FIRST, (COUNT, b"\x02"))
 
     def test_another_count_header(self):
         queue = QueueSettings(name="jobs", redelivery_count_header="tries")
         copy = plan(entry(), original(("tries", b"\x01"), (COUNT, b"\x03")), queue)
-        assert copy.headers == ((COUNT, b"\x03"), *ORIGIN, ("tries", b"\x02"))
+        assert copy.headers == ((COUNT, b"\x03"), *FIRST, ("tries", b"\x02"))
 
     def test_what_does_not_count(self):
         copy = plan(entry(counts=False), original(count_header(2)))
@@ -103,15 +106,21 @@ class TestRedelivery:
     def test_the_delay_is_over(self):
         delayed = entry(EntryState.DELAYED, counts=False)
         copy = plan(delayed, original((DELIVER_AT, b"1"), ("a", b"1"), (DELIVER_AT, b"2")))
-        assert copy.headers == (("a", b"1"), *ORIGIN)
+        assert copy.headers == (("a", b"1"), *FIRST)
 
     @pytest.mark.parametrize("bad", [b"", b"12", b"\x00\x00\x01", b"many redeliveries"])
     def test_an_undecodable_count_is_zero_and_said(self, bad):
         copy = plan(entry(), original((COUNT, bad)))
         assert copy.undecodable_count
         assert not copy.dead_letter
-        assert copy.headers == (*ORIGIN, (COUNT, b"\x01"))
+        assert copy.headers == (*FIRST, (COUNT, b"\x01"))
         assert not plan(entry(), original(count_header(2))).undecodable_count
+
+    @pytest.mark.parametrize("bad", [None, b"", b"4:71", b"4:70", b"4:8,4:7", b"x" * 70_000])
+    def test_ancestors_that_can_not_be_are_left_out_and_said(self, bad):
+        copy = plan(entry(), original((ANCESTORS, bad), ("a", b"1")))
+        assert copy.undecodable_ancestors is (bad is not None)
+        assert copy.headers == (("a", b"1"), *FIRST, (COUNT, b"\x01"))
 
     def test_a_negative_count_is_zero(self):
         assert count_of(plan(entry(), original(count_header(-5)))) == 1
@@ -155,6 +164,7 @@ class TestDeadLetter:
         assert copy.headers == (
             ("a", b"1"),
             *ORIGIN,
+            (ANCESTORS, b"jobs:4:70"),
             (DEAD_LETTER_TOPIC, b"jobs"),
             (DEAD_LETTER_PARTITION, b"4"),
             (DEAD_LETTER_OFFSET, b"70"),

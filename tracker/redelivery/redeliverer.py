@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException, Producer
@@ -23,9 +23,9 @@ from kmqpy.kafka.copies.copy_transaction import (
     Withdrawn,
     open_producer,
 )
-from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.markers.entry import Entry
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redelivery_plan import Copy, Refusal, batches, copy_of, halves
@@ -61,6 +61,7 @@ class RedeliveryResult:
     gone: list[int] = field(default_factory=list)
     failed: dict[int, float] = field(default_factory=dict)
     undecodable_counts: int = 0
+    undecodable_ancestors: int = 0
     broken: bool = False
     dead_letter_problem: str | None = None
     problem: str | None = None
@@ -188,6 +189,7 @@ class Redeliverer:
                 outcome.problem = f"offset {offset}: no copy can be made of it: {error!r}"
                 outcome.failed[offset] = self._backoff(offset)
         outcome.undecodable_counts += sum(copy.undecodable_count for copy in copies)
+        outcome.undecodable_ancestors += sum(copy.undecodable_ancestors for copy in copies)
         outcome.failed |= {offset: self._backoff(offset) for offset in fetched.out_of_reach}
         live = [copy for copy in copies if not copy.dead_letter]
         dead = [copy for copy in copies if copy.dead_letter]
@@ -266,22 +268,25 @@ class Redeliverer:
             self._settings.effective_transaction_timeout_ms / 1000,
         )
         copies = (NewRecord(self._partition, copy.key, copy.value, copy.headers) for copy in batch)
-        copied = sorted(copy.entry.offset for copy in batch)
+        offsets = [copy.entry.offset for copy in batch]  # they ascend
+
+        def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
+            copied = dict(zip(offsets, places, strict=True))
+            return itertools.chain(
+                self._ends(copied, transaction.topic), self._ends(dict.fromkeys(gone), transaction.topic)
+            )
+
         try:
-            transaction.execute(copies, itertools.chain(self._ends(copied), self._ends(gone)), may_go_on)
+            transaction.execute(copies, ends, may_go_on)
         except TransactionAborted as error:
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
             raise
 
-    def _ends(self, offsets: Sequence[int]) -> Iterator[NewRecord]:
-        if self.ranges and len(offsets) > 1:
-            for marker in codec.ranges(self._partition, Op.END, offsets, by_tracker=True):
-                yield NewRecord(self._partition, *codec.encode(marker))
-        else:
-            _, value, headers = codec.encode(codec.tick(self._partition))  # only the key differs
-            for offset in offsets:
-                yield NewRecord(self._partition, codec.encode_key(self._partition, offset), value, headers)
+    def _ends(self, copies: Mapping[int, Place | None], copy_topic: str) -> Iterator[NewRecord]:
+        return end_markers(
+            self.queue.name, self._partition, copies, copy_topic=copy_topic, ranges=self.ranges
+        )
 
     def _backoff(self, offset: int) -> float:
         tries = self._tries[offset] = self._tries.get(offset, 0) + 1

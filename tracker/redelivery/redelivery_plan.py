@@ -9,6 +9,7 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka.copies.copy_headers import Origin, dead_letter_headers, redelivery_headers
 from kmqpy.kafka.markers.codec import MAX_COUNT, MAX_REASON
 from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.message_headers import redelivery_count, size_of
 from kmqpy.kafka.settings import QueueSettings
 
@@ -46,6 +47,7 @@ class Copy(NamedTuple):
     value: bytes | None
     headers: m.Headers
     undecodable_count: bool = False
+    undecodable_ancestors: bool = False
 
     @property
     def size(self) -> int:
@@ -66,6 +68,14 @@ def copy_of(
         count = redelivery_count(original.headers, queue.redelivery_count_header)
     except DecodeError:
         undecodable_count = True
+    ancestors: tuple[RecordPlace, ...] = ()
+    undecodable_ancestors = False
+    try:
+        named = m.last_header(original.headers, ANCESTORS) if original.headers else None
+        if named is not None:
+            ancestors = read_ancestors(named, RecordPlace(queue.name, partition, original.offset))
+    except DecodeError:
+        undecodable_ancestors = True
     origin = Origin(partition, original.offset, original.timestamp_ms)
     limit = queue.max_redeliveries
     dead_letter = entry.state is EntryState.DEAD or (entry.counts and limit is not None and count >= limit)
@@ -74,11 +84,12 @@ def copy_of(
         dead_letter = refusal.times >= max(1, limit - count)
         reason = f"refused: {refusal.why}; {reason}"
     if dead_letter:
-        headers = dead_letter_headers(original.headers, origin, queue, count, reason)
+        headers = dead_letter_headers(original.headers, origin, queue, count, ancestors, reason)
     else:
         new_count = min(count + 1, MAX_COUNT) if entry.counts else count
-        headers = redelivery_headers(original.headers, origin, queue, new_count)
-    return Copy(entry, dead_letter, original.key, original.value, headers, undecodable_count)
+        headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors)
+    undecodable = undecodable_count, undecodable_ancestors
+    return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable)
 
 
 def reason_of(entry: Entry) -> str:

@@ -5,9 +5,11 @@ A copy keeps all headers of its original, but for those that tell of the origina
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kmqpy.kafka.markers.codec import encode_count
+from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, ancestors_header
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
     DEAD_LETTER_OFFSET,
@@ -40,20 +42,32 @@ class Origin(NamedTuple):
     timestamp_ms: int
 
 
-def redelivery_headers(original: Headers, origin: Origin, queue: QueueSettings, count: int) -> Headers:
+def redelivery_headers(
+    original: Headers, origin: Origin, queue: QueueSettings, count: int, ancestors: Sequence[RecordPlace]
+) -> Headers:
     """The headers of a copy that is redelivered for the `count`-th time.
 
-    `kmq-deliver-at` is dropped: the delay that it asked for is over.
+    `ancestors`: those of the original. `kmq-deliver-at` is dropped: the delay that it asked for is over.
     """
-    return _kept(original, origin, queue) + _count(queue, count)
+    return (
+        *_kept(original, origin, queue),
+        _lineage(queue.name, ancestors, origin, queue),
+        *_count(queue, count),
+    )
 
 
 def dead_letter_headers(
-    original: Headers, origin: Origin, queue: QueueSettings, count: int, reason: str
+    original: Headers,
+    origin: Origin,
+    queue: QueueSettings,
+    count: int,
+    ancestors: Sequence[RecordPlace],
+    reason: str,
 ) -> Headers:
     """The headers of a dead letter, whose original was redelivered `count` times."""
     return (
         *without(_kept(original, origin, queue), *_DEAD_LETTER),
+        _lineage(queue.dead_letter_topic, ancestors, origin, queue),
         (DEAD_LETTER_TOPIC, queue.name.encode()),
         (DEAD_LETTER_PARTITION, _decimal(origin.partition)),
         (DEAD_LETTER_OFFSET, _decimal(origin.offset)),
@@ -63,24 +77,42 @@ def dead_letter_headers(
     )
 
 
-def redriven_headers(dead_letter: Headers, queue: QueueSettings) -> Headers:
-    """The headers of a dead letter that is put back into `queue`, as a message that was never delivered.
+def redriven_headers(
+    dead_letter: Headers, place: RecordPlace, queue: QueueSettings, ancestors: Sequence[RecordPlace]
+) -> Headers:
+    """The headers of the dead letter at `place` that is put back into `queue`, as if it was never delivered.
 
-    Of the headers named `kmq-…` only those stay that say where and when the message was first sent.
+    `ancestors`: those of the dead letter. Of the headers named `kmq-…` only those stay that say where and
+    when the message was first sent.
     """
-    return tuple(
+    kept = tuple(
         (name, value)
         for name, value in dead_letter
         if name != queue.redelivery_count_header and (not name.startswith("kmq-") or name in _ORIGIN)
     )
+    return (*kept, ancestors_header(queue.name, ancestors, place))
 
 
 def _kept(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
-    """The original's headers without its count and delay, and where the first original stands."""
-    kept = without(original, queue.redelivery_count_header, DELIVER_AT)
+    """The original's headers without its count, delay and ancestors, and where the first original stands."""
+    kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS)
     if last_header(original, ORIGINAL_OFFSET) is not None:
         return kept
-    return kept + tuple((name, _decimal(number)) for name, number in zip(_ORIGIN, origin, strict=True))
+    return (
+        *kept,
+        (ORIGINAL_PARTITION, _decimal(origin.partition)),
+        (ORIGINAL_OFFSET, _decimal(origin.offset)),
+        (ORIGINAL_TIMESTAMP, _decimal(origin.timestamp_ms)),
+    )
+
+
+def _lineage(
+    topic: str, ancestors: Sequence[RecordPlace], origin: Origin, queue: QueueSettings
+) -> tuple[str, bytes]:
+    """The ancestors of a copy in `topic`."""
+    if not ancestors and topic == queue.name:  # the usual case
+        return ANCESTORS, b"%d:%d" % (origin.partition, origin.offset)
+    return ancestors_header(topic, ancestors, RecordPlace(queue.name, origin.partition, origin.offset))
 
 
 def _count(queue: QueueSettings, count: int) -> Headers:

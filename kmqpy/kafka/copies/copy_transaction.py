@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection
 
 _BY_MESSAGE = {
@@ -81,7 +82,6 @@ def open_producer(
             "transaction.timeout.ms": timeout_ms,
             "message.timeout.ms": timeout_ms,
             "linger.ms": 5,
-            "delivery.report.only.error": True,
             **librdkafka.COPY_SETTINGS,
         },
     )
@@ -99,14 +99,18 @@ class CopyTransaction:
         self._producer = producer
         self._timeout_s = timeout_s
         self._failures: list[tuple[KafkaError, str]] = []
+        self._places: list[Place | None] = []
 
     def execute(
         self,
         copies: Iterable[NewRecord],
-        ends: Iterable[NewRecord],
+        ends: Callable[[Sequence[Place | None]], Iterable[NewRecord]],
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
         """Write everything, ask `may_go_on`, commit.
+
+        `ends` is called when the copies are written, with partition and offset of each, in their order; None
+        where Kafka does not tell.
 
         Raises TransactionAborted, Withdrawn (`may_go_on` said no) or ProducerUnusable.
         """
@@ -115,11 +119,15 @@ class CopyTransaction:
         written = False
         try:
             producer.begin_transaction()
-            self._produce(topic, copies)
-            topic = self.markers_topic
-            self._produce(topic, ends)
-            # Records that are sent after may_go_on() could go to a topic that was recreated meanwhile.
+            self._produce_copies(copies)
             unsent = producer.flush(timeout_s)
+            if self._failures:
+                raise KafkaException(self._failures[0][0])
+            if not unsent:
+                topic = self.markers_topic
+                self._produce(topic, ends(self._places))
+                # Records that are sent after may_go_on() could go to a topic that was recreated meanwhile.
+                unsent = producer.flush(timeout_s)
             written = True
             withdrawn = not unsent and not may_go_on()
             if withdrawn:
@@ -157,6 +165,11 @@ class CopyTransaction:
                 librdkafka.error_name(failed), error, librdkafka.error_of(failed)
             ) from failed
 
+    def _produce_copies(self, copies: Iterable[NewRecord]) -> None:
+        for index, copy in enumerate(copies):
+            self._places.append(None)
+            self._produce_one(self.topic, copy, partial(self._note_copy, index))
+
     def _produce(self, topic: str, records: Iterable[NewRecord]) -> None:
         report = partial(self._note, topic)
         for record in records:
@@ -173,6 +186,12 @@ class CopyTransaction:
                 self._producer.poll(0.05)
             else:
                 return
+
+    def _note_copy(self, index: int, error: KafkaError | None, record: Any) -> None:
+        if error is not None:
+            self._failures.append((error, self.topic))
+        elif (offset := record.offset()) is not None:
+            self._places[index] = record.partition(), offset
 
     def _note(self, topic: str, error: KafkaError | None, _record: Any) -> None:
         if error is not None:

@@ -16,6 +16,7 @@ from kmqpy.errors import DecodeError, UnsupportedMarker
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.inflight import InFlight, MarkerRun
+from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_marker
 
@@ -96,7 +97,8 @@ class _MarkerSeries(NamedTuple):
 
     start           the markers offset of the first
     length          how many they are
-    value, headers  those of each record
+    value           that of each record
+    headers         those of each record; of a tracker's end markers without what names the copy
     runs            the messages that they name, with the timestamps of the markers
     """
 
@@ -121,7 +123,12 @@ def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Ite
         if key is not None and found is not None and len(key) == _KEY.size:
             number, offset = _KEY.unpack(key)
             if number == partition:
-                if found == value and at == end and 0 <= offset < limit and headers == alike:
+                if (
+                    found == value
+                    and at == end
+                    and 0 <= offset < limit
+                    and (headers == alike or (alike is _END_BY_TRACKER and _is_by_tracker(headers)))
+                ):
                     end += 1
                     if offset == first + count and timestamp_ms == stamp:
                         count += 1
@@ -135,7 +142,8 @@ def _grouped(partition: int, records: Sequence[Any], queue_end: QueueEnd) -> Ite
                     if end >= 0:
                         runs.append((first, count, stamp))
                         yield _MarkerSeries(start, end - start, value, alike, runs)
-                    start, end, value, alike, limit = at, at + 1, found, headers, below
+                    start, end, value, limit = at, at + 1, found, below
+                    alike = _END_BY_TRACKER if found == _END and headers else headers
                     runs, first, count, stamp = [], offset, 1, timestamp_ms
                     continue
         if end >= 0:
@@ -153,9 +161,19 @@ def _can_be_in_series(offset: int, value: bytes, headers: Any) -> bool:
     if headers is UNREADABLE:
         return False
     if value == _END:
-        return headers is None or bool(headers == _END_BY_TRACKER)
+        return headers is None or _is_by_tracker(headers)
     is_take = headers is None or (len(headers) == 1 and headers[0][0] == _HOLDER)
     return is_take and offset >= 0 and len(value) == _START_SIZE and value[0] == 1
+
+
+def _is_by_tracker(headers: Any) -> bool:
+    """Return True if the only headers of an end marker say that a tracker wrote it, and where the copy is."""
+    return (
+        bool(headers)
+        and headers is not UNREADABLE
+        and headers[0] == _END_BY_TRACKER[0]
+        and (len(headers) == 1 or (len(headers) == 2 and headers[1][0] == COPY))
+    )
 
 
 def _apply_series(state: InFlight, applied: Applied, series: _MarkerSeries, queue_end: QueueEnd) -> None:

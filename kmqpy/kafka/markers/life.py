@@ -1,0 +1,232 @@
+"""The life of a message, built from its records and their markers. Pure: no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.lineage import RecordPlace
+
+
+class Happened(StrEnum):
+    """Kinds of events."""
+
+    SENT = "sent"
+    LOOKED_AT = "not due yet"
+    """A client met the message before its delay was over."""
+    TAKEN = "taken"
+    EXTENDED = "extended"
+    GIVEN_BACK = "given back"
+    REJECTED = "rejected"
+    """A client asked for the message to be dead-lettered."""
+    ACKNOWLEDGED = "acknowledged"
+    REDELIVERED = "redelivered"
+    DEAD_LETTERED = "dead-lettered"
+    REDRIVEN = "redriven"
+    ENDED = "ended"
+    """A tracker, redrive or purge ended the message, and names no copy: the message was gone, or purged, or a
+    version wrote that which did not name copies."""
+
+
+class LifeState(StrEnum):
+    """The state of a message at the end of what was read."""
+
+    WAITING = "waiting"
+    DELAYED = "delayed"
+    IN_FLIGHT = "in flight"
+    RELEASED = "released"
+    REJECTED = "rejected"
+    ACKNOWLEDGED = "acknowledged"
+    DEAD_LETTER = "dead letter"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeEvent:
+    """One thing that happened to a message.
+
+    at_ms        when, by the clock of the log's broker, or of the sender (ms since 1970)
+    record       the record to which it happened, as `partition:offset` or, in another topic than the queue's,
+                 `topic:partition:offset`
+    by           the client that took the message last, if it gave a name; other markers name no writer
+    for_ms       the lease taken or asked for, or the delay
+    counts       False: this delivery is not an attempt
+    reason       that of the client; of a copy `expired`, `nack: …`, `rejected: …`, `refused: …`, `delay over`
+    copy         the record that was appended
+    late         the record had been ended already, so this changed nothing
+    """
+
+    at_ms: int
+    what: Happened
+    record: str
+    by: str | None = None
+    for_ms: int | None = None
+    counts: bool = True
+    reason: str | None = None
+    copy: str | None = None
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageLife:
+    """Everything that the logs tell of a message.
+
+    records   the message and its copies, in order, written as in LifeEvent
+    deleted   those of `records` that are no longer in their topics
+    key       of the message, if it is text
+    state     of the last of `records`
+    events    in the order of time
+    """
+
+    queue: str
+    records: tuple[str, ...]
+    deleted: tuple[str, ...]
+    key: str | None
+    state: LifeState
+    events: tuple[LifeEvent, ...]
+
+
+class SeenMarker(NamedTuple):
+    """A marker of a record, as read: its place in the log, its time, and the copy that it names."""
+
+    at: int
+    timestamp_ms: int
+    marker: Marker
+    copy: RecordPlace | None
+
+
+class RecordFacts(NamedTuple):
+    """A record of a message: when it was appended (or sent), and why, where it is a dead letter."""
+
+    timestamp_ms: int
+    key: bytes | None = None
+    reason: str | None = None
+
+
+_OPERATIONS = {
+    Op.TAKE: (Happened.TAKEN, LifeState.IN_FLIGHT),
+    Op.DELAY: (Happened.LOOKED_AT, LifeState.DELAYED),
+    Op.EXTEND: (Happened.EXTENDED, LifeState.IN_FLIGHT),
+    Op.NACK: (Happened.GIVEN_BACK, LifeState.RELEASED),
+    Op.DEAD_LETTER: (Happened.REJECTED, LifeState.REJECTED),
+}
+_OPENING = (Op.TAKE, Op.DELAY)
+_OPEN = {LifeState.DELAYED, LifeState.IN_FLIGHT, LifeState.RELEASED, LifeState.REJECTED}
+
+
+def build_life(
+    queue: str,
+    chain: Sequence[RecordPlace],
+    facts: Mapping[RecordPlace, RecordFacts],
+    markers: Mapping[RecordPlace, Iterable[SeenMarker]],
+) -> MessageLife:
+    """The life of the message whose records are `chain`, the original first, each before its copies.
+
+    facts    of the records that are still there
+    markers  of each record, in the order of the log
+    """
+    events: list[LifeEvent] = []
+    state = LifeState.WAITING
+    known = frozenset(chain)
+    for place in chain:
+        one = _RecordLife(queue, place, facts, known)
+        if place == chain[0] and place in facts:
+            at_ms = facts[place].timestamp_ms
+            events.append(LifeEvent(at_ms=at_ms, what=Happened.SENT, record=shown(queue, place)))
+        events.extend(map(one.event, markers.get(place, ())))
+        state = one.state
+    original = facts.get(chain[0])
+    return MessageLife(
+        queue=queue,
+        records=tuple(shown(queue, place) for place in chain),
+        deleted=tuple(shown(queue, place) for place in chain if place not in facts),
+        key=None if original is None or original.key is None else original.key.decode("utf-8", "replace"),
+        state=state,
+        # In each partition the log's order is that of time; sorting is stable.
+        events=tuple(sorted(events, key=lambda event: event.at_ms)),
+    )
+
+
+def shown(queue: str, place: RecordPlace) -> str:
+    """A record's place as text, without the topic where that is the queue's."""
+    text = f"{place.partition}:{place.offset}"
+    return text if place.topic == queue else f"{place.topic}:{text}"
+
+
+class _RecordLife:
+    """What happens to one record; `known`: all records of the message."""
+
+    def __init__(
+        self,
+        queue: str,
+        place: RecordPlace,
+        facts: Mapping[RecordPlace, RecordFacts],
+        known: frozenset[RecordPlace],
+    ) -> None:
+        self.state = LifeState.WAITING if place.topic == queue else LifeState.DEAD_LETTER
+        self._queue = queue
+        self._place = place
+        self._facts = facts
+        self._known = known
+        self._holder: str | None = None
+        self._why = "expired"
+
+    def event(self, seen: SeenMarker) -> LifeEvent:
+        """Take in the next marker of the record."""
+        if seen.marker.op is Op.END:
+            return self._ended(seen)
+        marker = seen.marker
+        what, state = _OPERATIONS[marker.op]
+        late = marker.op not in _OPENING and self.state not in _OPEN
+        if marker.op in _OPENING:
+            self._holder = marker.holder
+        if not late and self.state is not LifeState.REJECTED:
+            self.state = state
+            self._why = _why(marker)
+        return LifeEvent(
+            at_ms=seen.timestamp_ms,
+            what=what,
+            record=shown(self._queue, self._place),
+            by=marker.holder or self._holder,
+            for_ms=None if marker.op is Op.DEAD_LETTER else marker.redeliver_after_ms,
+            counts=marker.counts,
+            reason=marker.reason,
+            late=late,
+        )
+
+    def _ended(self, seen: SeenMarker) -> LifeEvent:
+        late = self.state in (LifeState.ACKNOWLEDGED, LifeState.ENDED)
+        copy = seen.copy if seen.copy in self._known else None
+        what, reason = Happened.ACKNOWLEDGED, None
+        if seen.marker.by_tracker:
+            what, reason = self._moved(copy)
+        if not late:
+            self.state = LifeState.ENDED if seen.marker.by_tracker else LifeState.ACKNOWLEDGED
+        return LifeEvent(
+            at_ms=seen.timestamp_ms,
+            what=what,
+            record=shown(self._queue, self._place),
+            by=None if seen.marker.by_tracker else self._holder,
+            reason=reason,
+            copy=None if copy is None else shown(self._queue, copy),
+            late=late,
+        )
+
+    def _moved(self, copy: RecordPlace | None) -> tuple[Happened, str | None]:
+        if copy is None:
+            return Happened.ENDED, None
+        if self._place.topic != self._queue:
+            return Happened.REDRIVEN, None
+        if copy.topic == self._queue:
+            return Happened.REDELIVERED, self._why
+        known = self._facts.get(copy)
+        return Happened.DEAD_LETTERED, self._why if known is None or known.reason is None else known.reason
+
+
+def _why(marker: Marker) -> str:
+    words = {Op.DELAY: "delay over", Op.NACK: "nack", Op.DEAD_LETTER: "rejected"}
+    word = words.get(marker.op, "expired")
+    return f"{word}: {marker.reason}" if marker.reason and marker.op in (Op.NACK, Op.DEAD_LETTER) else word

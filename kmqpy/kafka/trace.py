@@ -1,0 +1,395 @@
+"""Follows a message through the logs: every record of it, and what happened to each.
+
+Reads of the markers topics only what can speak of the message: from its timestamp on, until it has ended and
+LATE_MS have passed. A copy is believed where its original's end marker names it and it names its original;
+what else such headers say is ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kmqpy.core.throttle import Throttle
+from kmqpy.errors import ConfigError, DecodeError, ReceiptError
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op, decode_key, encode_key
+from kmqpy.kafka.markers.life import MessageLife, RecordFacts, SeenMarker, build_life, shown
+from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
+from kmqpy.kafka.markers.records import message_headers, read_headers, read_marker
+from kmqpy.kafka.message_headers import DEAD_LETTER_REASON, ORIGINAL_TIMESTAMP, int_header
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topic_names import markers_topics
+from kmqpy.kafka.topics import Topics
+from kmqpy.message import last_header
+
+_log = logging.getLogger(__name__)
+
+LATE_MS = 60_000
+"""For how long after the end of a message its markers are read, for those that come late."""
+_CLOCK_MS = 60_000
+"""How far the clock of a sender may be ahead of the broker's."""
+_MOST_RECORDS = 10_000
+"""Of one message; others are ignored."""
+_PLACE = re.compile(r"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10})[:-]([0-9]{1,19})")
+_LOG_APPEND_TIME = 2
+_RANGES = (0x02, 0x03, 0x04)
+_FORGED = Throttle(60.0)
+
+Progress = Callable[[int], None]
+"""Called with the number of records that were read, now and then."""
+
+
+def trace(
+    connection: KafkaConnection, queue: QueueSettings, message: str, *, progress: Progress = lambda _: None
+) -> MessageLife:
+    """The life of a message, named by a receipt, by `partition:offset` or, a dead letter, by `topic:…`.
+
+    It does not matter which of its records that is. Raises ReceiptError for a receipt of another queue or
+    topic, and for a message that there never was; QueueNotFound, TopicError, Unavailable.
+    """
+    return trace_all(connection, queue, [message], progress=progress)[0]
+
+
+def trace_all(
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    messages: Iterable[str],
+    *,
+    progress: Progress = lambda _: None,
+) -> list[MessageLife]:
+    """The lives of messages; see trace()."""
+    tracer = _Tracer(connection, queue, progress)
+    return [tracer.life(tracer.place_of(message)) for message in messages]
+
+
+def find_by_key(
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    key: bytes,
+    since_ms: int,
+    *,
+    limit: int = 100,
+    progress: Progress = lambda _: None,
+) -> list[str]:
+    """The first `limit` messages with this key that were appended at or after a time; copies are left out.
+
+    As `partition:offset`, oldest first. Raises QueueNotFound, TopicError, Unavailable.
+    """
+    partitions = Topics(connection).check(queue).partitions
+    found: list[Any] = []
+    read = 0
+
+    def visit(_partition: int, records: list[Any]) -> bool:
+        nonlocal read
+        read += len(records)
+        progress(read)
+        found.extend(record for record in records if record.key() == key)
+        return False
+
+    partition_reader.scan_since(connection, queue.name, dict.fromkeys(range(partitions), since_ms), visit)
+    found.sort(key=lambda record: (record.timestamp()[1], record.partition(), record.offset()))
+    messages: dict[str, None] = {}
+    known: set[RecordPlace] = set()
+    for record in found:
+        place = RecordPlace(queue.name, record.partition(), record.offset())
+        if known.isdisjoint(_ancestors_of(record, place)):
+            messages[shown(queue.name, place)] = None
+        known.add(place)
+    return list(messages)[:limit]
+
+
+class _Tracer:
+    """Finds the records of messages of one queue, and their markers."""
+
+    def __init__(self, connection: KafkaConnection, queue: QueueSettings, progress: Progress) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._progress = progress
+        topics = Topics(connection)
+        self._topic_id = topics.check(queue).queue.topic_id
+        names = markers_topics(queue)
+        there = topics.describe([*names, *names.values()])
+        self._partitions = {
+            name: there[name].partitions
+            for name, markers in names.items()
+            if name in there and markers in there
+        }
+        self._markers_topics = names
+        self._read = 0
+        self._records: dict[RecordPlace, Any] = {}
+        """None: it is not there."""
+        self._markers: dict[RecordPlace, list[SeenMarker]] = {}
+        self._known_bounds: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def place_of(self, message: str) -> RecordPlace:
+        """The record that the text names; raises ReceiptError, ConfigError."""
+        found = _PLACE.fullmatch(message) if isinstance(message, str) else None
+        if found is None:
+            receipt = Receipt.parse(message)
+            if receipt.queue != self._queue.name:
+                raise ReceiptError(f"receipt: it is of queue {receipt.queue!r}, not of {self._queue.name!r}")
+            if receipt.topic_id != self._topic_id:
+                raise ReceiptError(f"receipt: it is of another topic named {receipt.queue!r}, deleted since")
+            place = RecordPlace(receipt.queue, receipt.partition, receipt.offset)
+        else:
+            place = RecordPlace(found[1] or self._queue.name, int(found[2]), int(found[3]))
+            if place.topic not in self._partitions:
+                raise ConfigError(f"message: {place.topic!r} is no topic of messages of {self._queue.name!r}")
+        if not self._has(place):
+            raise ReceiptError(f"message: there is no {shown(self._queue.name, place)} in {place.topic!r}")
+        return place
+
+    def life(self, place: RecordPlace) -> MessageLife:
+        """The life of the message of which `place` is a record."""
+        self._markers.clear()
+        self._fetch([place])
+        known = [*self._ancestors(place), place]
+        self._fetch(known)
+        self._read_markers(known)
+        chain = self._chain(known)
+        facts = {one: _facts(record) for one in chain if (record := self._records.get(one)) is not None}
+        return build_life(self._queue.name, chain, facts, self._markers)
+
+    # --- records ------------------------------------------------------------------------------------
+
+    def _has(self, place: RecordPlace) -> bool:
+        """Return True if there is, or was, such a record."""
+        if place.partition >= self._partitions.get(place.topic, 0):
+            return False
+        return place.offset < self._bounds(place.topic, place.partition)[1]
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset of a log, and its end."""
+        if (topic, partition) not in self._known_bounds:
+            found = partition_reader.bounds(self._connection, topic, [partition], uncommitted=True)
+            self._known_bounds[topic, partition] = found[partition]
+        return self._known_bounds[topic, partition]
+
+    def _fetch(self, places: Iterable[RecordPlace]) -> None:
+        """Read these records, as far as they are there."""
+        by_topic: dict[str, list[tuple[int, int]]] = {}
+        for place in places:
+            if place in self._records:
+                continue
+            self._records[place] = None
+            if place.partition < self._partitions.get(place.topic, 0):
+                by_topic.setdefault(place.topic, []).append(place[1:])
+        for topic, some in by_topic.items():
+            for found, record in partition_reader.read_at(self._connection, topic, some).items():
+                self._records[RecordPlace(topic, *found)] = record
+
+    def _ancestors(self, place: RecordPlace) -> Sequence[RecordPlace]:
+        record = self._records.get(place)
+        return () if record is None else _ancestors_of(record, place)
+
+    def _is_copy(self, copy: RecordPlace, original: RecordPlace) -> bool:
+        """Return True unless `copy` is there and says otherwise, or never was."""
+        ancestors = self._ancestors(copy)
+        believed = (
+            ancestors[-1] == original
+            if ancestors
+            else self._records.get(copy) is None and self._has(copy)  # Kafka has deleted it
+        )
+        if not believed:
+            _warn(original, f"its end marker names {shown(self._queue.name, copy)}, which is no copy of it")
+        return believed
+
+    def _chain(self, known: Sequence[RecordPlace]) -> list[RecordPlace]:
+        """The records of the message, each before its copies."""
+        self._fetch(seen.copy for some in self._markers.values() for seen in some if seen.copy is not None)
+        first = 0
+        for index in range(len(known) - 1, 0, -1):
+            if not self._leads_to(known[index - 1], known[index]):
+                named = shown(self._queue.name, known[index - 1])
+                _warn(known[index], f"it names {named} as an ancestor, which has no such copy")
+                first = index
+                break
+        chain: dict[RecordPlace, None] = {}
+        for one in known[first:]:
+            self._walk(one, chain)
+        return list(chain)
+
+    def _walk(self, place: RecordPlace, chain: dict[RecordPlace, None]) -> None:
+        """Add a record to `chain`, its copies, their copies and so on."""
+        pending = [place]
+        while pending:
+            place = pending.pop()
+            if place not in chain:
+                chain[place] = None
+                copies = [seen.copy for seen in self._markers.get(place, ()) if seen.copy is not None]
+                pending += [copy for copy in copies if self._is_copy(copy, place)]
+
+    def _leads_to(self, original: RecordPlace, copy: RecordPlace) -> bool:
+        """Return True if `copy` is a copy of `original`, of a copy of it and so on, or nobody can tell."""
+        copies: dict[RecordPlace, None] = {}
+        self._walk(original, copies)
+        if copy in copies:
+            return True
+        ends = [seen for seen in self._markers.get(original, ()) if seen.marker.op is Op.END]
+        if ends:
+            return any(end.marker.by_tracker and end.copy is None for end in ends)
+        markers = self._markers_topics.get(original.topic, "")
+        return self._has(original) and self._bounds(markers, original.partition)[0] > 0
+
+    # --- markers ------------------------------------------------------------------------------------
+
+    def _read_markers(self, known: Sequence[RecordPlace]) -> None:
+        """Read the markers of these records, and of all copies that they name."""
+        since_ms = self._first_ms(known)
+        wanted: dict[tuple[str, int], dict[int, int]] = {}
+        for place in known:
+            record = self._records.get(place)
+            since_ms = since_ms if record is None else _appended_ms(record)
+            wanted.setdefault(place[:2], {})[place.offset] = since_ms
+        while wanted:
+            log, times_ms = wanted.popitem()
+            if log[1] >= self._partitions.get(log[0], 0):
+                continue
+            reading = _LogReading(log, times_ms)
+            self._scan(reading)
+            self._markers |= reading.found
+            for copy, at_ms in reading.elsewhere.items():
+                if copy not in self._markers and len(self._markers) < _MOST_RECORDS:
+                    wanted.setdefault(copy[:2], {})[copy.offset] = at_ms
+
+    def _first_ms(self, known: Sequence[RecordPlace]) -> int:
+        """When the first of `known` was sent, where a copy says so although it is gone itself; else 0."""
+        for place in known:
+            record = self._records.get(place)
+            if record is not None:
+                try:
+                    said = int_header(message_headers(record), ORIGINAL_TIMESTAMP)
+                except DecodeError:
+                    return 0
+                return max(0, (said or 0) - _CLOCK_MS)
+        return 0
+
+    def _scan(self, reading: _LogReading) -> None:
+        topic, partition = reading.log
+
+        def visit(_partition: int, records: list[Any]) -> bool:
+            self._read += len(records)
+            self._progress(self._read)
+            return reading.take(records)
+
+        partition_reader.scan_since(
+            self._connection, self._markers_topics[topic], {partition: reading.since_ms}, visit
+        )
+
+
+class _LogReading:
+    """Finds the markers of some messages of one partition, and of their copies there.
+
+    found      the markers of each
+    elsewhere  copies in other partitions, with the times from which on they have markers
+    """
+
+    def __init__(self, log: tuple[str, int], times_ms: dict[int, int]) -> None:
+        self.log = log
+        self.since_ms = min(times_ms.values())
+        self.found: dict[RecordPlace, list[SeenMarker]] = {}
+        self.elsewhere: dict[RecordPlace, int] = {}
+        self._offsets: set[int] = set()
+        self._open: set[int] = set()
+        self._last_end_ms = 0
+        for offset in times_ms:
+            self._want(offset)
+
+    def take(self, records: Sequence[Any]) -> bool:
+        """Take in the next records of the markers partition; True when no others are needed."""
+        for record in records:
+            key, value = record.key(), record.value()
+            if key in self._keys or (value and value[0] in _RANGES and self._is_near(key)):
+                self._take(record)
+        return not self._open and records[-1].timestamp()[1] > self._last_end_ms + LATE_MS
+
+    def _want(self, offset: int) -> None:
+        place = RecordPlace(*self.log, offset)
+        self.found[place] = []
+        self._offsets.add(offset)
+        self._open.add(offset)
+        self._keys = {encode_key(one.partition, one.offset) for one in self.found}
+        self._lowest, self._highest = min(self._offsets), max(self._offsets)
+
+    def _is_near(self, key: bytes | None) -> bool:
+        """Return True if a range marker with this key can speak of a wanted message."""
+        try:
+            _, first = decode_key(key)
+        except DecodeError:
+            return False
+        return self._lowest - MAX_SPAN < first <= self._highest
+
+    def _take(self, record: Any) -> None:
+        try:
+            marker = read_marker(record)
+        except DecodeError:
+            return
+        runs = marker.offset_runs
+        for offset in sorted(self._offsets):
+            if any(first <= offset < first + count for first, count in runs):
+                copy = _copy_named(record, marker, offset, self.log[0])
+                seen = SeenMarker(record.offset(), record.timestamp()[1], marker, copy)
+                self.found[RecordPlace(*self.log, offset)].append(seen)
+                self._note(offset, seen)
+
+    def _note(self, offset: int, seen: SeenMarker) -> None:
+        if seen.marker.op is Op.END:
+            self._open.discard(offset)
+            self._last_end_ms = max(self._last_end_ms, seen.timestamp_ms)
+        elif seen.marker.op is Op.TAKE:
+            self._open.add(offset)
+        if seen.copy is None or len(self._offsets) + len(self.elsewhere) >= _MOST_RECORDS:
+            return
+        if seen.copy[:2] != self.log:
+            self.elsewhere[seen.copy] = seen.timestamp_ms - _CLOCK_MS
+        elif seen.copy.offset not in self._offsets:
+            self._want(seen.copy.offset)
+
+
+def _copy_named(record: Any, marker: Marker, offset: int, topic: str) -> RecordPlace | None:
+    """The copy of message `offset` that its end marker names; None where it names none that can be."""
+    if marker.op is not Op.END or not marker.by_tracker:
+        return None
+    data = dict(read_headers(record)[0]).get(COPY)
+    if data is None:
+        return None
+    place = RecordPlace(topic, marker.partition, offset)
+    try:
+        copy = read_copies(data, topic, marker.count)[list(marker.offsets()).index(offset)]
+    except DecodeError as error:
+        _warn(place, str(error))
+        return None
+    if copy[:2] == place[:2] and copy.offset <= offset:
+        _warn(place, "its end marker names a copy that stands before it")
+        return None
+    return copy
+
+
+def _ancestors_of(record: Any, place: RecordPlace) -> tuple[RecordPlace, ...]:
+    try:
+        return read_ancestors(last_header(message_headers(record), ANCESTORS), place)
+    except DecodeError as error:
+        _warn(place, str(error))
+        return ()
+
+
+def _facts(record: Any) -> RecordFacts:
+    reason = last_header(message_headers(record), DEAD_LETTER_REASON)
+    return RecordFacts(
+        record.timestamp()[1], record.key(), None if reason is None else reason.decode("utf-8", "replace")
+    )
+
+
+def _appended_ms(record: Any) -> int:
+    """A time at or before which the record was appended, by the broker's clock."""
+    kind, ms = record.timestamp()
+    return int(ms) if kind == _LOG_APPEND_TIME else int(ms) - _CLOCK_MS
+
+
+def _warn(place: RecordPlace, text: str) -> None:
+    if _FORGED.lets_through(place.topic):
+        _log.warning("%s %d:%d: ignored: %s", *place, text)

@@ -1,0 +1,117 @@
+"""The life of a message, from records and markers as they were read."""
+
+from dataclasses import replace
+
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.life import Happened, LifeState, RecordFacts, SeenMarker, build_life
+from kmqpy.kafka.markers.lineage import RecordPlace
+
+ORIGINAL, COPY = RecordPlace("jobs", 0, 5), RecordPlace("jobs", 0, 9)
+LETTER = RecordPlace("jobs__undelivered", 0, 2)
+
+
+def markers(*some, copy=None, first_ms=1_000):
+    """Markers a second apart; the last of them names `copy`."""
+    seen = [SeenMarker(at, first_ms + 1_000 * at, marker, None) for at, marker in enumerate(some)]
+    return seen if copy is None else [*seen[:-1], seen[-1]._replace(copy=copy)]
+
+
+def marker(op, after_ms=0, **fields):
+    return Marker(0, 5, op, after_ms, **fields)
+
+
+END = marker(Op.END)
+MOVED = replace(END, by_tracker=True)
+TAKE = marker(Op.TAKE, 30_000, holder="w1")
+
+
+def life(chain, by_place, **facts):
+    known = dict.fromkeys(chain, RecordFacts(500, b"k"))
+    return build_life("jobs", chain, known | facts.get("facts", {}), by_place)
+
+
+def told(found):
+    return [(event.what.value, event.record, event.by, event.reason, event.late) for event in found.events]
+
+
+def test_sent_and_not_taken():
+    found = life([ORIGINAL], {})
+    assert told(found) == [("sent", "0:5", None, None, False)]
+    assert (found.state, found.records, found.key) == (LifeState.WAITING, ("0:5",), "k")
+
+
+def test_taken_extended_acknowledged():
+    found = life([ORIGINAL], {ORIGINAL: markers(TAKE, marker(Op.EXTEND, 60_000), END)})
+    assert told(found)[1:] == [
+        ("taken", "0:5", "w1", None, False),
+        ("extended", "0:5", "w1", None, False),
+        ("acknowledged", "0:5", "w1", None, False),
+    ]
+    assert [event.for_ms for event in found.events] == [None, 30_000, 60_000, None]
+    assert found.state is LifeState.ACKNOWLEDGED
+
+
+def test_what_comes_after_the_end_is_late():
+    late = [marker(Op.EXTEND, 1), marker(Op.NACK), marker(Op.DEAD_LETTER), END]
+    found = life([ORIGINAL], {ORIGINAL: markers(TAKE, END, *late)})
+    assert [event.late for event in found.events] == [False] * 3 + [True] * 4
+    assert found.state is LifeState.ACKNOWLEDGED
+
+
+def test_a_take_after_the_end_opens_it_again():
+    found = life([ORIGINAL], {ORIGINAL: markers(TAKE, END, replace(TAKE, holder="w2"))})
+    assert told(found)[-1] == ("taken", "0:5", "w2", None, False)
+    assert found.state is LifeState.IN_FLIGHT
+
+
+def test_given_back_redelivered_and_acknowledged_late_and_in_time():
+    given_back = marker(Op.NACK, 2_000, reason="busy", counts=False)
+    of_original = [*markers(TAKE, given_back, MOVED, copy=COPY), SeenMarker(9, 8_000, END, None)]
+    of_copy = markers(replace(TAKE, holder="w2"), END, first_ms=5_000)
+    found = life([ORIGINAL, COPY], {ORIGINAL: of_original, COPY: of_copy})
+    assert told(found)[1:] == [
+        ("taken", "0:5", "w1", None, False),
+        ("given back", "0:5", "w1", "busy", False),
+        ("redelivered", "0:5", None, "nack: busy", False),
+        ("taken", "0:9", "w2", None, False),
+        ("acknowledged", "0:9", "w2", None, False),
+        ("acknowledged", "0:5", "w1", None, True),
+    ]
+    assert [event.copy for event in found.events if event.copy] == ["0:9"]
+    assert [event.counts for event in found.events].count(False) == 1
+    assert found.state is LifeState.ACKNOWLEDGED
+
+
+def test_a_lease_that_ran_out_and_a_delay_that_is_over():
+    for op, reason in ((TAKE, "expired"), (marker(Op.DELAY, 9), "delay over")):
+        found = life([ORIGINAL, COPY], {ORIGINAL: markers(op, MOVED, copy=COPY)})
+        assert found.events[-1].reason == reason
+        assert found.state is LifeState.WAITING
+
+
+def test_rejected_dead_and_redriven():
+    rejected = markers(TAKE, marker(Op.DEAD_LETTER, reason="bad"), MOVED, copy=LETTER)
+    facts = {LETTER: RecordFacts(900, None, "rejected: bad")}
+    found = life([ORIGINAL, LETTER], {ORIGINAL: rejected}, facts=facts)
+    assert told(found)[-1] == ("dead-lettered", "0:5", None, "rejected: bad", False)
+    assert found.state is LifeState.DEAD_LETTER
+    assert found.records == ("0:5", "jobs__undelivered:0:2")
+
+    redriven = {ORIGINAL: rejected, LETTER: markers(MOVED, copy=COPY, first_ms=9_000)}
+    found = life([ORIGINAL, LETTER, COPY], redriven, facts=facts)
+    assert told(found)[-1] == ("redriven", "jobs__undelivered:0:2", None, None, False)
+    assert found.state is LifeState.WAITING
+
+
+def test_an_end_that_names_no_copy_or_one_that_is_not_believed():
+    for copy in (None, COPY):
+        found = life([ORIGINAL], {ORIGINAL: markers(TAKE, MOVED, copy=copy)})
+        assert found.events[-1].what is Happened.ENDED
+        assert found.events[-1].copy is None
+        assert found.state is LifeState.ENDED
+
+
+def test_a_message_that_is_gone_itself():
+    found = build_life("jobs", [ORIGINAL], {}, {ORIGINAL: markers(TAKE)})
+    assert [event.what for event in found.events] == [Happened.TAKEN]
+    assert (found.deleted, found.key) == (("0:5",), None)
