@@ -348,12 +348,12 @@ class Transactions:
                 report(error, None)
                 raise KafkaException(error)
             record = self._send(place, key, value, headers)
-            report(None, None)
+            report(None, record)
             if record.topic() != self._markers:
                 copies.append(record)
                 continue
             # The end markers of the copies come after them, in the same order.
-            for marker in decoded(record)[: len(copies)]:
+            for marker in [one for one in decoded(record) if one.offset >= 0][: len(copies)]:
                 copy = record.copies[marker.offset] = copies.pop(0)
                 copy.has_end = True
 

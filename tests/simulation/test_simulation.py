@@ -35,6 +35,7 @@ BEGIN_AT = {
     "timestamps believed": 250,
     "lies believed": 45,
     "retry from memory": 7,
+    "claim after reading": 7,
     "failed starts taken again unread": 8,
     "own starts read too early": 8,
     "commits of other topics believed": 6,

@@ -80,6 +80,32 @@ class OriginalsReader:
                 raise
             return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)[0]
 
+    def read_between(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
+        """The committed records from offset `begin` to before `end`, once every transaction there is decided.
+
+        Raises KafkaException, also when that takes longer than `timeout_s`.
+        """
+        low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
+        begin = max(begin, low)
+        if begin >= end:
+            return []
+        found: list[Any] = []
+        deadline = self._clock.monotonic() + timeout_s
+        self._consumer.assign([TopicPartition(topic, partition, begin)])
+        try:
+            while self._clock.monotonic() < deadline:
+                for record in self._consumer.consume(_READ_AT_ONCE, 0.1):
+                    error = record.error()
+                    if error is None and record.offset() < end:  # type: ignore[operator]
+                        found.append(record)
+                    elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    elif record.offset() >= end:  # type: ignore[operator]
+                        return found
+        finally:
+            self._consumer.unassign()
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
     def close(self) -> None:
         """Release the connection."""
         self._consumer.close()

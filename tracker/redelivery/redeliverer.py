@@ -6,9 +6,8 @@ killed at any point, or a successor, reads either both or neither and never make
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException, Producer
@@ -27,6 +26,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from tracker.redelivery.claim import Claim, MarkersRead
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redelivery_plan import Copy, Refusal, batches, copy_of, halves
 from tracker.settings import TrackerSettings
@@ -91,6 +91,7 @@ class Redeliverer:
         self._producer: Producer | None = None
         self._tries: dict[int, int] = {}
         self._refusals: dict[int, Refusal] = {}
+        self._known: MarkersRead | None = None
 
     def open(self, timeout_s: float) -> None:
         """Fence predecessors and abort what they left open; raises Unavailable and the like."""
@@ -115,8 +116,12 @@ class Redeliverer:
         reader: OriginalsReader,
         may_go_on: Callable[[], bool],
         dead_letters_exist: Callable[[], bool],
+        position: int = 0,
     ) -> RedeliveryResult:
         """Append the copies of `entries`, or dead-letter them; what fails is in the result.
+
+        `position`: the markers offset before which all markers were applied when `entries` were due. Where
+        the queue has claims, a message of which a marker between that and the claim speaks is left alone.
 
         `may_go_on` is asked before the first transaction, and before each is committed, when all of it has
         been written: it tells whether that went to the topics that the entries are of (rule R24). Dead
@@ -124,6 +129,7 @@ class Redeliverer:
         R7).
         """
         outcome = RedeliveryResult()
+        self._known = MarkersRead(reader, self.queue.markers_topic, position)
         by_offset = {entry.offset: entry for entry in entries}
         # Messages refused before come last, one by one and few per call, so that they hardly delay others.
         refused = [offset for offset in by_offset if offset in self._refusals]
@@ -216,8 +222,9 @@ class Redeliverer:
         while pending and refused < _REFUSED_AT_ONCE:
             batch = pending.pop(0)
             try:
-                self._transact(batch, gone, may_go_on)
-            except Withdrawn:
+                dropped = self._transact(batch, gone, may_go_on)
+            except Withdrawn as withdrawn:
+                outcome.problem = str(withdrawn) or outcome.problem
                 return
             except TransactionAborted as error:
                 if error.by_predecessor and again < _AT_ONCE:
@@ -237,9 +244,9 @@ class Redeliverer:
                 outcome.refused.append(self._refuse(batch[0], error))
                 continue  # the offender waits by itself; nobody else is held up
             again = 0
-            outcome.gone += gone
+            outcome.gone += [offset for offset in gone if offset not in dropped]
             gone = []
-            for copy in batch:
+            for copy in _without(batch, dropped):
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
     def _refuse(self, copy: Copy, error: TransactionAborted) -> str:
@@ -255,7 +262,10 @@ class Redeliverer:
         self._refusals[offset] = refusal = Refusal(times, why)
         return _refused_text(offset, refusal)
 
-    def _transact(self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]) -> None:
+    def _transact(
+        self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]
+    ) -> Collection[int]:
+        """Commit `batch` and the ends of `gone`; returns the offsets of those that the claim left alone."""
         if self._producer is None:
             raise ProducerUnusable("no producer")
         dead = any(copy.dead_letter for copy in batch)  # then all of them are
@@ -265,14 +275,31 @@ class Redeliverer:
             self.queue.markers_topic,
             self._settings.effective_transaction_timeout_ms / 1000,
         )
-        copies = (NewRecord(self._partition, copy.key, copy.value, copy.headers) for copy in batch)
-        copied = sorted(copy.entry.offset for copy in batch)
+        claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *gone}))
         try:
-            transaction.execute(copies, itertools.chain(self._ends(copied), self._ends(gone)), may_go_on)
+            transaction.execute(
+                self._copies(batch, claim), self._all_ends(batch, gone, claim), may_go_on, claim
+            )
         except TransactionAborted as error:
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
             raise
+        return () if claim is None else claim.dropped
+
+    def _claim(self, offsets: Sequence[int]) -> Claim | None:
+        if not self.queue.claims or self._known is None:
+            return None
+        within_s = self._settings.effective_transaction_timeout_ms / 2000
+        return Claim(self._partition, offsets, self._known, within_s)
+
+    def _copies(self, batch: list[Copy], claim: Claim | None) -> Iterator[NewRecord]:
+        for copy in batch if claim is None else _without(batch, claim.dropped):
+            yield NewRecord(self._partition, copy.key, copy.value, copy.headers)
+
+    def _all_ends(self, batch: list[Copy], gone: Sequence[int], claim: Claim | None) -> Iterator[NewRecord]:
+        dropped: Collection[int] = () if claim is None else claim.dropped
+        yield from self._ends(sorted(copy.entry.offset for copy in _without(batch, dropped)))
+        yield from self._ends([offset for offset in gone if offset not in dropped])
 
     def _ends(self, offsets: Sequence[int]) -> Iterator[NewRecord]:
         if self.ranges and len(offsets) > 1:
@@ -286,6 +313,10 @@ class Redeliverer:
     def _backoff(self, offset: int) -> float:
         tries = self._tries[offset] = self._tries.get(offset, 0) + 1
         return _PAUSE.delay(tries)
+
+
+def _without(batch: list[Copy], dropped: Collection[int]) -> list[Copy]:
+    return [copy for copy in batch if copy.entry.offset not in dropped] if dropped else batch
 
 
 def _refused_text(offset: int, refusal: Refusal) -> str:

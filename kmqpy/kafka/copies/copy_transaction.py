@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -31,6 +31,20 @@ class NewRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
+
+
+class Claim(Protocol):
+    """The first record of a transaction: it names everything that the transaction is to end (rule R28)."""
+
+    @property
+    def record(self) -> NewRecord:
+        """The record, of the markers topic."""
+
+    def settle(self, position: int) -> Sequence[NewRecord]:
+        """Decide, now that the record stands at markers offset `position`, what is copied; raises Withdrawn.
+
+        Returns records to write to the markers topic before the copies.
+        """
 
 
 class TransactionAborted(Exception):
@@ -81,7 +95,6 @@ def open_producer(
             "transaction.timeout.ms": timeout_ms,
             "message.timeout.ms": timeout_ms,
             "linger.ms": 5,
-            "delivery.report.only.error": True,
             **librdkafka.COPY_SETTINGS,
         },
     )
@@ -105,16 +118,23 @@ class CopyTransaction:
         copies: Iterable[NewRecord],
         ends: Iterable[NewRecord],
         may_go_on: Callable[[], bool] = lambda: True,
+        claim: Claim | None = None,
     ) -> None:
         """Write everything, ask `may_go_on`, commit.
 
-        Raises TransactionAborted, Withdrawn (`may_go_on` said no) or ProducerUnusable.
+        `copies` and `ends` are asked for after the claim is settled.
+
+        Raises TransactionAborted, Withdrawn (`may_go_on` or the claim said no) or ProducerUnusable.
         """
         producer, timeout_s = self._producer, self._timeout_s
         topic = self.topic
         written = False
         try:
             producer.begin_transaction()
+            if claim is not None:
+                topic = self.markers_topic
+                self._write_claim(claim)
+                topic = self.topic
             self._produce(topic, copies)
             topic = self.markers_topic
             self._produce(topic, ends)
@@ -135,6 +155,9 @@ class CopyTransaction:
             # The messages after a refused one fail, too, with errors that tell less.
             causes = [cause for cause in (*self._failures, (error, topic)) if cause[0].code() in _BY_MESSAGE]
             raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
+        except Withdrawn:
+            self._abort(KafkaError(KafkaError._TIMED_OUT))
+            raise
         except Exception as exception:
             if written:
                 raise
@@ -147,6 +170,22 @@ class CopyTransaction:
             raise ProducerUnusable(error.name(), error)
         if withdrawn:
             raise Withdrawn
+
+    def _write_claim(self, claim: Claim) -> None:
+        """Write the claim, alone, and what it decides once its position is known."""
+        positions: list[int] = []
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            self._note(self.markers_topic, error, record)
+            if error is None:
+                positions.append(record.offset())
+
+        self._produce_one(self.markers_topic, claim.record, report)
+        if self._producer.flush(self._timeout_s):
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        if self._failures:
+            raise KafkaException(self._failures[0][0])
+        self._produce(self.markers_topic, claim.settle(positions[0]))
 
     def _abort(self, error: KafkaError) -> None:
         """Abort because of `error`. Kafka answers only if nobody has taken over (rule R1)."""
