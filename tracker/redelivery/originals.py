@@ -94,7 +94,11 @@ class OriginalsReader:
         self._consumer.assign([TopicPartition(topic, partition, begin)])
         try:
             while self._clock.monotonic() < deadline:
-                for record in self._consumer.consume(_READ_AT_ONCE, 0.1):
+                # A call for many waits for as many.
+                records = self._consumer.consume(1, 0.1)
+                if records:
+                    records += self._consumer.consume(_READ_AT_ONCE, 0)
+                for record in records:
                     error = record.error()
                     if error is None and record.offset() < end:  # type: ignore[operator]
                         found.append(record)
