@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)-docs/.ready
 ARGS ?=
 # Tests wait more than they compute, so more of them than cores run at a time.
 WORKERS ?= 5
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model diagrams lock clean
+.PHONY: help demo test test-quick test-unit lint format bench bench-table chaos mutants fuzz model diagrams docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -21,6 +22,13 @@ $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(DOCS_READY): requirements-docs.lock pyproject.toml
+	@echo "Setting up $(VENV)-docs (once) ..."
+	@$(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip install --quiet --require-hashes -r requirements-docs.lock
+	@$(VENV)-docs/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: $(READY) ## 20,000 messages, failing consumers, a killed tracker: nothing lost
@@ -49,6 +57,9 @@ format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(DOCS_READY) ## the documentation as a web site in site/, with every link checked
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict $(ARGS)
+
 bench: $(READY) ## measure every part beside its peers; ARGS="--quick" for less than 3 minutes
 	@$(BIN)/python -m benchmarks run $(ARGS)
 
@@ -76,7 +87,10 @@ lock: ## pin the newest versions that pyproject.toml allows, with hashes
 	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 		--no-emit-index-url --no-emit-find-links --no-annotate --extra bench --extra test --extra lint \
 		--custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	$(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+		--no-emit-index-url --no-emit-find-links --no-annotate --extra docs \
+		--custom-compile-command "make lock" pyproject.toml -o requirements-docs.lock
 	@rm -rf $(VENV)-lock
 
 clean: ## remove what the other targets made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kmqpy.dev.database_kind import DatabaseKind, run
-from kmqpy.dev.programs import on_path, this_platform, unpacked
+from kmqpy.dev.programs import hand_over, on_path, this_platform, unpacked
 
 WHAT_ELSE = "install MariaDB so that `mariadbd` and `mariadb-install-db` are on the PATH"
 PARTS = ("/bin/mariadbd", "/bin/my_print_defaults", "/bin/resolveip", "/scripts/", "/share/")
@@ -15,6 +15,9 @@ grant all on *.* to kmq@'127.0.0.1' with grant option;
 """
 # The same for both: another size of the log would have it written anew. Encryption would cost 10 s a start.
 OPTIONS = {"innodb-log-file-size": "16M", "ssl": "0"}
+
+# For temporary tables. Its own, since a server that starts deletes all that it finds there of such.
+TMP = "tmp"
 
 
 def _find() -> list[Path]:
@@ -34,7 +37,10 @@ def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
     first = folder / "first.sql"
     first.write_text(FIRST_SQL)
     first.chmod(0o644)
-    options = [f"--{key}={value}" for key, value in OPTIONS.items()]
+    tmp = folder / TMP
+    tmp.mkdir()
+    hand_over(tmp)
+    options = [f"--{key}={value}" for key, value in {**OPTIONS, "tmpdir": tmp}.items()]
     whose = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
     where = [f"--basedir={_base(server)}", f"--datadir={folder / 'data'}", f"--extra-file={first}"]
     run([str(install), "--no-defaults", *where, *whose, *options], folder, group)
@@ -49,6 +55,7 @@ def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mappin
         "port": str(port),
         "socket": "mariadb.sock",  # among the data; a whole path may be longer than a socket's may be
         "pid-file": "mariadb.pid",
+        "tmpdir": str(folder / TMP),
         **OPTIONS,
         **settings,
     }

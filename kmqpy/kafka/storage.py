@@ -17,7 +17,9 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import build, convert, nearest, refuse_unknown
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound
 from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.foreign_topics import refuse_foreign_topics
 from kmqpy.kafka.client.client import ClientOptions, check_options
+from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.queue import CAPABILITIES, KafkaQueue
 from kmqpy.kafka.settings import (
     KafkaConnection,
@@ -43,7 +45,7 @@ _FIXED = {
 """Settings that queues of other storages have: what they are on Kafka, and what Kafka can't do."""
 _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retention_ms": int | None}
 """How the topics of a new queue are made."""
-_NEW_QUEUE = (*_QUEUE_FIELDS, *_FIXED, *_TOPIC_SETTINGS)
+_NEW_QUEUE = (*_QUEUE_FIELDS, *_FIXED, *_TOPIC_SETTINGS, "adopt")
 _LONGEST_NAME = 200
 """Of a new queue; its other topics have longer names."""
 _IDLE_TIMEOUT_MS = 60_000
@@ -92,7 +94,8 @@ class KafkaStorage:
 
         The settings are the fields of QueueSettings, and `partitions`, `replication` and `retention_ms` of
         its topics, see Admin.create_queue. Those of other storages (`order` and the like) may say what holds
-        on Kafka anyway. Topics that are there already are taken over.
+        on Kafka anyway. Topics that are there already are taken over where they are empty, and with
+        `adopt=True` in any case; else they are a ConfigError.
         """
         self._check_open()
         _check_name(name)
@@ -106,9 +109,12 @@ class KafkaStorage:
             key: convert(key, settings[key], hint) for key, hint in _TOPIC_SETTINGS.items() if key in settings
         }
         retention_ms = topics.pop("retention_ms", None)
+        adopt = convert("adopt", settings.get("adopt", False), bool)
         with self._administered() as admin:
             if any(one.settings.name == name for one in admin.list_queues()):
                 raise ConfigError(f"queue: there is a queue {name!r} already")
+            if not adopt:
+                refuse_foreign_topics(made, self._shared.topics(), SettingsMirror(self._connection).records())
             admin.create_queue(
                 made, retention=None if retention_ms is None else retention_ms / 1000, **topics
             )

@@ -110,6 +110,12 @@ def test_a_server_can_be_paused_and_killed_and_has_its_data_again(databases: Dat
             assert again.kept("kept") == 42
 
 
+def test_servers_of_mariadb_delete_no_temporary_tables_of_each_other(databases: Databases) -> None:
+    """One that starts deletes all that are in its folder of them, also while another is being created."""
+    with connected(databases.urls["mariadb"]) as client:
+        assert client._execute("select @@tmpdir") == (str(databases.folder / "mariadb" / "tmp"),)
+
+
 def test_acknowledged_data_is_synced(databases: Databases) -> None:
     with connected(databases.urls["postgresql"]) as client:
         assert client._execute("select current_setting('fsync'), current_setting('synchronous_commit')") == (

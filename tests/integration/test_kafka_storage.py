@@ -5,10 +5,14 @@ import uuid
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import NewTopic
 from support import LiveQueue, until
 
 from kmqpy.errors import ConfigError, NotSupported, QueueNotFound, ReceiptError
+from kmqpy.kafka.client.producer import new_producer
 from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.topics import Topics
 from kmqpy.queue import queue_for, storage_for
 
 
@@ -91,6 +95,43 @@ def test_a_missing_queue_is_made_where_the_url_says_so(url):
         storage.delete(name)
         with pytest.raises(QueueNotFound):
             storage.describe(name)
+
+
+@pytest.mark.parametrize("which", ["{}", "{}__markers", "{}__undelivered"])
+def test_a_topic_that_others_have_written_to_is_taken_over_only_when_told(url, cluster, which):
+    connection = KafkaConnection(bootstrap=cluster.bootstrap)
+    name = f"foreign-{uuid.uuid4().hex[:8]}"
+    topic, topics = which.format(name), Topics(connection)
+    for one in {name, topic}:
+        topics._create({one: NewTopic(one, 1, 1)})
+    producer = new_producer(connection)
+    producer.produce(topic, b"of somebody else")
+    assert producer.flush(60) == 0
+    with storage_for(url) as storage:
+        with pytest.raises(ConfigError, match=f"topic '{topic}' is there already.* adopt=True"):
+            storage.create(name)
+        assert storage.list() == []
+        assert topics.describe([*{name, topic}]).keys() == {name, topic}  # no other was made
+        if topic == name:
+            storage.create(name, adopt=True)
+            assert storage.open(name).size() == 1
+            storage.delete(name)
+    topics.delete([name, topic])
+
+
+def test_a_queue_of_another_root_keeps_its_topics(url):
+    """Two roots on one Kafka, and the same name in both."""
+    name = f"both-{uuid.uuid4().hex[:8]}"
+    with storage_for(url) as storage, storage_for(f"{url}-other") as other:
+        storage.create(name)
+        with pytest.raises(ConfigError, match=f"of queue '{name}' of another ZooKeeper root"):
+            other.create(name)
+        other.create(name, adopt=True)
+        storage.open(name).send("x")
+        other.delete(name)
+        assert other.list() == []
+        assert storage.describe(name).ready == 1
+        storage.delete(name)
 
 
 def test_without_zookeeper_queues_are_opened_only(make_queue):

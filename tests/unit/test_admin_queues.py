@@ -2,9 +2,10 @@
 
 import pytest
 
-from kmqpy.errors import ConfigError, KmqError, QueueNotFound, Unavailable
+from kmqpy.errors import AccessDenied, ConfigError, KmqError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
+from kmqpy.kafka.client.settings_mirror import Records, SettingsMirror
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
@@ -117,6 +118,26 @@ def test_topics_of_another_queue_are_kept_until_that_is_deleted():
     assert admin.delete_queue("q") == found
     assert topics.there == set(topics_of(other))
     admin.delete_queue("o")
+    assert topics.there == set()
+
+
+def test_topics_of_a_queue_of_another_root_are_kept(monkeypatch):
+    """Of the same name, for example; trackers of both roots may serve them."""
+    other = QueueSettings(name="q", dead_letter_topic="dead")
+    monkeypatch.setattr(SettingsMirror, "records", lambda _: Records(others=(other,)))
+    topics = FakeTopics(*topics_of(PLAIN), *topics_of(other))
+    found = admin_of(FakeRegistry(PLAIN), topics).delete_queue("q")
+    assert found.kept == dict.fromkeys(("q", "q__markers"), "q of another ZooKeeper root")
+    assert topics.there == set(topics_of(other))
+
+
+def test_who_may_not_read_the_records_of_other_roots_deletes_all_the_same(monkeypatch):
+    def refuse(_):
+        raise AccessDenied("no right to read kmq.queues")
+
+    monkeypatch.setattr(SettingsMirror, "records", refuse)
+    topics = FakeTopics(*topics_of(PLAIN))
+    admin_of(FakeRegistry(PLAIN), topics).delete_queue("q")
     assert topics.there == set()
 
 

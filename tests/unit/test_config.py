@@ -638,6 +638,11 @@ class TestQueueSettings:
         assert str(raised.value).isprintable()
         assert len(str(raised.value)) <= 300
 
+    @pytest.mark.parametrize("data", [b"", b"\xff", b"{}", b"null", b'{"name": 5}', b'{"name": "p"}'])
+    def test_settings_in_the_registry_that_can_not_be_read_name_their_queue(self, data):
+        with pytest.raises(ConfigError, match=r"^queue 'q': "):
+            decode_queue("q", data)
+
     @pytest.mark.parametrize("field_name", ["redeliver_after_ms", "max_hold_ms"])
     def test_leases_have_a_least_length(self, field_name):
         assert getattr(QueueSettings(**{"name": "q", field_name: 100}), field_name) == 100

@@ -11,7 +11,6 @@ from kmqpy.errors import ConfigError, MessageError, Unavailable
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
 from kmqpy.storages.zookeeper import draft, live_queue, turns
 from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory
-from kmqpy.storages.zookeeper.live_queue import LiveQueue
 from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.testing import ManualClock
 
@@ -97,6 +96,42 @@ def test_puts_of_many_threads_are_one_commit_and_one_page(tree):
     assert len(znodes_of(tree, 2)) == 1
 
 
+def test_a_queue_that_takes_no_more_messages_gives_those_that_it_has(tree, monkeypatch):
+    queue = queue_in(tree)
+    znodes = MemoryZnodes(tree)
+    engine = engine_over(znodes)
+    engine.put(queue, [NewRow(b"%d" % number) for number in range(200)])
+    refs = taken(engine, queue, 200)
+    engine.give_back(queue, refs, delay_ms=0, count=True, reason="long" * 500)
+    monkeypatch.setattr(draft, "PAGE_ROWS", 1)
+    znodes.max_packet_bytes = 2**18
+    with pytest.raises(MessageError) as refused:
+        put_until_full(engine, queue)
+    refs = taken(engine, queue, 200)
+    assert [ref.id for ref in refs[:3]] == [1, 2, 3]
+    assert engine.finish(queue, refs) == 200
+    assert "is full" in str(refused.value)
+
+
+def put_until_full(engine, queue):
+    for _ in range(200):
+        engine.put(queue, [NewRow(b"x")] * 50)
+
+
+def test_a_message_that_stays_keeps_few_others_bodies(tree):
+    queue = queue_in(tree)
+    engine = engine_on(tree)
+    engine.put(queue, [NewRow(b"%1000d" % number) for number in range(200)] + [NewRow(b"x" * 100_000)])
+    found = engine.take(queue, 300, 60_000).rows
+    assert [row.body for row in found] == [b"%1000d" % number for number in range(200)] + [b"x" * 100_000]
+    refs = [TakeRef(row.id, row.take) for row in found]
+    assert engine.bury(queue, refs[50:51], "bad") == 1
+    assert engine.finish(queue, refs[:50] + refs[51:]) == 200
+    (path,) = znodes_of(tree, 3)
+    assert len(tree.znodes[path][0]) < 40_000
+    assert engine_on(tree).dead_rows(queue, 1, with_bodies=True)[0].body == found[50].body
+
+
 # --- lost answers -------------------------------------------------------------------------------------
 
 
@@ -149,6 +184,20 @@ def test_after_commits_by_too_many_processes_nobody_says_what_is_not_known(tree)
     assert engine.counts(queue).ready == 2 + COMMITS_REMEMBERED
 
 
+def test_a_take_that_found_nothing_and_lost_its_answer_does_not_wait_for_what_came_meanwhile(tree):
+    queue = queue_in(tree, max_redeliveries=0)
+    slow, other = SlowAnswer(tree), engine_on(tree)
+    engine = engine_over(slow)
+    other.put(queue, [NewRow(b"first")])
+    taken(other, queue, lease_ms=1_000)
+    tree.clock.advance(2)  # its lease ends, which makes it a dead letter
+    slow.others = lambda: other.put(queue, [NewRow(b"second")])
+    found = engine.take(queue, 1, 1_000)
+    assert found.rows == []
+    assert engine.wait(queue, found, 0.01)
+    assert len(engine.take(queue, 1, 1_000).rows) == 1
+
+
 # --- many others --------------------------------------------------------------------------------------
 
 
@@ -188,12 +237,12 @@ def test_a_watch_that_has_fired_says_nothing_about_the_version(tree):
     """Two threads wait: one reads the directory again while the other asks whether it has changed."""
     queue = queue_in(tree)
     engine = engine_on(tree)
-    live: LiveQueue = engine._live(queue)
+    arrivals = engine._live(queue).arrivals
     found = engine.take(queue, 1, 1_000)
     assert engine.wait(queue, found, 0) is False
-    live._on_change(None)
-    live._is_watched = True  # by the other thread, whose answer is on its way
-    assert engine.wait(queue, found._replace(seen=live.seen(found.seen)), 0.01)
+    arrivals._on_change(None)
+    arrivals._is_watched = True  # by the other thread, whose answer is on its way
+    assert engine.wait(queue, found._replace(seen=arrivals.seen(found.seen)), 0.01)
 
 
 # --- damage -------------------------------------------------------------------------------------------

@@ -39,9 +39,13 @@ class OriginalsReader:
     """Reads records of queue topics by offset; used by one thread at a time."""
 
     def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._connection = connection
         self._clock = clock
-        self._consumer: Consumer = librdkafka.new_consumer(
-            connection,
+        self._consumer = self._new_consumer()
+
+    def _new_consumer(self) -> Consumer:
+        return librdkafka.new_consumer(
+            self._connection,
             {
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
@@ -58,6 +62,16 @@ class OriginalsReader:
         A record is gone (rule R14) when its offset is below the log start, or when reading from it
         or from before gave a higher offset without an error. Raises KafkaException.
         """
+        try:
+            return self._fetch(topic, partition, offsets)
+        except KafkaException:
+            # A consumer that once heard that a partition is unknown, of a broker that had just lost its
+            # controller, believes it for minutes.
+            self._consumer.close()
+            self._consumer = self._new_consumer()
+            raise
+
+    def _fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
         fetched = FetchResult()
         low = self.log_start(topic, partition)
         fetched.gone = [offset for offset in offsets if offset < low]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmqpy.core.durations import Duration, duration_ms
-from kmqpy.errors import ConfigError, QueueNotFound, TopicError
+from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, TopicError
 from kmqpy.kafka.admin.access import AdminAccess
 from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings, check_new_queue_name
@@ -17,7 +17,8 @@ class Deletion:
     """The topics that the deletion of a queue, or of its leftovers, takes away.
 
     topics  how many records each of them holds, about
-    kept    topics of the queue that stay, each with the other queue that uses it
+    kept    topics of the queue that stay, each with the other queue that uses it, maybe one of another
+            ZooKeeper root
     """
 
     queue: str
@@ -81,17 +82,22 @@ class QueueDeletion:
             check_new_queue_name(name)
             own = QueueSettings(name=name)
         topics = list(topics_of(own))
+        records, error = self._access.records()
+        if error is not None and (leftovers or not isinstance(error, AccessDenied)):
+            raise error
+        records = records or Records()
+        elsewhere = {
+            topic: f"{one.name} of another ZooKeeper root"
+            for one in records.others
+            for topic in topics_of(one)
+        }
+        users = elsewhere | users
         if leftovers:
-            records, error = self._access.records()
-            if error is not None:
-                raise error
-            records = records or Records()
             if name in records.strangers:
                 raise TopicError(
                     f"topic {SETTINGS_TOPIC} has a record of a queue {name!r} of another ZooKeeper root that "
                     "can't be read, so whose these topics are is not known, and none is deleted"
                 )
-            users = {topic: one.name for one in records.others for topic in topics_of(one)} | users
             existing = self._access.topics.names()
             if own.markers_topic not in existing:
                 topics.remove(name)  # then it does not look like a queue's

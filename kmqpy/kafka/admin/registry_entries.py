@@ -108,11 +108,13 @@ def encode_queue(settings: QueueSettings, *, deleting: bool = False) -> bytes:
 def decode_queue(name: str, data: bytes) -> tuple[QueueSettings, bool]:
     """Settings and deletion mark of queue `name`; raises ConfigError."""
     values = _object(data, f"queue {name!r}")
+    if "name" not in values:
+        raise ConfigError(f"queue {name!r}: its settings have no name")
     deleting = values.pop("deleting", False) is True
     try:
         settings = QueueSettings.stored(values)
     except ConfigError as error:  # it quotes what stands there, of up to 1 MB, for logs and terminals
-        raise ConfigError(printable(str(error), SHOWN_OF_ERROR)) from None
+        raise ConfigError(printable(f"queue {name!r}: {error}", SHOWN_OF_ERROR)) from None
     if settings.name != name:
         raise ConfigError(f"queue {name!r}: its settings are those of {settings.name!r}")
     return settings, deleting

@@ -12,7 +12,7 @@ from kmqpy.errors import ConfigError
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.zookeeper.directory import AUTHOR_BYTES, COMMITS_REMEMBERED, Directory, summary
-from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Page, Row, Status, pack_bytes, page_bytes
+from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Page, Row, Status, pack_bytes, packs, page_bytes
 
 MOST_PAGES = 20
 """The most pages that one commit changes, so that it fits into a request; larger changes take several."""
@@ -116,10 +116,11 @@ class Draft:
                 number = last
             some = rows[at : at + number + PAGE_ROWS - ids[at]]
             page = self._page_to_change(number)
-            for index, row in enumerate(some):
-                page[ids[at + index]] = self._new_row(ids[at + index], ids[at], index, row)
-            self._packs[number, ids[at]] = pack_bytes(some)
-            at += len(some)
+            for pack in packs(some):
+                for index, row in enumerate(pack):
+                    page[ids[at + index]] = self._new_row(ids[at + index], ids[at], index, row)
+                self._packs[number, ids[at]] = pack_bytes(pack)
+                at += len(pack)
             last = number
         return ids
 

@@ -13,6 +13,7 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import QueueRow
+from kmqpy.storages.zookeeper.arrivals import UNKNOWN_VERSION, Arrivals
 from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.directory import (
     AUTHOR_BYTES,
@@ -23,7 +24,7 @@ from kmqpy.storages.zookeeper.directory import (
     summary,
 )
 from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
-from kmqpy.storages.zookeeper.rows import Content, Page, not_ours, read_pack, read_page
+from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Content, Page, not_ours, read_pack, read_page
 from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.storages.zookeeper.znodes import Conflict, Lost, Znodes
 
@@ -38,14 +39,13 @@ _LATE_S = 0.3
 """After so much time a process that was late each time asks for its turn."""
 _TRIES = 8
 """So many times a process tries again at once when it has asked for its turn, before it asks again."""
+_ROOM_BYTES = 128 * 1024
+"""No message is added to a directory that would not leave so much of a request for a page."""
 _SUSPICIOUS = 3
 """After so many conflicts it is looked whether somebody has made or deleted znodes of the queue."""
 
 BodyPlace = tuple[int, int, int]
 """Where a body is: number of the page, first id of the pack, index in the pack."""
-
-_VERSION = 0xFFFFFFFF
-"""The bits of `seen` that are the directory's version; the higher ones count the calls of wake()."""
 
 
 class _TooMuch(Exception):
@@ -101,10 +101,7 @@ class LiveQueue:
         self._bodies = bodies
         self._turns = turns
         self._has_competitors = False
-        self._changed = threading.Condition()
-        self._is_watched = False
-        self._watched_version: int | None = None
-        self._wakes = 0
+        self.arrivals = Arrivals(znodes, row.generation)
 
     # --- changes ----------------------------------------------------------------------------------
 
@@ -141,45 +138,6 @@ class LiveQueue:
             for place in places
         ]
 
-    # --- waiting ----------------------------------------------------------------------------------
-
-    def seen(self, version: int) -> int:
-        """For wait(): the version of the directory, and how often wake() was called."""
-        return self._wakes << 32 | version & _VERSION
-
-    def wait(self, seen: int, seconds: float) -> bool:
-        """Wait until the directory has another version than the one seen; False: not within `seconds`."""
-        deadline = SYSTEM_CLOCK.monotonic() + seconds
-        if self._is_changed(seen):
-            return True
-        if not self._is_watched:
-            self._is_watched = True
-            try:
-                found = self._znodes.read_directory(self.row.generation, self._on_change)
-            except BaseException:
-                self._is_watched = False
-                raise
-            self._watched_version = None if found is None else found[1] & _VERSION
-        if self._watched_version != seen & _VERSION:
-            return True
-        with self._changed:
-            left_s = deadline - SYSTEM_CLOCK.monotonic()
-            return self._changed.wait_for(lambda: self._is_changed(seen), max(0.0, left_s))
-
-    def wake(self, _event: Any = None) -> None:
-        """Let every wait() return."""
-        with self._changed:
-            self._wakes += 1
-            self._changed.notify_all()
-
-    def _is_changed(self, seen: int) -> bool:
-        return self._wakes != seen >> 32
-
-    def _on_change(self, _event: Any) -> None:
-        self._watched_version = None
-        self._is_watched = False
-        self.wake()
-
     # --- carrying out -----------------------------------------------------------------------------
 
     def _carry_out(self, requests: Sequence[_Request[Any]]) -> None:
@@ -198,7 +156,7 @@ class LiveQueue:
 
     def _carry_out_together(self, requests: Sequence[_Request[Any]]) -> None:
         try:
-            results = self._results(requests)
+            results, version = self._results(requests)
         except (_TooMuch, MessageError, ConfigError) as error:  # nothing was written
             if len(requests) == 1:
                 requests[0].fail(error)
@@ -210,11 +168,12 @@ class LiveQueue:
                 one.fail(error)
         else:
             # A take may have found nothing just before another's messages came by the same commit.
-            seen = self._version if len(requests) == 1 else _VERSION
+            seen = version if len(requests) == 1 else UNKNOWN_VERSION
             for one, result in zip(requests, results, strict=True):
                 one.succeed(result, seen)
 
-    def _results(self, requests: Sequence[_Request[Any]]) -> Sequence[Any]:
+    def _results(self, requests: Sequence[_Request[Any]]) -> tuple[Sequence[Any], int]:
+        """The results, and the version of the directory that they have seen."""
         if self._has_competitors:
             self._turns.give_way(self.row.generation)
         started = SYSTEM_CLOCK.monotonic()
@@ -236,8 +195,9 @@ class LiveQueue:
                     if draft.is_full:
                         raise _TooMuch
                     results.append(one.work(draft))
+                version = self._version
                 if draft.has_changed:
-                    self._commit(draft)
+                    version = self._commit(draft)
                 elif not is_fresh and self._is_outdated():
                     is_fresh = True
                     continue
@@ -259,7 +219,7 @@ class LiveQueue:
                 if conflicts % _SUSPICIOUS == 0:
                     self._look_around()
             else:
-                return results
+                return results, version
 
     def _come_again(self, conflicts: int, late_s: float) -> None:
         """Wait before the next try; after many, ask for a turn, and then try again at once a few times."""
@@ -359,7 +319,8 @@ class LiveQueue:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _commit(self, draft: Draft) -> None:
+    def _commit(self, draft: Draft) -> int:
+        """Write a draft; returns the version of the directory that has it, and no change of others since."""
         self._commits = (self._commits + 1) % 2**32
         name = self._author + self._commits.to_bytes(COMMIT_BYTES - AUTHOR_BYTES)
         changes = draft.changes(name)
@@ -368,6 +329,7 @@ class LiveQueue:
         self._directory = None  # not known until the answer is here
         try:
             self._version, self._directory = outcome(), changes.directory
+            version = self._version
         except Conflict:
             self._refused = changes
             raise
@@ -375,6 +337,7 @@ class LiveQueue:
             self._read()  # which tells what happened, and to what version it led
             if not self._has_happened(name, sent_at):
                 raise Conflict from lost
+            version = UNKNOWN_VERSION
         for number in changes.pages:
             self._pages.pop(number, None)
         for number, page in draft.changed_pages().items():
@@ -383,10 +346,17 @@ class LiveQueue:
             self._remember(pack, self._pack_path(*pack), data)
         for pack in changes.gone_packs:
             self._bodies.remove(self._body_key(pack))
+        return version
 
     def _send(self, changes: Changes) -> Callable[[], int]:
         multi = self._znodes.zk.transaction()
-        multi.set_data(self._path, changes.directory.to_bytes(), self._version)
+        directory = changes.directory.to_bytes()
+        if changes.new_packs and len(directory) > self._znodes.max_packet_bytes - _ROOM_BYTES:
+            raise MessageError(
+                f"queue {self.row.name!r}: it is full, with {len(changes.directory.pages)} pages of up to "
+                f"{PAGE_ROWS} messages; nothing was sent. Finish some, or use another queue"
+            )
+        multi.set_data(self._path, directory, self._version)
         for path in self._gone(changes):
             multi.delete(path)
         for number, data in changes.pages.items():
@@ -404,7 +374,7 @@ class LiveQueue:
             return True
         # One of ours that is still there is an older one, and would have been replaced.
         is_remembered = any(one.startswith(self._author) for one in self._directory.commits)
-        if not is_remembered and (self._version - sent_at) & _VERSION >= COMMITS_REMEMBERED:
+        if not is_remembered and (self._version - sent_at) % 2**32 >= COMMITS_REMEMBERED:
             raise Unavailable(f"queue {self.row.name!r}: it is not known whether a change happened")
         return False
 

@@ -1,8 +1,8 @@
 """Messages as bytes in znodes: pages of states, and packs of bodies. Pure.
 
 A *page* holds the states of up to PAGE_ROWS messages of neighbouring ids; it is rewritten with each change.
-A *pack* holds key, headers and body of the messages of one page that were sent in one call; it is written
-once and deleted with the last of them.
+A *pack* holds key, headers and body of messages of one page that were sent in one call; it is written once
+and deleted with the last of them.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ MOST_REASON_BYTES = 1_000
 _PAGE_BYTES = 64 * 1024
 _SHORT_REASON_BYTES = 250
 """Reasons are cut to this in a page that would be larger, so that a body fits into a request beside it."""
+PACK_BYTES = 32 * 1024
+"""Bodies of a pack. A message that stays for long, a dead letter for example, keeps its pack for so long."""
 _CONTENT = struct.Struct(">qII")
 _NO_KEY = -1
 
@@ -110,6 +112,17 @@ def read_page(data: bytes, path: str) -> dict[int, Row]:
         return {row.id: row for row in _rows(data)}
     except (struct.error, ValueError) as error:
         raise not_ours(path, error) from None
+
+
+def packs(rows: Sequence[NewRow]) -> Iterator[Sequence[NewRow]]:
+    """The messages in groups, one for each pack."""
+    begin = size = 0
+    for at, row in enumerate(rows):
+        size += len(row.body)
+        if size > PACK_BYTES and at > begin:
+            yield rows[begin:at]
+            begin, size = at, len(row.body)
+    yield rows[begin:]
 
 
 def pack_bytes(rows: Iterable[NewRow]) -> bytes:

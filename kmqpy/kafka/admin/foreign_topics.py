@@ -1,0 +1,28 @@
+"""Topics that a new queue would take over although they are somebody else's, as far as can be told."""
+
+from __future__ import annotations
+
+from kmqpy.errors import ConfigError
+from kmqpy.kafka.client.settings_mirror import Records
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topic_names import topics_of
+from kmqpy.kafka.topics import Topics
+
+_ADOPT = "with adopt=True it becomes this queue's, with all that it holds; else choose other names"
+
+
+def refuse_foreign_topics(queue: QueueSettings, topics: Topics, records: Records | None) -> None:
+    """Raise ConfigError where a topic of the new queue has had records, or is of a queue of another root.
+
+    Empty topics are taken: a creation that was cut off leaves such, and brokers that create topics by
+    themselves make them.
+    """
+    own = topics_of(queue)
+    for other in () if records is None else records.others:
+        for name in own.keys() & topics_of(other).keys():
+            raise ConfigError(
+                f"queue: topic {name!r} is one of queue {other.name!r} of another ZooKeeper root; {_ADOPT}"
+            )
+    for name, one in topics.describe(list(own)).items():
+        if any(end > 0 for _, end in topics.offsets(name, range(one.partitions)).values()):
+            raise ConfigError(f"queue: topic {name!r} is there already and has had records; {_ADOPT}")

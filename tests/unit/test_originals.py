@@ -1,0 +1,65 @@
+"""OriginalsReader over a consumer that is stuck, as librdkafka's is when a broker had lost its controller."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kmqpy import KafkaConnection
+from kmqpy.kafka import librdkafka
+from tracker.redelivery.originals import OriginalsReader
+
+
+class Record:
+    def __init__(self, offset: int, error: KafkaError | None) -> None:
+        self.offset: Callable[[], int] = lambda: offset
+        self.error: Callable[[], KafkaError | None] = lambda: error
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_000
+
+    def key(self) -> None: ...
+
+    def value(self) -> bytes:
+        return b"body"
+
+    def headers(self) -> None: ...
+
+
+class FakeConsumer:
+    """Has the messages 0 to 9, unless it is stuck."""
+
+    def __init__(self, *, stuck: bool) -> None:
+        self.stuck = stuck
+        self.closed = False
+        self._next = 0
+
+    def get_watermark_offsets(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return 0, 10
+
+    def assign(self, places: list[Any]) -> None:
+        self._next = places[0].offset
+
+    def unassign(self) -> None: ...
+
+    def consume(self, count: int, timeout: float) -> list[Record]:
+        assert timeout > 0
+        if self.stuck:
+            return [Record(-1, KafkaError(KafkaError._UNKNOWN_PARTITION))]
+        return [Record(offset, None) for offset in range(self._next, min(self._next + count, 10))]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_consumer_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    consumers = [FakeConsumer(stuck=True), FakeConsumer(stuck=False)]
+    left = iter(consumers)
+    monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: next(left))
+    reader = OriginalsReader(KafkaConnection(bootstrap="nowhere:1"))
+    with pytest.raises(KafkaException):
+        reader.fetch("q", 0, [3, 4])
+    assert consumers[0].closed
+    assert sorted(reader.fetch("q", 0, [3, 4]).found) == [3, 4]
+    assert not consumers[1].closed
