@@ -398,7 +398,7 @@ def watch(connection: Connection, *rest: Any) -> Any:
 
 _originals = stepwise(
     "tracker.redelivery.originals",
-    {"fetch", "log_start", "read_between", "_read"},
+    {"fetch", "_fetch", "log_start", "read_between", "_read_between", "_read"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )

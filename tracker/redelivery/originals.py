@@ -65,11 +65,14 @@ class OriginalsReader:
         try:
             return self._fetch(topic, partition, offsets)
         except KafkaException:
-            # A consumer that once heard that a partition is unknown, of a broker that had just lost its
-            # controller, believes it for minutes.
-            self._consumer.close()
-            self._consumer = self._new_consumer()
+            self._renew()
             raise
+
+    def _renew(self) -> None:
+        # A consumer that once heard that a partition is unknown, of a broker that had just lost its
+        # controller, believes it for minutes.
+        self._consumer.close()
+        self._consumer = self._new_consumer()
 
     def _fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
         fetched = FetchResult()
@@ -99,6 +102,13 @@ class OriginalsReader:
 
         Raises KafkaException, also when that takes longer than `timeout_s`.
         """
+        try:
+            return self._read_between(topic, partition, begin, end, timeout_s)
+        except KafkaException:
+            self._renew()
+            raise
+
+    def _read_between(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
         low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
         begin = max(begin, low)
         if begin >= end:
