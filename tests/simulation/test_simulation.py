@@ -50,7 +50,7 @@ def test_same_seed_same_run():
     runs = []
     for _ in range(2):
         lines: list[str] = []
-        result = simulate(11, trace=lines.append)
+        result = simulate(7, trace=lines.append)
         runs.append((lines, result.steps, result.stats))
     assert runs[0] == runs[1]
     assert len(runs[0][0]) > 100
