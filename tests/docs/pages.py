@@ -7,7 +7,7 @@ Blocks of other languages are not run. A comment before a block says how it is t
 
     <!-- run: not, because … -->
     <!-- run: in the background -->           until the page ends
-    <!-- run: for 3 s -->                     then Ctrl-C
+    <!-- run: until "hello" -->               of `python`: Ctrl-C when it has printed that
 """
 
 import os
@@ -15,9 +15,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 _BLOCK = re.compile(
     r"^(?:<!-- run: (?P<how>.*?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-_FOR = re.compile(r"for (\d+) s")
+_UNTIL = re.compile(r'until "(.+)"')
 RUN = ("sh", "python")
 
 
@@ -53,7 +52,7 @@ def blocks(page: str) -> Iterator[Block]:
     for found in _BLOCK.finditer(page):
         line, how = page.count("\n", 0, found.start("code")) + 1, found["how"] or ""
         known = (
-            not how or how == "in the background" or how.startswith("not, because ") or _FOR.fullmatch(how)
+            not how or how == "in the background" or how.startswith("not, because ") or _UNTIL.fullmatch(how)
         )
         if not known:
             raise ValueError(f"line {line}: run: {how}")
@@ -71,35 +70,45 @@ def run(page: Path) -> None:
             if block.language == "python":
                 _run_python(block, page, names)
             elif block.how == "in the background":
-                background.callback(_end, _start(block))
+                background.callback(_end, block, _start(block))
             else:
                 _run_shell(block)
 
 
 def _run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
     code = compile("\n" * (block.line - 1) + block.code, page.name, "exec")
-    seconds = _seconds(block)
-    if seconds is None:
+    until = _UNTIL.fullmatch(block.how)
+    if until is None:
         exec(code, names)
         return
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
+    output = _Watched(until[1])
+    with redirect_stdout(output), suppress(KeyboardInterrupt):  # type: ignore[type-var]
         exec(code, names)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        timer.cancel()
+    if not output.found:
+        raise SystemExit(f"line {block.line}: ended without printing {until[1]}")
+
+
+class _Watched:
+    """Standard output; the first time a text is printed, the main thread gets a Ctrl-C."""
+
+    def __init__(self, text: str) -> None:
+        self.found = False
+        self._text = text
+        self._printed = ""
+
+    def write(self, text: str) -> int:
+        self._printed += text
+        if not self.found and self._text in self._printed:
+            self.found = True
+            os.kill(os.getpid(), signal.SIGINT)
+        return sys.__stdout__.write(text)  # type: ignore[union-attr]
+
+    def flush(self) -> None:
+        sys.__stdout__.flush()  # type: ignore[union-attr]
 
 
 def _run_shell(block: Block) -> None:
-    process = _start(block)
-    try:
-        code = process.wait(_seconds(block))
-    except subprocess.TimeoutExpired:
-        _end(process)
-        return
-    if code:
+    if code := _start(block).wait():
         raise SystemExit(f"line {block.line}: exit code {code}")
 
 
@@ -107,14 +116,11 @@ def _start(block: Block) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(["bash", "-euo", "pipefail", "-c", block.code], start_new_session=True)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(block: Block, process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is not None:
+        raise SystemExit(f"line {block.line}: ended by itself, exit code {process.returncode}")
     os.killpg(process.pid, signal.SIGINT)
     process.wait(60)
-
-
-def _seconds(block: Block) -> int | None:
-    found = _FOR.fullmatch(block.how)
-    return int(found[1]) if found else None
 
 
 if __name__ == "__main__":

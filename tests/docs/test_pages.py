@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import RUN, blocks
+from tests.spark.sessions import INTERPRETED, SMALL
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+UNTIL_A_CHILD_ENDS = "import os\nos.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)\n"
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if any(one.is_run for one in blocks(page.read_text()))],
@@ -31,7 +33,11 @@ def test_the_blocks_of_a_page(cluster, zookeeper, queue_name, tmp_path, page: Pa
         "KMQ_ROOT": f"/kmq-{queue_name}",
         "KMQ_TRACKER_HTTP_PORT": "0",
         "PYTHONPATH": str(ROOT),
+        "SPARK_CONF_DIR": str(tmp_path),
     }
+    # Of use to the page about Spark only.
+    small = "".join(f"{name} {value}\n" for name, value in {**SMALL, **INTERPRETED}.items())
+    (tmp_path / "spark-defaults.conf").write_text(small)
     try:
         done = subprocess.run(
             [sys.executable, str(ROOT / "tests/docs/pages.py"), str(page)],
@@ -39,7 +45,7 @@ def test_the_blocks_of_a_page(cluster, zookeeper, queue_name, tmp_path, page: Pa
             env=environment,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=580,
             check=False,
         )
     finally:
@@ -73,3 +79,31 @@ def _anchor(title: str) -> str:
 
 def test_the_readme_is_short() -> None:
     assert len(PAGES[0].read_text().split()) <= 1_500
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ("```sh\nfalse | true\n```\n", "line 2: exit code 1"),
+        ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
+        ('<!-- run: until "b" -->\n```python\nprint("a")\n```\n', "line 3: ended without printing b"),
+        (
+            f"<!-- run: in the background -->\n```sh\nexit 3\n```\n\n```python\n{UNTIL_A_CHILD_ENDS}```\n",
+            "line 3: ended by itself, exit code 3",
+        ),
+        ("<!-- run: perhaps -->\n```sh\ntrue\n```\n", "line 3: run: perhaps"),
+    ],
+)
+def test_what_fails_is_named(tmp_path, page: str, problem: str) -> None:
+    (tmp_path / "page.md").write_text(page)
+    command = [sys.executable, str(ROOT / "tests/docs/pages.py"), str(tmp_path / "page.md")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert problem in done.stderr
+
+
+def test_a_block_ends_by_ctrl_c_when_it_has_printed_its_text(tmp_path) -> None:
+    code = "import time\nprint('a b')\ntime.sleep(50)\n"
+    (tmp_path / "page.md").write_text(f'<!-- run: until "a b" -->\n```python\n{code}```\n')
+    command = [sys.executable, str(ROOT / "tests/docs/pages.py"), str(tmp_path / "page.md")]
+    assert subprocess.run(command, capture_output=True, timeout=40, check=False).returncode == 0

@@ -1,0 +1,128 @@
+"""OpenTelemetry metrics of clients, producers and workers (`kmqpy[otel]`); give it as `telemetry=`.
+
+Names, units and buckets of `messaging.*` follow OpenTelemetry's semantic conventions for messaging; what
+these do not name is `kmq.*`. Without a meter provider nothing is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.errors import MissingExtra
+from kmqpy.message import Headers, Message
+from kmqpy.telemetry.base import Telemetry
+
+try:
+    from opentelemetry.metrics import Histogram, Meter, MeterProvider, get_meter
+except ImportError:
+    raise MissingExtra("otel", "kmqpy.telemetry.opentelemetry_metrics") from None
+
+from kmqpy.telemetry.opentelemetry import SCHEMA_URL
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+
+
+class MetricsTelemetry(Telemetry):
+    """Counts and times what clients and workers do, by queue.
+
+    messaging.client.sent.messages       sends tried; a failed one has error.type
+    messaging.client.operation.duration  seconds of a send until it is confirmed or fails
+    messaging.client.consumed.messages   messages received
+    messaging.process.duration           seconds of a worker's handler
+    kmq.client.finished.messages         messages acknowledged, given back, extended or dead-lettered,
+                                         by messaging.operation.name
+    kmq.client.failures                  what kmqpy got over by itself, by kmq.failure
+    kmq.client.in_flight                 messages held, by the client that spoke last
+
+    `system` is the value of messaging.system. Receiving and finishing are counted, not timed.
+    """
+
+    def __init__(
+        self,
+        meter_provider: MeterProvider | None = None,
+        *,
+        system: str = "kafka",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        meter = get_meter("kmqpy", meter_provider=meter_provider, schema_url=SCHEMA_URL)
+        self._system = system
+        self._clock = clock
+        self._sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Messages that a producer tried to send."
+        )
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages received."
+        )
+        self._operation_seconds = _seconds(
+            meter, "messaging.client.operation.duration", "How long sends take."
+        )
+        self._process_seconds = _seconds(meter, "messaging.process.duration", "How long handlers take.")
+        self._finished = meter.create_counter(
+            "kmq.client.finished.messages", "{message}", "Messages given an operation after their receipt."
+        )
+        self._failures = meter.create_counter(
+            "kmq.client.failures", "{failure}", "Failures that kmqpy got over by itself."
+        )
+        self._in_flight = meter.create_gauge(
+            "kmq.client.in_flight", "{message}", "Messages that the client holds."
+        )
+
+    @contextmanager
+    def sending(self, queue: str, headers: Headers) -> Iterator[Headers]:
+        """Around one send; leaves the headers as they are."""
+        attributes = self._attributes(queue, "send", "send")
+        try:
+            with self._timed(self._operation_seconds, attributes):
+                yield headers
+        finally:
+            self._sent.add(1, attributes)
+
+    def received(self, queue: str, messages: Sequence[Message]) -> None:
+        """Messages were handed out."""
+        self._consumed.add(len(messages), self._attributes(queue, "receive", "receive"))
+
+    def finished(self, queue: str, op: str, count: int = 1) -> None:
+        """`count` messages were given an `op`; sends are counted by `sending`."""
+        if op != "send":
+            self._finished.add(count, self._attributes(queue, op, "settle"))
+
+    @contextmanager
+    def processing(self, message: Message) -> Iterator[None]:
+        """Around the handling of one message by a worker."""
+        with self._timed(self._process_seconds, self._attributes(message.queue, "process", "process")):
+            yield
+
+    def failed(self, queue: str, what: str, count: int = 1) -> None:
+        """Something failed that kmqpy gets over by itself."""
+        self._failures.add(count, self._destination(queue) | {"kmq.failure": what})
+
+    def in_flight(self, queue: str, count: int) -> None:
+        """How many messages this client holds."""
+        self._in_flight.set(count, self._destination(queue))
+
+    @contextmanager
+    def _timed(self, histogram: Histogram, attributes: dict[str, str]) -> Iterator[None]:
+        """Record the seconds; an error adds its class to the attributes, as error.type."""
+        started = self._clock.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            attributes["error.type"] = type(error).__qualname__
+            raise
+        finally:
+            histogram.record(self._clock.monotonic() - started, attributes)
+
+    def _destination(self, queue: str) -> dict[str, str]:
+        return {"messaging.system": self._system, "messaging.destination.name": queue}
+
+    def _attributes(self, queue: str, name: str, kind: str) -> dict[str, str]:
+        return self._destination(queue) | {
+            "messaging.operation.name": name,
+            "messaging.operation.type": kind,
+        }
+
+
+def _seconds(meter: Meter, name: str, description: str) -> Histogram:
+    return meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=_SECONDS)
