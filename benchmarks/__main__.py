@@ -17,6 +17,7 @@ import click
 
 from benchmarks import (
     bulk,
+    claims,
     drain,
     failover,
     latency,
@@ -55,6 +56,7 @@ WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,
+    "claims": claims.cases,
     "memory": memory.cases,
     "failover": failover.cases,
     "restart": restart.cases,

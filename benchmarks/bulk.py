@@ -35,16 +35,17 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
             name=f"{sizes.bulk_messages:,} messages of 100 bytes, "
             f"{partitions} partition{'s' * (partitions > 1)}",
             metrics={"messages_per_s": "msg/s"},
-            peers={peer: _turn(lab, peer, partitions, sizes.bulk_messages) for peer in _PEERS},
+            peers={peer: turn(lab, peer, partitions, sizes.bulk_messages) for peer in _PEERS},
             repeats=sizes.few_repeats,
         )
 
 
-def _turn(lab: Lab, peer: str, partitions: int, count: int) -> Callable[[], Figures]:
+def turn(lab: Lab, peer: str, partitions: int, count: int, *, claims: bool = False) -> Callable[[], Figures]:
+    """What measures a tracker once."""
     share = count // partitions
 
-    def turn() -> Figures:
-        with lab.queue(partitions, register=True, redeliver_after_ms=1_000) as queue:
+    def measure() -> Figures:
+        with lab.queue(partitions, register=True, redeliver_after_ms=1_000, claims=claims) as queue:
             lab.preload(queue, partitions, count, 100)
             for partition in range(partitions):
                 lab.fill(queue.markers_topic, partition, _starts(peer, share, partition))
@@ -56,7 +57,7 @@ def _turn(lab: Lab, peer: str, partitions: int, count: int) -> Callable[[], Figu
         seconds = max(max(times) - min(times), 1) / 1000
         return {"messages_per_s": count / seconds, "seconds": seconds}
 
-    return turn
+    return measure
 
 
 def _starts(peer: str, count: int, partition: int) -> Iterator[Record]:

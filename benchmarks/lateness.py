@@ -44,14 +44,16 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     )
 
 
-def turn(lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes) -> Callable[[], Figures]:
+def turn(
+    lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes, *, claims: bool = False
+) -> Callable[[], Figures]:
     """What measures a tracker once."""
     bootstrap = lab.connection.bootstrap
     count = int(sizes.lateness_s * RATE)
 
     def measure() -> Figures:
         with (
-            lab.queue(PARTITIONS, register=True, redeliver_after_ms=LEASE_MS) as queue,
+            lab.queue(PARTITIONS, register=True, redeliver_after_ms=LEASE_MS, claims=claims) as queue,
             tracker(lab, queue, PARTITIONS),
             children.peer(
                 "sender",

@@ -84,7 +84,7 @@ class PartitionLifecycle:
             return
         entries = part.due(self._settings.max_batch_messages * 5)
         if entries:
-            job = partial(self._redelivery.redeliver, part, entries)
+            job = partial(self._redelivery.redeliver, part, entries, part.state.position)
             self._submit(part, job, partial(self._redelivered, part, entries))
         elif part.wants_tick(now, self._settings.silence_s):
             self._post_tick(part, now)

@@ -42,14 +42,18 @@ class PartitionRedelivery:
         self._problems = context.problems
         self._dead_letters_seen: dict[str, float] = {}
 
-    def redeliver(self, part: OwnedPartition, entries: list[Entry]) -> RedeliveryResult:
-        """Redeliver these messages, or dead-letter them; what fails is in the result."""
+    def redeliver(self, part: OwnedPartition, entries: list[Entry], position: int) -> RedeliveryResult:
+        """Redeliver these messages, or dead-letter them; what fails is in the result.
+
+        `position`: that of the partition's state when they were due.
+        """
         with self._originals.lend() as reader:
             return part.redeliverer.redeliver(
                 entries,
                 reader,
                 lambda: self._leadership.may_redeliver() and self._probe.has_its_topics(part),
                 lambda: self._has_dead_letters(part.queue),
+                position,
             )
 
     def redelivered(self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult) -> None:

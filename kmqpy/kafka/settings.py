@@ -49,12 +49,16 @@ class QueueSettings(QueuePolicy):
     Clients take what these settings leave open from the queue, which was made with settings of its own; what
     contradicts them is a ConfigError when the client is made. Settings read from where a queue's own are
     stored are taken as they are.
+
+    claims  trackers look, inside the transaction of a redelivery, for acknowledgements that came since they
+            planned it (rule R27). Trackers of versions without claims refuse such a queue
     """
 
     markers_topic: str = ""
     dead_letter_topic: str = ""
     consumer_group: str = ""
     redelivery_count_header: str = "kmq-redelivery-count"
+    claims: bool = False
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
@@ -111,8 +115,11 @@ class QueueSettings(QueuePolicy):
         return told
 
     def to_json(self) -> bytes:
-        """The registry's form."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+        """The registry's form; without `claims` where they are off, so that older versions can read it."""
+        values = dataclasses.asdict(self)
+        if not self.claims:
+            del values["claims"]
+        return json.dumps(values, sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, data: bytes, *, newer: bool = False) -> QueueSettings:

@@ -37,6 +37,7 @@ class Seen:
     moved             how often trackers ended a place
     lives             how often a place was taken that was not in flight. More than once: by a consumer that
                       was halted between fetching and taking, while others were given its messages
+    copied_after_ack  places that a tracker ended although an acknowledgement stands before its claim
     undecodable       markers that are none
     interruptions     kills and pauses of consumers: each may cost what was in flight a second delivery
     log_start         by partition, the first offset there is
@@ -54,6 +55,7 @@ class Seen:
     ended: set[Place] = field(default_factory=set)
     moved: Counter[Place] = field(default_factory=Counter)
     lives: Counter[Place] = field(default_factory=Counter)
+    copied_after_ack: set[Place] = field(default_factory=set)
     undecodable: int = 0
     interruptions: int = 0
     max_in_flight: int = 0
@@ -104,6 +106,7 @@ def judge(seen: Seen) -> Verdict:
         "in flight at the end",
         {place for place in seen.taken - seen.ended - seen.moved.keys() if place in seen.records},
     )
+    found.add("copied_after_ack", "redelivered although acknowledged before the claim", seen.copied_after_ack)
     found.counts["consumer_duplicates"] = repeated
     if repeated > allowed:
         found.problems.append(
@@ -121,7 +124,7 @@ def judge(seen: Seen) -> Verdict:
         "lost_to_retention": len(seen.deleted & seen.moved.keys()),
         "unknown_sends": len(seen.attempted - seen.sent),
         "taken_again": sum(count - 1 for count in seen.lives.values()),
-        "redelivered_after_ack": sum(place in seen.moved for place in seen.ended),
+        "late_acks": sum(place in seen.moved for place in seen.ended - seen.copied_after_ack),
     }
     return Verdict(found.problems, found.counts, found.found)
 

@@ -16,6 +16,7 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
+from .claims import ClaimOrder
 from .judge import Place, Seen, Stored, Verdict, concerned
 
 _TIMEOUT_S = 60.0
@@ -57,6 +58,7 @@ def read_topics(
     """Every committed record of the queue's topics."""
 
     open_places: set[Place] = set()
+    order = ClaimOrder()
 
     def in_queue(record: Any) -> None:
         place = (record.partition(), record.offset())
@@ -72,9 +74,11 @@ def read_topics(
             seen.undecodable += 1
             return
         if marker.offset == codec.TICK_OFFSET and not marker.runs:
+            order.read_claim(marker.partition, record.offset(), record.headers())
             return
         for offset in marker.offsets():
             place = (marker.partition, offset)
+            order.read_marker(place, marker, record.offset())
             if marker.op in (Op.TAKE, Op.DELAY):
                 seen.lives[place] += place not in open_places
                 open_places.add(place)
@@ -99,6 +103,7 @@ def read_topics(
         reached = partition_reader.scan(connection, topic, starts, visit, timeout_s=_TIMEOUT_S)
         if topic == queue.name:
             seen.log_start = {partition: place.low for partition, place in reached.items()}
+    seen.copied_after_ack = order.copied
 
 
 def keep_evidence(

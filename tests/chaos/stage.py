@@ -181,7 +181,7 @@ class Stage:
     def __init__(self, level: Level, load_s: float, out: Path) -> None:
         self.level = level
         self.out = out
-        self.queue = QueueSettings(name="chaos", redeliver_after_ms=level.lease_ms)
+        self.queue = QueueSettings(name="chaos", redeliver_after_ms=level.lease_ms, claims=True)
         self.second = QueueSettings(name="chaos-second", redeliver_after_ms=level.lease_ms)
         self._load_s = load_s
         self._ends = ExitStack()

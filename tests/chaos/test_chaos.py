@@ -9,9 +9,12 @@ import threading
 
 import pytest
 
+from kmqpy.kafka.markers.claims import CLAIM, naming_tick
+from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection
 
 from . import controls
+from .claims import ClaimOrder
 from .judge import Seen, Stored, concerned, judge, silence
 from .proxy import Cut, Proxy
 from .schedule import FULL, LEVELS, QUICK, TINY, Kind, load_s, schedule
@@ -98,6 +101,10 @@ def not_given_up(seen: Seen) -> None:
     seen.deleted.add((0, 0))
 
 
+def copied_after_ack(seen: Seen) -> None:
+    seen.copied_after_ack.add((0, 2))
+
+
 @pytest.mark.parametrize(
     ("fault", "finding"),
     [
@@ -116,6 +123,7 @@ def not_given_up(seen: Seen) -> None:
         (undecodable, "undecodable: 1"),
         (not_there, "not there: 1"),
         (not_given_up, "not given up: 1"),
+        (copied_after_ack, "copied after ack: 1"),
     ],
 )
 def test_the_checker_finds(fault, finding):
@@ -135,6 +143,34 @@ def test_a_second_copy_of_a_message_that_was_taken_twice_is_a_finding():
     assert verdict.counts["taken_again"] == 1
     assert verdict.found == {"tracker_duplicates": [(0, 2)]}
     assert concerned(seen, [(0, 2)]) == concerned(seen, [2]) == {(0, 2), (0, 5), (0, 9)}
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        ("take claim end", set()),
+        ("take claim ack end", set()),
+        ("take claim end ack", set()),
+        ("take ack end", set()),
+        ("take ack claim end", {(0, 7)}),
+        ("take ack take claim end", set()),
+        ("take ack claim take end", set()),
+        ("take claim ack claim end", {(0, 7)}),
+    ],
+)
+def test_an_ack_before_the_claim_is_told_from_one_behind_it(log, found):
+    order = ClaimOrder()
+    markers = {
+        "take": Marker(0, 7, Op.TAKE, 500),
+        "ack": Marker(0, 7, Op.END),
+        "end": Marker(0, 7, Op.END, by_tracker=True),
+    }
+    for at, word in enumerate(log.split()):
+        if word == "claim":
+            order.read_claim(0, at, naming_tick(0, CLAIM, [6, 7])[2])
+        else:
+            order.read_marker((0, 7), markers[word], at)
+    assert order.copied == found
 
 
 def test_what_was_ended_below_the_start_of_the_log_is_not_counted_against_its_copies():

@@ -398,7 +398,7 @@ def watch(connection: Connection, *rest: Any) -> Any:
 
 _originals = stepwise(
     "tracker.redelivery.originals",
-    {"fetch", "_fetch", "log_start", "_read"},
+    {"fetch", "_fetch", "log_start", "read_between", "_read_between", "_read"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
@@ -406,12 +406,23 @@ _tick_writer = stepwise(
     "tracker.redelivery.tick_writer", {"send_tick"}, librdkafka=Module, SYSTEM_CLOCK=CLOCK
 )
 _transaction = stepwise(
-    "kmqpy.kafka.copies.copy_transaction", {"open_producer", "execute", "_abort"}, librdkafka=Module
+    "kmqpy.kafka.copies.copy_transaction",
+    {"open_producer", "execute", "_abort", "_write_claim"},
+    librdkafka=Module,
 )
+_claim = stepwise("tracker.redelivery.claim", {"settle"}, Withdrawn=_transaction.Withdrawn)
+
+
+def _controlled_claim(*given: Any) -> Any:
+    """The claim of a redelivery, as the controls of the world have it."""
+    return CLOCK.world.controls.claim(*given)
+
+
 _redeliverer = stepwise(
     "tracker.redelivery.redeliverer",
     {"open", "redeliver", "_redeliver_some", "_send_all", "_transact"},
     librdkafka=Module,
+    Claim=_controlled_claim,
     CopyTransaction=_transaction.CopyTransaction,
     ProducerUnusable=_transaction.ProducerUnusable,
     TransactionAborted=_transaction.TransactionAborted,
@@ -624,6 +635,7 @@ STEPWISE = [
 """The modules that run in here, which log by these names."""
 
 Redeliverer = _redeliverer.Redeliverer
+TrackerClaim = _claim.Claim
 GroupMember = _group_member.GroupMember
 OriginalsReader = _originals.OriginalsReader
 OffsetKeeper = _offset_keeper.OffsetKeeper

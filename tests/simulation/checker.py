@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kmqpy import message as m
+from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
 from kmqpy.kafka.message_headers import redelivery_count
@@ -138,12 +139,15 @@ class Checker:
         self._acked: set[bytes] = set()
         self._late: dict[tuple[int, int], _Open] = {}
         self._copied: set[tuple[int, int]] = set()
+        self._late_ends: dict[tuple[int, int], int] = {}
+        """Where clients ended messages whose leases were over, until they are taken again."""
 
     def check(self) -> list[str]:
         self.problems += self.history.problems
         for number, logs in enumerate([*self.broker.past, self.broker.logs]):
             self._number, self._logs = number, logs
             self._acked, self._late, self._copied, self._forgiven = set(), {}, set(), set()
+            self._late_ends = {}
             for partition in range(self.broker.partitions):
                 self._read_markers(partition)
         self._check_copies()
@@ -207,6 +211,7 @@ class Checker:
                     self._read_end(partition, queue, record, marker, state, takes)
                 elif marker.op in (Op.TAKE, Op.DELAY):
                     takes[marker.offset].append((record, marker.redeliver_after_ms))
+                    self._late_ends.pop((partition, marker.offset), None)
                     state[marker.offset] = self._opened(marker, now, state.get(marker.offset))
                 elif (entry := state.get(marker.offset)) is not None:
                     self._changed(entry, marker, now)
@@ -275,6 +280,7 @@ class Checker:
                 self._acked.add(queue.records[offset].value())
             if entry is not None and entry.lapsed:
                 self._late[partition, offset] = entry
+                self._late_ends[partition, offset] = record.at
             return
         what = f"{partition}@{offset} by {record.by}"
         if record.at < record.log.lag_end:
@@ -300,6 +306,7 @@ class Checker:
         if (partition, offset) in self._copied and len(takers) == 1 and not self.history.markers_deleted:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
+        self._check_claim(record, partition, offset, what)
         if entry is None:
             entry = self._late.pop((partition, offset), None)
             if entry is None:
@@ -311,6 +318,22 @@ class Checker:
         if not entry.lapsed and self.strict_time:
             self.problems.append(f"R5: {what} redelivered before its lease ended, due {entry.due}")
         self._check_count(queue, offset, entry, copy, dead=dead, what=what)
+
+    def _check_claim(self, end: Record, partition: int, offset: int, what: str) -> None:
+        """Rules R27, R28: the transaction of `end` began with a claim, and no client's end is before that."""
+        if not self.queue.claims:
+            return
+        written = [record for record in end.log.records[: end.at] if record.txn is end.txn]
+        ended_at = self._late_ends.get((partition, offset))
+        claim_at = written[0].at if written else end.at
+        if ended_at is not None:
+            self.stats["ended before the claim" if ended_at < claim_at else "ended behind the claim"] += 1
+            if ended_at < claim_at and not self.history.markers_deleted:
+                self.problems.append(f"R27: {what} was copied, ended at {ended_at}, claimed at {claim_at}")
+        claimed = {at for record in written[:1] for at in named_offsets(record.headers(), CLAIM, partition)}
+        dropped = {at for record in written for at in named_offsets(record.headers(), DROPPED, partition)}
+        if offset not in claimed - dropped:
+            self.problems.append(f"R28: {what} was copied and not claimed")
 
     def _check_count(
         self, queue: Log, offset: int, entry: _Open, copy: Record, *, dead: bool, what: str

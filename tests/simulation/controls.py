@@ -21,6 +21,7 @@ from .actors import (
     Redeliverer,
     Takeover,
     TopicProbe,
+    TrackerClaim,
     aborted,
     broken,
     original_of,
@@ -114,7 +115,7 @@ class RetriesFromMemory(Redeliverer):
 
     def _transact(self, *batch: Any) -> Steps:
         try:
-            yield from super()._transact(*batch)
+            return (yield from super()._transact(*batch))
         except broken as error:
             yield from self.open(1.0)
             raise aborted() from error
@@ -124,7 +125,7 @@ class CommitsUnseen(Redeliverer):
     """Looks at the topics before a transaction, and not again before it is committed (rule R24)."""
 
     def _transact(self, batch: Any, gone: Any, _may_go_on: Any) -> Steps:
-        yield from super()._transact(batch, gone, lambda: True)
+        return (yield from super()._transact(batch, gone, lambda: True))
 
 
 class CommitsUnled(Redeliverer):
@@ -135,7 +136,21 @@ class CommitsUnled(Redeliverer):
 
     def _transact(self, batch: Any, gone: Any, may_go_on: Any) -> Steps:
         looks = self._connection.world.topics_change
-        yield from super()._transact(batch, gone, may_go_on if looks else lambda: True)
+        return (yield from super()._transact(batch, gone, may_go_on if looks else lambda: True))
+
+
+class NoClaim(Redeliverer):
+    """Writes no claim: what it planned is copied, whatever was acknowledged since (rule R27)."""
+
+    def _claim(self, _offsets: Sequence[int]) -> None:
+        return None
+
+
+class ClaimsAfterReading(TrackerClaim):
+    """Looks at what was there before its claim was written, not at what is there before the claim (R27)."""
+
+    def settle(self, _position: int) -> Steps:
+        return (yield from super().settle(self._known.position))
 
 
 class ForgetsPredecessors(GroupMember):
@@ -236,6 +251,8 @@ CONTROLS = {
     "lies believed": Controls(marker_reader=BelievesLies),
     "retry from memory": Controls(redeliverer=RetriesFromMemory),
     "late operations open": Controls(takeover=LateOperationsOpen),
+    "no claim": Controls(redeliverer=NoClaim, claims=True),
+    "claim after reading": Controls(claim=ClaimsAfterReading, claims=True),
     "predecessors forgotten": Controls(member=ForgetsPredecessors),
     "failed starts taken again unread": Controls(member=TakesAgainUnread),
     "own starts read too early": Controls(member=ReadsTooEarly),

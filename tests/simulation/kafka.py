@@ -356,7 +356,7 @@ class Transactions:
                 copies.append(record)
                 continue
             # The end markers of the copies come after them, in the same order.
-            for marker in decoded(record)[: len(copies)]:
+            for marker in [one for one in decoded(record) if one.offset >= 0][: len(copies)]:
                 copy = record.copies[marker.offset] = copies.pop(0)
                 copy.has_end = True
 

@@ -28,6 +28,7 @@ from .actors import (
     TopicProbe,
     TopicWatch,
     Tracker,
+    TrackerClaim,
 )
 from .checker import Checker, History
 from .kafka import Connection, Transactions
@@ -43,6 +44,8 @@ _CLOCK_LEAD_MS = 10_000
 """By how much a tracker may take the broker's time for later than it is: for as long as its tick took."""
 _TOPICS_CHANGE = 0.15
 """In so many of the seeds the topics of the queue are recreated, once or twice."""
+_CLAIMS = 0.4
+"""In so many of the seeds the queue has claims."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
@@ -69,8 +72,10 @@ class Controls:
     member: Any = GroupMember
     reader: Any = OriginalsReader
     watch: Any = TopicWatch
+    claim: Any = TrackerClaim
     topics_change: bool = False
-    """In every seed."""
+    claims: bool = False
+    """Both: in every seed."""
 
 
 @dataclass
@@ -114,7 +119,8 @@ class Simulation:
         self.aim = rng.choice((1, 8))
         self.fault_rate = rng.choice((0.002, 0.008))
         self.lease_ms = rng.choice((150, 400, 1_000))
-        self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms)
+        claims = self.controls.claims or Random(f"claims of {seed}").random() < _CLAIMS
+        self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, claims=claims)
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
         self.group = Group(world, self.partitions)

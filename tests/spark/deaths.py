@@ -68,10 +68,11 @@ def patch_worker() -> None:
         made = make(connection, settings)
         return Producer(made) if "transactional.id" in settings else made
 
-    def dying_transact(self: Redeliverer, *arguments: Any) -> None:
+    def dying_transact(self: Redeliverer, *arguments: Any) -> Any:
         die("planned")
-        transact(self, *arguments)
+        dropped = transact(self, *arguments)
         die("committed")
+        return dropped
 
     def dying_produce(self: CopyTransaction, topic: str, *arguments: Any) -> None:
         if topic == self.markers_topic:

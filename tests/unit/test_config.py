@@ -611,6 +611,14 @@ class TestQueueSettings:
             b'"redeliver_after_ms": 30000, "redelivery_count_header": "kmq-redelivery-count"}'
         )
 
+    def test_claims_are_stored_where_they_are_on(self):
+        settings = QueueSettings(name="q", claims=True)
+        assert b'"claims": true' in settings.to_json()
+        assert QueueSettings.from_json(settings.to_json()) == settings
+        assert QueueSettings.from_json(QueueSettings(name="q").to_json()).claims is False
+        with pytest.raises(ConfigError, match="claims"):
+            QueueSettings.from_json(b'{"name": "q", "claims": 1}')
+
     def test_zero_is_fine(self):
         settings = QueueSettings(name="q", max_redeliveries=0, max_delay_ms=0)
         assert settings.max_redeliveries == settings.max_delay_ms == 0

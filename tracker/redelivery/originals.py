@@ -65,11 +65,14 @@ class OriginalsReader:
         try:
             return self._fetch(topic, partition, offsets)
         except KafkaException:
-            # A consumer that once heard that a partition is unknown, of a broker that had just lost its
-            # controller, believes it for minutes.
-            self._consumer.close()
-            self._consumer = self._new_consumer()
+            self._renew()
             raise
+
+    def _renew(self) -> None:
+        # A consumer that once heard that a partition is unknown, of a broker that had just lost its
+        # controller, believes it for minutes.
+        self._consumer.close()
+        self._consumer = self._new_consumer()
 
     def _fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
         fetched = FetchResult()
@@ -93,6 +96,43 @@ class OriginalsReader:
             if not librdkafka.refresh_partition(self._consumer, topic, partition, exception):
                 raise
             return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)[0]
+
+    def read_between(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
+        """The committed records from offset `begin` to before `end`, once every transaction there is decided.
+
+        Raises KafkaException, also when that takes longer than `timeout_s`.
+        """
+        try:
+            return self._read_between(topic, partition, begin, end, timeout_s)
+        except KafkaException:
+            self._renew()
+            raise
+
+    def _read_between(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
+        low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
+        begin = max(begin, low)
+        if begin >= end:
+            return []
+        found: list[Any] = []
+        deadline = self._clock.monotonic() + timeout_s
+        self._consumer.assign([TopicPartition(topic, partition, begin)])
+        try:
+            while self._clock.monotonic() < deadline:
+                # A call for many waits for as many.
+                records = self._consumer.consume(1, 0.1)
+                if records:
+                    records += self._consumer.consume(_READ_AT_ONCE, 0)
+                for record in records:
+                    error = record.error()
+                    if error is None and record.offset() < end:  # type: ignore[operator]
+                        found.append(record)
+                    elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    elif record.offset() >= end:  # type: ignore[operator]
+                        return found
+        finally:
+            self._consumer.unassign()
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     def close(self) -> None:
         """Release the connection."""

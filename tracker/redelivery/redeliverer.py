@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException, Producer
@@ -27,6 +27,7 @@ from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from tracker.redelivery.claim import Claim, MarkersRead
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redelivery_plan import Copy, Refusal, batches, copy_of, halves
 from tracker.settings import TrackerSettings
@@ -92,6 +93,7 @@ class Redeliverer:
         self._producer: Producer | None = None
         self._tries: dict[int, int] = {}
         self._refusals: dict[int, Refusal] = {}
+        self._known: MarkersRead | None = None
 
     def open(self, timeout_s: float) -> None:
         """Fence predecessors and abort what they left open; raises Unavailable and the like."""
@@ -116,8 +118,12 @@ class Redeliverer:
         reader: OriginalsReader,
         may_go_on: Callable[[], bool],
         dead_letters_exist: Callable[[], bool],
+        position: int = 0,
     ) -> RedeliveryResult:
         """Append the copies of `entries`, or dead-letter them; what fails is in the result.
+
+        `position`: the markers offset before which all markers were applied when `entries` were due. Where
+        the queue has claims, a message of which a marker between that and the claim speaks is left alone.
 
         `may_go_on` is asked before the first transaction, and before each is committed, when all of it has
         been written: it tells whether that went to the topics that the entries are of (rule R24). Dead
@@ -125,6 +131,7 @@ class Redeliverer:
         R7).
         """
         outcome = RedeliveryResult()
+        self._known = MarkersRead(reader, self.queue.markers_topic, position)
         by_offset = {entry.offset: entry for entry in entries}
         # Messages refused before come last, one by one and few per call, so that they hardly delay others.
         refused = [offset for offset in by_offset if offset in self._refusals]
@@ -218,8 +225,9 @@ class Redeliverer:
         while pending and refused < _REFUSED_AT_ONCE:
             batch = pending.pop(0)
             try:
-                self._transact(batch, gone, may_go_on)
-            except Withdrawn:
+                dropped = self._transact(batch, gone, may_go_on)
+            except Withdrawn as withdrawn:
+                outcome.problem = str(withdrawn) or outcome.problem
                 return
             except TransactionAborted as error:
                 if error.by_predecessor and again < _AT_ONCE:
@@ -239,9 +247,9 @@ class Redeliverer:
                 outcome.refused.append(self._refuse(batch[0], error))
                 continue  # the offender waits by itself; nobody else is held up
             again = 0
-            outcome.gone += gone
+            outcome.gone += [offset for offset in gone if offset not in dropped]
             gone = []
-            for copy in batch:
+            for copy in _without(batch, dropped):
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
     def _refuse(self, copy: Copy, error: TransactionAborted) -> str:
@@ -257,7 +265,10 @@ class Redeliverer:
         self._refusals[offset] = refusal = Refusal(times, why)
         return _refused_text(offset, refusal)
 
-    def _transact(self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]) -> None:
+    def _transact(
+        self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]
+    ) -> Collection[int]:
+        """Commit `batch` and the ends of `gone`; returns the offsets of those that the claim left alone."""
         if self._producer is None:
             raise ProducerUnusable("no producer")
         dead = any(copy.dead_letter for copy in batch)  # then all of them are
@@ -267,21 +278,32 @@ class Redeliverer:
             self.queue.markers_topic,
             self._settings.effective_transaction_timeout_ms / 1000,
         )
-        copies = (NewRecord(self._partition, copy.key, copy.value, copy.headers) for copy in batch)
-        offsets = [copy.entry.offset for copy in batch]  # they ascend
+        claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *gone}))
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
-            copied = dict(zip(offsets, places, strict=True))
+            copied = dict(zip((copy.entry.offset for copy in _kept(batch, claim)), places, strict=True))
+            left = [offset for offset in gone if claim is None or offset not in claim.dropped]
             return itertools.chain(
-                self._ends(copied, transaction.topic), self._ends(dict.fromkeys(gone), transaction.topic)
+                self._ends(copied, transaction.topic), self._ends(dict.fromkeys(left), transaction.topic)
             )
 
         try:
-            transaction.execute(copies, ends, may_go_on)
+            transaction.execute(self._copies(batch, claim), ends, may_go_on, claim)
         except TransactionAborted as error:
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
             raise
+        return () if claim is None else claim.dropped
+
+    def _claim(self, offsets: Sequence[int]) -> Claim | None:
+        if not self.queue.claims or self._known is None:
+            return None
+        within_s = self._settings.effective_transaction_timeout_ms / 2000
+        return Claim(self._partition, offsets, self._known, within_s)
+
+    def _copies(self, batch: list[Copy], claim: Claim | None) -> Iterator[NewRecord]:
+        for copy in _kept(batch, claim):
+            yield NewRecord(self._partition, copy.key, copy.value, copy.headers)
 
     def _ends(self, copies: Mapping[int, Place | None], copy_topic: str) -> Iterator[NewRecord]:
         return end_markers(
@@ -291,6 +313,15 @@ class Redeliverer:
     def _backoff(self, offset: int) -> float:
         tries = self._tries[offset] = self._tries.get(offset, 0) + 1
         return _PAUSE.delay(tries)
+
+
+def _kept(batch: list[Copy], claim: Claim | None) -> list[Copy]:
+    """The copies that the claim, once settled, did not leave alone; their offsets ascend."""
+    return batch if claim is None else _without(batch, claim.dropped)
+
+
+def _without(batch: list[Copy], dropped: Collection[int]) -> list[Copy]:
+    return [copy for copy in batch if copy.entry.offset not in dropped] if dropped else batch
 
 
 def _refused_text(offset: int, refusal: Refusal) -> str:

@@ -14,7 +14,7 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import check_retention
 
-ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold_ms")
+ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold_ms", "claims")
 """The settings of a queue that can be changed while it exists."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -32,6 +32,20 @@ class NewRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
+
+
+class Claim(Protocol):
+    """The first record of a transaction: it names everything that the transaction is to end (rule R28)."""
+
+    @property
+    def record(self) -> NewRecord:
+        """The record, of the markers topic."""
+
+    def settle(self, position: int) -> Sequence[NewRecord]:
+        """Decide, now that the record stands at markers offset `position`, what is copied; raises Withdrawn.
+
+        Returns records to write to the markers topic before the copies.
+        """
 
 
 class TransactionAborted(Exception):
@@ -106,19 +120,24 @@ class CopyTransaction:
         copies: Iterable[NewRecord],
         ends: Callable[[Sequence[Place | None]], Iterable[NewRecord]],
         may_go_on: Callable[[], bool] = lambda: True,
+        claim: Claim | None = None,
     ) -> None:
         """Write everything, ask `may_go_on`, commit.
 
-        `ends` is called when the copies are written, with partition and offset of each, in their order; None
-        where Kafka does not tell.
+        `copies` are asked for after the claim is settled. `ends` is called when they are written, with the
+        partition and offset of each, in their order; None where Kafka does not tell.
 
-        Raises TransactionAborted, Withdrawn (`may_go_on` said no) or ProducerUnusable.
+        Raises TransactionAborted, Withdrawn (`may_go_on` or the claim said no) or ProducerUnusable.
         """
         producer, timeout_s = self._producer, self._timeout_s
         topic = self.topic
         written = False
         try:
             producer.begin_transaction()
+            if claim is not None:
+                topic = self.markers_topic
+                self._write_claim(claim)
+                topic = self.topic
             self._produce_copies(copies)
             unsent = producer.flush(timeout_s)
             if self._failures:
@@ -143,6 +162,9 @@ class CopyTransaction:
             # The messages after a refused one fail, too, with errors that tell less.
             causes = [cause for cause in (*self._failures, (error, topic)) if cause[0].code() in _BY_MESSAGE]
             raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
+        except Withdrawn:
+            self._abort(KafkaError(KafkaError._TIMED_OUT))
+            raise
         except Exception as exception:
             if written:
                 raise
@@ -155,6 +177,22 @@ class CopyTransaction:
             raise ProducerUnusable(error.name(), error)
         if withdrawn:
             raise Withdrawn
+
+    def _write_claim(self, claim: Claim) -> None:
+        """Write the claim, alone, and what it decides once its position is known."""
+        positions: list[int] = []
+
+        def report(error: KafkaError | None, record: Any) -> None:
+            self._note(self.markers_topic, error, record)
+            if error is None:
+                positions.append(record.offset())
+
+        self._produce_one(self.markers_topic, claim.record, report)
+        if self._producer.flush(self._timeout_s):
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        if self._failures:
+            raise KafkaException(self._failures[0][0])
+        self._produce(self.markers_topic, claim.settle(positions[0]))
 
     def _abort(self, error: KafkaError) -> None:
         """Abort because of `error`. Kafka answers only if nobody has taken over (rule R1)."""

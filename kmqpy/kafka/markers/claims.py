@@ -1,0 +1,61 @@
+"""Claims: which messages a tracker's transaction is about to end (rules R27, R28). Pure: no I/O.
+
+A claim is a tick, which says nothing to readers that don't know claims, with headers:
+
+    kmq-claim    messages that the transaction will end
+    kmq-dropped  on a later tick of the same transaction: those of them that it leaves alone after all
+
+Each header holds the key and the value of a range end marker of these messages, so that it is small where
+they follow each other; messages too far apart for one range are in several headers of the same name.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kmqpy.errors import DecodeError
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Headers, Op
+from kmqpy.kafka.markers.records import read_marker
+
+CLAIM = "kmq-claim"
+DROPPED = "kmq-dropped"
+
+_KEY_SIZE = 12
+
+
+def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:
+    """A tick whose headers `name` (CLAIM or DROPPED) hold these ascending offsets."""
+    key, value, headers = codec.encode(codec.tick(partition))
+    for marker in codec.ranges(partition, Op.END, offsets):
+        range_key, range_value, _ = codec.encode(marker)
+        headers.append((name, range_key + range_value))
+    return key, value, headers
+
+
+def named_offsets(headers: Headers | None, name: str, partition: int) -> set[int]:
+    """The offsets that the headers `name` of a record hold; raises DecodeError."""
+    found: set[int] = set()
+    for header, data in headers or ():
+        if header == name:
+            if data is None:
+                raise DecodeError(f"header {name}: null", data)
+            data = data.encode() if isinstance(data, str) else data
+            marker = codec.decode(data[:_KEY_SIZE], data[_KEY_SIZE:], partition=partition)
+            found.update(marker.offsets())
+    return found
+
+
+def spoken_of(records: Iterable[Any], offsets: Sequence[int]) -> frozenset[int]:
+    """Those of these ascending offsets of which a marker speaks; what can't be decoded speaks of none."""
+    found: set[int] = set()
+    for record in records:
+        try:
+            marker = read_marker(record)
+        except DecodeError:
+            continue
+        for first, count in marker.offset_runs:
+            found.update(offsets[bisect_left(offsets, first) : bisect_left(offsets, first + count)])
+    return frozenset(found)

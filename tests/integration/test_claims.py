@@ -1,0 +1,52 @@
+"""Redelivery with claims (rules R27, R28), on a real Kafka."""
+
+import pytest
+from support import until, value
+
+from kmqpy.kafka.copies.copy_transaction import CopyTransaction
+from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
+from kmqpy.kafka.markers.codec import Marker, Op
+
+
+@pytest.fixture
+def claiming(make_queue):
+    """A queue with claims."""
+    return make_queue(claims=True)
+
+
+def named(queue, name):
+    """What the headers `name` of the markers topic hold, all together."""
+    records = queue.records(queue.settings.markers_topic)
+    return set().union(*(named_offsets(record.headers(), name, 0) for record in records))
+
+
+def take(offset):
+    return Marker(0, offset, Op.TAKE, 300)
+
+
+def test_r28_each_redelivery_begins_with_a_claim(claiming):
+    claiming.tracker()
+    claiming.send("a", "b", "c")
+    claiming.mark_all(map(take, range(3)))
+    until(lambda: claiming.copies() == {"a": 2, "b": 2, "c": 2})
+    assert named(claiming, CLAIM) == {0, 1, 2}
+    assert named(claiming, DROPPED) == set()
+
+
+def test_r27_what_is_acknowledged_between_plan_and_claim_is_not_copied(claiming, monkeypatch):
+    write_claim = CopyTransaction._write_claim
+    acknowledged = []
+
+    def acknowledge_first(transaction, claim):
+        if not acknowledged:
+            acknowledged.append(claiming.mark(Marker(0, 1, Op.END)))
+        write_claim(transaction, claim)
+
+    monkeypatch.setattr(CopyTransaction, "_write_claim", acknowledge_first)
+    claiming.send("a", "b", "c")
+    claiming.mark_all(map(take, range(3)))
+    tracker = claiming.tracker()
+    until(lambda: value(tracker, claiming.name, "redelivered") >= 2)
+    until(lambda: claiming.copies() == {"a": 2, "b": 1, "c": 2})
+    assert named(claiming, CLAIM) == {0, 1, 2}
+    assert named(claiming, DROPPED) == {1}

@@ -1,0 +1,66 @@
+"""Claims: what they name, and which messages they leave alone."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kmqpy.errors import DecodeError
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets, naming_tick, spoken_of
+from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
+
+
+def record(marker, key=None):
+    made_key, value, headers = codec.encode(marker)
+    return SimpleNamespace(
+        key=lambda: key or made_key, value=lambda: value, headers=lambda: headers, partition=lambda: 3
+    )
+
+
+@pytest.mark.parametrize(
+    "offsets", [[7], [0, 1, 2], [5, 900, 901, 40_000], [1, MAX_SPAN + 1, 2**62], range(5_000)]
+)
+def test_what_is_written_is_read(offsets):
+    _, _, headers = naming_tick(3, CLAIM, offsets)
+    assert named_offsets(headers, CLAIM, 3) == set(offsets)
+    assert named_offsets(headers, DROPPED, 3) == set()
+
+
+def test_readers_that_know_no_claims_see_a_tick():
+    key, value, headers = naming_tick(3, CLAIM, [1, 2])
+    assert codec.decode(key, value, headers, partition=3) == codec.tick(3)
+    assert (key, value) == codec.encode(codec.tick(3))[:2]
+
+
+def test_five_thousand_messages_in_a_row_are_few_bytes():
+    _, _, headers = naming_tick(3, CLAIM, range(5_000))
+    assert sum(len(data) for _, data in headers) < 50
+
+
+@pytest.mark.parametrize("data", [None, b"", b"short", bytes(12), naming_tick(4, CLAIM, [1])[2][1][1]])
+def test_what_cannot_be_read_is_refused(data):
+    with pytest.raises(DecodeError):
+        named_offsets([(CLAIM, data)], CLAIM, 3)
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        Marker(3, 7, Op.END),
+        Marker(3, 7, Op.EXTEND, 500),
+        Marker(3, 7, Op.TAKE, 500),
+        Marker(3, 6, Op.END, runs=((6, 2), (9, 1))),
+    ],
+)
+def test_any_marker_of_a_message_counts(marker):
+    assert spoken_of([record(marker)], [5, 7, 11]) == {7}
+
+
+def test_other_markers_and_undecodable_ones_count_not():
+    records = [
+        record(codec.tick(3)),
+        record(Marker(3, 8, Op.END)),
+        record(Marker(3, 7, Op.END), key=b"?"),
+        record(Marker(4, 7, Op.END)),
+    ]
+    assert spoken_of(records, [5, 7, 11]) == frozenset()
