@@ -123,7 +123,7 @@ def test_a_sink_that_is_away_costs_no_attempt(make_job, pause_s):
     assert job.failures >= 3
     assert job.got == {}
     job.away = False
-    until(lambda: job.again() or job.settled(), 120, lambda: (job.got, job.in_flight()))
+    until(lambda: job.again() or job.settled(), 500, lambda: (job.got, job.in_flight()))
     assert job.got.keys() == {1, 2, 3}
     assert job.queue.dead_letters() == []
 
