@@ -121,17 +121,21 @@ def test_markdown_of_json_that_was_written_and_read():
     assert "|  | share | no figure: no broker | - | - |" in text
 
 
-def test_only_what_stands_between_the_markers_is_replaced():
-    text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
-    new = report.between_markers(text, "new")
-    assert new == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
-    assert report.between_markers(new, "new") == new
+def test_only_what_stands_between_the_markers_is_replaced(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    for _ in range(2):
+        report.put_between_markers(page, "new")
+        assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
 
 
 @pytest.mark.parametrize("text", ["", report.BEGIN, report.END, f"{report.END} {report.BEGIN}"])
-def test_a_readme_without_the_markers_is_refused(text):
+def test_a_page_without_the_markers_is_refused(tmp_path, text):
+    page = tmp_path / "page.md"
+    page.write_text(text)
     with pytest.raises(ValueError, match="bench: begin"):
-        report.between_markers(text, "new")
+        report.put_between_markers(page, "new")
+    assert page.read_text() == text
 
 
 def test_stamped_bodies():
