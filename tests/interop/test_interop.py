@@ -189,6 +189,7 @@ def test_our_tracker_redelivers_what_the_jvm_client_does_not_acknowledge(connect
             (ORIGINAL_PARTITION, str(original.partition()).encode()),
             (ORIGINAL_OFFSET, str(original.offset()).encode()),
             (ORIGINAL_TIMESTAMP, str(original.timestamp()[1]).encode()),
+            ("kmq-ancestors", b"%d:%d" % (original.partition(), original.offset())),
             (queue.redelivery_count_header, codec.encode_count(1)),
         ]
     assert in_flight(connection, queue) == set()

@@ -140,19 +140,17 @@ class CopyTransaction:
                 topic = self.topic
             self._produce_copies(copies)
             unsent = producer.flush(timeout_s)
-            if self._failures:
-                raise KafkaException(self._failures[0][0])
-            if not unsent:
+            if not unsent and not self._failures:
                 topic = self.markers_topic
                 self._produce(topic, ends(self._places))
                 # Records that are sent after may_go_on() could go to a topic that was recreated meanwhile.
                 unsent = producer.flush(timeout_s)
             written = True
-            withdrawn = not unsent and not may_go_on()
+            withdrawn = not unsent and not self._failures and not may_go_on()
             if withdrawn:
                 producer.abort_transaction(timeout_s)
             elif not unsent:
-                producer.commit_transaction(timeout_s)
+                producer.commit_transaction(timeout_s)  # says what is wrong where a record has failed
         except KafkaException as exception:
             error = librdkafka.error_of(exception)
             known_to_fail = bool(self._failures) or _refused(error)
