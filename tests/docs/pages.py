@@ -124,4 +124,7 @@ def _end(block: Block, process: "subprocess.Popen[bytes]") -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # else ignored where the tests run in the background
     run(Path(sys.argv[1]))

@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as Cut
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Databases
+from kmqpy.dev.ports import free_ports
 from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import queue_for, storage_for
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
@@ -306,7 +307,10 @@ def test_large_messages_are_read_in_pieces(redis_url, queue_name):
 
 def test_a_cluster_has_all_keys_of_a_call_in_one_slot():
     """Redis refuses a function that uses keys of two slots, also where one node has all of them."""
-    with Databases("redis", settings={"redis": {"cluster-enabled": "yes"}}) as databases:
+    (port,) = free_ports(1)  # the default, 10,000 above the other one, may be taken
+    with Databases(
+        "redis", settings={"redis": {"cluster-enabled": "yes", "cluster-port": str(port)}}
+    ) as databases:
         url = databases.urls["redis"]
         with Redis.from_url(url) as admin:
             admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)

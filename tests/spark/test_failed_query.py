@@ -1,6 +1,7 @@
 """A query that fails: its good messages get through, and only the one that is the cause pays."""
 
 import contextlib
+import os
 import time
 from collections import Counter
 
@@ -13,6 +14,10 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.kafka.admin import stats
 from kmqpy.spark import KmqSpark
 
+SLOW = [
+    pytest.mark.skipif("KMQ_KILLS" not in os.environ, reason="KMQ_KILLS is not set"),
+    pytest.mark.timeout(2_400),
+]
 SOON = Backoff(first=0.05, jitter=0)
 LEASE_S = 30
 """Longer than a micro-batch takes on a busy machine."""
@@ -85,7 +90,7 @@ def make_job(spark, make_queue, tmp_path):
     [
         ("take", 0),
         ("process", 0),
-        pytest.param("take", LEASE_S + 1, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)]),
+        pytest.param("take", LEASE_S + 1, marks=SLOW),
     ],
 )
 def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(make_job, how, pause_s):
@@ -108,9 +113,7 @@ def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(make_j
     assert job.failures >= 4
 
 
-@pytest.mark.parametrize(
-    "pause_s", [0, pytest.param(LEASE_S + 1, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)])]
-)
+@pytest.mark.parametrize("pause_s", [0, pytest.param(LEASE_S + 1, marks=SLOW)])
 def test_a_sink_that_is_away_costs_no_attempt(make_job, pause_s):
     job = make_job(max_redeliveries=0)
     job.queue.tracker()
