@@ -1,6 +1,7 @@
 """A hook of MkDocs: adds README.md as the first page, and the files outside of docs/ that pages link to.
 
-It also refuses pages that would fetch something from elsewhere when they are read.
+It also refuses pages that would fetch something from elsewhere when they are read, and columns of a
+docstring that run together.
 """
 
 import posixpath
@@ -17,6 +18,8 @@ _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 """The path in a link to a file: neither a URL nor an anchor of the same page."""
 _TO_ANYTHING = re.compile(r"\[([^\]]*)\]\((?!\w+:)([^)#\s]+)\)")
 _FETCHED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+_RUN_TOGETHER = re.compile(r"<p>[^<]*(?:├──|\w {3,}\w)[^<]*")
+"""Columns of a docstring as a paragraph; docs/griffe_columns.py sees to it that there are none."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -41,9 +44,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_post_page(output: str, page: Page, **_: object) -> str:
-    """Raise PluginError where a page would fetch a script, style or picture from another site."""
+    """Raise PluginError where a page would fetch something from another site, or shows columns as text."""
     if fetched := _FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} would fetch {fetched[0]}")
+    if columns := _RUN_TOGETHER.search(output):
+        raise PluginError(f"{page.file.src_uri} has columns as a paragraph: {columns[0][:80]}")
     return output
 
 

@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 import venv
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -35,9 +38,18 @@ MAY_LACK = {
 }
 """Modules that are imported only once the package is known to be there."""
 
+SASL = """
+from kmqpy import ZooKeeperConnection
+from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperSecurity
+security = ZooKeeperSecurity(username="u", password="p", scheme="sasl")
+connect(ZooKeeperConnection(hosts="127.0.0.1:1", security=security)).__enter__()
+"""
+
 NEEDING_AN_EXTRA = {
     "sql": "kmqpy.queue_for('sqlite:///jobs.db?queue=jobs')",
     "redis": "kmqpy.queue_for('redis://localhost/0?queue=jobs')",
+    "sasl": SASL,
     "spark": "import kmqpy.spark",
     "otel": "import kmqpy.telemetry.opentelemetry",
     "dev": "from kmqpy.dev import Cluster; Cluster().__enter__()",
@@ -109,6 +121,35 @@ def test_every_public_name_can_be_imported_without_extras(bare, wheel):
     version, file = done.stdout.split()
     assert version == wheel.name.split("-")[1]
     assert not Path(file).is_relative_to(ROOT)
+
+
+def metadata(wheel: Path) -> Message:
+    with ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel):
+    packages = ("kmqpy", "tracker")
+    files = {path for name in packages for path in (ROOT / name).rglob("*") if path.is_file()}
+    ours = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    with ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == ours
+    assert {"kmqpy/py.typed", "kmqpy/storages/redis/functions.lua", "kmqpy/dev/jars.json"} <= held
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    about = metadata(wheel)
+    assert about.get_all("Project-URL") == ["Protocol, https://github.com/softwaremill/kmq"]
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about["Requires-Python"] == ">=3.11"
+    assert about.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
+
+
+def test_every_extra_that_users_need_has_a_test_without_it(wheel):
+    for_developers = {"bench", "docs", "fuzz", "lint", "test"}
+    assert set(metadata(wheel).get_all("Provides-Extra")) - for_developers == {*NEEDING_AN_EXTRA, "cli"}
 
 
 def test_each_module_lacks_nothing_but_extras(bare):
