@@ -189,7 +189,11 @@ def test_the_commands_of_trackers_are_ours_beside_a_tracker_of_the_user(with_cli
     [
         ("spark", ["spark-tracker", "--trackers", "1"]),
         ("spark", ["spark-jars"]),
+        ("spark", ["pipeline", "jobs", "--schema", "id long", "--out", "rows"]),
         ("dev", ["dev", "up"]),
+        ("dev", ["demo"]),
+        ("sql", ["--queue-url", "sqlite:///jobs.db", "queue", "list"]),
+        ("redis", ["--queue-url", "redis://127.0.0.1:1/0", "queue", "list"]),
     ],
 )
 def test_a_command_that_needs_another_extra_names_it(with_cli, extra, arguments):
