@@ -1,6 +1,7 @@
 """The wheel in environments of its own: far from the clone, and without one extra or all of them."""
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -150,6 +151,11 @@ def test_the_wheel_says_what_it_is(wheel):
 def test_every_extra_that_users_need_has_a_test_without_it(wheel):
     for_developers = {"bench", "docs", "fuzz", "lint", "test"}
     assert set(metadata(wheel).get_all("Provides-Extra")) - for_developers == {*NEEDING_AN_EXTRA, "cli"}
+
+
+def test_the_extras_that_the_readme_installs_are_there(wheel):
+    (extras,) = re.findall(r'pip install -e "\.\[(.+)\]"', (ROOT / "README.md").read_text())
+    assert set(extras.split(",")) <= set(metadata(wheel).get_all("Provides-Extra"))
 
 
 def test_each_module_lacks_nothing_but_extras(bare):
