@@ -17,7 +17,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.deploy import keda
+from tests.deploy.prometheus import program
 from tracker.health.metrics import TrackerMetrics
 from tracker.health.server import HealthServer
 
@@ -68,6 +71,57 @@ def test_the_kustomization_names_files_and_the_image_that_there_are():
     kustomization = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())
     assert all((MANIFESTS / one).exists() for one in kustomization["resources"])
     assert CONTAINER["image"] in {image["name"] for image in kustomization["images"]}
+
+
+def test_a_folder_of_ones_own_changes_addresses_image_and_replicas(tmp_path):
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl")
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (kustomization,) = re.findall(r"<!-- checked: kubectl -->\n```yaml\n(.*?)```", page, re.DOTALL)
+    shutil.copytree(MANIFESTS, tmp_path / "deploy" / "kubernetes")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "kustomization.yaml").write_text(kustomization)
+    done = subprocess.run(
+        ["kubectl", "kustomize", tmp_path / "mine"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    made = resources(done.stdout)
+    for resource in made.values():
+        kubernetes_validate.validate(resource, "1.33", strict=True)
+    deployment, settings = made["Deployment"]["spec"], made["ConfigMap"]["data"]
+    (container,) = deployment["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example.org/kmqpy:0.1.0"
+    assert container["envFrom"][0]["configMapRef"]["name"] == made["ConfigMap"]["metadata"]["name"]
+    assert deployment["replicas"] == 3
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in settings.items():
+            environment.setenv(name, value)
+        connection = KafkaConnection.from_environment()
+        assert ZooKeeperConnection.from_environment().hosts == "zookeeper.kafka.svc:2181"
+    assert connection.bootstrap == "my-kafka-bootstrap.kafka.svc:9093"
+    assert connection.kafka["sasl.username"] == "kmqpy-tracker"
+
+
+def test_prometheus_takes_the_configuration_of_the_page(tmp_path):
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    ((block, rules),) = re.findall(
+        r"<!-- checked: promtool -->\n```yaml\n(.*?- (\S+alerts\.yaml).*?)```", page, re.DOTALL
+    )
+    text = block.replace(rules, str(ROOT / "deploy" / "prometheus" / "alerts.yaml"), 1)
+    (tmp_path / "prometheus.yml").write_text(text)
+    done = subprocess.run(
+        [program("promtool"), "check", "config", "prometheus.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    service, port = TRACKERS["Service"]["metadata"]["name"], TRACKERS["Service"]["spec"]["ports"][0]["port"]
+    (where,) = yaml.safe_load(block)["scrape_configs"][0]["dns_sd_configs"]
+    assert where["names"][0].startswith(f"{service}.kmqpy.svc.")
+    assert where["port"] == port
 
 
 # --- the image ----------------------------------------------------------------------------------------
