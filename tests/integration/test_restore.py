@@ -13,6 +13,7 @@ from redis import Redis
 from kmqpy.errors import QueueNotFound, ReceiptError
 from kmqpy.queue import storage_for
 from kmqpy.storages.sql.statements import Names, script
+from kmqpy.zookeeper.session import connect
 
 PAGE = (Path(__file__).parents[2] / "docs" / "storage-operations.md").read_text()
 DRIVERS = {
@@ -191,6 +192,28 @@ def test_with_a_new_generation_old_receipts_are_refused_and_nothing_is_lost(plac
         assert [message.body for message in again.receive()] == [b"dead"]
         assert after.describe("q").settings["max_redeliveries"] == 7
         assert sorted(after.list()) == ["other", "q"]
+
+
+def test_queues_in_zookeeper_refuse_old_receipts_once_their_storage_has_another_id(
+    zookeeper, queue_name: str
+) -> None:
+    """What docs/operations.md says of a restored ZooKeeper."""
+    url = f"zookeeper://{zookeeper.hosts}/{queue_name}"
+    with storage_for(url) as storage:
+        storage.create("q")
+        queue = storage.open("q")
+        queue.send_many(["a", "b"])
+        (old,) = queue.receive(1, lease=600)
+    with connect(zookeeper) as zk:
+        zk.delete(f"/{queue_name}/storage")
+    with storage_for(url) as storage:
+        queue = storage.open("q")
+        with pytest.raises(ReceiptError, match="another storage"):
+            queue.ack(old)
+        assert (queue.in_flight(), queue.size()) == (1, 1)
+        (b,) = queue.receive()
+        queue.ack(b)
+        storage.delete("q")
 
 
 def test_the_queries_to_watch_by(database: Sql) -> None:
