@@ -1,4 +1,4 @@
-"""KEDA's own definitions of its resources, as classes made from them: a package from PyPI, kept in the cache."""
+"""KEDA's own definitions of its resources, as classes: a package from PyPI, kept in the cache."""
 
 import json
 import os

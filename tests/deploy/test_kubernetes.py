@@ -1,4 +1,4 @@
-"""The image and the manifests: by kubectl, and by the schemas of Kubernetes and KEDA. There is no cluster here."""
+"""The image and the manifests: by kubectl, and by the schemas of Kubernetes and KEDA, without a cluster."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""docs/metrics.md tells of every metric, and of none that there is not; its files are ones that Prometheus takes."""
+"""docs/metrics.md tells of every metric and of no other; Prometheus takes its configuration."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""docs/storage-operations.md on real servers: a restore from a backup, and what it needs; its queries and rights."""
+"""docs/storage-operations.md on real servers: what a restore from a backup needs; its queries and rights."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -64,7 +64,8 @@ class Sql:
             }, self._next(connection)
 
     def _next(self, connection: sqlalchemy.Connection) -> int:
-        column = {"postgresql": "last_value + is_called::int", "mariadb": "next_not_cached_value"}.get(self.dialect)
+        columns = {"postgresql": "last_value + is_called::int", "mariadb": "next_not_cached_value"}
+        column = columns.get(self.dialect)
         if column is None:
             return 0
         return connection.exec_driver_sql(f"SELECT {column} FROM {self.names.tables['numbers']}").scalar_one()
