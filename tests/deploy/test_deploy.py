@@ -40,10 +40,15 @@ def test_each_alert_fires_when_it_must_and_not_otherwise():
 def test_each_alert_is_tested_and_explained():
     tests = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yaml").read_text())["tests"]
     tested = {test["name"] for test in tests}
-    headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "operations.md").read_text()
+    headings = re.findall(r"^### (\w+)$", page, re.MULTILINE)
+    (critical,) = re.findall(r"^\*Critical\* are (.*?):", page, re.MULTILINE)
     names = [alert["alert"] for alert in ALERTS]
     assert {f"{name} {kind}" for name in names for kind in ("fires", "is quiet")} == tested
     assert names == headings
+    assert re.findall(r"Kmq\w+", critical) == [
+        alert["alert"] for alert in ALERTS if alert["labels"]["severity"] == "critical"
+    ]
     for alert in ALERTS:
         assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{alert['alert'].lower()}"
 
