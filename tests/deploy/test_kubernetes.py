@@ -182,6 +182,7 @@ def _compiled(_folder: str, names: list[str]) -> list[str]:
 # --- consumers that KEDA scales -----------------------------------------------------------------------
 
 
+@pytest.mark.timeout(400)  # it may have to install a package
 def test_keda_knows_what_the_scaled_object_says():
     unknown, wrong = copy.deepcopy(SCALED), copy.deepcopy(SCALED)
     unknown["spec"]["maxReplicas"] = 12
