@@ -24,6 +24,10 @@ def late_acked(registry, queue):
     return registry.get_sample_value("kmq_client_late_acked_total", {"queue": queue.name})
 
 
+def all_ended(queue):
+    return {record.offset() for record in queue.records()} <= queue.ended()
+
+
 def copied(queue, times=2):
     """Wait until each message stands in the queue this often."""
     until(lambda: set(queue.copies().values()) == {times})
@@ -45,7 +49,7 @@ def test_r32_a_copy_is_not_handed_out_after_an_ack_of_its_original(queue):
     client.ack(*again, wait=True)
     assert late_acked(registry, queue) == 3
     client.flush()
-    assert queue.ended() == set(range(11))
+    assert all_ended(queue)
 
 
 def test_r32_an_ack_after_the_copy_was_taken_ends_the_copies_of_the_copy(queue):
@@ -59,7 +63,9 @@ def test_r32_an_ack_after_the_copy_was_taken_ends_the_copies_of_the_copy(queue):
     copied(queue, 3)  # the tracker does not know that the copy's original is acknowledged
     queue.send("b")
     assert [one.body for one in collect(client, 1, lease=LONG_S)] == [b"b"]
-    until(lambda: 2 in queue.ended())
+    client.flush()
+    waiting = queue.records()[-1].offset()
+    assert {record.offset() for record in queue.records()} - queue.ended() == {waiting}
 
 
 def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):
@@ -72,10 +78,11 @@ def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):
     queue.append(None, b"forwarded", queue.records()[-1].headers(), topic=queue.name)
     client.ack(message, wait=True)
     (forwarded,) = collect(client, 1)
-    assert (forwarded.offset, forwarded.body) == (2, b"forwarded")
+    assert forwarded.body == b"forwarded"
     until(lambda: queue.copies()["forwarded"] == 2)
     (again,) = collect(client, 1, lease=LONG_S)
-    assert (again.offset, again.body) == (3, b"forwarded")
+    assert again.body == b"forwarded"
+    assert again.offset > forwarded.offset
 
 
 def test_r32_where_markers_are_deleted_the_copy_is_handed_out(make_queue):
