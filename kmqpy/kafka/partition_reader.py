@@ -193,11 +193,11 @@ class RepeatedReader:
         with ExitStack() as after_error:
             after_error.push(reader)
             reached = reader.open(starts)
-            reader.resume()
             for partition, records in reader.batches(reached):
                 if visit(partition, records):
                     reader.leave(partition)
                 reached[partition].position = records[-1].offset() + 1
+            reader.rest()
             after_error.pop_all()
         self._reader = reader
         return reached
@@ -289,15 +289,18 @@ class _Reader:
             )
         return reached
 
-    def resume(self) -> None:
-        """Undo leave() of former readings."""
-        self._consumer.resume([TopicPartition(self._topic, partition) for partition in self._open])
+    def rest(self) -> None:
+        """Fetch nothing until the next open()."""
+        places = self._consumer.assignment()
+        self._consumer.resume(places)  # a partition that is paused stays so when it is assigned again
+        self._consumer.unassign()
 
     def leave(self, partition: int) -> None:
         """Read no more of `partition`."""
         if partition in self._open:
             self._open.discard(partition)
-            self._consumer.pause([TopicPartition(self._topic, partition)])
+            if self._open:
+                self._consumer.pause([TopicPartition(self._topic, partition)])
 
     def seek(self, partition: int, offset: int) -> None:
         """Go on at `offset`."""
