@@ -1,7 +1,7 @@
 """What late acks cost: a backlog with copies in it, drained by clients that look for them and by others.
 
-In a share of the backlog's messages stand the headers of copies, and in the markers the claims and end markers
-of a tracker that made these. None was acknowledged late, so that all are handed out.
+A share of the backlog's messages have the headers of copies, and in the markers stand the claims and end
+markers of a tracker that made these. None was acknowledged late, so that all are handed out.
 """
 
 import itertools

@@ -127,9 +127,7 @@ def create(
         max_redeliveries, flags, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
     )
     if cli.url is not None:
-        cli.kafka_only(
-            partitions=partitions, replication=replication, retention=retention, **flags, **names
-        )
+        cli.kafka_only(partitions=partitions, replication=replication, retention=retention, **flags, **names)
         stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
     if more:

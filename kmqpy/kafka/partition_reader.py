@@ -183,9 +183,7 @@ class RepeatedReader:
         self._new_reader = partial(_Reader, connection, topic, timeout_s, clock, uncommitted=uncommitted)
         self._reader: _Reader | None = None
 
-    def scan(
-        self, starts: Mapping[int, int], visit: Callable[[int, list[Any]], bool]
-    ) -> dict[int, Reached]:
+    def scan(self, starts: Mapping[int, int], visit: Callable[[int, list[Any]], bool]) -> dict[int, Reached]:
         """As scan_batches(). Where `visit` returns True, the rest of the partition is not read."""
         if self._reader is None:
             self._reader = self._new_reader()

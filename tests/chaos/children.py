@@ -72,7 +72,7 @@ class ChildTask:
 
 
 def fate(body: bytes, attempts: int, task: ChildTask) -> str:
-    """`poison` (given back every time), or `drop`, `nack`, `late` or `ack`: by the message and its attempt."""
+    """`poison` (given back every time), `drop`, `nack`, `late` or `ack`: by the message and its attempt."""
     if _dice(body) < task.poison:
         return "poison"
     dice = _dice(body + b"/%d" % attempts)
@@ -116,9 +116,7 @@ def _ack(client: KmqClient, messages: list[Message], journal: Journal) -> None:
     client.ack(*messages)
 
 
-def _finish(
-    client: KmqClient, messages: list[Message], task: ChildTask, journal: Journal
-) -> list[Message]:
+def _finish(client: KmqClient, messages: list[Message], task: ChildTask, journal: Journal) -> list[Message]:
     """Do with the messages what is their fate; returns those that are to be acknowledged late."""
     chosen: dict[str, list[Message]] = {"ack": [], "drop": [], "nack": [], "late": [], "poison": []}
     for message in messages:

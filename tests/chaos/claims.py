@@ -73,7 +73,7 @@ class LateAckOrder:
                     self._copied_at[copy.partition, copy.offset] = self._claimed_at.get(place, at)
 
     def copies_after_late_ack(self) -> Iterator[Place]:
-        """Copies that were taken after a message of which they are copies had been ended, behind its claim."""
+        """Copies taken after a message of which they are copies had been ended, behind its claim."""
         for copy, taken_at in self._taken_at.items():
             place = copy
             while (original := self._originals.get(place)) is not None:

@@ -78,7 +78,10 @@ class Events:
 def run(
     level: Level, seed: int, out: Path, show: Show, *, claims: bool = True, late_acks: bool = True
 ) -> Result:
-    """One run; `claims` and `late_acks` are the queue's settings. Raises Failed, or ClusterError, when the servers can't even be started."""
+    """One run; `claims` and `late_acks` are settings of its queue.
+
+    Raises Failed, or ClusterError, when the servers can't even be started.
+    """
     for old in [*out.glob("*.journal"), *out.glob("*.log"), *out.glob("evidence-*.json")]:
         old.unlink()
     faults = schedule(level, seed)

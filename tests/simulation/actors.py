@@ -941,7 +941,7 @@ def producer(
 ) -> Steps:
     """Sends `count` messages and records which sends were acknowledged.
 
-    `forwards`: every third message has the headers of one that is there already, as some programs forward them.
+    `forwards`: every third message has the headers of one that is there, as some programs forward them.
     """
     world, process = connection.world, connection.process
     broker = connection.broker

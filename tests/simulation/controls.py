@@ -5,13 +5,13 @@ from typing import Any
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import ReceivePhase
-from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.client.late_acks import CheckedCopies
+from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
-from kmqpy.message import last_header
+from kmqpy.message import headers_of, last_header
 
 from .actors import (
     Claim,
@@ -180,9 +180,9 @@ class LooksFromItsTake(LateAckCheck):
 class BelievesAncestors(LateAckCheck):
     """Takes the ancestors that a message names for its own (rule R33)."""
 
-    def copies_among(self, messages: Any) -> Any:
-        self._headers = {(one.partition, one.offset): one.headers for one in messages}
-        return super().copies_among(messages)
+    def copies_among(self, records: Any) -> Any:
+        self._headers = {(one.partition(), one.offset()): headers_of(one.headers()) for one in records}
+        return super().copies_among(records)
 
     def examine(self, copies: Any, within_s: float) -> Steps:
         checked = yield from super().examine(copies, within_s)

@@ -1,6 +1,7 @@
-"""What must hold of late acknowledgements (rules R32, R33): judged from one partition's markers, in their order."""
+"""What must hold of late acknowledgements (rules R32, R33), judged from one partition's markers."""
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -40,7 +41,7 @@ class LateAckJudge:
     def handed_out(self, offset: int, taken_at: int) -> str | None:
         """A copy was handed out whose start marker stands at `taken_at`; returns what is wrong with that."""
         chain = self._chain(offset)
-        for copy, one in zip(chain, chain[1:], strict=False):
+        for copy, one in pairwise(chain):
             since = self._copies[copy].claim_at
             late = [end for end in self._ends[one] if since < end.at < taken_at]
             if late:

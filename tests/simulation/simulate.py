@@ -124,7 +124,9 @@ class Simulation:
         self.aim = rng.choice((1, 8))
         self.fault_rate = rng.choice((0.002, 0.008))
         self.lease_ms = rng.choice((150, 400, 1_000))
-        claims = self.controls.claims or self.controls.late_acks or Random(f"claims of {seed}").random() < _CLAIMS
+        claims = (
+            self.controls.claims or self.controls.late_acks or Random(f"claims of {seed}").random() < _CLAIMS
+        )
         self._late_rng = Random(f"late acks of {seed}")
         late_acks = claims and (self.controls.late_acks or self._late_rng.random() < _LATE_ACKS)
         self.queue = replace(

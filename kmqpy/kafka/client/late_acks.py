@@ -8,7 +8,7 @@ markers, before its own start marker, and hands the copy out to nobody.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.record_message import KafkaMessage
 from kmqpy.kafka.markers.late_acks import PLANNED_AT, LateAcks, read_planned_at
+from kmqpy.kafka.markers.records import headers_of_each, message_headers
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.message import last_header
@@ -59,15 +59,16 @@ class LateAckCheck:
             connection, queue.markers_topic, uncommitted=True, timeout_s=_TIMEOUT_S, clock=clock
         )
 
-    def copies_among(self, messages: Iterable[KafkaMessage]) -> Copies:
-        """Those of these messages that a tracker made, as far as their headers tell."""
+    def copies_among(self, records: Sequence[Any]) -> Copies:
+        """Those of these records of the queue that a tracker made, as far as their headers tell."""
         found: dict[int, dict[int, int]] = {}
-        for message in messages:
-            if headers := message.headers:
-                partition = message.partition
-                planned_at = read_planned_at(last_header(headers, PLANNED_AT), self._queue.name, partition)
+        for record, headers in zip(records, headers_of_each(records), strict=True):
+            if headers:
+                partition = record.partition()
+                named = last_header(message_headers(record), PLANNED_AT)
+                planned_at = read_planned_at(named, self._queue.name, partition)
                 if planned_at is not None:
-                    found.setdefault(partition, {})[message.offset] = planned_at
+                    found.setdefault(partition, {})[record.offset()] = planned_at
         return found
 
     def examine(self, copies: Copies, within_s: float) -> CheckedCopies:

@@ -180,7 +180,8 @@ class Receiver:
             started_at = self._clock.monotonic()
             until = started_at + lease_ms / 1000
             now_ms = self._clock.wall_ms()
-            delays = self._delays(records, now_ms) if have_headers(records) else {}
+            with_headers = have_headers(records)
+            delays = self._delays(records, now_ms) if with_headers else {}
             due = offsets if not delays else _without(offsets, delays)
             start_batch = self._topics.writer.starts.start(
                 due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
@@ -212,10 +213,12 @@ class Receiver:
             offsets = offsets_of_records(list(map(_record_of, messages)))
         if outcome.given_back:
             return _Started(messages, offsets, -math.inf)  # nothing is left of their leases
-        if self._late_acks is not None and (copies := self._late_acks.copies_among(messages)):
-            left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
-            checked = self._late_acks.examine(copies, left_s / 2)
-            messages, offsets = self._without_late_acked(messages, offsets, checked)
+        if self._late_acks is not None and with_headers:
+            copies = self._late_acks.copies_among(list(map(_record_of, messages)))
+            if copies:
+                left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
+                checked = self._late_acks.examine(copies, left_s / 2)
+                messages, offsets = self._without_late_acked(messages, offsets, checked)
         return _Started(messages, offsets, until)
 
     def _without_late_acked(

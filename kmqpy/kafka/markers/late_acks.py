@@ -2,8 +2,8 @@
 
 A copy carries a header that says from where to look for them:
 
-    kmq-planned-at   `queue:partition:markers offset`: the markers before that offset were known to the tracker
-                     that planned the first copy of the message. Copies of copies keep it
+    kmq-planned-at   `queue:partition:markers offset`: the markers before that offset were known to the
+                     tracker that planned the first copy of the message. Copies of copies keep it
 
 All that decides stands in the markers from there on: the claims, the end markers of trackers, which name the
 copies, and the acknowledgements. The headers of a message decide nothing, since anybody can forward them with
@@ -42,7 +42,7 @@ def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, b
 
 
 def read_planned_at(data: bytes | None, queue: str, partition: int) -> int | None:
-    """The markers offset that the header names; None where it is absent, unreadable, or of another partition."""
+    """The markers offset that the header names; None where it is absent, bad, or of another partition."""
     found = _PLANNED_AT.fullmatch(data or b"")
     if found is None or (found[1].decode(), int(found[2])) != (queue, partition):
         return None
@@ -84,7 +84,7 @@ class LateAcks:
         self.end = end
 
     def acknowledged(self, copy: int) -> bool:
-        """Return True if a client acknowledged the copy at this offset, or a message of which it is a copy."""
+        """Return True if a client acknowledged this copy, or a message of which it is a copy."""
         if not self._acknowledged:
             return False
         offset: int | None = copy
@@ -109,7 +109,7 @@ class LateAcks:
         if offset in self._claimed or self._copies.original_of(offset) is not None:
             self._acknowledged.add(offset)
 
-    def _read_other(self, record: Any, headers: Headers | None | object) -> None:
+    def _read_other(self, record: Any, headers: object) -> None:
         try:
             marker = read_marker(record)
             if marker.op is not Op.END:
@@ -144,7 +144,7 @@ class _CopyRuns:
         self._counts = array("q")
 
     def add(self, originals: Iterable[int], copies: Iterable[int]) -> None:
-        """Note pairs; those that are no copies, because they do not stand behind their originals, are left."""
+        """Note pairs, but none whose copy does not stand behind its original."""
         for original, copy in zip(originals, copies, strict=True):
             if copy > original:
                 self._add(original, copy)
