@@ -17,10 +17,9 @@ from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers.late_acks import PLANNED_AT, LateAcks, read_planned_at
-from kmqpy.kafka.markers.records import headers_of_each, message_headers
+from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.message import last_header
 
 _log = logging.getLogger(__name__)
 
@@ -63,12 +62,15 @@ class LateAckCheck:
         """Those of these records of the queue that a tracker made, as far as their headers tell."""
         found: dict[int, dict[int, int]] = {}
         for record, headers in zip(records, headers_of_each(records), strict=True):
-            if headers:
-                partition = record.partition()
-                named = last_header(message_headers(record), PLANNED_AT)
-                planned_at = read_planned_at(named, self._queue.name, partition)
-                if planned_at is not None:
-                    found.setdefault(partition, {})[record.offset()] = planned_at
+            if not headers:
+                continue
+            readable = read_headers(record)[0] if headers is UNREADABLE else headers
+            for name, data in readable:
+                if name == PLANNED_AT:
+                    partition = record.partition()
+                    planned_at = read_planned_at(data, self._queue.name, partition)
+                    if planned_at is not None:
+                        found.setdefault(partition, {})[record.offset()] = planned_at
         return found
 
     def examine(self, copies: Copies, within_s: float) -> CheckedCopies:

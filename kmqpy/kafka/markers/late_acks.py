@@ -22,8 +22,8 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claims import CLAIM, named_offsets
-from kmqpy.kafka.markers.codec import Headers, Marker, Op
-from kmqpy.kafka.markers.lineage import COPY, read_copies
+from kmqpy.kafka.markers.codec import Headers, Op, Runs
+from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers, read_marker
 
@@ -32,6 +32,8 @@ PLANNED_AT = "kmq-planned-at"
 _PLANNED_AT = re.compile(rb"([a-zA-Z0-9._-]{1,249}):([0-9]{1,10}):([0-9]{1,19})")
 _END = codec.encode_end()
 _START = codec.encode_start(0)[:1]
+_BY_TRACKER = codec.encode(codec.tick(0))[2][0]
+_SINGLE_COPY = re.compile(rb"([0-9]{1,10}):([0-9]{1,19})")
 _MOST_ANCESTORS = 10_000
 """No message has as many; markers that somebody made up could name a copy as its own ancestor."""
 
@@ -61,7 +63,9 @@ class LateAcks:
         self.begin = self.end = begin
         self._queue = queue
         self._partition = partition
-        self._claimed = OffsetRuns()
+        self._watched = OffsetRuns()
+        """Messages that were claimed, and copies. Acknowledgements of others are not late: one that stands
+        before the claim had the tracker drop the message, so it was not copied."""
         self._acknowledged = OffsetRuns()
         self._copies = _CopyRuns()
 
@@ -74,13 +78,12 @@ class LateAcks:
                 continue
             end = at + 1
             value = record.value()
-            if not headers:
-                if value == _END:  # most are, or start markers, which say nothing here
-                    self._end_one(record.key())
-                    continue
-                if value is None or value[:1] == _START:
-                    continue
-            self._read_other(record, headers)
+            if value is None or value[:1] == _START:
+                continue  # says nothing here
+            if value == _END and (not headers or _names_copy(headers)):
+                self._read_single(record.key(), headers)  # most are such
+            else:
+                self._read_other(record, headers)
         self.end = end
 
     def acknowledged(self, copy: int) -> bool:
@@ -96,18 +99,18 @@ class LateAcks:
             offset = self._copies.original_of(offset)
         return False
 
-    def _end_one(self, key: bytes | None) -> None:
+    def _read_single(self, key: bytes | None, headers: Headers | None) -> None:
+        """An end marker of one message: by a client, or, with `headers`, by a tracker."""
         try:
             partition, offset = codec.decode_key(key)
+            if partition != self._partition:
+                return
+            if headers:
+                self._read_copies(((offset, 1),), 1, headers[1][1])
+            elif offset in self._watched:
+                self._acknowledged.add(offset)
         except DecodeError:
-            return
-        if partition == self._partition:
-            self._acknowledge(offset)
-
-    def _acknowledge(self, offset: int) -> None:
-        # An end that stands before the claim had the tracker drop the message, so it was not copied.
-        if offset in self._claimed or self._copies.original_of(offset) is not None:
-            self._acknowledged.add(offset)
+            return  # a record is judged alone (rule R21)
 
     def _read_other(self, record: Any, headers: object) -> None:
         try:
@@ -116,23 +119,45 @@ class LateAcks:
                 return
             readable = [] if not headers or headers is UNREADABLE else read_headers(record)[0]
             if marker.offset < 0:
-                self._claimed.add_runs(codec.runs_of(sorted(named_offsets(readable, CLAIM, self._partition))))
+                claimed = named_offsets(readable, CLAIM, self._partition)
+                self._watched.add_runs(codec.runs_of(sorted(claimed)))
             elif marker.by_tracker:
-                self._read_copies(marker, readable)
+                self._read_copies(marker.offset_runs, marker.count, dict(readable).get(COPY))
             else:
-                for offset in marker.offsets():
-                    self._acknowledge(offset)
+                self._acknowledged.update(OffsetRuns(marker.offset_runs) & self._watched)
         except DecodeError:
-            return  # a record is judged alone (rule R21)
+            return
 
-    def _read_copies(self, marker: Marker, headers: Headers) -> None:
-        for name, data in headers:
-            if name == COPY and data is not None:
-                copies = read_copies(data, self._queue, marker.count)
-                if copies[0].topic == self._queue and copies[0].partition == self._partition:
-                    self._claimed.add_runs(marker.offset_runs)  # retention may have deleted the claim
-                    self._copies.add(marker.offsets(), [copy.offset for copy in copies])
-                return
+    def _read_copies(self, runs: Runs, count: int, named: bytes | None) -> None:
+        """A tracker's end marker of `count` messages names their copies."""
+        if named is None:
+            return
+        single = _SINGLE_COPY.fullmatch(named) if count == 1 else None
+        if single is not None:  # the usual case, and several times as fast
+            copies = [RecordPlace(self._queue, int(single[1]), int(single[2]))]
+        else:
+            copies = read_copies(named, self._queue, count)
+        if copies[0].topic != self._queue or copies[0].partition != self._partition:
+            return
+        originals = (first + passed for first, many in runs for passed in range(many))
+        pairs = [
+            (one, copy.offset)
+            for one, copy in zip(originals, copies, strict=True)
+            if one < copy.offset <= INT64_MAX
+        ]
+        self._watched.add_runs(runs)  # retention may have deleted the claim
+        self._watched.add_runs((copy, 1) for _, copy in pairs)
+        self._copies.add(pairs)
+
+
+def _names_copy(headers: object) -> bool:
+    """Return True for the headers of a tracker's end marker that names copies, as trackers write them."""
+    return (
+        isinstance(headers, list)
+        and len(headers) == 2
+        and headers[0] == _BY_TRACKER
+        and headers[1][0] == COPY
+    )
 
 
 class _CopyRuns:
@@ -143,24 +168,20 @@ class _CopyRuns:
         self._originals = array("q")
         self._counts = array("q")
 
-    def add(self, originals: Iterable[int], copies: Iterable[int]) -> None:
-        """Note pairs, but none whose copy does not stand behind its original."""
-        for original, copy in zip(originals, copies, strict=True):
-            if copy > original:
-                self._add(original, copy)
-
-    def _add(self, original: int, copy: int) -> None:
-        at = bisect_right(self._copies, copy)
-        if at:
-            passed = copy - self._copies[at - 1]
-            if passed < self._counts[at - 1]:
-                return  # named before
-            if passed == self._counts[at - 1] and original == self._originals[at - 1] + passed:
-                self._counts[at - 1] += 1
-                return
-        self._copies.insert(at, copy)
-        self._originals.insert(at, original)
-        self._counts.insert(at, 1)
+    def add(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Note pairs of an original and its copy, in any order; what is known already stays."""
+        for original, copy in pairs:
+            at = bisect_right(self._copies, copy)
+            if at:
+                passed = copy - self._copies[at - 1]
+                if passed < self._counts[at - 1]:
+                    continue
+                if passed == self._counts[at - 1] and original == self._originals[at - 1] + passed:
+                    self._counts[at - 1] += 1
+                    continue
+            self._copies.insert(at, copy)
+            self._originals.insert(at, original)
+            self._counts.insert(at, 1)
 
     def original_of(self, copy: int) -> int | None:
         """The offset of which this is a copy; None where it is none that is known."""
