@@ -16,9 +16,9 @@ JVMView.__getattr__ = functools.cache(JVMView.__getattr__)
 
 _JARS = Path(pyspark.__file__).parent / "jars"
 _MOST_USED = (
-    *("scala-library", "spark-core_", "spark-catalyst_", "spark-sql_", "spark-sql-api_", "spark-common-utils_"),
-    *("spark-unsafe_", "spark-network-common_", "py4j", "log4j", "scala-reflect", "json4s", "jackson", "netty"),
-    *("arrow", "parquet", "hadoop-client"),
+    *("scala-library", "spark-core_", "spark-catalyst_", "spark-sql_", "spark-sql-api_"),
+    *("spark-common-utils_", "spark-unsafe_", "spark-network-common_", "py4j", "log4j", "scala-reflect"),
+    *("json4s", "jackson", "netty", "arrow", "parquet", "hadoop-client"),
 )
 """Jars in which most classes are; Java looks for each class in one jar after the other."""
 
