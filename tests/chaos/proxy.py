@@ -143,8 +143,21 @@ class Proxy:
 
     async def _close(self) -> None:
         for server in self._servers:
+            for listening in server.sockets:
+                self._loop.remove_reader(listening.fileno())
+        # asyncio gives an accepted connection to its task a few iterations later, but not once the server is
+        # closed: that connection would have no owner, and its socket would be left open.
+        await _settle()
+        for server in self._servers:
             server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await _settle()  # transports close their sockets in the next iteration
+
+
+async def _settle() -> None:
+    """Let the loop run what is ready, and what that makes ready, a few times."""
+    for _ in range(20):
+        await asyncio.sleep(0)

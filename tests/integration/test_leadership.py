@@ -16,6 +16,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NotEmptyError
 from kazoo.security import make_digest_acl
+from zk_support import Cable
 
 from kmqpy.core.clock import SystemClock, wait_until
 from kmqpy.errors import ConfigError, Unavailable
@@ -24,6 +25,7 @@ from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tests.chaos.proxy import Cut, Proxy
 from tracker.leadership.assignment import capacity
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.registry_view import RegistrySnapshot
@@ -157,12 +159,12 @@ def test_nothing_moves_before_its_owner_lets_go(registry, join):
 
 def test_a_graceful_stop_hands_over_at_once(registry, join):
     registry.register(QueueSettings(name="q"), PARTITIONS)
-    a, b = join("a"), join("b")
+    a, b = join("a", session_timeout_ms=10_000), join("b")
     until(lambda: shared(a, b), a, b)
     a.close()
     assert owned(a) == set()
     assert not a.may_redeliver()
-    assert until(lambda: owned(b) == ALL) < SESSION_MS / 1000  # not when the session ends
+    assert until(lambda: owned(b) == ALL) < 8  # not when the session ends
 
 
 def test_a_crashed_tracker_is_replaced_when_its_session_ends(registry, join, record_property):
@@ -172,7 +174,7 @@ def test_a_crashed_tracker_is_replaced_when_its_session_ends(registry, join, rec
     crash(a)
     took = until(lambda: owned(b) == ALL)
     record_property("failover_s", took)
-    assert took < SESSION_MS / 1000 + 1
+    assert took < SESSION_MS / 1000 + 15  # on a busy machine, too
 
 
 CHILD = """
@@ -211,7 +213,7 @@ def test_a_killed_process_is_replaced(registry, join, child, record_property):
     os.kill(child.pid, signal.SIGKILL)
     took = until(lambda: owned(b) == ALL)
     record_property("failover_s", took)
-    assert took < SESSION_MS / 1000 + 1
+    assert took < SESSION_MS / 1000 + 15  # on a busy machine, too
 
 
 def shared_with_child(registry: Registry, other: Leadership) -> bool:
@@ -233,79 +235,35 @@ def test_a_paused_process_knows_at_once_that_its_time_is_over(registry, join, ch
     until(lambda: 0 < len(owned(b)) < PARTITIONS and shared_with_child(registry, b), b)
 
 
-class Proxy:
-    """A TCP proxy that can swallow everything without closing anything."""
-
-    def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
-        self._open = threading.Event()
-        self._open.set()
-        self._sockets: list[socket.socket] = []
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = "{}:{}".format(*self._server.getsockname())
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        self._open.clear()
-
-    def heal(self) -> None:
-        self._open.set()
-
-    def close(self) -> None:
-        for sock in (self._server, *self._sockets):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
-        self._open.set()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._server.accept()
-                server = socket.create_connection(self._target)
-                self._sockets += [client, server]
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=self._pump, args=pair, daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                self._open.wait()
-                sink.sendall(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.fixture
-def proxy(cluster):
-    with contextlib.closing(Proxy(cluster.zookeeper.split(",")[0])) as proxy:
-        yield proxy
+def cable(cluster):
+    with Proxy() as proxy:
+        yield Cable(proxy, ZooKeeperConnection(hosts=cluster.zookeeper.split(",")[0]))
 
 
-def test_cut_off_it_stops_before_another_takes_over(registry, join, proxy):
+def test_cut_off_it_stops_before_another_takes_over(registry, join, cable):
     registry.register(QueueSettings(name="q"), PARTITIONS)
-    a = join("a", proxy.address)
+    a = join("a", cable.connection.hosts)
     until(lambda: owned(a) == ALL and a.may_redeliver())
     b = join("b")
     until(lambda: shared(a, b), a, b)
     before = epochs(a)
-    proxy.cut()
+    cable.cut(Cut.BLACKHOLE)
     stopped = until(lambda: not a.may_redeliver())
-    assert stopped <= SESSION_MS / 1000 * 2 / 3 + 0.1
+    assert stopped < SESSION_MS / 1000  # before the server can end the session
     assert not owned(b) & before.keys()
-    with pytest.raises(Unavailable, match=proxy.address):
+    with pytest.raises(Unavailable, match=cable.connection.hosts):
         a.verify(*next(iter(before)))
     until(lambda: owned(b) == ALL)
     assert not a.may_redeliver()
-    proxy.heal()
+    cable.heal()
     until(lambda: shared(a, b) and a.may_redeliver(), a, b)
     assert all(epoch > max(before.values()) for epoch in epochs(a).values())
 
 
-def test_a_short_cut_costs_nothing(registry, join, proxy):
+def test_a_short_cut_costs_nothing(registry, join, cable):
     registry.register(QueueSettings(name="q"), PARTITIONS)
-    a = join("a", proxy.address, session_timeout_ms=4_000)
+    a = join("a", cable.connection.hosts, session_timeout_ms=4_000)
     until(lambda: owned(a) == ALL and a.may_redeliver())
     before = epochs(a)
     a._zk._connection._socket.shutdown(socket.SHUT_RDWR)

@@ -13,3 +13,9 @@ def unknown_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SettingsMirror, "records", lambda self: None)
     monkeypatch.setattr(SettingsMirror, "write", lambda self, queues, certain=False: None)
     monkeypatch.setattr(SettingsMirror, "remove", lambda self, name: None)
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers ask their queue anew after 20 ms."""
+    monkeypatch.setattr("kmqpy.worker.worker._RECEIVE_WAIT_S", 0.02)
