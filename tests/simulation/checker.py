@@ -14,6 +14,7 @@ from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ances
 from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
 
+from .late_ack_judge import LateAckJudge
 from .model import LIAR, Broker, Log, Process, Record, decoded
 
 
@@ -141,6 +142,8 @@ class Checker:
         self._copied: set[tuple[int, int]] = set()
         self._late_ends: dict[tuple[int, int], int] = {}
         """Where clients ended messages whose leases were over, until they are taken again."""
+        self._late_acks = LateAckJudge()
+        """Of the partition that is read."""
 
     def check(self) -> list[str]:
         self.problems += self.history.problems
@@ -195,6 +198,7 @@ class Checker:
         state: dict[int, _Open] = {}
         takes: dict[int, list[tuple[Record, int]]] = defaultdict(list)
         ends: dict[tuple[str, int], int] = {}
+        self._late_acks = LateAckJudge()
         now = 0
         for record in log.records:
             if not record.is_data:
@@ -272,6 +276,7 @@ class Checker:
             return
         entry = state.pop(offset, None)
         if not marker.by_tracker:
+            self._check_late_ack(partition, record, offset)
             if self._number and (self._number, record.by, partition, offset) not in self.history.acked:
                 self.stats["old ends in new topics"] += 1
                 if entry is not None:
@@ -306,7 +311,7 @@ class Checker:
         if (partition, offset) in self._copied and len(takers) == 1 and not self.history.markers_deleted:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
-        self._check_claim(record, partition, offset, what)
+        self._check_claim(record, copy, partition, offset, what)
         if entry is None:
             entry = self._late.pop((partition, offset), None)
             if entry is None:
@@ -319,11 +324,13 @@ class Checker:
             self.problems.append(f"R5: {what} redelivered before its lease ended, due {entry.due}")
         self._check_count(queue, offset, entry, copy, dead=dead, what=what)
 
-    def _check_claim(self, end: Record, partition: int, offset: int, what: str) -> None:
+    def _check_claim(self, end: Record, copy: Record, partition: int, offset: int, what: str) -> None:
         """Rules R27, R28: the transaction of `end` began with a claim, and no client's end is before that."""
         if not self.queue.claims:
             return
         written = [record for record in end.log.records[: end.at] if record.txn is end.txn]
+        if copy.topic() == self.queue.name:
+            self._late_acks.copied(offset, copy.at, written[0].at if written else end.at)
         ended_at = self._late_ends.get((partition, offset))
         claim_at = written[0].at if written else end.at
         if ended_at is not None:
@@ -334,6 +341,15 @@ class Checker:
         dropped = {at for record in written for at in named_offsets(record.headers(), DROPPED, partition)}
         if offset not in claimed - dropped:
             self.problems.append(f"R28: {what} was copied and not claimed")
+
+    def _check_late_ack(self, partition: int, record: Record, offset: int) -> None:
+        """Rule R33: a client ends unasked only what somebody has acknowledged."""
+        if self.queue.late_acks and not self.broker.past:
+            asked = (self._number, record.by, partition, offset) in self.history.acked
+            self.stats["copies ended unseen"] += not asked and record.by != LIAR
+            problem = self._late_acks.ended(offset, record.at, record.by, asked=asked or record.by == LIAR)
+            if problem is not None and not self.history.markers_deleted:
+                self.problems.append(f"{problem}, in {partition}")
 
     def _check_count(
         self, queue: Log, offset: int, entry: _Open, copy: Record, *, dead: bool, what: str
@@ -379,6 +395,11 @@ class Checker:
                 continue
             if any(record.at < recovered for record, _ in takes[offset]):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
+            taken_at = [record.at for record, _ in takes[offset] if record.by == name]
+            if self.queue.late_acks and not self.broker.past and taken_at:
+                problem = self._late_acks.handed_out(offset, taken_at[0])
+                if problem is not None:
+                    self.problems.append(f"{problem}; {name} was given it, in {partition}")
             # What was meant for the topics before is no second start.
             own_takes = [r for r, _ in takes[offset] if r.by == name and r.believed >= self._number]
             if sum(record.ms <= at_ms for record in own_takes) > 1:

@@ -27,6 +27,7 @@ IO = {
     "init_transactions",
     "committed",
     "consume",
+    "examine",
     "execute",
     "check",
     "fetch",
