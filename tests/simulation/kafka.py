@@ -681,7 +681,7 @@ class GroupConsumer:
         got = [p for p in free if group.target(p) is me]
         if got:
             for p in got:
-                group.owner[p] = me
+                group.assign(p, me)
             self._world.trace(self.process.name, f"got {got}")
             self._on_assign(me, [TopicPartition(self._topic, p) for p in got])
             self._eager.update(got)

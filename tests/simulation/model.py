@@ -506,6 +506,12 @@ class Group:
         self.members: list[Any] = []
         self.owner: dict[int, Any] = {}
         self.committed: dict[int, tuple[int, str]] = {}
+        self.set_back: dict[int, float] = {}
+        """Partitions that are set back when somebody gets them next, and to which part of their offset."""
+        self.taking_again: dict[int, set[str]] = {}
+        """By partition that was set back, the clients that got it since."""
+        self.set_back_to: Callable[[int, int], None] = lambda _partition, _offset: None
+        """Called when a partition is set back, with its offset then."""
 
     def join(self, member: Any) -> None:
         self.members.append(member)
@@ -520,6 +526,18 @@ class Group:
     def target(self, partition: int) -> Any:
         """Who is to have the partition."""
         return self.members[partition % len(self.members)]
+
+    def assign(self, partition: int, member: Any) -> None:
+        """Give a partition that nobody has to `member`."""
+        self.owner[partition] = member
+        part = self.set_back.pop(partition, None)
+        if part is not None and partition in self.committed:
+            offset = int(part * self.committed[partition][0])
+            self.committed[partition] = (offset, "")
+            self.set_back_to(partition, offset)
+            self.taking_again.setdefault(partition, set())
+        if partition in self.taking_again:
+            self.taking_again[partition].add(member.process.name)
 
     def silent(self, member: Any) -> None:
         """Nothing is heard of `member` from now on; expel it when that lasts."""

@@ -22,7 +22,7 @@ from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.telemetry.base import Telemetry
 
 GIVEN = (KafkaConnection(), QueueSettings(name="q"), Telemetry())
-IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True}
+IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True, "announce": lambda _: ()}
 
 
 class FakeRecord(NamedTuple):

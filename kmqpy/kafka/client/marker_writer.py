@@ -204,6 +204,25 @@ class MarkerWriter(Closing):
         """
         return self._wait(self._put_apart(items), timeout_s)
 
+    def write_assignments(self, ticks: Iterable[Marker], timeout_s: float) -> set[int]:
+        """Write the ticks of assignments (see codec.assignment_tick); waits for those with `takes_again`.
+
+        Returns the partitions whose tick must stand before their first start marker, and does not yet. The
+        others need only stand before end markers of this writer, whose order is kept.
+        """
+        waiters: dict[int, _Waiter] = {}
+        for tick in ticks:
+            if tick.takes_again:
+                waiters[tick.partition] = self._put_apart([tick])
+            else:
+                self.post(tick)
+        deadline = self._clock.monotonic() + timeout_s
+        return {
+            partition
+            for partition, waiter in waiters.items()
+            if self._wait(waiter, max(0.0, deadline - self._clock.monotonic()))
+        }
+
     def flush(self, timeout_s: float) -> int:
         """Wait until all markers posted so far are confirmed, whatever is posted meanwhile.
 

@@ -66,6 +66,13 @@ class OffsetRuns:
             del self._blocks[block]
         self._keep(lowest, -1 << bit)
 
+    def discard_from(self, floor: int) -> None:
+        """Remove the offsets from `floor` on."""
+        lowest, bit = divmod(floor, _BLOCK)
+        for block in [block for block in self._blocks if block > lowest]:
+            del self._blocks[block]
+        self._keep(lowest, (1 << bit) - 1)
+
     def update(self, other: OffsetRuns) -> None:
         """Add the offsets of `other`."""
         for block, mask in other._blocks.items():
