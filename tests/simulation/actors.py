@@ -725,10 +725,10 @@ class MarkerWriter(_writer.MarkerWriter):
 
     def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:
         """The same, step by step."""
-        waiters = {tick.partition: self._put_apart([tick]) for tick in ticks if tick.takes_again}
+        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks if tick.takes_again}
         for tick in ticks:
             if not tick.takes_again:
-                self.post(tick)
+                self._put_unflushed(tick)
         until = self._world.now + timeout_s * 1000
         while any(waiter.size() for waiter in waiters.values()) and self._world.now < until:
             yield 10.0

@@ -169,8 +169,8 @@ class Checker:
         self._finished: set[int] = set()
         """Messages of the partition that were ended after such an assignment, and of which no assignment has said
         since that they may be taken again."""
-        self._taken_again: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        """By client, where in the partition its ticks stand that say it may take messages again, and from where."""
+        self._taken_again: list[tuple[int, int]] = []
+        """Where in the partition ticks say that their client may take messages again, and from where."""
         self._ended_since: set[int] = set()
         """Messages of the partition that were ended, since the group was set back where it was."""
 
@@ -246,7 +246,7 @@ class Checker:
                 if self._is_of_none(record, marker):
                     self._forgiven.add((partition, marker.offset))
                 elif marker.takes_from is not None:
-                    self._read_assignment(record.by, record.at, marker)
+                    self._read_assignment(record.at, marker)
                 elif marker.op is Op.END:
                     ends.setdefault((record.by, marker.offset), record.at)
                     self._read_end(partition, queue, record, marker, state, takes)
@@ -277,14 +277,14 @@ class Checker:
     def _set_backs(self, partition: int) -> list[SetBack]:
         return [one for one in self.history.set_backs if one[:2] == (self._number, partition)]
 
-    def _read_assignment(self, by: str, at: int, tick: Marker) -> None:
+    def _read_assignment(self, at: int, tick: Marker) -> None:
         """Rule R30: from now on ends are noted, and what was set back is open again."""
         takes_from = tick.takes_from
         assert takes_from is not None
         self._windows.append(takes_from)
         if tick.takes_again:
             self._finished = {offset for offset in self._finished if offset < takes_from}
-            self._taken_again[by].append((at, takes_from))
+            self._taken_again.append((at, takes_from))
 
     def _opened(self, marker: Marker, at: int, now: int, before: _Open | None) -> _Open:
         if before is not None and before.dead:
@@ -454,7 +454,7 @@ class Checker:
             # committed after that, without a look at the markers.
             starts = [one.markers_end for one in self._set_backs(partition) if one.offset <= offset]
             if starts:
-                starts += [tick_at for tick_at, first in self._taken_again[name] if first <= offset]
+                starts += [tick_at for tick_at, first in self._taken_again if first <= offset]
             after = max(starts, default=0)
             # What was meant for the topics before is no start of this message.
             starts_of_it = [r for r, _ in takes[offset] if r.at >= after and r.believed >= self._number]

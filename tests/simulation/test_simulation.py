@@ -26,6 +26,9 @@ FOUND = {
 CONTROL_SEEDS = 2_000
 BEGIN_AT = {
     "fencing off": 26,
+    "unfenced take": 5,
+    "finished messages forgotten at takeover": 80,
+    "taken again unsaid": 1,
     "safe offset past the oldest start": 58,
     "start markers not waited for": 3,
     "failed start markers ignored": 24,

@@ -302,7 +302,8 @@ def decode(
             return Marker(
                 partition, offset, Op.END, by_tracker=by_tracker, takes_from=takes[0], takes_again=takes[1]
             )
-        return Marker(partition, offset, Op.END, by_tracker=by_tracker, runs=runs)
+        reason = _text(values.get(_REASON))
+        return Marker(partition, offset, Op.END, reason=reason, by_tracker=by_tracker, runs=runs)
     _check_offset(offset, key)
     return Marker(
         partition,

@@ -13,6 +13,7 @@ redelivered, as all were before there was this.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
@@ -72,7 +73,7 @@ class StoredFinished(NamedTuple):
 class FinishedMessages:
     """The messages that were in flight and ended, in the windows of the latest assignments."""
 
-    __slots__ = ("_end", "_first", "_offsets", "_stored", "_windows")
+    __slots__ = ("_end", "_first", "_has_gaps", "_offsets", "_stored", "_windows")
 
     def __init__(self) -> None:
         self._offsets = OffsetRuns()
@@ -80,6 +81,8 @@ class FinishedMessages:
         """Where they begin, the one of the latest assignment last."""
         self._first = self._end = 0
         """All windows lie from here to there."""
+        self._has_gaps = False
+        """True if not all that lies there is in a window."""
         self._stored: StoredFinished | None = StoredFinished()
 
     def __contains__(self, offset: int) -> bool:
@@ -105,9 +108,17 @@ class FinishedMessages:
         """Return True if ends of these messages may have to be added; the usual answer is no, and cheap."""
         return first < self._end and first + count > self._first
 
-    def add(self, runs: Iterable[tuple[int, int]]) -> None:
-        """Note that these messages were in flight and are ended."""
-        self._offsets.add_runs(self._in_windows(runs))
+    def add(self, offset: int) -> None:
+        """Note that this message was in flight and is ended."""
+        if self._first <= offset < self._end and (not self._has_gaps or self._is_in_window(offset)):
+            self._offsets.add(offset)
+            self._stored = None
+
+    def add_all(self, ended: OffsetRuns, first: int, count: int) -> None:
+        """The same for many, which are among the `count` messages from `first` on."""
+        if self._has_gaps or first < self._first or first + count > self._end:
+            ended &= OffsetRuns(self._in_windows(((first, count),)))
+        self._offsets.update(ended)
         self._stored = None
 
     def stored(self) -> StoredFinished:
@@ -138,9 +149,14 @@ class FinishedMessages:
         self._windows = windows[-MOST_WINDOWS:]
         self._first = min(self._windows, default=0)
         self._end = max(self._windows, default=-WINDOW) + WINDOW
+        ascending = sorted(self._windows)
+        self._has_gaps = any(second > first + WINDOW for first, second in pairwise(ascending))
         if dropped:
-            self._offsets = OffsetRuns(self._in_windows(list(self._offsets.runs())))
+            self._offsets &= OffsetRuns((first, WINDOW) for first in self._windows)
         self._stored = None
+
+    def _is_in_window(self, offset: int) -> bool:
+        return any(first <= offset < first + WINDOW for first in self._windows)
 
     def _in_windows(self, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         for first, count in runs:

@@ -279,17 +279,17 @@ class InFlight:
     def _end(self, offset: int) -> int:
         if not self._entries.discard(offset):
             return 0
-        if self.finished.touches(offset, 1):
-            self.finished.add(((offset, 1),))
+        self.finished.add(offset)
         return 1
 
     def _end_range(self, runs: Runs) -> int:
         first = runs[0][0]
-        if not self.finished.touches(first, sum(runs[-1]) - first):
+        count = sum(runs[-1]) - first
+        if not self.finished.touches(first, count):
             return self._entries.discard_range(runs)
         removed = OffsetRuns()
         ended = self._entries.discard_range(runs, removed)
-        self.finished.add(removed.runs())
+        self.finished.add_all(removed, first, count)
         return ended
 
     def _take(self, offset: int, due_ms: int, holder: str | None, at: int) -> int:

@@ -43,6 +43,10 @@ class OffsetRuns:
     def add_bits(self, first: int, bits: int) -> None:
         """Add the offset `first` + i for each bit i of `bits`, a number from 0 on."""
         block, low = divmod(first, _BLOCK)
+        if bits.bit_length() + low <= _BLOCK:
+            if bits:
+                self._blocks[block] = self._blocks.get(block, 0) | bits << low
+            return
         data = (bits << low).to_bytes((bits.bit_length() + low + 7) // 8, "little")
         for at in range(0, len(data), _BLOCK // 8):
             if mask := int.from_bytes(data[at : at + _BLOCK // 8], "little"):
