@@ -13,7 +13,6 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
 from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
-
 from tracker.redelivery.redeliverer import TAKEN_LATE
 
 from .model import LIAR, Broker, Log, Process, Record, decoded
@@ -22,7 +21,7 @@ REASON = "kmq-reason"
 
 
 class SetBack(NamedTuple):
-    """The group was set back, and the next client got the partition: its messages from `offset` on come again."""
+    """The group was set back, and the next client got the partition: messages from `offset` on come again."""
 
     number: int
     partition: int
@@ -56,8 +55,8 @@ class History:
     plans: defaultdict[tuple[str, int, int], list[tuple[int, int]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    """By the id of the markers topic, partition and offset, when a tracker planned to redeliver a message: the
-    end of the markers then, and how far the tracker had read them."""
+    """By the id of the markers topic, partition and offset, when a tracker planned to redeliver a message:
+    the end of the markers then, and how far the tracker had read them."""
     problems: list[str] = field(default_factory=list)
     """What was wrong when it happened."""
     deleted: set[bytes] = field(default_factory=set)
@@ -167,8 +166,8 @@ class Checker:
         self._windows: list[int] = []
         """From where messages of the partition were taken, by each assignment."""
         self._finished: set[int] = set()
-        """Messages of the partition that were ended after such an assignment, and of which no assignment has said
-        since that they may be taken again."""
+        """Messages of the partition that were ended after such an assignment, and of which no assignment has
+        said since that they may be taken again."""
         self._taken_again: list[tuple[int, int]] = []
         """Where in the partition ticks say that their client may take messages again, and from where."""
         self._ended_since: set[int] = set()
@@ -351,7 +350,11 @@ class Checker:
         late = (REASON, TAKEN_LATE.encode()) in record.headers()
         if not self.history.markers_deleted and (partition, offset) not in self._forgiven:
             taker = None if entry is None else takes[offset][-1][0].by
-            if late and not was_ended and (taker is None or taker in self.history.taking_again.get(partition, ())):
+            if (
+                late
+                and not was_ended
+                and (taker is None or taker in self.history.taking_again.get(partition, ()))
+            ):
                 self.problems.append(f"R30: {what} was ended as taken late, and had not been ended before")
             plans = self.history.plans[f"{self.queue.markers_topic}-{self._number}", partition, offset]
             read_to = max((read for markers_end, read in plans if markers_end <= record.at), default=0)

@@ -96,6 +96,23 @@ def test_r30_a_rebalance_that_goes_back_a_little_opens_nothing():
     assert late(state) == [3]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_r30_the_tick_of_an_assignment_is_a_tick_to_others(again):
+    key, value, headers = codec.encode(assigned(7, again))
+    assert codec.decode(key, value, headers) == assigned(7, again)
+    assert codec.decode(key, value) == codec.decode(*codec.encode(codec.tick(0))[:2])
+    assert codec.encode(codec.tick(0))[2][0] in headers, (
+        "so that no tracker counts it as an ack that came late"
+    )
+
+
+@pytest.mark.parametrize("value", [b"", b"-1", b"1.5", b"x", b"9" * 19, b"1" * 20, None])
+def test_r30_a_tick_that_can_not_be_read_says_nothing(value):
+    key, end_value, headers = codec.encode(codec.tick(0))
+    found = codec.decode(key, end_value, [*headers, ("kmq-takes-from", value), ("kmq-takes-again", b"1")])
+    assert found == codec.tick(0)
+
+
 # --- takeover ---------------------------------------------------------------------------------------------
 
 offsets = st.integers(0, 30)
@@ -119,7 +136,7 @@ def test_r30_a_successor_knows_what_its_predecessor_knew(log, stored_at, rows):
         if at == min(stored_at, len(log)):
             offset, now_ms, snapshot = first.snapshot(rows)
             stored = StoredOffset(
-                offset, "M", now_ms, False, tuple(snapshot), finished=first.finished.stored()
+                offset, "M", now_ms, in_flight=tuple(snapshot), finished=first.finished.stored()
             )
         first.apply(marker, at, T0)
     successor = StartPosition(decode_offset("", stored.to_json())).state()

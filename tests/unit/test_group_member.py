@@ -486,14 +486,18 @@ def test_r30_partitions_say_together_from_where_their_messages_are_taken(member,
         ((-1001, ""), (0, False)),  # likewise
     ],
 )
-def test_r30_who_does_not_know_what_was_taken_says_so(member, consumer, takes, announced, committed, expected):
+def test_r30_who_does_not_know_what_was_taken_says_so(
+    member, consumer, takes, announced, committed, expected
+):
     consumer.of_predecessor = TopicPartition("q", 0, *committed)
     assign(member, consumer, 0)
     member._prepare()
     assert announced == [{0: expected}]
 
 
-def test_r30_whose_markers_were_deleted_does_not_know_what_was_taken(member, consumer, announced, monkeypatch):
+def test_r30_whose_markers_were_deleted_does_not_know_what_was_taken(
+    member, consumer, announced, monkeypatch
+):
     reached = partition_reader.Reached(4, 9, 9)
     monkeypatch.setattr(partition_reader, "scan", lambda *_, **__: {0: reached})
     for markers_offset, again in [(3, True), (4, False)]:
@@ -503,7 +507,9 @@ def test_r30_whose_markers_were_deleted_does_not_know_what_was_taken(member, con
         assert announced.pop() == {0: (5, again)}
 
 
-def test_r30_a_group_that_was_set_back_takes_nothing_before_that_is_written(member, consumer, takes, announced):
+def test_r30_a_group_that_was_set_back_takes_nothing_before_that_is_written(
+    member, consumer, takes, announced
+):
     consumer.of_predecessor = TopicPartition("q", 0, 5, "")
     announced.unwritten = [0]
     assign(member, consumer, 0, 1)

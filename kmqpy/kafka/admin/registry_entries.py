@@ -16,7 +16,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.entry import SnapshotRow
-from kmqpy.kafka.markers.finished import StoredFinished
+from kmqpy.kafka.markers.finished import NONE_FINISHED, StoredFinished
 from kmqpy.kafka.settings import QueueSettings
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class StoredOffset:
     missed_markers: bool = False
     in_flight: tuple[SnapshotRow, ...] = ()
     queue_id: str = ""
-    finished: StoredFinished = StoredFinished()
+    finished: StoredFinished = NONE_FINISHED
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if it is of this markers topic, but of an earlier queue topic (rule R24)."""
@@ -99,7 +99,7 @@ class StoredOffset:
             values["in_flight"] = snapshot.pack(self.in_flight)
         if self.queue_id:
             values["queue_id"] = self.queue_id
-        if self.finished != StoredFinished():
+        if self.finished != NONE_FINISHED:
             values["finished"] = self.finished.to_json()
         return _dumps(values)
 

@@ -62,8 +62,8 @@ class GroupMember:
                    each call drives the check on
     ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
                    not, a look-up is begun
-    announce       announce(ticks) writes the ticks of assignments, and returns the partitions that have to wait
-                   since theirs is not written (rule R30)
+    announce       announce(ticks) writes the ticks of assignments, and returns the partitions that have to
+                   wait since theirs is not written (rule R30)
     """
 
     def __init__(

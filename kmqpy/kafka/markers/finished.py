@@ -54,10 +54,10 @@ class StoredFinished(NamedTuple):
     def from_json(cls, values: Any) -> StoredFinished:
         """What to_json() made; raises ValueError."""
         if not isinstance(values, dict):
-            raise ValueError("finished: not an object")
-        windows, numbers = values.get("windows"), values.get("runs")
-        if not (_are_numbers(windows) and _are_numbers(numbers)) or len(numbers) % 2:
-            raise ValueError("finished: not two lists of numbers, the second of pairs")
+            raise ValueError("finished: not an object")  # noqa: TRY004 - what is stored, not an argument
+        windows, numbers = _numbers(values, "windows"), _numbers(values, "runs")
+        if len(numbers) % 2:
+            raise ValueError("finished: a gap without a count")
         if len(windows) > MOST_WINDOWS or len(numbers) > 2 * _MOST_STORED_RUNS:
             raise ValueError("finished: too much")
         runs: list[tuple[int, int]] = []
@@ -68,6 +68,9 @@ class StoredFinished(NamedTuple):
             runs.append((end + gap, count))
             end += gap + count
         return cls(tuple(windows), tuple(runs))
+
+
+NONE_FINISHED = StoredFinished()
 
 
 class FinishedMessages:
@@ -83,7 +86,7 @@ class FinishedMessages:
         """All windows lie from here to there."""
         self._has_gaps = False
         """True if not all that lies there is in a window."""
-        self._stored: StoredFinished | None = StoredFinished()
+        self._stored: StoredFinished | None = NONE_FINISHED
 
     def __contains__(self, offset: int) -> bool:
         return self._first <= offset < self._end and offset in self._offsets
@@ -136,7 +139,7 @@ class FinishedMessages:
         self._offsets = OffsetRuns(self._in_windows(stored.runs))
 
     def _most_important(self, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The lowest of the latest window, then those of the ones before: who was paused had fetched these."""
+        """The lowest of the latest window, then of those before: who was paused had fetched these."""
         kept: set[tuple[int, int]] = set()
         for window in reversed(self._windows):
             for run in runs:
@@ -166,7 +169,8 @@ class FinishedMessages:
                     yield low, end - low
 
 
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        type(number) is int and 0 <= number <= INT64_MAX for number in values
-    )
+def _numbers(values: dict[str, Any], key: str) -> list[int]:
+    found = values.get(key)
+    if isinstance(found, list) and all(type(one) is int and 0 <= one <= INT64_MAX for one in found):
+        return found
+    raise ValueError(f"finished: {key}: not a list of numbers")

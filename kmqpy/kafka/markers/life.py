@@ -27,8 +27,8 @@ class Happened(StrEnum):
     DEAD_LETTERED = "dead-lettered"
     REDRIVEN = "redriven"
     ENDED = "ended"
-    """A tracker, redrive or purge ended the message, and names no copy: the message was gone, or purged, or taken
-    late (rule R30), or a version wrote that which did not name copies."""
+    """A tracker, redrive or purge ended the message, and names no copy: the message was gone, or purged, or
+    taken late (rule R30), or a version wrote that which did not name copies."""
 
 
 class LifeState(StrEnum):
