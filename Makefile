@@ -10,7 +10,7 @@ WORKERS ?= 5
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-quick test-unit test-docs lint format bench bench-table chaos mutants fuzz model diagrams docs lock clean
+.PHONY: help demo test test-quick test-failed test-unit test-docs lint format bench bench-table chaos mutants fuzz model diagrams docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -43,6 +43,9 @@ END_TO_END := tests/integration/test_tracker.py::test_a_message_comes_again_when
 
 test-quick: $(READY) ## unit tests, and a queue end to end on a real Kafka: less than a minute
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(END_TO_END) tests/unit $(ARGS)
+
+test-failed: $(READY) ## the tests that failed in the last run, one after the other
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS)
 
 test-unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(ARGS)

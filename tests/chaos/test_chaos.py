@@ -252,7 +252,7 @@ def test_the_proxy_cuts_and_heals():
             connection.sendall(text)
             return connection.recv(100)
 
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             assert talk(connection, b"one") == b"one"
             gate.cut(Cut.BLACKHOLE)
             connection.settimeout(0.3)
@@ -265,11 +265,11 @@ def test_the_proxy_cuts_and_heals():
                 connection.recv(100)
         with (  # the reset may come as early as connect() itself
             pytest.raises(ConnectionResetError),
-            socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
+            socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
         ):
             talk(connection, b"three")
         gate.heal()
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             assert talk(connection, b"four") == b"four"
 
 

@@ -77,7 +77,7 @@ class Prometheus:
         """How many series an expression gives; 0 while the server starts."""
         try:
             query = self._url + urllib.parse.urlencode({"query": expression})
-            with urllib.request.urlopen(query, timeout=5) as answer:
+            with urllib.request.urlopen(query, timeout=60) as answer:
                 return len(json.loads(answer.read())["data"]["result"])
         except urllib.error.HTTPError as error:
             with error:

@@ -239,7 +239,7 @@ def test_zookeeper_away_is_one_clear_error():
             connect(ZooKeeperConnection(hosts=address), 2_000, timeout=0.5),
         ):
             pass
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
 
 
 def test_a_closed_session_is_unavailable(cluster, root):

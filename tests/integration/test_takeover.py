@@ -172,7 +172,7 @@ def test_health_and_metrics_over_http(queue):
     tracker = queue.tracker(http_port=0)
 
     def get(path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{tracker.http_port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{tracker.http_port}{path}", timeout=60) as answer:
             return answer.read().decode()
 
     assert json.loads(get("/livez")) == {"alive": True}

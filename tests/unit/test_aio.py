@@ -39,7 +39,7 @@ def short_leases(monkeypatch):
     return shorten
 
 
-async def until(condition, timeout=5.0):
+async def until(condition, timeout=60.0):
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.005)

@@ -153,7 +153,7 @@ def test_a_batch_that_comes_while_another_thread_closes_the_client_is_given_back
 
     monkeypatch.setattr(client, "receive", receive_and_close)
     assert list(client) == []
-    closing.join(5)
+    closing.join(60)
     assert client._topics.writer.given_back() == [0, 1, 2, 3, 4]
 
 
@@ -185,7 +185,7 @@ def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, mon
     monkeypatch.setattr(client._topics.writer, "give_back", close_and_give_back)
     monkeypatch.setattr(client_module, "MIN_LEASE_LEFT", 2)
     assert list(messages) == []
-    closing.join(5)
+    closing.join(60)
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
 

@@ -38,7 +38,7 @@ def server(watched: Watched) -> Iterator[HealthServer]:
 
 def get(server: HealthServer, path: str) -> tuple[int, object]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=60) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -116,7 +116,7 @@ def test_a_full_queue_is_no_dead_lock_once_kafka_answers_again(producer, coalesc
     poster.start()
     assert writer.flush(0.2) > 0  # nobody answers yet
     producer.answers.set()
-    poster.join(5)
+    poster.join(60)
     assert writer.flush(5) == 0
     assert producer.written == (30 if coalesce_ms is None else 10)
     assert writer.close() == 0

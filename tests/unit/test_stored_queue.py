@@ -284,7 +284,7 @@ def test_a_worker_works_over_memory():
     with queue_for("memory://unit-worker?queue=q") as queue:
         queue.send("x")
         with Worker(queue, handle, backoff=kmqpy.Backoff(0.01)):
-            assert done.wait(5)
+            assert done.wait(60)
         assert seen == [(b"x", 1), (b"x", 2)]
         assert (queue.size(), queue.in_flight()) == (0, 0)
 
@@ -350,7 +350,7 @@ def test_who_is_interrupted_while_it_enters_a_queue_leaves_no_lock_behind(clock)
     found = []
     other = threading.Thread(target=lambda: found.append(queue.size()), daemon=True)
     other.start()
-    other.join(5)
+    other.join(60)
     assert found == [0]
 
 

@@ -21,7 +21,7 @@ class TestLeases:
     def test_the_lease_is_extended_while_the_handler_runs_and_never_after(self):
         queue = FakeQueue("x")
         gate = threading.Event()
-        with Worker(queue, lambda message: gate.wait(5), lease=0.15):
+        with Worker(queue, lambda message: gate.wait(60), lease=0.15):
             queue.wait_for(lambda: len(queue.of("extend")) >= 3)
             gate.set()
             queue.wait_until_finished(1)
@@ -33,7 +33,7 @@ class TestLeases:
     def test_it_is_extended_at_about_a_third(self):
         queue = FakeQueue("x")
         gate = threading.Event()
-        with Worker(queue, lambda message: gate.wait(5), lease=1.5):
+        with Worker(queue, lambda message: gate.wait(60), lease=1.5):
             time.sleep(1.2)
             gate.set()
             queue.wait_until_finished(1)
@@ -57,7 +57,7 @@ class TestLeases:
         queue.before_extend = slow
 
         def handler(message):
-            assert extending.wait(5)
+            assert extending.wait(60)
 
         with Worker(queue, handler, lease=0.6):
             queue.wait_until_finished(1)
@@ -120,7 +120,7 @@ class TestLeases:
     def test_what_waits_is_extended_too(self):
         queue = FakeQueue("a", "b")
         gate = threading.Event()
-        with Worker(queue, lambda message: gate.wait(5), concurrency=1, prefetch=1, lease=0.6):
+        with Worker(queue, lambda message: gate.wait(60), concurrency=1, prefetch=1, lease=0.6):
             queue.wait_for(lambda: {"r1", "r2"} <= set(queue.of("extend")))
             gate.set()
             queue.wait_until_finished(2)
@@ -138,7 +138,7 @@ class TestLeases:
 
         def handler(message):
             handled.append(message.body)
-            gate.wait(5)
+            gate.wait(60)
 
         with Worker(queue, handler, concurrency=1, prefetch=1, lease=0.8, telemetry=failures):
             queue.wait_for(lambda: queue.in_flight() == 2)
@@ -161,11 +161,11 @@ class TestLeases:
         def handler(message):
             handled.append(message.body)
             begun.set()
-            gate.wait(5)
+            gate.wait(60)
 
         options = {"concurrency": 1, "prefetch": 1, "lease": 0.6, "telemetry": failures, "clock": clock}
         with Worker(queue, handler, **options):
-            assert begun.wait(5)
+            assert begun.wait(60)
             clock.ahead = 1.0
             queue.wait_for(lambda: {"r1", "r2"} <= set(queue.of("extend")))
             gate.set()
@@ -188,12 +188,12 @@ class TestLeases:
         server.start()
         settler = threading.Thread(target=worker._settler.run, daemon=True)
         settler.start()
-        taker.join(2)
+        taker.join(60)
         noticed = not taker.is_alive()
         worker.stop()
-        server.join(5)
+        server.join(60)
         worker._settler.close()
-        settler.join(5)
+        settler.join(60)
         assert noticed
 
 

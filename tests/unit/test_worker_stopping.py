@@ -24,11 +24,11 @@ class TestStopping:
 
         def handler(message):
             begun.set()
-            assert gate.wait(5)
+            assert gate.wait(60)
 
         worker = Worker(queue, handler, concurrency=1, prefetch=4)
         worker.start()
-        assert begun.wait(5)
+        assert begun.wait(60)
         queue.wait_for(lambda: queue.in_flight() == 5)
         stopper = threading.Thread(target=worker.stop)
         stopper.start()
@@ -36,7 +36,7 @@ class TestStopping:
         assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}] * 4
         assert queue.of("ack") == []
         gate.set()
-        stopper.join(5)
+        stopper.join(60)
         assert queue.of("ack") == ["r1"]
         assert queue.taken == {}
 
@@ -46,17 +46,17 @@ class TestStopping:
 
         def handler(message):
             begun.set()
-            gate.wait(5)
+            gate.wait(60)
             ended.set()
 
         failures = Failures()
         worker = Worker(queue, handler, drain_timeout=0.1, telemetry=failures)
         worker.start()
-        assert begun.wait(5)
+        assert begun.wait(60)
         worker.stop()
         assert queue.arguments("nack") == [{"delay": 0, "count": False, "reason": None}]
         gate.set()
-        assert ended.wait(5)
+        assert ended.wait(60)
         time.sleep(0.05)
         assert queue.of("ack") == []
         assert failures.what == []  # the late end was not even tried
@@ -83,23 +83,23 @@ class TestStopping:
         gate, hangs, go_on = threading.Event(), threading.Event(), threading.Event()
 
         def handler(message):
-            gate.wait(5)
+            gate.wait(60)
 
         def hanging():
             if queue.in_flight() == 2 and not hangs.is_set():
                 hangs.set()
-                go_on.wait(5)
+                go_on.wait(60)
                 queue.put("late")
 
         queue.before_receive = hanging
         worker = Worker(queue, handler, concurrency=1, prefetch=2, drain_timeout=0.1)
         worker.start()
-        assert hangs.wait(5)
+        assert hangs.wait(60)
         stopping = threading.Thread(target=worker.stop)
         stopping.start()
         queue.wait_until_finished(1)
         assert queue.of("nack") == ["r2"]
-        stopping.join(5)
+        stopping.join(60)
         go_on.set()
         queue.wait_until_finished(3)
         assert queue.of("nack") == ["r2", "r1", "r3"]
@@ -173,7 +173,7 @@ class TestStopping:
     def test_stop_in_the_middle_of_start(self, monkeypatch):
         worker = Worker(FakeQueue("x"), lambda message: None)
         gate, start = threading.Event(), worker._finisher.start
-        monkeypatch.setattr(worker._finisher, "start", lambda: gate.wait(5) and start())
+        monkeypatch.setattr(worker._finisher, "start", lambda: gate.wait(60) and start())
         starting = threading.Thread(target=worker.start)
         starting.start()
         while not worker._taker.is_alive():
@@ -182,8 +182,8 @@ class TestStopping:
         stopping.start()
         stopping.join(0.05)
         gate.set()
-        stopping.join(5)
-        starting.join(5)
+        stopping.join(60)
+        starting.join(60)
         assert not stopping.is_alive()
         assert not starting.is_alive()
 
@@ -196,7 +196,7 @@ class TestStopping:
         queue.wait_until_finished(1)
         assert signal.getsignal(signal.SIGTERM) is before
         worker.stop()
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -19,7 +19,7 @@ class TestTaking:
     def test_no_more_is_taken_than_can_start_soon(self):
         queue = FakeQueue(*["x"] * 50)
         gate = threading.Event()
-        with Worker(queue, lambda message: gate.wait(5), concurrency=2, prefetch=3) as worker:
+        with Worker(queue, lambda message: gate.wait(60), concurrency=2, prefetch=3) as worker:
             queue.wait_for(lambda: queue.in_flight() == 5)
             time.sleep(0.1)
             assert queue.in_flight() == 5
@@ -35,7 +35,7 @@ class TestTaking:
         assert queue.most_taken <= 3
 
     def test_handlers_run_at_the_same_time(self):
-        together = threading.Barrier(4, timeout=5)
+        together = threading.Barrier(4, timeout=60)
         queue = FakeQueue(*["x"] * 4)
         with Worker(queue, lambda message: together.wait(), concurrency=4):
             queue.wait_until_finished(4)
@@ -120,7 +120,7 @@ class TestOrdering:
 
         def handler(message):
             if message.key == b"slow":
-                assert gate.wait(5)
+                assert gate.wait(60)
 
         with Worker(queue, handler, concurrency=2, ordering="key"):
             queue.wait_until_finished(10)
