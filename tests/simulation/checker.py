@@ -347,6 +347,8 @@ class Checker:
             self._forgiven.add((partition, offset))
             return
         copy = record.copies.get(offset)
+        plans = self.history.plans[f"{self.queue.markers_topic}-{self._number}", partition, offset]
+        read_to = max((read for markers_end, read in plans if markers_end <= record.at), default=0)
         late = (REASON, TAKEN_LATE.encode()) in record.headers()
         if not self.history.markers_deleted and (partition, offset) not in self._forgiven:
             taker = None if entry is None else takes[offset][-1][0].by
@@ -356,8 +358,6 @@ class Checker:
                 and (taker is None or taker in self.history.taking_again.get(partition, ()))
             ):
                 self.problems.append(f"R30: {what} was ended as taken late, and had not been ended before")
-            plans = self.history.plans[f"{self.queue.markers_topic}-{self._number}", partition, offset]
-            read_to = max((read for markers_end, read in plans if markers_end <= record.at), default=0)
             if not late and was_finished and entry is not None and entry.at < read_to:
                 self.problems.append(f"R30: {what} was copied, although it was taken after its end")
         if late:
@@ -383,6 +383,8 @@ class Checker:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
         self._check_claim(record, partition, offset, what)
+        if entry is not None and entry.at >= read_to:  # taken late, after it was planned to copy it
+            entry = self._late.pop((partition, offset), entry)
         if entry is None:
             entry = self._late.pop((partition, offset), None)
             if entry is None:
@@ -459,8 +461,13 @@ class Checker:
             if starts:
                 starts += [tick_at for tick_at, first in self._taken_again if first <= offset]
             after = max(starts, default=0)
-            # What was meant for the topics before is no start of this message.
-            starts_of_it = [r for r, _ in takes[offset] if r.at >= after and r.believed >= self._number]
+            # What was meant for the topics before is no start of this message. And starts of who stood still
+            # may stand where no successor looks for them.
+            starts_of_it = [
+                r
+                for r, _ in takes[offset]
+                if r.at >= after and r.believed >= self._number and not r.is_of_halted
+            ]
             if any(record.at < recovered for record in starts_of_it):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
             own_takes = [record for record in starts_of_it if record.by == name]

@@ -276,6 +276,8 @@ class PlainProducer:
             record.append(confirmed=confirmed)
             queue = self._connection.queue_topic, record.partition()
             record.queue_end = self._connection.broker.logs[queue].end
+            owner, process = self._connection.group.owner.get(record.partition()), self._connection.process
+            record.is_of_halted = process.stood_still and (owner is None or owner.process is not process)
             if self._world.tracing:
                 what = shown(record.key(), record.value(), record.headers())
                 self._world.trace(record.by, f"wrote {record.partition()}@{record.at} {what}")

@@ -39,6 +39,8 @@ class Process:
         self.alive = True
         self.leaving = False
         self.client: Any = None
+        self.stood_still = False
+        """Once between fetching messages and writing their start markers."""
         self.recovered: dict[int, tuple[Log, int]] = {}
         """Of which log of markers, and up to where, it has read what was started before."""
         self.topics_of = FIRST
@@ -204,6 +206,7 @@ class Record:
         "copies",
         "decoded",
         "has_end",
+        "is_of_halted",
         "ms",
         "queue_end",
         "txn",
@@ -237,6 +240,8 @@ class Record:
         # Of a marker of a client: for which topics it meant it, and how many messages there were then.
         self.believed = FIRST
         self.queue_end = 0
+        # Of a client that stood still and lost the partition meanwhile.
+        self.is_of_halted = False
 
     def append(self, *, confirmed: bool) -> None:
         """Write this record, made beforehand, to the log that has the name now."""

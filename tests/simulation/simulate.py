@@ -320,6 +320,7 @@ class Simulation:
     def _stall_client(self, process: Process) -> None:
         """A client stands still between fetching messages and writing their start markers."""
         if self.world.faults and self._client_rng.random() < self._client_stall_rate:
+            process.stood_still = True
             self._pause(process, self._client_rng.choice((2_500, 4_000)))
 
     def _set_group_back(self) -> None:
