@@ -6,7 +6,7 @@ COPY kmqpy kmqpy
 COPY tracker tracker
 # The lock holds what tests need, too; constraining the install to it keeps the image small.
 RUN grep -vE '^ +--hash' requirements.lock | sed 's/ \\$//' > constraints.txt \
- && pip install --no-cache-dir --constraint constraints.txt ".[cli]" \
+ && pip install --no-cache-dir --constraint constraints.txt ".[cli,sasl]" \
  && rm constraints.txt
 USER nobody
 ENTRYPOINT ["kmq"]

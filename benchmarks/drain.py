@@ -48,21 +48,35 @@ def _turn(
     module, markers, speed = _PEERS[peer]
 
     def turn() -> Figures:
-        with (
-            lab.view(queue, partitions) as view,
-            children.peer(
-                module,
-                "drain",
-                bootstrap=lab.connection.bootstrap,
-                topic=view.name,
-                group=view.consumer_group,
-                queue=view.to_json().decode(),
-                markers=markers,
-                batch=BATCH,
-                messages=sizes.drain_messages[speed],
-                random=in_random_order,
-            ) as child,
-        ):
-            return child.result()
+        with lab.view(queue, partitions) as view:
+            messages = sizes.drain_messages[speed]
+            return drained(
+                lab, view, module, markers=markers, messages=messages, in_random_order=in_random_order
+            )
 
     return turn
+
+
+def drained(
+    lab: Lab,
+    view: QueueSettings,
+    module: str,
+    *,
+    markers: str,
+    messages: int,
+    in_random_order: bool = False,
+) -> Figures:
+    """What a client says, run by `module`, that has taken and acknowledged so many messages of a queue."""
+    with children.peer(
+        module,
+        "drain",
+        bootstrap=lab.connection.bootstrap,
+        topic=view.name,
+        group=view.consumer_group,
+        queue=view.to_json().decode(),
+        markers=markers,
+        batch=BATCH,
+        messages=messages,
+        random=in_random_order,
+    ) as child:
+        return child.result()

@@ -13,6 +13,7 @@ from confluent_kafka.admin import NewTopic
 from benchmarks.children import Failed
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin.registry import Registry
+from kmqpy.kafka.copies.copy_transaction import NewRecord
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
@@ -96,6 +97,24 @@ class Lab:
                 topic, batch, partition, on_delivery=lambda *it: failed.append(it)
             ) < len(batch):
                 raise Failed(f"{topic}: the queue of the producer is full")
+            while len(producer) > _MAX_QUEUED:
+                producer.poll(0.05)
+        if producer.flush(60) or failed:
+            raise Failed(f"{topic}: not everything could be written")
+
+    def append(self, topic: str, records: Iterable[NewRecord]) -> None:
+        """Append records with headers, slower than fill()."""
+        producer = self.producer()
+        failed: list[Any] = []
+        for partition, key, value, headers in records:
+            producer.produce(
+                topic,
+                value,
+                key,
+                partition,
+                headers=list(headers),
+                on_delivery=lambda *it: failed.append(it),
+            )
             while len(producer) > _MAX_QUEUED:
                 producer.poll(0.05)
         if producer.flush(60) or failed:

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 BODY = b"x" * 100
+_WARM_UP = 1 / 3
+"""Of the time for which is measured: connections, prepared statements and caches are made in it."""
 
 
 class Worker(Protocol):
@@ -37,14 +39,14 @@ def measure(
 ) -> dict[str, float]:
     """Messages put, and then taken and acknowledged, per second; each part lasts about `seconds`.
 
-    What is taken was put in the same run, so the depth stays what it was.
+    Before, messages are put and taken for a while, which does not count. What is taken was put in the same
+    run, so the depth stays what it was.
     """
     with ExitStack() as all_of_them:
         workers = [open_worker() for _ in range(takers)]
         for worker in workers:
             all_of_them.callback(worker.close)
-            worker.put(batch)
-            worker.finish(worker.take(batch))
+        _run(workers, lambda worker, _: _put_and_take(worker, batch), _WARM_UP * seconds, None)
         put, put_s = put_speed(workers, batch, seconds)
         taken, taken_s = _run(workers, lambda worker, left: _take(worker, min(batch, left)), 4 * seconds, put)
         return {"put": put / put_s, "take": taken / taken_s}
@@ -65,6 +67,12 @@ def _take(worker: Worker, batch: int) -> int:
     if taken:
         worker.finish(taken)
     return len(taken)
+
+
+def _put_and_take(worker: Worker, batch: int) -> int:
+    worker.put(batch)
+    _take(worker, batch)
+    return batch
 
 
 def _run(

@@ -35,6 +35,7 @@ class Sizes:
     storages: Mapping[str, tuple[int, ...]]
     """The depths of each storage."""
     zookeeper_depths: tuple[int, ...]
+    zookeeper_warm_up_s: float
     storage_s: float
     """Of each part of a turn."""
     spark_messages: int
@@ -64,6 +65,7 @@ FULL = Sizes(
     bulk_partitions=(1, 4),
     storages=dict.fromkeys(("postgresql", "mariadb", "sqlite", "redis"), (0, 10_000, 1_000_000)),
     zookeeper_depths=(0, 10_000, 100_000),
+    zookeeper_warm_up_s=20.0,
     storage_s=3.0,
     spark_messages=3_000_000,
     spark_markers=10_000_000,
@@ -96,6 +98,7 @@ QUICK = Sizes(
         "redis": (0, 10_000, 1_000_000),
     },
     zookeeper_depths=(0, 10_000, 100_000),
+    zookeeper_warm_up_s=5.0,
     storage_s=0.5,
     spark_messages=600_000,
     spark_markers=500_000,

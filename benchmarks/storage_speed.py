@@ -1,7 +1,9 @@
 """Puts, and takes with acknowledgements, per second on storages, beside their peers on the same server.
 
 `python -m benchmarks.storage_speed` (see --help). One by one and in batches of 100, with 1 and 8 takers,
-which are threads of one process, at several depths. Rows are in the form of benchmarks.results.
+which are threads of one process, at several depths. kmqpy and each peer have a process of their own;
+before each turn PostgreSQL is vacuumed, and what is measured begins when a peer is warm. Rows are in the form
+of benchmarks.results.
 """
 
 import json
@@ -12,18 +14,20 @@ import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import click
+import psycopg
 
+from benchmarks.children import peer
 from benchmarks.lab import Lab
-from benchmarks.queue_load import BODY, measure
+from benchmarks.peers.storage_queues import filled
 from benchmarks.results import Case, Figures, Row, run_case, shown, to_json
 from benchmarks.sizes import Sizes
 from kmqpy.dev import Databases
-from kmqpy.queue import Queue, Storage, storage_for
+from kmqpy.queue import storage_for
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers" / "sql_queues.py"
@@ -34,7 +38,6 @@ VENVS = Path.home() / ".cache" / "kmqpy" / "bench-peers"
 OURS = "kmqpy"
 BATCHES = (1, 100)
 TAKERS = (1, 8)
-_FILL = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,34 +54,17 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A storage to measure, and its peers. `peer_url` is the url as they want it."""
+    """A storage to measure, and its peers.
+
+    peer_url  the url as the peers want it
+    tidy_up   is called before each turn, so that none starts with what the former has left behind
+    """
 
     name: str
     url: str
     peer_url: Callable[[], str]
     peers: Sequence[Peer] = ()
-
-
-class Ours:
-    """One thread's handle of a queue of kmqpy; all share one storage."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-
-    def put(self, count: int) -> None:
-        if count == 1:
-            self._queue.send(BODY)
-        else:
-            self._queue.send_many([BODY] * count)
-
-    def take(self, count: int) -> Sequence[Any]:
-        return self._queue.receive(count, wait=0)
-
-    def finish(self, taken: Sequence[Any]) -> None:
-        self._queue.ack(taken)
-
-    def close(self) -> None:
-        pass
+    tidy_up: Callable[[], None] = lambda: None
 
 
 def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
@@ -90,23 +76,22 @@ def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
 
 def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) -> Iterator[Case]:
     """Every combination; kmqpy and the peers take turns."""
-    with storage_for(server.url) as storage:
-        for depth in depths:
-            for takers in TAKERS:
-                for batch in BATCHES:
-                    peers: dict[str, Callable[[], Figures]] = {
-                        OURS: _ours(storage, depth, takers, batch, seconds)
-                    }
-                    for peer in server.peers:
-                        if depth == 0 or not peer.package:
-                            peers[peer.name] = _theirs(peer, server, depth, takers, batch, seconds)
-                    yield Case(
-                        work=f"queues on {server.name}",
-                        name=f"depth {depth:,}, {takers} takers, {batch_name(batch)}",
-                        metrics={"put": "put/s", "take": "take+ack/s"},
-                        peers=peers,
-                        repeats=turns,
-                    )
+    for depth in depths:
+        with storage_for(server.url) as storage:
+            filled(storage, depth)
+        for takers in TAKERS:
+            for batch in BATCHES:
+                peers: dict[str, Callable[[], Figures]] = {OURS: _ours(server, depth, takers, batch, seconds)}
+                for other in server.peers:
+                    if depth == 0 or not other.package:
+                        peers[other.name] = _theirs(other, server, depth, takers, batch, seconds)
+                yield Case(
+                    work=f"queues on {server.name}",
+                    name=f"depth {depth:,}, {takers} takers, {batch_name(batch)}",
+                    metrics={"put": "put/s", "take": "take+ack/s"},
+                    peers=peers,
+                    repeats=turns,
+                )
 
 
 def batch_name(batch: int) -> str:
@@ -114,32 +99,25 @@ def batch_name(batch: int) -> str:
     return "one by one" if batch == 1 else f"batches of {batch}"
 
 
-def filled(storage: Storage, depth: int) -> Queue:
-    """A queue of the storage that was made and filled to `depth` when it was first asked for."""
-    name = f"depth-{depth}"
-    if name not in storage.list():
-        storage.create(name)
-        queue = storage.open(name)
-        for first in range(0, depth, _FILL):
-            queue.send_many([BODY] * min(_FILL, depth - first))
-    return storage.open(name)
-
-
-def _ours(storage: Storage, depth: int, takers: int, batch: int, seconds: float) -> Callable[[], Figures]:
+def _ours(server: Server, depth: int, takers: int, batch: int, seconds: float) -> Callable[[], Figures]:
     def turn() -> Figures:
-        queue = filled(storage, depth)
-        return measure(lambda: Ours(queue), takers=takers, batch=batch, seconds=seconds)
+        server.tidy_up()
+        with peer(
+            "storage", "speed", url=server.url, depth=depth, takers=takers, batch=batch, seconds=seconds
+        ) as child:
+            return child.result()
 
     return turn
 
 
 def _theirs(
-    peer: Peer, server: Server, depth: int, takers: int, batch: int, seconds: float
+    other: Peer, server: Server, depth: int, takers: int, batch: int, seconds: float
 ) -> Callable[[], Figures]:
     def turn() -> Figures:
-        arguments = [peer.name, server.peer_url(), *map(str, (takers, batch, seconds, depth))]
+        server.tidy_up()
+        arguments = [other.name, server.peer_url(), *map(str, (takers, batch, seconds, depth))]
         done = subprocess.run(
-            [_python(peer), str(peer.script), *arguments],
+            [_python(other), str(other.script), *arguments],
             check=False,
             capture_output=True,
             text=True,
@@ -153,15 +131,15 @@ def _theirs(
     return turn
 
 
-def _python(peer: Peer) -> str:
+def _python(other: Peer) -> str:
     """The Python that has a peer; it is installed when it is first needed."""
-    if not peer.package:
+    if not other.package:
         return sys.executable
-    folder = VENVS / peer.package.replace(" ", "-")
+    folder = VENVS / other.package.replace(" ", "-")
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.exists():
         venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.package.split()], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *other.package.split()], check=True)
         ready.touch()
     return str(python)
 
@@ -234,7 +212,14 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
             Peer(name="rq", package="rq==3.0.0", script=REDIS_PEERS),
             Peer(name="taskiq", package="taskiq-redis==1.2.4", script=REDIS_PEERS),
         ]
-    return Server(name=name, url=url, peer_url=lambda: url, peers=peers)
+    tidy_up = partial(_vacuum, url) if name == "postgresql" else Server.tidy_up
+    return Server(name=name, url=url, peer_url=lambda: url, peers=peers, tidy_up=tidy_up)
+
+
+def _vacuum(url: str) -> None:
+    """Free what dead rows and index entries take, in all tables."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,24 @@
 """Queues in ZooKeeper beside Curator's DistributedQueue and kazoo's LockingQueue: puts and takes per second.
 
-One server, which syncs its log before it answers; a new one for each depth. The peers are described in
-peers/zookeeper_queues.py; `storage` is the queue behind kmqpy.queue.Queue.
+One server, which syncs its log before it answers; a new one for each depth. A new server answers half as
+fast in its first seconds, so it gets requests for a while before the first turn. The peers, each in a process
+of its own, are described in peers/zookeeper_queues.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.children import peer
 from benchmarks.lab import Lab
-from benchmarks.queue_load import measure
 from benchmarks.results import Case, Figures
 from benchmarks.sizes import Sizes
-from benchmarks.storage_speed import BATCHES, TAKERS, Ours, batch_name, filled
+from benchmarks.storage_speed import BATCHES, TAKERS, batch_name
 from kmqpy.dev.cluster import Cluster
-from kmqpy.queue import storage_for
 
 JVM_OPTIONS = ("-Xmx1g", "-XX:TieredStopAtLevel=4")
 SETTINGS = {"forceSync": "yes"}
 STORAGE = "kmqpy storage"
 PEERS = (
+    STORAGE,
     "unit of work",
     "kmqpy curator",
     "kmqpy curator, executor",
@@ -34,6 +34,10 @@ def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
     """For `make bench`."""
     for depth in sizes.zookeeper_depths:
         with Cluster(brokers=0, zookeeper_settings=SETTINGS, jvm_options=JVM_OPTIONS) as cluster:
+            with peer(
+                "zookeeper", "warm_up", hosts=cluster.zookeeper, seconds=sizes.zookeeper_warm_up_s
+            ) as child:
+                child.result()
             for takers in TAKERS:
                 for batch in BATCHES:
                     yield _case(cluster.zookeeper, depth, takers, batch, sizes)
@@ -41,9 +45,7 @@ def cases(_: Lab, sizes: Sizes) -> Iterator[Case]:
 
 def _case(hosts: str, depth: int, takers: int, batch: int, sizes: Sizes) -> Case:
     seconds = sizes.storage_s
-    peers: dict[str, Callable[[], Figures]] = {STORAGE: _storage(hosts, depth, takers, batch, seconds)}
-    for name in _peers_of(takers, batch):
-        peers[name] = _theirs(name, hosts, depth, takers, batch, seconds)
+    peers = {name: _turn(name, hosts, depth, takers, batch, seconds) for name in _peers_of(takers, batch)}
     return Case(
         work="queues in ZooKeeper",
         name=f"depth {depth:,}, {takers} takers, {batch_name(batch)}",
@@ -62,16 +64,7 @@ def _peers_of(takers: int, batch: int) -> Sequence[str]:
     ]
 
 
-def _storage(hosts: str, depth: int, takers: int, batch: int, seconds: float) -> Callable[[], Figures]:
-    def turn() -> Figures:
-        with storage_for(f"zookeeper://{hosts}/bench") as storage:
-            queue = filled(storage, depth)
-            return measure(lambda: Ours(queue), takers=takers, batch=batch, seconds=seconds)
-
-    return turn
-
-
-def _theirs(
+def _turn(
     name: str, hosts: str, depth: int, takers: int, batch: int, seconds: float
 ) -> Callable[[], Figures]:
     def turn() -> Figures:

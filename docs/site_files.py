@@ -1,6 +1,7 @@
 """A hook of MkDocs: adds README.md as the first page, and the files outside of docs/ that pages link to.
 
-It also refuses pages that would fetch something from elsewhere when they are read.
+It also keeps the columns of docstrings, and refuses pages that would fetch something from elsewhere when
+they are read.
 """
 
 import posixpath
@@ -17,6 +18,8 @@ _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)")
 """The path in a link to a file: neither a URL nor an anchor of the same page."""
 _TO_ANYTHING = re.compile(r"\[([^\]]*)\]\((?!\w+:)([^)#\s]+)\)")
 _FETCHED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+_WITH_COLUMNS = re.compile(r"<p>((?:[^<]|</?code>)*?(?:├──|\w {3,}\w|\n {2,}\w)(?:[^<]|</?code>)*)</p>")
+"""A paragraph of a docstring or of a command's help that is laid out in lines and columns."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -40,8 +43,13 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return _LINK.sub(lambda match: posixpath.relpath(_place(match[1], page.file), folder or "."), markdown)
 
 
+def on_page_content(html: str, **_: object) -> str:
+    """Keep the lines and columns of docstrings, which are plain text."""
+    return _WITH_COLUMNS.sub(r"<pre>\1</pre>", html)
+
+
 def on_post_page(output: str, page: Page, **_: object) -> str:
-    """Raise PluginError where a page would fetch a script, style or picture from another site."""
+    """Raise PluginError where a page would fetch something from another site."""
     if fetched := _FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri} would fetch {fetched[0]}")
     return output

@@ -16,6 +16,7 @@ MODULES = {
     "kmq": "benchmarks.peers.kmq_command",
     "spark": "benchmarks.peers.spark_processing",
     "spark-state": "benchmarks.peers.spark_state",
+    "storage": "benchmarks.peers.storage_queues",
     "zookeeper": "benchmarks.peers.zookeeper_queues",
 }
 

@@ -1,5 +1,6 @@
 """Queues in one ZooKeeper: puts, and takes with acknowledgements, per second.
 
+kmqpy storage     the queue behind kmqpy.queue.Queue, `zookeeper://`
 unit of work      kmqpy.zookeeper.queue; a batch is one transaction
 kmqpy curator     kmqpy.zookeeper.curator with lock_path; `takers` queues, or one with an executor of `takers`
 curator           the real one, 5.9.0, with lockPath, the same; see jvm_curator.py
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 from kazoo.client import KazooClient
 from kazoo.recipe.queue import LockingQueue
 
+from benchmarks.peers import storage_queues
 from benchmarks.queue_load import BODY, Worker, measure, put_speed
 from kmqpy.zookeeper.curator import QueueBuilder
 from kmqpy.zookeeper.curator.item_format import encode_items
@@ -30,6 +32,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 SESSION_MS = 20_000
 _IN_MULTI = 1_000
 _WARM_UP = 300
+_IN_WARM_UP = 20
 _TAKE_AS_LONG = 4
 """As queue_load.measure: what was put is taken for so many times as long at most."""
 
@@ -181,12 +184,42 @@ def speed(options: Mapping[str, Any]) -> dict[str, float]:
     return PEERS[options["peer"]](options)
 
 
+def warm_up(options: Mapping[str, Any]) -> dict[str, float]:
+    """Let the server carry out requests of all kinds for a while: `hosts, seconds`."""
+
+    def one(zk: KazooClient) -> int:
+        multi = zk.transaction()
+        for _ in range(_IN_WARM_UP):
+            multi.create("/warm-up/item-", BODY, sequence=True)
+        made = multi.commit()
+        for path in made:
+            zk.get(path)
+        multi = zk.transaction()
+        for path in made:
+            multi.set_data(path, b"")
+            multi.delete(path)
+        multi.commit()
+        zk.get_children("/warm-up")
+        return len(made)
+
+    done, until = 0, time.monotonic() + options["seconds"]
+    with _client(options["hosts"]) as zk:
+        zk.ensure_path("/warm-up")
+        while time.monotonic() < until:
+            done += one(zk)
+    return {"znodes": done}
+
+
 def leave() -> None:
     """End the JVM, whose threads would keep the process waiting."""
     import jpype
 
     if jpype.isJVMStarted():
         jpype.JClass("java.lang.Runtime").getRuntime().halt(0)
+
+
+def _storage(options: Mapping[str, Any]) -> dict[str, float]:
+    return storage_queues.speed({**options, "url": f"zookeeper://{options['hosts']}/bench"})
 
 
 def _unit_of_work(options: Mapping[str, Any]) -> dict[str, float]:
@@ -245,6 +278,7 @@ def _pushed(options: Mapping[str, Any], queue: PushQueue) -> dict[str, float]:
 
 
 PEERS = {
+    "kmqpy storage": _storage,
     "unit of work": _unit_of_work,
     "kmqpy curator": _our_curator(executor=False, packed=False),
     "kmqpy curator, executor": _our_curator(executor=True, packed=False),

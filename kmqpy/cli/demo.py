@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -13,7 +14,9 @@ from rich.live import Live
 from rich.table import Table
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.dev.demo import DemoReport, Progress, run
+
+if TYPE_CHECKING:
+    from kmqpy.dev.demo import DemoReport, Progress
 
 _LINE_EVERY_S = 2.0
 
@@ -40,6 +43,8 @@ def demo(messages: int, as_json: bool) -> int:
     Exits with 1 unless lost, unexpected and tracker-made duplicates are 0 and the dead letters are
     exactly the messages that always fail.
     """
+    from kmqpy.dev.demo import run
+
     # With --json, stdout is for the one object.
     console = Console(stderr=as_json)
     with _display(console, messages) as show:

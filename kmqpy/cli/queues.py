@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -38,6 +39,16 @@ _LIMITS = (
     click.option("--max-delay", type=DURATION, help="Longest delay of a send."),
     click.option("--max-hold", type=DURATION, help="Longest lease or extension."),
     click.option("--retention", type=DURATION, help="How long Kafka keeps messages and markers."),
+    click.option(
+        "--claims/--no-claims",
+        default=None,
+        help="Redeliver nothing that is acknowledged while its redelivery is planned [no].",
+    ),
+    click.option(
+        "--late-acks/--no-late-acks",
+        default=None,
+        help="Hand no copy out that is acknowledged before it is taken; needs claims [no].",
+    ),
 )
 
 
@@ -47,11 +58,14 @@ def _limits(function: Any) -> Any:
     return function
 
 
-def _changes(max_redeliveries: int | str | None, **durations: timedelta | None) -> dict[str, int | str]:
+def _changes(
+    max_redeliveries: int | str | None, flags: Mapping[str, bool | None], **durations: timedelta | None
+) -> dict[str, int | str | bool]:
     """The settings that were given, by their names; durations as ms."""
-    changes: dict[str, int | str] = {
+    changes: dict[str, int | str | bool] = {
         f"{key}_ms": milliseconds(value) for key, value in durations.items() if value is not None
     }
+    changes |= {key: value for key, value in flags.items() if value is not None}
     if max_redeliveries is not None:
         changes["max_redeliveries"] = max_redeliveries
     return changes
@@ -91,6 +105,8 @@ def create(
     redeliver_after: timedelta | None,
     max_delay: timedelta | None,
     max_hold: timedelta | None,
+    claims: bool | None,
+    late_acks: bool | None,
     more: tuple[str, ...],
     **names: str | None,
 ) -> None:
@@ -106,11 +122,12 @@ def create(
       kmq --queue-url sqlite:///jobs.db queue create jobs --set requeue_to=front
     """
     name = cli.named_queue(queue)
+    flags = {"claims": claims, "late_acks": late_acks}
     changes = _changes(
-        max_redeliveries, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
+        max_redeliveries, flags, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
     )
     if cli.url is not None:
-        cli.kafka_only(partitions=partitions, replication=replication, retention=retention, **names)
+        cli.kafka_only(partitions=partitions, replication=replication, retention=retention, **flags, **names)
         stored.create(cli.url, name, {**changes, **dict(pairs(more, "--set"))}, as_json=cli.json)
         return
     if more:
@@ -280,17 +297,25 @@ def alter(
     redeliver_after: timedelta | None,
     max_delay: timedelta | None,
     max_hold: timedelta | None,
+    claims: bool | None,
+    late_acks: bool | None,
 ) -> None:
     """Change a queue while it is used.
 
-    Trackers take the new settings at once. Keys move to other partitions when some are added.
+    Trackers take the new settings at once, clients when they are made. Keys move to other partitions when
+    some are added.
 
     \b
     Example:
       kmq queue alter jobs --partitions 8 --max-redeliveries none
+      kmq queue alter jobs --claims --late-acks
     """
     changes = _changes(
-        max_redeliveries, redeliver_after=redeliver_after, max_delay=max_delay, max_hold=max_hold
+        max_redeliveries,
+        {"claims": claims, "late_acks": late_acks},
+        redeliver_after=redeliver_after,
+        max_delay=max_delay,
+        max_hold=max_hold,
     )
     if not changes and partitions is None and retention is None:
         raise click.UsageError("name what is to be changed; see kmq queue alter --help")

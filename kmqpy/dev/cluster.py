@@ -13,7 +13,7 @@ from kmqpy.dev import class_archive, kafka, watchdog, zookeeper
 from kmqpy.dev.jars import cache_folder, jar_set
 from kmqpy.dev.java import find_java
 from kmqpy.dev.ports import free_ports, is_free
-from kmqpy.dev.server import Kind, Server
+from kmqpy.dev.server import Kind, Server, check_platform
 from kmqpy.errors import ClusterError, ConfigError
 
 PORT_ATTEMPTS = 3
@@ -105,6 +105,7 @@ class Cluster:
         """
         if self._watchdog is not None:
             return self
+        check_platform()
         jars = {kind: jar_set(kind) for kind, count in self._counts.items() if count}
         class_paths = {kind: os.pathsep.join(map(str, paths)) for kind, paths in jars.items()}
         java_file = find_java()

@@ -14,7 +14,7 @@ from kmqpy.dev import mariadb, postgresql, redis, watchdog
 from kmqpy.dev.database_kind import DatabaseKind
 from kmqpy.dev.ports import free_ports, is_free
 from kmqpy.dev.programs import hand_over, process_owner
-from kmqpy.dev.server import Server
+from kmqpy.dev.server import Server, check_platform
 from kmqpy.errors import ClusterError, ConfigError
 
 KINDS = {kind.name: kind for kind in (postgresql.KIND, redis.REDIS, redis.VALKEY, mariadb.KIND)}
@@ -72,6 +72,7 @@ class Databases:
         """
         if self._watchdog is not None or not self._kinds:
             return self
+        check_platform()
         programs = [kind.find() for kind in self._kinds]
         self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
         try:

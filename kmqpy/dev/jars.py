@@ -11,7 +11,6 @@ jars.json, then pin it anew:
 `python -m kmqpy.dev zookeeper` fetches a set and prints the paths.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def jar_set(name: str, lock: Path = LOCK, *, extra: str = "dev") -> list[Path]:
                 for coordinate, fetched in _fetch(name, missing, Path(scratch), extra):
                     _check(coordinate, fetched, pins[coordinate])
                     paths[coordinate].parent.mkdir(parents=True, exist_ok=True)
-                    fetched.rename(paths[coordinate])
+                    fetched.replace(paths[coordinate])
     return list(paths.values())
 
 
@@ -94,9 +93,13 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def _cache_locked() -> Iterator[None]:
+    """Let one process fetch at a time; on Windows, which has no such lock, two may fetch the same jar."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+        with suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
         yield
 
 

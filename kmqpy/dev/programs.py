@@ -11,7 +11,6 @@ root's programs are unpacked in /var/cache/kmqpy.
 import hashlib
 import os
 import platform
-import pwd
 import shutil
 import stat
 import sys
@@ -33,6 +32,8 @@ def process_owner() -> dict[str, Any]:
     """Return what makes subprocess start a server as `nobody` if this process is root's, else nothing."""
     if os.geteuid() != 0:
         return {}
+    import pwd  # not on Windows
+
     nobody = pwd.getpwnam(NOBODY)
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,15 @@ from kmqpy.errors import ClusterError
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 LINES_IN_ERROR = 15
+
+
+def check_platform() -> None:
+    """Raise ClusterError on Windows, which has neither process groups nor the signals used here."""
+    if sys.platform == "win32":
+        raise ClusterError(
+            "The embedded servers need Linux or macOS; on Windows, run this in WSL, "
+            "or use servers that run elsewhere (KMQ_BOOTSTRAP, KMQ_ZOOKEEPER)."
+        )
 
 
 @dataclass(frozen=True)

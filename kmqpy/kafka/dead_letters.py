@@ -171,7 +171,8 @@ class KafkaDeadLetters:
         """Send dead letters back to the queue as if never delivered: all there are now, or `ids`.
 
         `rate`: at most so many messages a second; None: no limit. A second redrive or purge of the
-        queue stops this one. Readers of the queue see each batch of up to 1,000 at once.
+        queue stops this one. Readers of the queue see up to 1,000 of
+        one partition at once. What somebody else finishes meanwhile is left out.
 
         Raises ConfigError for a bad rate or id (then nothing was done), Unfinished when it was stopped
         halfway: running it again goes on with the rest.
@@ -200,7 +201,8 @@ class KafkaDeadLetters:
                     left = sum(one.count for one in waiting)
                     progress(run.done, run.done + len(run.refused) + left)
 
-            run.move(steps(), at_once=at_once, rate=rate, progress=report)
+            known = {one.partition: one.read_to for one in waiting}
+            run.move(steps(), known=known, at_once=at_once, rate=rate, progress=report)
         _log.info("dead letters redriven", extra={"queue": self._queue.name, "count": run.done})
         missing = sorted((wanted or set()) - found)
         return RedriveResult(run.done, _ids(missing), _ids(run.refused))
@@ -224,7 +226,7 @@ class KafkaDeadLetters:
 
             records = (record for one in waiting for record in self._own(one, keep))
             steps = (DeadLetterMove(record.partition(), record.offset()) for record in records)
-            run.move(steps, at_once=_PURGE_BATCH)
+            run.move(steps, known={one.partition: one.read_to for one in waiting}, at_once=_PURGE_BATCH)
             self._topics.delete_records(self._dead.name, ends)
         _log.info("dead letters purged", extra={"queue": self._queue.name, "count": run.done})
         return run.done
@@ -301,6 +303,8 @@ class KafkaDeadLetters:
                 timeout_s=_STALLED_S,
                 clock=self._clock,
             )
+            for partition, place in reached.items():
+                found[partition].read_to = place.position
             starts = {p: at.position for p, at in reached.items() if fenced and at.end < ends[p][1]}
             if starts and self._clock.monotonic() > deadline:
                 raise Unavailable(
@@ -390,9 +394,13 @@ _LASTING = {
 
 
 class _Waiting:
-    """The offsets of one partition, `first` to before `end`, that are not finished: a bit each."""
+    """The offsets of one partition, `first` to before `end`, that are not finished: a bit each.
+
+    `read_to`: the markers offset up to which the markers say so.
+    """
 
     def __init__(self, partition: int, first: int, end: int) -> None:
+        self.read_to = 0
         self.partition = partition
         self.first = first
         self.end = end

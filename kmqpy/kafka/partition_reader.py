@@ -7,6 +7,7 @@ call, so an open transaction holds nobody up, and neither do control records at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -167,6 +168,45 @@ def read_at(
     return found
 
 
+class RepeatedReader:
+    """Reads parts of one topic time and again; its consumer stays connected. For one thread at a time."""
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        topic: str,
+        *,
+        uncommitted: bool = False,
+        timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._new_reader = partial(_Reader, connection, topic, timeout_s, clock, uncommitted=uncommitted)
+        self._reader: _Reader | None = None
+
+    def scan(self, starts: Mapping[int, int], visit: Callable[[int, list[Any]], bool]) -> dict[int, Reached]:
+        """As scan_batches(). Where `visit` returns True, the rest of the partition is not read."""
+        if self._reader is None:
+            self._reader = self._new_reader()
+        reader, self._reader = self._reader, None  # after an error the next one is new
+        with ExitStack() as after_error:
+            after_error.push(reader)
+            reached = reader.open(starts)
+            for partition, records in reader.batches(reached):
+                if visit(partition, records):
+                    reader.leave(partition)
+                reached[partition].position = records[-1].offset() + 1
+            reader.rest()
+            after_error.pop_all()
+        self._reader = reader
+        return reached
+
+    def close(self) -> None:
+        """Release the connection."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
 class _Reader:
     """One consumer, and the partitions it has still to read."""
 
@@ -199,6 +239,10 @@ class _Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the connection."""
         self._consumer.close()
 
     def bounds(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
@@ -243,11 +287,18 @@ class _Reader:
             )
         return reached
 
+    def rest(self) -> None:
+        """Fetch nothing until the next open()."""
+        places = self._consumer.assignment()
+        self._consumer.resume(places)  # a partition that is paused stays so when it is assigned again
+        self._consumer.unassign()
+
     def leave(self, partition: int) -> None:
         """Read no more of `partition`."""
         if partition in self._open:
             self._open.discard(partition)
-            self._consumer.pause([TopicPartition(self._topic, partition)])
+            if self._open:
+                self._consumer.pause([TopicPartition(self._topic, partition)])
 
     def seek(self, partition: int, offset: int) -> None:
         """Go on at `offset`."""

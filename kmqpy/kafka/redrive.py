@@ -7,7 +7,7 @@ that left open.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -26,9 +26,11 @@ from kmqpy.kafka.copies.copy_transaction import (
     NewRecord,
     ProducerUnusable,
     TransactionAborted,
+    Withdrawn,
     open_producer,
 )
 from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.dead_letter_claims import DeadLetterClaim, FinishedDeadLetters
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import (
@@ -111,7 +113,7 @@ def number(headers: m.Headers, name: str) -> int | None:
 class RedriveRun:
     """One redrive or purge.
 
-    done     how many dead letters are finished for certain
+    done     how many dead letters it has finished for certain
     refused  those that Kafka does not take, as (partition, offset); they stay dead letters
 
     Raises Unavailable when Kafka does not let it begin.
@@ -128,6 +130,7 @@ class RedriveRun:
         self._markers_topic = dead_letter_queue(queue).markers_topic
         self._connection = connection
         self._clock = clock
+        self._finished: FinishedDeadLetters | None = None
         self._producer = open_producer(
             connection, f"kmq-redrive-{queue.name}", _TRANSACTION_TIMEOUT_MS, self._doing, _TIMEOUT_S
         )
@@ -139,20 +142,26 @@ class RedriveRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._producer.purge()
+        if self._finished is not None:
+            self._finished.close()
 
     def move(
         self,
         steps: Iterable[DeadLetterMove],
         *,
+        known: Mapping[int, int],
         at_once: int,
         rate: float | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take `steps` in transactions of at most `at_once`, `rate` a second.
+        """Take `steps` in transactions of at most `at_once`, `rate` a second; not what others have finished.
+
+        `known`: by partition of the dead letters, the markers offset before which `steps` considers all.
 
         Raises Unfinished when it can't go on; what a transaction did not commit did not happen.
         """
         next_at = self._clock.monotonic()
+        self._finished = FinishedDeadLetters(self._connection, self._markers_topic, known, self._clock)
         try:
             for batch in _batches(steps, at_once):
                 self._clock.sleep(max(0.0, next_at - self._clock.monotonic()))
@@ -171,7 +180,10 @@ class RedriveRun:
         """Commit `batch`; where Kafka refuses a message, all but that one (rule R7)."""
         for left in reversed(range(_TRIES)):
             try:
-                self._commit(batch)
+                dropped = self._commit(batch)
+            except Withdrawn as error:
+                if not left:
+                    raise Unavailable(str(error)) from error
             except TransactionAborted as error:
                 if error.by_message:
                     self._take_apart(batch, error)
@@ -180,7 +192,7 @@ class RedriveRun:
                     raise self._stopped(error.cause) from error
                 _log.warning("%s: transaction aborted, trying again: %s", self._doing, error.cause.str())
             else:
-                self.done += len(batch)
+                self.done += len(batch) - dropped
                 return
 
     def _take_apart(self, batch: list[DeadLetterMove], error: TransactionAborted) -> None:
@@ -194,28 +206,38 @@ class RedriveRun:
                 "%s: dead letter %d-%d is refused: %s", self._doing, *self.refused[-1], error.cause.str()
             )
 
-    def _commit(self, batch: list[DeadLetterMove]) -> None:
-        """One transaction.
+    def _commit(self, batch: list[DeadLetterMove]) -> int:
+        """One transaction, of one partition; returns how many were finished by others meanwhile.
 
-        Raises TransactionAborted: it did not happen. KmqError: nothing more may be written (rules R1, R6).
+        Raises TransactionAborted, Withdrawn: it did not happen. KmqError: nothing more may be written (rules
+        R1, R6).
         """
+        assert self._finished is not None
         timeout_s = _TRANSACTION_TIMEOUT_MS / 1000
         transaction = CopyTransaction(self._producer, self._queue.name, self._markers_topic, timeout_s)
-        copies = [step.copy for step in batch if step.copy is not None]
+        offsets = [step.offset for step in batch]
+        claim = DeadLetterClaim(batch[0].partition, offsets, self._finished, timeout_s / 2)
+        kept = (step for step in batch if step.offset not in claim.dropped)  # once the claim is settled
+        copies = (step.copy for step in kept if step.copy is not None)
         try:
-            transaction.execute(copies, partial(self._ends, batch))
+            transaction.execute(copies, partial(self._ends, batch, claim), claim=claim)
         except ProducerUnusable as unusable:
             raise self._stopped(*unusable.errors) from unusable
-        except TransactionAborted:
+        except (TransactionAborted, Withdrawn):
             raise
         except BaseException:  # Ctrl-C: readers of the queue should not have to wait for the time-out
             with suppress(KafkaException):
                 self._producer.abort_transaction(timeout_s)
             raise
+        return len(claim.dropped)
 
-    def _ends(self, batch: list[DeadLetterMove], places: Sequence[Place | None]) -> Iterator[NewRecord]:
+    def _ends(
+        self, batch: list[DeadLetterMove], claim: DeadLetterClaim, places: Sequence[Place | None]
+    ) -> Iterator[NewRecord]:
         copied = iter(places)
         for step in batch:
+            if step.offset in claim.dropped:
+                continue
             copies = {step.offset: None if step.copy is None else next(copied)}
             yield from end_markers(self._dead_letters, step.partition, copies, copy_topic=self._queue.name)
 
@@ -231,6 +253,9 @@ def _batches(steps: Iterable[DeadLetterMove], at_once: int) -> Iterator[list[Dea
     batch: list[DeadLetterMove] = []
     size = 0
     for step in steps:
+        if batch and step.partition != batch[0].partition:  # a claim is of one partition
+            yield batch
+            batch, size = [], 0
         batch.append(step)
         size += step.size
         if len(batch) >= at_once or size >= _BATCH_BYTES:

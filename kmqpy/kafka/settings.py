@@ -35,6 +35,8 @@ _SECRET = re.compile(
 )
 OTHER_TABLES = ("tracker", "gateway")
 """Tables of the config file that are not the connections'."""
+FLAGS = ("claims", "late_acks")
+"""Settings of QueueSettings that are on or off, and off by default."""
 SETTINGS_TOPIC = "kmq.queues"
 """The topic that tells clients the settings of all queues; see kmqpy.kafka.client.settings_mirror."""
 
@@ -52,6 +54,9 @@ class QueueSettings(QueuePolicy):
 
     claims  trackers look, inside the transaction of a redelivery, for acknowledgements that came since they
             planned it (rule R27). Trackers of versions without claims refuse such a queue
+    late_acks  a client that takes a copy hands it out only if the message was not acknowledged after it had
+            been copied (rule R32). Needs claims. Trackers of versions without late acks refuse such a queue;
+            their clients hand such copies out
     """
 
     markers_topic: str = ""
@@ -59,6 +64,7 @@ class QueueSettings(QueuePolicy):
     consumer_group: str = ""
     redelivery_count_header: str = "kmq-redelivery-count"
     claims: bool = False
+    late_acks: bool = False
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
         made = super().__new__(cls)
@@ -91,6 +97,8 @@ class QueueSettings(QueuePolicy):
         for key in ("consumer_group", "redelivery_count_header"):
             if not getattr(self, key).isprintable():
                 raise ConfigError(f"{key}: {getattr(self, key)!r} can't be printed")
+        if self.late_acks and not self.claims:
+            raise ConfigError("late_acks: needs claims; turn both on, or both off")
         super().__post_init__()
 
     @property
@@ -115,10 +123,11 @@ class QueueSettings(QueuePolicy):
         return told
 
     def to_json(self) -> bytes:
-        """The registry's form; without `claims` where they are off, so that older versions can read it."""
+        """The registry's form; without flags that are off, so that versions without them can read it."""
         values = dataclasses.asdict(self)
-        if not self.claims:
-            del values["claims"]
+        for flag in FLAGS:
+            if not values[flag]:
+                del values[flag]
         return json.dumps(values, sort_keys=True).encode()
 
     @classmethod

@@ -23,7 +23,10 @@ class Telemetry:
         """Messages were handed out."""
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
-        """`count` messages were given an `op`: ack, nack, extend, dead-letter."""
+        """`count` messages were given an `op`: ack, nack, extend, dead-letter, late-ack.
+
+        late-ack: the client ended copies that it did not hand out, since they were acknowledged before.
+        """
 
     def processing(self, message: Message) -> AbstractContextManager[None]:
         """Around the handling of one message by a worker."""

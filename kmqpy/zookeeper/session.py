@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import select
 import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -59,7 +61,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships
     """Gives one address up in time to try the next within the session; kazoo waits a whole one.
 
     Does TLS itself: kazoo trusts the system's authorities beside ours, and leaves the socket open when
-    it fails.
+    it fails. Waits for sockets by poll(): kazoo makes a new epoll object each time, five for a request.
     """
 
     def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
@@ -71,6 +73,20 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships
     def stop(self) -> None:  # kazoo calls it at the end of the process, too
         if not self._guard.inherited:
             super().stop()
+
+    def select(self, readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
+        if not hasattr(select, "poll"):  # on Windows
+            return super().select(readers, writers, others, timeout)
+        waiting, watched = select.poll(), {}
+        for event, sockets in ((select.POLLIN, readers), (select.POLLOUT, writers)):
+            for one in sockets:
+                waiting.register(one, event)
+                watched[one.fileno()] = one
+        # Rounded up: a wait of less than a millisecond would be none at all. Errors and ends are found, too,
+        # and raised by the call for which the socket is ready.
+        found = waiting.poll(None if timeout is None else math.ceil(max(0.0, timeout) * 1000))
+        ready = [watched[descriptor] for descriptor, _ in found]
+        return [one for one in readers if one in ready], [one for one in writers if one in ready], []
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         plain = {**kwargs, "timeout": self._connect_timeout_s, "use_ssl": False}

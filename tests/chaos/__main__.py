@@ -57,6 +57,8 @@ def main() -> None:
 @click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
+@click.option("--no-claims", is_flag=True, help="The queue has neither claims nor late acks.")
+@click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
 @click.option("--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset or two-sends.")
 @click.option("--scenario", metavar="NAME", help="The same scenario with the safeguard in place.")
 def run(
@@ -65,6 +67,8 @@ def run(
     minutes: float | None,
     seed: int | None,
     out: Path,
+    no_claims: bool,
+    no_late_acks: bool,
     control: str | None,
     scenario: str | None,
 ) -> None:
@@ -75,7 +79,8 @@ def run(
         if control or scenario:
             problems = _scenario(control or scenario or "", sabotaged=bool(control), out=out)
         else:
-            problems = _chaos(level or "medium", minutes, seed, out)
+            settings = {"claims": not no_claims, "late_acks": not no_late_acks}
+            problems = _chaos(level or "medium", minutes, seed, out, settings)
     except (Failed, ClusterError) as error:
         click.echo(f"could not run: {error}", err=True)
         sys.exit(2)
@@ -88,10 +93,12 @@ def run(
     click.echo("every promise was kept")
 
 
-def _chaos(name: str, minutes: float | None, seed: int | None, out: Path) -> list[str]:
+def _chaos(
+    name: str, minutes: float | None, seed: int | None, out: Path, settings: dict[str, bool]
+) -> list[str]:
     level = LEVELS[name] if minutes is None else LEVELS[name].scaled(minutes)
     seed = int(time.time()) % 100_000 if seed is None else seed
-    result = run_it(replace(level), seed, out, lambda text: click.echo(text, err=True))
+    result = run_it(replace(level), seed, out, lambda text: click.echo(text, err=True), **settings)
     report.write(result, out)
     click.echo(report.table(result))
     return result.all_problems

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,8 @@ MAX_IN_FLIGHT = 400
 _BATCH = 50
 _EVERY_S = 0.1
 _CATCH_UP = 5
+_LATE_S = 0.4
+"""A late acknowledgement comes so long after the lease, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,7 @@ class ChildTask:
     first, count, seconds  a sender sends the numbers from `first` on, spread over so many seconds
     work_s                 how long a consumer has a batch before it acknowledges
     drop, nack, poison     per mille of the messages
+    late                   per mille of those that a consumer acknowledges when their leases are over
     """
 
     name: str
@@ -52,6 +56,7 @@ class ChildTask:
     drop: int = 80
     nack: int = 40
     poison: int = 3
+    late: int = 0
     sabotage: str = ""
 
     def command(self, kind: str) -> list[str]:
@@ -67,11 +72,15 @@ class ChildTask:
 
 
 def fate(body: bytes, attempts: int, task: ChildTask) -> str:
-    """`poison` (given back every time), or `drop`, `nack` or `ack`: by the message and its attempt."""
+    """`poison` (given back every time), `drop`, `nack`, `late` or `ack`: by the message and its attempt."""
     if _dice(body) < task.poison:
         return "poison"
     dice = _dice(body + b"/%d" % attempts)
-    return "drop" if dice < task.drop else "nack" if dice < task.drop + task.nack else "ack"
+    for chosen, share in (("drop", task.drop), ("nack", task.nack), ("late", task.late)):
+        if dice < share:
+            return chosen
+        dice -= share
+    return "ack"
 
 
 def _dice(text: bytes) -> int:
@@ -89,25 +98,36 @@ def consume(task: ChildTask) -> None:
         max_in_flight=MAX_IN_FLIGHT,
         holder=task.name,
     ) as client:
+        late: list[tuple[float, int, Message]] = []
         while not stopping.is_set():
-            messages = client.receive(_BATCH, wait=0.2)
+            messages = client.receive(_BATCH, wait=0.05 if late else 0.2)
             if messages:
                 journal.write(*(("d", *place) for place in places(messages)))
                 stopping.wait(task.work_s)
-                _finish(client, messages, task, journal)
+                over_at = time.monotonic() + task.settings.redeliver_after_ms / 1000
+                for one in _finish(client, messages, task, journal):  # while the copy is made, or waits
+                    heappush(late, (over_at + _dice(one.body) * _LATE_S / 1000, one.offset, one))
+            while late and late[0][0] < time.monotonic():
+                _ack(client, [heappop(late)[-1]], journal)
 
 
-def _finish(client: KmqClient, messages: list[Message], task: ChildTask, journal: Journal) -> None:
-    chosen: dict[str, list[Message]] = {"ack": [], "drop": [], "nack": [], "poison": []}
+def _ack(client: KmqClient, messages: list[Message], journal: Journal) -> None:
+    journal.write(*(("a", *place) for place in places(messages)))
+    client.ack(*messages)
+
+
+def _finish(client: KmqClient, messages: list[Message], task: ChildTask, journal: Journal) -> list[Message]:
+    """Do with the messages what is their fate; returns those that are to be acknowledged late."""
+    chosen: dict[str, list[Message]] = {"ack": [], "drop": [], "nack": [], "late": [], "poison": []}
     for message in messages:
         chosen[fate(message.body, message.attempts, task)].append(message)
     if chosen["ack"]:
-        journal.write(*(("a", *place) for place in places(chosen["ack"])))
-        client.ack(*chosen["ack"])
+        _ack(client, chosen["ack"], journal)
     if chosen["nack"]:
         client.nack(*chosen["nack"], delay=0.5, reason="not now")
     if chosen["poison"]:
         client.nack(*chosen["poison"], delay=0.3, reason="poison")
+    return chosen["late"]
 
 
 def send(task: ChildTask) -> None:

@@ -38,6 +38,8 @@ class Seen:
     lives             how often a place was taken that was not in flight. More than once: by a consumer that
                       was halted between fetching and taking, while others were given its messages
     copied_after_ack  places that a tracker ended although an acknowledgement stands before its claim
+    handed_out_late   copies that were handed out although a message of which they are copies had been
+                      acknowledged before they were taken; ended_unseen: those that therefore were not
     undecodable       markers that are none
     interruptions     kills and pauses of consumers: each may cost what was in flight a second delivery
     log_start         by partition, the first offset there is
@@ -56,6 +58,8 @@ class Seen:
     moved: Counter[Place] = field(default_factory=Counter)
     lives: Counter[Place] = field(default_factory=Counter)
     copied_after_ack: set[Place] = field(default_factory=set)
+    handed_out_late: set[Place] = field(default_factory=set)
+    ended_unseen: set[Place] = field(default_factory=set)
     undecodable: int = 0
     interruptions: int = 0
     max_in_flight: int = 0
@@ -107,6 +111,8 @@ def judge(seen: Seen) -> Verdict:
         {place for place in seen.taken - seen.ended - seen.moved.keys() if place in seen.records},
     )
     found.add("copied_after_ack", "redelivered although acknowledged before the claim", seen.copied_after_ack)
+    found.add("handed_out_late", "copied and handed out after a late ack", seen.handed_out_late)
+    found.counts["ended_unseen"] = len(seen.ended_unseen)
     found.counts["consumer_duplicates"] = repeated
     if repeated > allowed:
         found.problems.append(

@@ -17,7 +17,7 @@ from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.redeliverer import TAKEN_LATE
 
-from .claims import ClaimOrder
+from .claims import ClaimOrder, LateAckOrder
 from .judge import Place, Seen, Stored, Verdict, concerned
 
 _TIMEOUT_S = 60.0
@@ -59,7 +59,7 @@ def read_topics(
     """Every committed record of the queue's topics."""
 
     open_places: set[Place] = set()
-    order = ClaimOrder()
+    order, late = ClaimOrder(), LateAckOrder(queue.name)
 
     def in_queue(record: Any) -> None:
         place = (record.partition(), record.offset())
@@ -76,7 +76,9 @@ def read_topics(
             return
         if marker.offset == codec.TICK_OFFSET and not marker.runs:
             order.read_claim(marker.partition, record.offset(), record.headers())
+            late.read_claim(marker.partition, record.offset(), record.headers())
             return
+        late.read_marker(marker, record.offset(), record.headers())
         for offset in marker.offsets():
             place = (marker.partition, offset)
             order.read_marker(place, marker, record.offset())
@@ -107,6 +109,10 @@ def read_topics(
         if topic == queue.name:
             seen.log_start = {partition: place.low for partition, place in reached.items()}
     seen.copied_after_ack = order.copied
+    after_late_ack = set(late.copies_after_late_ack())
+    seen.ended_unseen = {place for place in after_late_ack & seen.ended if not seen.handed_out[place]}
+    if queue.late_acks:
+        seen.handed_out_late = {place for place in after_late_ack if seen.handed_out[place]}
 
 
 def keep_evidence(

@@ -75,8 +75,13 @@ class Events:
             file.write(line + "\n")
 
 
-def run(level: Level, seed: int, out: Path, show: Show) -> Result:
-    """Raises Failed, or ClusterError, when the servers can't even be started."""
+def run(
+    level: Level, seed: int, out: Path, show: Show, *, claims: bool = True, late_acks: bool = True
+) -> Result:
+    """One run; `claims` and `late_acks` are settings of its queue.
+
+    Raises Failed, or ClusterError, when the servers can't even be started.
+    """
     for old in [*out.glob("*.journal"), *out.glob("*.log"), *out.glob("evidence-*.json")]:
         old.unlink()
     faults = schedule(level, seed)
@@ -84,7 +89,7 @@ def run(level: Level, seed: int, out: Path, show: Show) -> Result:
     events.add("start", level=level.name, seed=seed, messages=level.messages, faults=len(faults))
     show(f"{level.name}, seed {seed}: {level.messages:,} messages, {len(faults)} faults; starting servers")
     began = time.monotonic()
-    with Stage(level, load_s(level, faults), out) as stage:
+    with Stage(level, load_s(level, faults), out, claims=claims, late_acks=late_acks) as stage:
         return _Run(stage, seed, faults, events, show, began).run()
 
 

@@ -29,6 +29,8 @@ from .schedule import BROKERS, CONSUMERS, TRACKERS, ZOOKEEPERS, Level
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 6
 SENDERS = 2
+LATE = 40
+"""Per mille of the messages that consumers acknowledge when their leases are over."""
 _STOP_S = 30.0
 
 
@@ -178,10 +180,14 @@ class Stage:
     `second` is a small queue whose messages are deleted while they are in flight.
     """
 
-    def __init__(self, level: Level, load_s: float, out: Path) -> None:
+    def __init__(
+        self, level: Level, load_s: float, out: Path, *, claims: bool = True, late_acks: bool = True
+    ) -> None:
         self.level = level
         self.out = out
-        self.queue = QueueSettings(name="chaos", redeliver_after_ms=level.lease_ms, claims=True)
+        self.queue = QueueSettings(
+            name="chaos", redeliver_after_ms=level.lease_ms, claims=claims, late_acks=claims and late_acks
+        )
         self.second = QueueSettings(name="chaos-second", redeliver_after_ms=level.lease_ms)
         self._load_s = load_s
         self._ends = ExitStack()
@@ -277,6 +283,7 @@ class Stage:
                 count=share,
                 seconds=self._load_s,
                 markers="range" if number % 2 else "jvm",
+                late=LATE,
             ).command(kind)
 
         return Slot(name, command, self.out / f"{name}.log")

@@ -11,10 +11,11 @@ import pytest
 
 from kmqpy.kafka.markers.claims import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.settings import KafkaConnection
 
 from . import controls
-from .claims import ClaimOrder
+from .claims import ClaimOrder, LateAckOrder
 from .judge import Seen, Stored, concerned, judge, silence
 from .proxy import Cut, Proxy
 from .schedule import FULL, LEVELS, QUICK, TINY, Kind, load_s, schedule
@@ -105,6 +106,10 @@ def copied_after_ack(seen: Seen) -> None:
     seen.copied_after_ack.add((0, 2))
 
 
+def handed_out_late(seen: Seen) -> None:
+    seen.handed_out_late.add((0, 5))
+
+
 @pytest.mark.parametrize(
     ("fault", "finding"),
     [
@@ -124,6 +129,7 @@ def copied_after_ack(seen: Seen) -> None:
         (not_there, "not there: 1"),
         (not_given_up, "not given up: 1"),
         (copied_after_ack, "copied after ack: 1"),
+        (handed_out_late, "handed out late: 1"),
     ],
 )
 def test_the_checker_finds(fault, finding):
@@ -171,6 +177,36 @@ def test_an_ack_before_the_claim_is_told_from_one_behind_it(log, found):
         else:
             order.read_marker((0, 7), markers[word], at)
     assert order.copied == found
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        ("take claim end copy's-take", set()),
+        ("take claim end ack copy's-take", {(0, 9)}),
+        ("take claim ack end copy's-take", {(0, 9)}),
+        ("take ack claim end copy's-take", set()),
+        ("take claim end copy's-take ack", set()),
+        ("take claim end copy's-take copy's-end ack copy's-copy's-take", {(0, 12)}),
+    ],
+)
+def test_a_copy_that_was_taken_behind_a_late_ack_is_found(log, found):
+    order = LateAckOrder("chaos")
+    markers = {
+        "take": (Marker(0, 7, Op.TAKE, 500), []),
+        "ack": (Marker(0, 7, Op.END), []),
+        "end": (Marker(0, 7, Op.END, by_tracker=True), [(COPY, b"0:9")]),
+        "copy's-take": (Marker(0, 9, Op.TAKE, 500), []),
+        "copy's-end": (Marker(0, 9, Op.END, by_tracker=True), [(COPY, b"0:12")]),
+        "copy's-copy's-take": (Marker(0, 12, Op.TAKE, 500), []),
+    }
+    for at, word in enumerate(log.split()):
+        if word == "claim":
+            order.read_claim(0, at, naming_tick(0, CLAIM, [6, 7])[2])
+        else:
+            marker, headers = markers[word]
+            order.read_marker(marker, at, headers)
+    assert set(order.copies_after_late_ack()) == found
 
 
 def test_what_was_ended_below_the_start_of_the_log_is_not_counted_against_its_copies():

@@ -238,6 +238,34 @@ def test_nothing_is_left_of_what_was_finished(url, queue_name):
         assert len(admin.keys(f"{queue_name}:*")) == 1
 
 
+def test_a_large_batch_is_kept_where_redis_need_not_search_for_each_value(url, queue_name):
+    with engine_at(url, queue_name) as redis, Redis.from_url(url) as admin:
+        queue = queue_of(redis)
+        before = {*admin.keys(f"{queue_name}:*")}
+        key = f"{queue_name}:{{{queue.generation}}}"
+
+        def kept_as():
+            parts = ("rows", "states", "taken", "leases")
+            return {part: admin.object("ENCODING", f"{key}:{part}").decode() for part in parts}
+
+        redis.put(queue, [NewRow(b"")] * 5)
+        few = redis.take(queue, 5, LONG_MS).rows
+        assert {*kept_as().values()} == {"listpack"}  # which takes the least memory
+        redis.put(queue, [NewRow(b"")] * 50)
+        many = redis.take(queue, 50, LONG_MS).rows
+        assert [row.id for row in many] == [*range(few[-1].id + 1, few[-1].id + 51)]
+        assert kept_as() == {
+            "rows": "hashtable",
+            "states": "hashtable",
+            "taken": "skiplist",
+            "leases": "skiplist",
+        }
+        assert [admin.hlen(f"{key}:{part}") for part in ("rows", "states")] == [55, 55]
+        assert [admin.zcard(f"{key}:{part}") for part in ("taken", "leases")] == [55, 55]
+        redis.finish(queue, refs([*few, *many]))
+        assert {*admin.keys(f"{queue_name}:*")} == before
+
+
 def test_no_id_is_used_twice_in_a_storage(redis_url, queue_name, monkeypatch):
     monkeypatch.setattr(engine, "_NUMBERS", 3000)  # so that queues need new ones often
     with engine_at(redis_url, queue_name) as redis:

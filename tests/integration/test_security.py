@@ -121,11 +121,26 @@ def _certificates(folder: Path) -> Files:
         ca = trustme.CA()
         made[authority] = ca.cert_pem.bytes()
         for name in names:
-            cert = ca.issue_cert("127.0.0.1", "localhost", common_name=name)
+            cert = ca.issue_cert("127.0.0.1", "localhost", common_name=f"{name}-certificate")
             made[name] = _key(cert) + b"".join(blob.bytes() for blob in cert.cert_chain_pems)
     for name, data in made.items():
         (folder / f"{name}.pem").write_bytes(data)
     return Files(**{name: str(folder / f"{name}.pem") for name in made})
+
+
+def _block(name: str) -> str:
+    """A block of docs/security.md, by the comment above it."""
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    (found,) = re.findall(rf"<!-- certificates: {re.escape(name)} -->\n```\w+\n(.*?)```", page, re.DOTALL)
+    return found
+
+
+def _check_page(name: str, settings: dict[str, str]) -> None:
+    """The page tells of servers with these settings, but for the places of files and the port."""
+    told = dict(line.split("=", 1) for line in _block(name).splitlines())
+    for key, text in told.items():
+        assert key.lower().endswith(("location", "port")) or settings[key] == text, key
+    assert told.keys() <= settings.keys()
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +170,8 @@ def secured(tmp_path_factory):
         ),
         "inter.broker.listener.name": "PLAINTEXT",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS;User:CN=client",
-        "ssl.principal.mapping.rules": "RULE:^.*CN=([a-z]+).*$/CN=$1/",
+        "super.users": "User:ANONYMOUS;User:client-certificate",
+        "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/",
         "listener.name.ssl.ssl.client.auth": "required",
         "listener.name.sasl_ssl.sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": (
@@ -174,6 +189,8 @@ def secured(tmp_path_factory):
         "ssl.trustStore.location": files.ca,
         "ssl.trustStore.type": "PEM",
     }
+    _check_page("server.properties", broker_settings)
+    _check_page("zoo.cfg", {**zookeeper_settings, "ssl.clientAuth": "need"})
     with Cluster(
         broker_settings=broker_settings,
         zookeeper_settings=zookeeper_settings,
@@ -397,6 +414,34 @@ def test_certificates_instead_of_passwords(secured, queue_name):
         with connect(ZooKeeperConnection(hosts=zookeeper.hosts, security=security)) as zk:
             acls = zk.get_acls(ZnodePaths(queue.connection.root).queue(queue_name))[0]
         assert [(acl.id.scheme, acl.acl_list) for acl in acls] == [("x509", ["ALL"])]
+
+
+def test_the_file_of_the_page_is_enough_for_certificates_on_both_sides(
+    secured, queue_name, tmp_path, monkeypatch
+):
+    files = tmp_path / "etc"
+    files.mkdir()
+    (files / "ca.pem").write_text(Path(secured.files.ca).read_text())
+    key, begin, certificates = Path(secured.files.client).read_text().partition("-----BEGIN CERTIFICATE")
+    (files / "client.key").write_text(key)
+    (files / "client.pem").write_text(begin + certificates)
+    text = _block("kmq.toml").replace("/etc/kmq", str(files))
+    text = text.replace("kafka1:9093,kafka2:9093", secured.tls).replace(
+        "zk1:2281,zk2:2281", secured.zookeeper_tls
+    )
+    (tmp_path / "kmq.toml").write_text(text)
+    monkeypatch.setenv("KMQ_CONFIG", str(tmp_path / "kmq.toml"))
+    connection = KafkaConnection.from_environment()
+    with LiveQueue(connection, ZooKeeperConnection.from_environment(), queue_name) as queue:
+        queue.tracker()
+        queue.send("one")
+        client = queue.client()
+        assert [message.attempts for message in client.receive(wait=30, lease=0.2)] == [1]
+        assert [message.attempts for message in client.receive(wait=30)] == [2], "a tracker redelivered it"
+    without = text.replace("ssl.certificate.location", "#").replace("ssl.key.location", "#")
+    (tmp_path / "kmq.toml").write_text(without)
+    with pytest.raises(Unavailable):
+        KmqProducer(queue.settings, KafkaConnection.from_environment()).send("no certificate")
 
 
 # --- what is refused ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 import sqlalchemy
 
@@ -441,3 +442,29 @@ def test_a_message_that_is_too_large_with_its_headers_is_told(queue: Queue, plac
         queue.send(b"x" * 4_000_000, headers={"large": b"h" * 4_000_000})
     queue.send(b"\xff" * 7_000_000)
     assert len(queue.receive()[0].body) == 7_000_000
+
+
+def test_a_connection_of_postgresql_has_a_cursor_for_each_statement_and_keeps_no_result(
+    database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    cursor_of = psycopg.Connection.cursor
+
+    def cursor(self: Any, **options: Any) -> Any:
+        found = cursor_of(self, **options)
+        if options:  # the notifier's has none
+            made.append(found)
+        return found
+
+    with storage_for(Place("postgresql", database_url("postgresql")).url) as storage:
+        storage.create("q")
+        queue = storage.open("q")
+        queue.send_many([b"x"] * 6)
+        monkeypatch.setattr(psycopg.Connection, "cursor", cursor)
+        for count in (1, 1, 3, 1):
+            messages = queue.receive(count, wait=0)
+            assert [message.body for message in messages] == [b"x"] * count
+            queue.ack(messages)
+        assert len(made) == 2  # for the take and for the acknowledgement
+        assert all(one.pgresult.ntuples == 0 for one in made)
+        assert queue.size() == 0

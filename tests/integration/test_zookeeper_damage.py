@@ -222,6 +222,17 @@ def test_who_may_not_make_znodes_opens_the_storage(url, storage, owner, root):
         assert queue.receive(wait=0)[0].body == b"x"
 
 
+def test_who_may_not_change_the_storage_opens_one_of_an_older_format(url, storage, owner, root):
+    storage.create("q")
+    content = {**json.loads(owner.get(f"{root}/storage")[0]), "format": 1}
+    owner.set(f"{root}/storage", json.dumps(content).encode())
+    owner.set_acls(f"{root}/storage", READ_ONLY)
+    with queue_for(f"{url}?queue=q") as queue:
+        queue.send("x")
+        assert queue.receive(wait=0)[0].body == b"x"
+    assert json.loads(owner.get(f"{root}/storage")[0]) == content
+
+
 @pytest.mark.parametrize("acl", [READ_ONLY, [MINE]])
 def test_a_queue_that_we_may_not_use_is_told_and_holds_up_no_other(url, storage, owner, root, acl):
     for name in ("q", "good"):

@@ -10,6 +10,7 @@ from kazoo.client import KazooClient
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import Storage, queue_for, storage_for
+from kmqpy.storages.zookeeper import directory
 from kmqpy.storages.zookeeper.znodes import Znodes
 from kmqpy.zookeeper.session import connect
 
@@ -103,16 +104,16 @@ def test_a_directory_of_somebody_else_is_told_and_holds_up_no_other(storage, zk,
 
 def test_a_damaged_page_or_body_is_told_and_newer_messages_go_on(url, zk, root):
     with queue_for(f"{url}?queue=q&create=true") as queue:
-        queue.send_many([f"{i}" for i in range(300)])
+        queue.send_many([f"{i}" for i in range(200)])
         path = f"{root}/queues/{generation(zk, root)}"
     first, second = sorted(zk.get_children(path), key=int)
     zk.set(f"{path}/{first}", b"damaged")
     with queue_for(f"{url}?queue=q") as queue:
         queue.ack(queue.receive(10, wait=0))
-        assert [message.body for message in queue.receive(90, wait=0)] == [b"%d" % i for i in range(210, 300)]
+        assert [message.body for message in queue.receive(90, wait=0)] == [b"%d" % i for i in range(110, 200)]
         with pytest.raises(ConfigError, match=f"znode {path}/{first}:.*not one of kmqpy"):
             queue.receive(1, wait=0)
-        assert queue.size() == 200
+        assert queue.size() == 100
     (pack,) = zk.get_children(f"{path}/{second}")
     zk.delete(f"{path}/{second}/{pack}")
     zk.delete(f"{path}/{first}", recursive=True)
@@ -132,11 +133,40 @@ def test_a_name_of_somebody_else_is_told(storage, zk, root, data):
         storage.open("q")
 
 
-@pytest.mark.parametrize("data", [b'{"format": 2, "id": "x"}', b"{}", b"someone else's"])
+@pytest.mark.parametrize("data", [b'{"format": 3, "id": "x"}', b"{}", b"someone else's"])
 def test_a_storage_of_somebody_else_or_newer_is_refused(url, zk, root, data):
     zk.create(f"{root}/storage", data, makepath=True)
     with pytest.raises(ConfigError, match=f"znode {root}/storage"):
         storage_for(url)
+
+
+def test_a_storage_of_the_first_format_is_used_on_and_refused_by_older_clients(url, storage, zk, root):
+    storage.create("q")
+    with storage.open("q") as queue:
+        queue.send("x")
+    content = json.loads(zk.get(f"{root}/storage")[0])
+    zk.set(f"{root}/storage", json.dumps({**content, "format": 1}).encode())
+    with storage_for(url) as opened, opened.open("q") as queue:
+        assert queue.receive(wait=0)[0].body == b"x"
+    assert json.loads(zk.get(f"{root}/storage")[0]) == {**content, "format": 2}
+
+
+def test_a_queue_with_a_table_is_kept_and_deleted(url, storage, zk, root, monkeypatch):
+    monkeypatch.setattr(directory, "MOST_INLINE", 2)
+    storage.create("q")
+    with storage.open("q") as queue:
+        queue.send_many([f"{i}" for i in range(500)])
+        path = f"{root}/queues/{generation(zk, root)}"
+        assert "table" in zk.get_children(path)
+        with queue_for(f"{url}?queue=q") as other:
+            other.send("500")
+            bodies = [message.body for message in other.receive(501, wait=0)]
+        assert bodies == [b"%d" % i for i in range(501)]
+        zk.delete(f"{path}/table")
+    with queue_for(f"{url}?queue=q") as queue, pytest.raises(ConfigError, match=f"znode {path}/table"):
+        queue.size()
+    storage.delete("q")
+    assert zk.get_children(f"{root}/queues") == []
 
 
 def test_damaged_numbers_are_told(url, zk, root):

@@ -1,10 +1,14 @@
 """The wheel in environments of its own: far from the clone, and without one extra or all of them."""
 
 import os
+import re
 import subprocess
 import sys
 import venv
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -35,9 +39,18 @@ MAY_LACK = {
 }
 """Modules that are imported only once the package is known to be there."""
 
+SASL = """
+from kmqpy import ZooKeeperConnection
+from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperSecurity
+security = ZooKeeperSecurity(username="u", password="p", scheme="sasl")
+connect(ZooKeeperConnection(hosts="127.0.0.1:1", security=security)).__enter__()
+"""
+
 NEEDING_AN_EXTRA = {
     "sql": "kmqpy.queue_for('sqlite:///jobs.db?queue=jobs')",
     "redis": "kmqpy.queue_for('redis://localhost/0?queue=jobs')",
+    "sasl": SASL,
     "spark": "import kmqpy.spark",
     "otel": "import kmqpy.telemetry.opentelemetry",
     "dev": "from kmqpy.dev import Cluster; Cluster().__enter__()",
@@ -111,6 +124,41 @@ def test_every_public_name_can_be_imported_without_extras(bare, wheel):
     assert not Path(file).is_relative_to(ROOT)
 
 
+def metadata(wheel: Path) -> Message:
+    with ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel):
+    packages = ("kmqpy", "tracker")
+    files = {path for name in packages for path in (ROOT / name).rglob("*") if path.is_file()}
+    ours = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    with ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == ours
+    assert {"kmqpy/py.typed", "kmqpy/storages/redis/functions.lua", "kmqpy/dev/jars.json"} <= held
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    about = metadata(wheel)
+    assert about.get_all("Project-URL") == ["Protocol, https://github.com/softwaremill/kmq"]
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about["Requires-Python"] == ">=3.11"
+    assert about.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
+
+
+def test_every_extra_that_users_need_has_a_test_without_it(wheel):
+    for_developers = {"bench", "docs", "fuzz", "lint", "test"}
+    assert set(metadata(wheel).get_all("Provides-Extra")) - for_developers == {*NEEDING_AN_EXTRA, "cli"}
+
+
+def test_the_extras_that_the_readme_installs_are_there(wheel):
+    installed = re.findall(r'pip install -e "\.\[(.+)\]"', (ROOT / "README.md").read_text())
+    extras = {extra for one in installed for extra in one.split(",")}
+    assert {"cli", "dev", "sql"} <= extras <= set(metadata(wheel).get_all("Provides-Extra"))
+
+
 def test_each_module_lacks_nothing_but_extras(bare):
     # Without the user's `tracker.py`, which a plain `import tracker` finds first.
     done = bare.python("import sys; del sys.path[:2]" + EACH_MODULE)  # '', PYTHONPATH
@@ -148,7 +196,11 @@ def test_the_commands_of_trackers_are_ours_beside_a_tracker_of_the_user(with_cli
     [
         ("spark", ["spark-tracker", "--trackers", "1"]),
         ("spark", ["spark-jars"]),
+        ("spark", ["pipeline", "jobs", "--schema", "id long", "--out", "rows"]),
         ("dev", ["dev", "up"]),
+        ("dev", ["demo"]),
+        ("sql", ["--queue-url", "sqlite:///jobs.db", "queue", "list"]),
+        ("redis", ["--queue-url", "redis://127.0.0.1:1/0", "queue", "list"]),
     ],
 )
 def test_a_command_that_needs_another_extra_names_it(with_cli, extra, arguments):

@@ -7,6 +7,7 @@ threads, ZooKeeper's client, users.
 import contextlib
 import traceback
 from collections.abc import Callable, Generator, Mapping
+from random import Random
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
 from .checker import History
-from .kafka import Connection, LogReader, Module, QueueEnds, TrackerModule, timed_out
+from .kafka import Connection, LogReader, Module, QueueEnds, RepeatedReader, TrackerModule, timed_out
 from .model import ZK_SESSION_MS, NoSession, Process, Steps, World
 from .stepwise import stepwise
 
@@ -616,9 +617,16 @@ _topics_in_use = stepwise(
     TopicWatch=watch,
     check_topics=lambda *_: None,
 )
+_late_acks = stepwise(
+    "kmqpy.kafka.client.late_acks",
+    {"examine", "_read"},
+    partition_reader=SimpleNamespace(RepeatedReader=RepeatedReader),
+)
+LateAckCheck = _late_acks.LateAckCheck
 _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
     {"receive", "keep_alive", "_start"},
+    LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     offsets_of_records=_records.offsets_of_records,
     have_headers=_records.have_headers,
@@ -638,7 +646,7 @@ STEPWISE = [
         *(_originals, _tick_writer, _redeliverer, _transaction, _problems, _markers_consumer, _marker_reader),
         *(_offset_keeper, _topic_probe, _takeover, _partition_redelivery, _partition_lifecycle),
         *(_membership, _main_loop, _tracker),
-        *(_group_member, _start_markers, _writer, _topics_in_use, _receiver, _client),
+        *(_group_member, _start_markers, _writer, _topics_in_use, _late_acks, _receiver, _client),
     )
 ]
 """The modules that run in here, which log by these names."""
@@ -845,7 +853,7 @@ def client(
                 messages = messages[:1]
             for message in messages:
                 use(message, lease)
-            if messages and world.faults and world.random() < 0.05:
+            if messages and world.faults and world.random() < (0.4 if queue.late_acks else 0.05):
                 for _ in range(3):  # the user's code is busy, the housekeeper goes on
                     yield 600.0
                     own._follow_topics()
@@ -895,6 +903,10 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         own.ack(message)
         history.acks(process, message)
 
+    if world.faults and own.queue.late_acks and world.random() < 0.4:  # while the copy waits, with luck
+        yield lease * (1 + world.random())
+        ack()
+        return
     luck = world.random() if world.faults else 0.0
     if luck < 0.15:  # as ack(wait=True)
         own._check_open()
@@ -948,9 +960,19 @@ def _look_for_topics(process: Process, message: Any) -> Steps:
 
 
 def producer(
-    connection: Connection, history: History, *, name: str, count: int, gap_ms: float, delays: bool
+    connection: Connection,
+    history: History,
+    *,
+    name: str,
+    count: int,
+    gap_ms: float,
+    delays: bool,
+    forwards: Random | None = None,
 ) -> Steps:
-    """Sends `count` messages and records which sends were acknowledged."""
+    """Sends `count` messages and records which sends were acknowledged.
+
+    `forwards`: every third message has the headers of one that is there, as some programs forward them.
+    """
     world, process = connection.world, connection.process
     broker = connection.broker
     for number in range(count):
@@ -965,6 +987,10 @@ def producer(
             place = (QUEUE, int(broker.partitions * world.random()))
             if QUEUE in broker.missing:
                 raise timed_out()
+            if forwards is not None and forwards.random() < 0.3:
+                copies = [one for one in broker.logs[place].records if one.is_data and one.copied]
+                if copies:
+                    headers = list(forwards.choice(copies[-5:]).headers())
             broker.logs[place].append(b"k", body, headers, process.name)
             history.sent_to[body] = broker.number
             if world.unlucky():

@@ -15,6 +15,7 @@ from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
 from tracker.redelivery.redeliverer import TAKEN_LATE
 
+from .late_ack_judge import LateAckJudge
 from .model import LIAR, Broker, Log, Process, Record, decoded
 
 REASON = "kmq-reason"
@@ -172,6 +173,8 @@ class Checker:
         """Where in the partition ticks say that their client may take messages again, and from where."""
         self._ended_since: set[int] = set()
         """Messages of the partition that were ended, since the group was set back where it was."""
+        self._late_acks = LateAckJudge()
+        """Of the partition that is read."""
 
     def check(self) -> list[str]:
         self.problems += self.history.problems
@@ -228,6 +231,7 @@ class Checker:
         state: dict[int, _Open] = {}
         takes: dict[int, list[tuple[Record, int]]] = defaultdict(list)
         ends: dict[tuple[str, int], int] = {}
+        self._late_acks = LateAckJudge()
         now = 0
         set_backs = self._set_backs(partition)
         for record in log.records:
@@ -332,6 +336,7 @@ class Checker:
             if any(first <= offset for first in self._windows):
                 self._finished.add(offset)
         if not marker.by_tracker:
+            self._check_late_ack(partition, record, offset)
             if self._number and (self._number, record.by, partition, offset) not in self.history.acked:
                 self.stats["old ends in new topics"] += 1
                 if entry is not None:
@@ -382,7 +387,7 @@ class Checker:
         if (partition, offset) in self._copied and len(takers) == 1 and not self.history.markers_deleted:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
-        self._check_claim(record, partition, offset, what)
+        self._check_claim(record, copy, partition, offset, what)
         if entry is not None and entry.at >= read_to:  # taken late, after it was planned to copy it
             entry = self._late.pop((partition, offset), entry)
         if entry is None:
@@ -397,11 +402,13 @@ class Checker:
             self.problems.append(f"R5: {what} redelivered before its lease ended, due {entry.due}")
         self._check_count(queue, offset, entry, copy, dead=dead, what=what)
 
-    def _check_claim(self, end: Record, partition: int, offset: int, what: str) -> None:
+    def _check_claim(self, end: Record, copy: Record, partition: int, offset: int, what: str) -> None:
         """Rules R27, R28: the transaction of `end` began with a claim, and no client's end is before that."""
         if not self.queue.claims:
             return
         written = [record for record in end.log.records[: end.at] if record.txn is end.txn]
+        if copy.topic() == self.queue.name:
+            self._late_acks.copied(offset, copy.at, written[0].at if written else end.at)
         ended_at = self._late_ends.get((partition, offset))
         claim_at = written[0].at if written else end.at
         if ended_at is not None:
@@ -412,6 +419,15 @@ class Checker:
         dropped = {at for record in written for at in named_offsets(record.headers(), DROPPED, partition)}
         if offset not in claimed - dropped:
             self.problems.append(f"R28: {what} was copied and not claimed")
+
+    def _check_late_ack(self, partition: int, record: Record, offset: int) -> None:
+        """Rule R33: a client ends unasked only what somebody has acknowledged."""
+        if self.queue.late_acks and not self.broker.past:
+            asked = (self._number, record.by, partition, offset) in self.history.acked
+            self.stats["copies ended unseen"] += not asked and record.by != LIAR
+            problem = self._late_acks.ended(offset, record.at, record.by, asked=asked or record.by == LIAR)
+            if problem is not None and not self.history.markers_deleted:
+                self.problems.append(f"{problem}, in {partition}")
 
     def _check_count(
         self, queue: Log, offset: int, entry: _Open, copy: Record, *, dead: bool, what: str
@@ -470,6 +486,11 @@ class Checker:
             ]
             if any(record.at < recovered for record in starts_of_it):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
+            taken_at = [record.at for record, _ in takes[offset] if record.by == name]
+            if self.queue.late_acks and not self.broker.past and taken_at:
+                problem = self._late_acks.handed_out(offset, taken_at[0])
+                if problem is not None:
+                    self.problems.append(f"{problem}; {name} was given it, in {partition}")
             own_takes = [record for record in starts_of_it if record.by == name]
             if sum(record.ms <= at_ms for record in own_takes) > 1:
                 self.problems.append(f"R10: {name} started {partition}@{offset} twice and was given it")

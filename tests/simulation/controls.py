@@ -6,14 +6,19 @@ from typing import Any
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import ReceivePhase
+from kmqpy.kafka.client.late_acks import CheckedCopies
 from kmqpy.kafka.client.offset_commits import commit_metadata
+from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.finished import StoredFinished
+from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
+from kmqpy.message import headers_of, last_header
 
 from .actors import (
     Claim,
     GroupMember,
+    LateAckCheck,
     MarkerReader,
     MarkerWriter,
     NoWatch,
@@ -30,7 +35,7 @@ from .actors import (
     original_of,
 )
 from .kafka import Connection, Transactions
-from .model import Steps
+from .model import Steps, decoded
 from .simulate import Controls
 
 
@@ -154,6 +159,52 @@ class ClaimsAfterReading(TrackerClaim):
 
     def settle(self, _position: int) -> Steps:
         return (yield from super().settle(self._known.position))
+
+
+class HandsOutAll(LateAckCheck):
+    """Hands every copy out, whatever was acknowledged (rule R32)."""
+
+    def examine(self, _copies: Any, _within_s: float) -> Steps:
+        yield 0.0
+        return CheckedCopies()
+
+
+class LooksFromItsTake(LateAckCheck):
+    """Looks for acknowledgements behind its own start marker only (rule R31)."""
+
+    def examine(self, copies: Any, within_s: float) -> Steps:
+        self._known.clear()
+        logs = self._reader.connection.broker.logs
+        ends = {partition: logs[self._reader.topic, partition].end - 1 for partition in copies}
+        later = {partition: dict.fromkeys(ones, ends[partition]) for partition, ones in copies.items()}
+        return (yield from super().examine(later, within_s))
+
+
+class BelievesAncestors(LateAckCheck):
+    """Takes the ancestors that a message names for its own (rule R33)."""
+
+    def copies_among(self, records: Any) -> Any:
+        self._headers = {(one.partition(), one.offset()): headers_of(one.headers()) for one in records}
+        return super().copies_among(records)
+
+    def examine(self, copies: Any, within_s: float) -> Steps:
+        checked = yield from super().examine(copies, within_s)
+        log_of = self._reader.connection.broker.logs
+        for partition, ones in copies.items():
+            log = log_of[self._reader.topic, partition]
+            for offset, planned_at in ones.items():
+                place = RecordPlace(self._queue.name, partition, offset)
+                named = read_ancestors(last_header(self._headers[partition, offset], ANCESTORS), place)
+                ended = {
+                    marker.offset
+                    for record in log.records[planned_at:]
+                    if record.is_data
+                    for marker in decoded(record)
+                    if marker.op is Op.END and not marker.by_tracker
+                }
+                if {one.offset for one in named} & ended and (partition, offset) not in checked.acknowledged:
+                    checked.acknowledged.append((partition, offset))
+        return checked
 
 
 class ForgetsPredecessors(GroupMember):
@@ -284,6 +335,11 @@ CONTROLS = {
     "unfenced take": Controls(redelivery=TakenLate),
     "finished messages forgotten at takeover": Controls(offset_keeper=ForgetsFinished),
     "taken again unsaid": Controls(member=TakesAgainUnsaid, set_back=True),
+    "copies handed out whatever was acknowledged": Controls(late_ack_check=HandsOutAll, late_acks=True),
+    "late acks looked for from the own take on only": Controls(
+        late_ack_check=LooksFromItsTake, late_acks=True
+    ),
+    "every ancestor believed": Controls(late_ack_check=BelievesAncestors, late_acks=True),
     "predecessors forgotten": Controls(member=ForgetsPredecessors),
     "failed starts taken again unread": Controls(member=TakesAgainUnread),
     "own starts read too early": Controls(member=ReadsTooEarly),

@@ -528,6 +528,35 @@ class LogReader:
         return {partition: reached}
 
 
+class RepeatedReader:
+    """kmqpy.kafka.partition_reader.RepeatedReader: each partition, one after the other."""
+
+    def __init__(
+        self, connection: Connection, topic: str, *, uncommitted: bool, timeout_s: float, clock: Any
+    ) -> None:
+        self.connection = connection
+        self.topic = topic
+        self._how = {"uncommitted": uncommitted, "timeout_s": timeout_s, "clock": clock}
+
+    def scan(self, starts: Mapping[int, int], visit: Callable[[int, list[Record]], bool]) -> Steps:
+        reached: dict[int, Reached] = {}
+        recovered = dict(self.connection.process.recovered)  # scan() says what a client has recovered
+        try:
+            for partition, start in starts.items():
+                found: list[Record] = []
+                reached |= yield from LogReader.scan(
+                    self.connection, self.topic, {partition: start}, found.append, **self._how
+                )
+                if found:
+                    visit(partition, found)
+        finally:
+            self.connection.process.recovered = recovered
+        return reached
+
+    def close(self) -> None:
+        pass
+
+
 class QueueEnds:
     """Stands where tracker.reading.queue_ends is imported."""
 

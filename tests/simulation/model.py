@@ -257,6 +257,11 @@ class Record:
         """Where it stands."""
         return self._log
 
+    @property
+    def copied(self) -> bool:
+        """Whether a tracker made it."""
+        return self.by.startswith("tracker")
+
     def error(self) -> KafkaError | None:
         return self.problem
 

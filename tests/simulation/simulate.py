@@ -18,6 +18,7 @@ from .actors import (
     QUEUE,
     STEPWISE,
     GroupMember,
+    LateAckCheck,
     MarkerReader,
     MarkerWriter,
     OffsetKeeper,
@@ -49,6 +50,8 @@ _CLAIMS = 0.4
 """In so many of the seeds the queue has claims."""
 _SET_BACK = 0.15
 """In so many of the seeds the group is set back, once or twice, and takes some messages again."""
+_LATE_ACKS = 0.6
+"""In so many of the seeds with claims the queue has late acks."""
 _AIMED_FOR_MS = 1_000
 MAX_STEPS = 100_000
 _LOOK_EVERY_MS = 500
@@ -77,10 +80,12 @@ class Controls:
     reader: Any = OriginalsReader
     watch: Any = TopicWatch
     claim: Any = TrackerClaim
+    late_ack_check: Any = LateAckCheck
     topics_change: bool = False
     claims: bool = False
     set_back: bool = False
-    """All three: in every seed."""
+    late_acks: bool = False
+    """Each: in every seed; late acks have claims."""
 
 
 @dataclass
@@ -124,8 +129,14 @@ class Simulation:
         self.aim = rng.choice((1, 8))
         self.fault_rate = rng.choice((0.002, 0.008))
         self.lease_ms = rng.choice((150, 400, 1_000))
-        claims = self.controls.claims or Random(f"claims of {seed}").random() < _CLAIMS
-        self.queue = replace(QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, claims=claims)
+        claims = (
+            self.controls.claims or self.controls.late_acks or Random(f"claims of {seed}").random() < _CLAIMS
+        )
+        self._late_rng = Random(f"late acks of {seed}")
+        late_acks = claims and (self.controls.late_acks or self._late_rng.random() < _LATE_ACKS)
+        self.queue = replace(
+            QUEUE_SETTINGS, redeliver_after_ms=self.lease_ms, claims=claims, late_acks=late_acks
+        )
         self.partitions = rng.choice((1, 2, 3))
         self.broker = Broker(world, TOPICS, self.partitions)
         self.group = Group(world, self.partitions)
@@ -227,6 +238,7 @@ class Simulation:
                     count=self.count // 2 + 1,
                     gap_ms=1.6 * until_ms / self.count,
                     delays=delays,
+                    forwards=self._late_rng if self.queue.late_acks else None,
                 )
             )
         self._senders.append(process)

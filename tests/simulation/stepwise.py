@@ -28,6 +28,7 @@ IO = {
     "init_transactions",
     "committed",
     "consume",
+    "examine",
     "execute",
     "check",
     "fetch",

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from support import LiveQueue
 
 from kmqpy.kafka.settings import KafkaConnection
-from tests.spark.sessions import DATABASES, INTERPRETED, QUICK_WORKERS, small
+from tests.spark.sessions import DELTA, INTERPRETED, JARS, QUICK_WORKERS, small
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -32,8 +32,9 @@ def spark() -> Iterator[SparkSession]:
     """Spark in this process; make no session of your own, tests of one that dies start a process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
-        builder = SparkSession.builder.master("local[2]").config(map={**INTERPRETED, **QUICK_WORKERS})
-        session = small(builder, DATABASES).getOrCreate()
+        settings = {**INTERPRETED, **QUICK_WORKERS, **DELTA}
+        builder = SparkSession.builder.master("local[2]").config(map=settings)
+        session = small(builder, JARS).getOrCreate()
     yield session
     session.stop()
 

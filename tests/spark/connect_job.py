@@ -1,6 +1,8 @@
 """What test_connect.py runs, in a process of its own: a process has one kind of session for good.
 
 connect_job.py <bootstrap> <queue> <example> [argument of the example ...]
+
+Prints what it found; the server that the example has started serves others until the standard input ends.
 """
 
 import json
@@ -9,6 +11,7 @@ import sys
 import tempfile
 
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.connect.client import DefaultChannelBuilder
 from pyspark.sql.connect.session import SparkSession
 
 from kmqpy.spark import KmqSpark
@@ -33,9 +36,12 @@ def main(bootstrap: str, queue: str, example: str, *arguments: str) -> None:
                 "latency": kmq.latency([0.5]).count(),
                 "taken": take(spark, kmq),
                 "markers": sorted(row["op"] for row in spark.table("seen").collect()),
+                "port": DefaultChannelBuilder.default_port(),
             }
-        )
+        ),
+        flush=True,
     )
+    sys.stdin.read()
     stop(spark)
 
 

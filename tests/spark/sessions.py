@@ -2,14 +2,25 @@
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 
+import pyspark
 from py4j.java_gateway import JVMView
 from pyspark.sql import SparkSession
 
 from kmqpy.spark import configure_spark_with_kmq
+from kmqpy.spark.sinks.delta import DeltaTarget
 
 # PySpark asks for the same Java classes again and again, and each time Java searches hundreds of jars.
 JVMView.__getattr__ = functools.cache(JVMView.__getattr__)
+
+_JARS = Path(pyspark.__file__).parent / "jars"
+_MOST_USED = (
+    *("scala-library", "spark-core_", "spark-catalyst_", "spark-sql_", "spark-sql-api_"),
+    *("spark-common-utils_", "spark-unsafe_", "spark-network-common_", "py4j", "log4j", "scala-reflect"),
+    *("json4s", "jackson", "netty", "arrow", "parquet", "hadoop-client"),
+)
+"""Jars in which most classes are; Java looks for each class in one jar after the other."""
 
 SMALL = {
     "spark.ui.enabled": "false",
@@ -24,21 +35,28 @@ SMALL = {
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.adaptive.enabled": "false",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Half the start; what runs for seconds gains nothing from the second compiler.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.extraClassPath": ":".join(
+        str(jar) for name in _MOST_USED for jar in sorted(_JARS.glob(f"{name}*"))
+    ),
+    # A third of the start; what runs for seconds gains nothing from the second compiler.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 }
 INTERPRETED = {
     # Compiling a query costs more than running it on a few rows.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""For most tests; test_connect and test_driver_killed have their queries compiled, as users have."""
+"""For all tests but test_connect, which has its queries compiled, as users have."""
 
 QUICK_WORKERS = {"spark.python.daemon.module": "tests.spark.quick_daemon"}
 
+JARS = ("spark-delta", "spark-postgresql", "spark-sqlite")
+"""Those that tests of sinks need."""
 
-DATABASES = ("spark-postgresql", "spark-sqlite")
-"""Jars that tests of sinks need."""
+# 50 partitions are for large tables.
+DELTA = {**DeltaTarget.settings, "spark.databricks.delta.snapshotPartitions": "1"}
 
 
 def small(builder: SparkSession.Builder, jar_sets: Sequence[str] = ()) -> SparkSession.Builder:

@@ -8,6 +8,7 @@ from benchmarks import report
 from benchmarks.lab import stamp_of, stamped
 from benchmarks.peers import kmqpy_client
 from benchmarks.peers.works import WINDOW, drain, shuffle_windows
+from benchmarks.queue_load import measure
 from benchmarks.results import JVM, PLAIN, Case, Row, from_json, percentile, ratio, run_case, shown, to_json
 from kmqpy.errors import Unavailable
 
@@ -136,6 +137,32 @@ def test_a_page_without_the_markers_is_refused(tmp_path, text):
     with pytest.raises(ValueError, match="bench: begin"):
         report.put_between_markers(page, "new")
     assert page.read_text() == text
+
+
+def test_a_queue_is_warmed_up_and_keeps_its_depth():
+    calls: list[str] = []
+    held: list[int] = list(range(50))
+
+    class Worker:
+        def put(self, count):
+            calls.append("put")
+            held.extend(range(count))
+
+        def take(self, count):
+            calls.append("take")
+            return [held.pop() for _ in range(min(count, len(held)))]
+
+        def finish(self, taken):
+            assert taken
+
+        def close(self):
+            calls.append("close")
+
+    figures = measure(Worker, takers=1, batch=10, seconds=0.05)
+    assert min(figures.values()) > 0
+    assert calls[:4] == ["put", "take", "put", "take"]
+    assert calls[-1] == "close"
+    assert len(held) == 50
 
 
 def test_stamped_bodies():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import click
 import pytest
@@ -92,6 +93,13 @@ def given(*args):
     finally:
         del kmq.commands["look"]
     return seen[0]
+
+
+def test_the_guides_table_of_deletions_has_every_command_that_asks_before_it_deletes():
+    asking = {name for name, one in ALL.items() if any("--yes" in option.opts for option in one.params)}
+    guide = (Path(__file__).parents[2] / "docs/guide.md").read_text()
+    table = guide.partition("## Commands that delete")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(kmq [a-z ]+?)(?: --.*)?`", table, re.MULTILINE)) == asking
 
 
 class TestHelp:

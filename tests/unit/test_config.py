@@ -619,6 +619,12 @@ class TestQueueSettings:
         with pytest.raises(ConfigError, match="claims"):
             QueueSettings.from_json(b'{"name": "q", "claims": 1}')
 
+    def test_late_acks_need_claims(self):
+        settings = QueueSettings(name="q", claims=True, late_acks=True)
+        assert QueueSettings.from_json(settings.to_json()) == settings
+        with pytest.raises(ConfigError, match="late_acks: needs claims"):
+            QueueSettings(name="q", late_acks=True)
+
     def test_zero_is_fine(self):
         settings = QueueSettings(name="q", max_redeliveries=0, max_delay_ms=0)
         assert settings.max_redeliveries == settings.max_delay_ms == 0

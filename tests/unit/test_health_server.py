@@ -70,19 +70,19 @@ class TestBacklog:
         metrics.show("orders", 3, depth=7, overdue=0)
         metrics.show("others", 0, depth=1000, overdue=0)
         metrics.in_flight.labels("orders", "0").set(40)
-        assert get(server, "/backlog?queue=orders") == (200, {"queue": "orders", "backlog": 14})
+        assert get(server, "/backlog/orders") == (200, {"queue": "orders", "backlog": 14})
 
     def test_a_partition_that_is_not_counted_yet_is_no_empty_one(self, server, watched) -> None:
         watched.metrics.owned.labels("orders").set(2)
         watched.metrics.show("orders", 0, depth=0, overdue=0)
         watched.metrics.show("orders", 1, overdue=3)
-        assert get(server, "/backlog?queue=orders")[0] == 503
+        assert get(server, "/backlog/orders")[0] == 503
 
     def test_a_tracker_without_partitions_of_the_queue_adds_nothing(self, server, watched) -> None:
         watched.metrics.owned.labels("orders").set(0)
-        assert get(server, "/backlog?queue=orders") == (200, {"queue": "orders", "backlog": 0})
+        assert get(server, "/backlog/orders") == (200, {"queue": "orders", "backlog": 0})
 
-    @pytest.mark.parametrize("query", ["", "?queue=", "?queue=ordres", "?other=orders"])
-    def test_an_unknown_queue_is_no_empty_one(self, server, watched, query) -> None:
+    @pytest.mark.parametrize("path", ["", "/", "/ordres", "/orders/", "?queue=orders"])
+    def test_an_unknown_queue_is_no_empty_one(self, server, watched, path) -> None:
         watched.metrics.owned.labels("orders").set(1)
-        assert get(server, "/backlog" + query)[0] == 404
+        assert get(server, "/backlog" + path)[0] == 404

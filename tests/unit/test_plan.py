@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kmqpy import message as m
 from kmqpy.kafka.markers.codec import decode_count, encode_count
 from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.late_acks import PLANNED_AT
 from kmqpy.kafka.markers.lineage import ANCESTORS
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
@@ -77,6 +78,24 @@ class TestRedelivery:
         later = Original(99, 1_800_000_000_000, b"k", b"v", first.headers)
         copy = copy_of(entry(), later, QUEUE, PARTITION)
         assert copy.headers == (*ORIGIN, (ANCESTORS, b"4:70,4:99"), (COUNT, b"\x02"))
+
+    def test_where_the_queue_has_late_acks_it_says_from_where_to_look_for_them(self):
+        queue = QueueSettings(name="jobs", claims=True, late_acks=True, max_redeliveries=2)
+
+        def copied(headers, position):
+            record = Original(70, 0, None, None, headers)
+            return copy_of(entry(), record, queue, PARTITION, position=position)
+
+        first = copied((), 500)
+        assert m.last_header(first.headers, PLANNED_AT) == b"jobs:4:500"
+        second = copied(first.headers, 900)
+        assert [one for one in second.headers if one[0] == PLANNED_AT] == [(PLANNED_AT, b"jobs:4:500")]
+        for foreign in (b"others:4:5", b"jobs:3:5", b"?", b"jobs:4:901"):
+            assert m.last_header(copied(((PLANNED_AT, foreign),), 900).headers, PLANNED_AT) == b"jobs:4:900"
+        dead = copied(second.headers, 950)
+        assert dead.dead_letter
+        assert m.last_header(dead.headers, PLANNED_AT) is None
+        assert m.last_header(plan(entry(), original((PLANNED_AT, b"jobs:4:5"))).headers, PLANNED_AT) is None
 
     @pytest.mark.parametrize("key", [None, b"", b"k"])
     @pytest.mark.parametrize("value", [None, b"", b"v"])
@@ -340,7 +359,13 @@ def record_bytes(copy):
 @pytest.mark.parametrize("reason", [None, "🐇" * 1_000])
 def test_what_send_takes_is_copied_until_it_is_a_dead_letter_and_back(header, reason):
     """However many headers it is made of, and without compression."""
-    queue = QueueSettings(name="q" * 230, redelivery_count_header="c" * 200, max_redeliveries=300)
+    queue = QueueSettings(
+        name="q" * 230,
+        redelivery_count_header="c" * 200,
+        max_redeliveries=300,
+        claims=True,
+        late_acks=True,
+    )
     many = MAX_MESSAGE_BYTES // size_of(None, None, (header,))
     rest = MAX_MESSAGE_BYTES - size_of(None, None, (header,) * many)
     record = Original(2**63 - 1, 2**63 - 1, None, b"v" * rest, (header,) * many)

@@ -14,9 +14,9 @@ from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, TakeRef
 from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.settings import StoredQueueSettings
-from kmqpy.storages.zookeeper import draft, live_queue, rows
+from kmqpy.storages.zookeeper import directory, draft, live_queue, rows
 from kmqpy.storages.zookeeper.body_cache import BodyCache
-from kmqpy.storages.zookeeper.directory import Directory, PageSummary, summary
+from kmqpy.storages.zookeeper.directory import Directory, PageSummary, read_table, summary
 from kmqpy.storages.zookeeper.rows import Row, Status, page_bytes, read_pack, read_page
 from kmqpy.testing import ManualClock
 
@@ -31,6 +31,8 @@ def test_it_does_what_memory_does_with_several_processes_and_lost_answers(seed, 
     chance = random.Random(seed)
     monkeypatch.setattr(draft, "PAGE_ROWS", chance.choice([2, 5, 200]))
     monkeypatch.setattr(draft, "MOST_PAGES", chance.choice([2, 20]))
+    monkeypatch.setattr(directory, "MOST_INLINE", chance.choice([0, 2, 32]))
+    monkeypatch.setattr(directory, "MOST_CHANGED", chance.choice([0, 2, 32]))
     monkeypatch.setattr(live_queue, "_IDS", chance.choice([3, 10_000]))
     monkeypatch.setattr(live_queue, "_CONFLICT", SimpleNamespace(delay=lambda _: 0.0))
     clock = ManualClock()
@@ -223,15 +225,15 @@ def test_what_is_written_is_read():
         7: row(7, priority=9),
     }
     assert read_page(page_bytes(page), "/p") == page
-    directory = Directory(
+    written = Directory(
         next_id=8,
         end_id=9,
         next_place=10,
         commits=(b"123456781234",),
         pages={1: summary(page, 4, manual=False)},
     )
-    assert Directory.from_bytes(directory.to_bytes(), "/d") == directory
-    assert directory.pages[1] == PageSummary(4, 2, 0, 0, 1, priority=9, place=7, due_ms=0)
+    assert Directory.from_bytes(written.to_bytes(), "/d") == written
+    assert written.pages[1] == PageSummary(4, 2, 0, 0, 1, priority=9, place=7, due_ms=0)
     new = [NewRow(b"x", None), NewRow(b"", b"", (("a", None), ("b", b"\xff"))), NewRow(b"\x00" * 9, b"k")]
     found = read_pack(rows.pack_bytes(new), "/pack")
     assert [(one.body, one.key, one.headers) for one in found] == [one[:3] for one in new]
@@ -244,12 +246,13 @@ def test_a_long_reason_is_cut_to_whole_characters():
     assert odd.reason == "x" + "\u00e4" * 499
 
 
-@pytest.mark.parametrize("read", [read_page, read_pack, Directory.from_bytes])
+@pytest.mark.parametrize("read", [read_page, read_pack, read_table, Directory.from_bytes])
 def test_any_bytes_are_read_or_refused_by_name(read):
     chance = random.Random(5)
     good = {
         read_page: page_bytes({1: row(1, reason="why")}),
         read_pack: rows.pack_bytes([NewRow(b"body", b"key", (("a", b"b"),))]),
+        read_table: Directory(table=b"123456781234", pages={1: PageSummary(4, 2, 0, 0, 1)}).table_bytes(),
         Directory.from_bytes: Directory(next_id=1, end_id=2, commits=(b"123456781234",)).to_bytes(),
     }[read]
     for _ in range(2_000):

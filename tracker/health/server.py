@@ -11,7 +11,7 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
-from urllib.parse import parse_qs
+from urllib.parse import unquote
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -120,9 +120,7 @@ def _backlog(metrics: TrackerMetrics, queue: str) -> tuple[int, dict[str, Any]]:
     try:
         backlog = metrics.backlog(queue)
     except KeyError:
-        return 404, {
-            "error": f"queue={queue}: no such queue; /backlog?queue=NAME needs one of this tracker's"
-        }
+        return 404, {"error": f"queue {queue!r}: this tracker knows none of this name"}
     if backlog is None:
         return 503, {"error": "not all partitions are counted yet", "queue": queue}
     return 200, {"queue": queue, "backlog": backlog}
@@ -140,7 +138,7 @@ class HealthServer:
     def __init__(self, watched: Watched, host: str, port: int) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                path, _, query = self.path.partition("?")
+                path = self.path.partition("?")[0]
                 if path == "/metrics":
                     self._answer(200, CONTENT_TYPE_LATEST, generate_latest(watched.metrics.registry))
                 elif path == "/livez":
@@ -149,10 +147,10 @@ class HealthServer:
                 elif path == "/readyz":
                     problems = watched.problems()
                     self._json(503 if problems else 200, {"ready": not problems, "problems": problems})
-                elif path == "/backlog":
-                    self._json(*_backlog(watched.metrics, parse_qs(query).get("queue", [""])[0]))
+                elif path.startswith("/backlog/"):
+                    self._json(*_backlog(watched.metrics, unquote(path.removeprefix("/backlog/"))))
                 else:
-                    self._json(404, {"error": "there is /metrics, /backlog?queue=, /livez and /readyz"})
+                    self._json(404, {"error": "there is /metrics, /backlog/QUEUE, /livez and /readyz"})
 
             def _json(self, status: int, content: dict[str, Any]) -> None:
                 self._answer(status, "application/json", json.dumps(content).encode() + b"\n")

@@ -197,11 +197,14 @@ class Redeliverer:
             outcome.problem = f"originals can't be read: {librdkafka.error_name(exception)}"
             outcome.failed |= {offset: self._backoff(offset) for offset in entries}
             return
+        position = 0 if self._known is None else self._known.position
         copies: list[Copy] = []
         for offset, original in fetched.found.items():
             try:
                 refusal = self._refusals.get(offset)
-                copies.append(copy_of(entries[offset], original, self.queue, self._partition, refusal))
+                copies.append(
+                    copy_of(entries[offset], original, self.queue, self._partition, refusal, position)
+                )
             except Exception as error:  # a bug of kmqpy with this one message (rule R21)
                 _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
                 outcome.problem = f"offset {offset}: no copy can be made of it: {error!r}"

@@ -56,9 +56,16 @@ class Copy(NamedTuple):
 
 
 def copy_of(
-    entry: Entry, original: Original, queue: QueueSettings, partition: int, refusal: Refusal | None = None
+    entry: Entry,
+    original: Original,
+    queue: QueueSettings,
+    partition: int,
+    refusal: Refusal | None = None,
+    position: int = 0,
 ) -> Copy:
     """The copy to append for `original`, which is partition `partition`'s record of `entry`.
+
+    `position`: the markers offset before which all markers were applied when it was due.
 
     It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are
     kept, but for those that say what this very copy is; `kmq-deliver-at` has been honoured by now.
@@ -87,7 +94,7 @@ def copy_of(
         headers = dead_letter_headers(original.headers, origin, queue, count, ancestors, reason)
     else:
         new_count = min(count + 1, MAX_COUNT) if entry.counts else count
-        headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors)
+        headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors, position)
     undecodable = undecodable_count, undecodable_ancestors
     return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable)
 

@@ -10,11 +10,11 @@ from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import build, nearest
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.access import AdminAccess, queue_not_found
-from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.settings import FLAGS, QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import check_retention
 
-ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold_ms", "claims")
+ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold_ms", *FLAGS)
 """The settings of a queue that can be changed while it exists."""
 
 

@@ -179,6 +179,9 @@ class KmqClient:
         lease left is given back, which does not count as an attempt, unless this process dies first or the
         broker writes the marker that gives it back after the end of the lease.
 
+        Where the queue has late acks, copies that were acknowledged before they were taken are left out; so
+        are, until they come again, copies of which that can't be found out.
+
         Raises ConfigError for bad numbers, TopicError when the queue's topic is gone, or was recreated
         without its markers topic.
         """

@@ -18,6 +18,8 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
+from kmqpy.kafka.client.late_acks import CheckedCopies, LateAckCheck
+from kmqpy.kafka.client.message_places import offsets_by_partition
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
@@ -91,6 +93,7 @@ class Receiver:
         self._look_for_topics = look_for_topics
         self._telemetry = telemetry
         self._clock = clock
+        self._late_acks = LateAckCheck(connection, queue, clock) if queue.late_acks else None
         self._member: GroupMember | None = None
         self._start_batch: StartBatch | None = None  # of messages that are not handed out yet
         self._confirmed_in_s = 0.0  # how long it took to write the last start markers
@@ -154,6 +157,8 @@ class Receiver:
         recreated = ids.queue != self._topics.ids.queue
         if recreated:
             self._start_batch = None
+        if self._late_acks is not None:
+            self._late_acks.forget()
         self._topics.change_to(ids)
         if self._member is not None:
             self._member.follow(ids)
@@ -162,6 +167,8 @@ class Receiver:
 
     def close(self) -> None:
         """Commit and leave the group."""
+        if self._late_acks is not None:
+            self._late_acks.close()
         if self._member is not None:
             self._member.close()
 
@@ -177,7 +184,8 @@ class Receiver:
             started_at = self._clock.monotonic()
             until = started_at + lease_ms / 1000
             now_ms = self._clock.wall_ms()
-            delays = self._delays(records, now_ms) if have_headers(records) else {}
+            with_headers = have_headers(records)
+            delays = self._delays(records, now_ms) if with_headers else {}
             due = offsets if not delays else _without(offsets, delays)
             start_batch = self._topics.writer.starts.start(
                 due, delays, lease_ms, self._holder, _START_TIMEOUT_S, _hand_out_until(until, lease_ms)
@@ -208,8 +216,33 @@ class Receiver:
             messages = [message for message in messages if _is_started(message, delays, outcome)]
             offsets = offsets_of_records(list(map(_record_of, messages)))
         if outcome.given_back:
-            until = -math.inf  # nothing is left of their leases
+            return _Started(messages, offsets, -math.inf)  # nothing is left of their leases
+        if self._late_acks is not None and with_headers:
+            copies = self._late_acks.copies_among(list(map(_record_of, messages)))
+            if copies:
+                left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
+                checked = self._late_acks.examine(copies, left_s / 2)
+                messages, offsets = self._without_late_acked(messages, offsets, checked)
         return _Started(messages, offsets, until)
+
+    def _without_late_acked(
+        self, messages: list[KafkaMessage], offsets: Offsets, checked: CheckedCopies
+    ) -> tuple[list[KafkaMessage], Offsets]:
+        """The messages that are to be handed out; the others are ended, or given back."""
+        if not checked.acknowledged and not checked.unread:
+            return messages, offsets
+        writer = self._topics.writer
+        for partition, acknowledged in offsets_by_partition(checked.acknowledged).items():
+            writer.end(partition, acknowledged)
+        writer.give_back(checked.unread)
+        name = self._queue.name
+        if checked.acknowledged:
+            self._telemetry.finished(name, "late-ack", len(checked.acknowledged))
+        if checked.unread:
+            self._telemetry.failed(name, "late acks unread", len(checked.unread))
+        left = {*checked.acknowledged, *checked.unread}
+        kept = [one for one in messages if (one.partition, one.offset) not in left]
+        return kept, offsets_of_records(list(map(_record_of, kept)))
 
     def _lengthened(self, lease_ms: int) -> int:
         """The lease to write in start markers: longer where these took a good part of it last time.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kmqpy.kafka.markers.codec import encode_count
+from kmqpy.kafka.markers.late_acks import PLANNED_AT, planned_at_header, read_planned_at
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, ancestors_header
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
@@ -43,14 +44,23 @@ class Origin(NamedTuple):
 
 
 def redelivery_headers(
-    original: Headers, origin: Origin, queue: QueueSettings, count: int, ancestors: Sequence[RecordPlace]
+    original: Headers,
+    origin: Origin,
+    queue: QueueSettings,
+    count: int,
+    ancestors: Sequence[RecordPlace],
+    position: int = 0,
 ) -> Headers:
     """The headers of a copy that is redelivered for the `count`-th time.
 
-    `ancestors`: those of the original. `kmq-deliver-at` is dropped: the delay that it asked for is over.
+    ancestors  those of the original
+    position   the markers offset before which all markers were known when the copy was planned
+
+    `kmq-deliver-at` is dropped: the delay that it asked for is over.
     """
     return (
         *_kept(original, origin, queue),
+        *_planned_at(original, origin, queue, position),
         _lineage(queue.name, ancestors, origin, queue),
         *_count(queue, count),
     )
@@ -94,8 +104,8 @@ def redriven_headers(
 
 
 def _kept(original: Headers, origin: Origin, queue: QueueSettings) -> Headers:
-    """The original's headers without its count, delay and ancestors, and where the first original stands."""
-    kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS)
+    """The original's headers without those of its own state, and where the first original stands."""
+    kept = without(original, queue.redelivery_count_header, DELIVER_AT, ANCESTORS, PLANNED_AT)
     if last_header(original, ORIGINAL_OFFSET) is not None:
         return kept
     return (
@@ -113,6 +123,15 @@ def _lineage(
     if not ancestors and topic == queue.name:  # the usual case
         return ANCESTORS, b"%d:%d" % (origin.partition, origin.offset)
     return ancestors_header(topic, ancestors, RecordPlace(queue.name, origin.partition, origin.offset))
+
+
+def _planned_at(original: Headers, origin: Origin, queue: QueueSettings, position: int) -> Headers:
+    """From where to look for late acknowledgements: from the first copy's plan on (rule R32)."""
+    if not queue.late_acks:
+        return ()
+    first = read_planned_at(last_header(original, PLANNED_AT), queue.name, origin.partition)
+    position = position if first is None else min(first, position)
+    return (planned_at_header(queue.name, origin.partition, position),)
 
 
 def _count(queue: QueueSettings, count: int) -> Headers:

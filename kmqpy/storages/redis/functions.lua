@@ -29,6 +29,8 @@ What a caller has to do something about is an error whose text starts with KMQ.
 local STEP = 1000 -- rows that one call moves at most beyond those it is asked for
 local PIECE = 4000 -- values that Lua can hand over to one command
 local BYTES = 2 ^ 24 -- about as many bytes of rows are in one reply, and one row more
+local MANY = 32 -- pairs, from which on write_many() is faster than write()
+local LONG_BYTES = 100 -- more than hash-max-listpack-value and zset-max-listpack-value, which are 64
 local SHOWN_BYTES = 100 -- about as much is in a reply beside each row
 local PRIORITIES = 2 ^ 49 -- distance of two priorities in score(); all numbers are smaller
 local TOO_LARGE = 'WRONGTYPE a number that kmqpy has not counted to' -- beyond 2 ^ 53 two ids would be the same
@@ -51,6 +53,16 @@ local function write(command, key, values)
     reply = redis.call(command, key, unpack(values, first, math.min(first + PIECE - 1, #values)))
   end
   return reply
+end
+
+-- The same for many pairs. Redis keeps a small hash or sorted set as one list, and searches that for each value;
+-- a value that is too long for such lists makes it something better, and is removed again.
+local function write_many(command, remove, key, values)
+  if #values < 2 * MANY then return write(command, key, values) end
+  local long = string.rep('-', LONG_BYTES)
+  redis.call(command, key, '0', long) -- no row has the id 0
+  write(command, key, values)
+  redis.call(remove, key, command == 'ZADD' and long or '0')
 end
 
 local function read(key, ids)
@@ -425,7 +437,7 @@ function calls.put(q, args)
       table.insert(out.states, packed(s))
     end
   end
-  write('HSET', q.rows, rows)
+  write_many('HSET', 'HDEL', q.rows, rows)
   if largest > q.largest then redis.call('HSET', q.key, 'largest', text_of(largest)) end
   if #fresh > 0 then
     local length = write('RPUSH', q.fresh, fresh)
@@ -470,10 +482,10 @@ function calls.take(q, args)
     end
     count = count + #ids
     if q.ephemeral then
-      write('HSET', q.states, new_states)
-      write('ZADD', q.taken, taken)
+      write_many('HSET', 'HDEL', q.states, new_states)
+      write_many('ZADD', 'ZREM', q.taken, taken)
       if not q.is_manual and n > 0 then
-        write('ZADD', q.leases, leases)
+        write_many('ZADD', 'ZREM', q.leases, leases)
         announce_due(q, ends)
       end
     else

@@ -35,6 +35,49 @@ _BROKEN = ("08", "57P01", "57P02", "57P04", "57P05")
 _NULLS = (None,) * len(COLUMNS.split(","))
 
 
+class _Cursors:
+    """The cursor of a connection: one of psycopg for each statement, with the last result of one of them.
+
+    A cursor forgets how parameters and columns are converted when it is given another statement.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._current = self._new()
+        self._cursors: dict[str, Cursor] = {}
+
+    def execute(self, statement: str, parameters: Parameters | None = None) -> None:
+        self.free_result()
+        cursor = self._cursors.get(statement)
+        if cursor is None:
+            cursor = self._cursors[statement] = self._new() if self._cursors else self._current
+        self._current = cursor
+        cursor.execute(statement, parameters)
+
+    def fetchone(self) -> Any:
+        return self._current.fetchone()
+
+    def fetchall(self) -> Any:
+        return self._current.fetchall()
+
+    @property
+    def rowcount(self) -> int:
+        found: int = self._current.rowcount
+        return found
+
+    def free_result(self) -> None:
+        """Forget the last result, which may be large, and which its cursor would keep."""
+        if self._current.pgresult is not None:
+            self._current.pgresult.clear()
+
+    def close(self) -> None:
+        for cursor in (self._current, *self._cursors.values()):
+            cursor.close()
+
+    def _new(self) -> Cursor:
+        return self._connection.cursor(binary=True, row_factory=tuple_row)
+
+
 class PostgreSql:
     """See Dialect."""
 
@@ -59,11 +102,12 @@ class PostgreSql:
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
-        return connection.cursor(binary=True, row_factory=tuple_row)
+        return _Cursors(connection)
 
     def keeps(self, cursor: Cursor) -> bool:
-        """See Dialect. A cursor knows how types are converted, but keeps its result until the next one."""
-        return cursor.pgresult is None or cursor.pgresult.ntuples <= 1
+        """See Dialect. A cursor knows how types are converted; results are not kept."""
+        cursor.free_result()
+        return True
 
     def begin(self, cursor: Cursor) -> None:
         """See Dialect."""

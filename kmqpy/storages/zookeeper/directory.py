@@ -2,16 +2,22 @@
 
 Each change of a queue writes the directory, on condition that nobody has written it since it was read. So all
 changes of a queue happen one after the other, and none is based on an older state.
+
+What is said of many pages is in a znode of its own, the *table*; the directory then holds what has changed
+since the table was written. So a change writes little, however many messages there are; once in MOST_CHANGED
+pages it writes the table, too. The directory names the commit that has written its table, so no other table
+is taken for it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
+from kmqpy.errors import ConfigError
 from kmqpy.storages.engine import Counts
 from kmqpy.storages.zookeeper.rows import Page, Row, Status, not_ours
 
@@ -24,8 +30,19 @@ AUTHOR_BYTES = 8
 COMMIT_BYTES = AUTHOR_BYTES + 4
 """A commit is named by its author and a number."""
 
-_FORMAT = 1
+MOST_INLINE = 32
+"""The most pages of a queue without a table. It gets one when it has more, and keeps it until it has half."""
+MOST_CHANGED = 32
+"""The most pages that may have changed since the table was written."""
+NO_TABLE = bytes(COMMIT_BYTES)
+
+_FORMAT = 2
+_WITHOUT_TABLES = 1
+"""The format of directories that hold all pages; they are read, and written in the present one."""
+_NEWEST = 15
+"""The largest format that a newer kmqpy may have; what looks like a larger one is damaged."""
 _HEADER = struct.Struct(">BQQQH")
+_TABLE_HEADER = struct.Struct(f">B{COMMIT_BYTES}s")
 _PAGE_FORMAT = "QIHHHHBQQ"
 _PAGE = struct.Struct(">" + _PAGE_FORMAT)
 
@@ -48,13 +65,19 @@ class PageSummary(NamedTuple):
     due_ms: int = 0
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Row.order of the first row that is ready."""
-        return (-self.priority, self.place)
+    def is_empty(self) -> bool:
+        """True when it has no rows."""
+        return not (self.ready or self.delayed or self.taken or self.dead)
 
     def in_state(self, status: Status) -> int:
         """How many rows are in a state."""
         return (self.ready, self.delayed, self.taken, self.dead)[status]
+
+
+_GONE = PageSummary(0, 0, 0, 0, 0)
+"""Stands in a directory with a table for a page that the table has, and that is gone: none is empty."""
+ReadTable = Callable[[bytes], Mapping[int, PageSummary]]
+"""Gives the pages of the table that a commit has written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +88,8 @@ class Directory:
     next_place       the place of the next message that is put or goes to the back
     commits          the latest commits, one of each author
     pages            by the first id that each may hold, in order
+    table            the commit that has written the table; NO_TABLE: there is none
+    changed          the pages that are not as the table has them; those that are gone, too
     """
 
     next_id: int = 0
@@ -72,6 +97,8 @@ class Directory:
     next_place: int = 1
     commits: tuple[bytes, ...] = ()
     pages: Mapping[int, PageSummary] = field(default_factory=dict)
+    table: bytes = NO_TABLE
+    changed: frozenset[int] = frozenset()
 
     @property
     def counts(self) -> Counts:
@@ -84,33 +111,87 @@ class Directory:
             dead=sum(page.dead for page in pages),
         )
 
+    @property
+    def has_table(self) -> bool:
+        """True when a table holds what is not said here."""
+        return self.table != NO_TABLE
+
+    @property
+    def full_bytes(self) -> int:
+        """The size of the largest znode that a commit may have to write of it."""
+        return _HEADER.size + COMMITS_REMEMBERED * COMMIT_BYTES + len(self.pages) * _PAGE.size
+
+    def changed_by(
+        self, commit: bytes, pages: Mapping[int, PageSummary], changed: Iterable[int]
+    ) -> Directory:
+        """The directory with other pages, some of them `changed`; a new table is named after the commit."""
+        now_changed = self.changed.union(changed)
+        if len(pages) <= (MOST_INLINE // 2 if self.has_table else MOST_INLINE):
+            return replace(self, pages=pages, table=NO_TABLE, changed=frozenset())
+        if self.has_table and len(now_changed) <= MOST_CHANGED:
+            return replace(self, pages=pages, changed=now_changed)
+        return replace(self, pages=pages, table=commit, changed=frozenset())
+
     def to_bytes(self) -> bytes:
         """The directory as it is stored."""
         commits = self.commits[-COMMITS_REMEMBERED:]
         header = _HEADER.pack(_FORMAT, self.next_id, self.end_id, self.next_place, len(commits))
-        numbers = chain.from_iterable((number, *page) for number, page in self.pages.items())
-        pages = struct.pack(">" + _PAGE_FORMAT * len(self.pages), *numbers)  # faster than one by one
-        return b"".join([header, *commits, pages])
+        pages = self.pages
+        if self.has_table:
+            pages = {number: self.pages.get(number, _GONE) for number in sorted(self.changed)}
+        return b"".join([header, *commits, self.table, _pages_bytes(pages)])
+
+    def table_bytes(self) -> bytes:
+        """The table of these pages as it is stored, by the commit that `table` names."""
+        return _TABLE_HEADER.pack(_FORMAT, self.table) + _pages_bytes(self.pages)
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str) -> Directory:
-        """The reverse of to_bytes(); raises ConfigError naming the znode."""
+    def from_bytes(cls, data: bytes, path: str, read_table: ReadTable | None = None) -> Directory:
+        """The reverse of to_bytes(); raises ConfigError naming the znode, and what `read_table` raises."""
+        if data and _FORMAT < data[0] <= _NEWEST:
+            raise ConfigError(
+                f"znode {path}: it is of a newer kmqpy (format {data[0]}, this one knows {_FORMAT}), or "
+                "damaged; update kmqpy"
+            )
         try:
             found, next_id, end_id, next_place, commits = _HEADER.unpack_from(data)
-            if found != _FORMAT:
+            if found not in (_FORMAT, _WITHOUT_TABLES):
                 raise ValueError(f"format {found}; this kmqpy knows {_FORMAT}")
             at = _HEADER.size + commits * COMMIT_BYTES
             names = _pieces(data[_HEADER.size : at], COMMIT_BYTES)
-            pages = {number: PageSummary(*numbers) for number, *numbers in _PAGE.iter_unpack(data[at:])}
+            table = NO_TABLE
+            if found == _FORMAT:
+                table = data[at : at + COMMIT_BYTES]
+                at += COMMIT_BYTES
+            if len(table) != COMMIT_BYTES:
+                raise ValueError("it is cut off")
+            pages = _read_pages(data[at:])
         except (struct.error, ValueError) as error:
             raise not_ours(path, error) from None
+        changed: frozenset[int] = frozenset()
+        if table != NO_TABLE and read_table is not None:
+            changed = frozenset(pages)
+            pages = {**read_table(table), **pages}
         return cls(
             next_id=next_id,
             end_id=end_id,
             next_place=next_place,
             commits=tuple(names),
-            pages=dict(sorted(pages.items())),
+            pages={number: page for number, page in sorted(pages.items()) if not page.is_empty},
+            table=table,
+            changed=changed,
         )
+
+
+def read_table(data: bytes, path: str) -> tuple[bytes, dict[int, PageSummary]]:
+    """The commit that has written a table, and its pages; raises ConfigError naming the znode."""
+    try:
+        found, commit = _TABLE_HEADER.unpack_from(data)
+        if found != _FORMAT:
+            raise ValueError(f"format {found}; this kmqpy knows {_FORMAT}")
+        return commit, _read_pages(data[_TABLE_HEADER.size :])
+    except (struct.error, ValueError) as error:
+        raise not_ours(path, error) from None
 
 
 def summary(page: Page, version: int, *, manual: bool) -> PageSummary:
@@ -130,6 +211,15 @@ def summary(page: Page, version: int, *, manual: bool) -> PageSummary:
         place=0 if first is None else first.place,
         due_ms=_first_due(delayed if manual else [*delayed, *taken]),
     )
+
+
+def _pages_bytes(pages: Mapping[int, PageSummary]) -> bytes:
+    numbers = chain.from_iterable((number, *page) for number, page in pages.items())
+    return struct.pack(">" + _PAGE_FORMAT * len(pages), *numbers)  # faster than one by one
+
+
+def _read_pages(data: bytes) -> dict[int, PageSummary]:
+    return {number: PageSummary(*numbers) for number, *numbers in _PAGE.iter_unpack(data)}
 
 
 def _first_due(rows: Iterable[Row]) -> int:

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -15,6 +15,7 @@ from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import QueueRow
 from kmqpy.storages.zookeeper.arrivals import UNKNOWN_VERSION, Arrivals
 from kmqpy.storages.zookeeper.body_cache import BodyCache
+from kmqpy.storages.zookeeper.change_request import ChangeRequest
 from kmqpy.storages.zookeeper.directory import (
     AUTHOR_BYTES,
     COMMIT_BYTES,
@@ -23,6 +24,7 @@ from kmqpy.storages.zookeeper.directory import (
     PageSummary,
     summary,
 )
+from kmqpy.storages.zookeeper.directory_reader import DirectoryReader
 from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
 from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Content, Page, not_ours, read_pack, read_page
 from kmqpy.storages.zookeeper.turns import Turns
@@ -52,30 +54,6 @@ class _TooMuch(Exception):
     """The requests of several threads don't fit into one commit."""
 
 
-class _Request(Generic[T]):
-    """A change that a thread asks for; the thread that has the lock carries it out."""
-
-    def __init__(self, work: Callable[[Draft], T], ids: int) -> None:
-        self.work = work
-        self.ids = ids
-        self.is_done = False
-        self._result: tuple[T, int] | Exception
-
-    def succeed(self, result: T, version: int) -> None:
-        self._result = result, version
-        self.is_done = True
-
-    def fail(self, error: Exception) -> None:
-        self._result = error
-        self.is_done = True
-
-    def outcome(self) -> tuple[T, int]:
-        """The result, or its exception raised."""
-        if isinstance(self._result, Exception):
-            raise self._result
-        return self._result
-
-
 class LiveQueue:
     """One queue; its lock lets one thread of this process change it at a time.
 
@@ -87,7 +65,8 @@ class LiveQueue:
         self._znodes = znodes
         self._path = znodes.directory_path(row.generation)
         self._lock = threading.Lock()
-        self._requests: deque[_Request[Any]] = deque()
+        self._requests: deque[ChangeRequest[Any]] = deque()
+        self._reader = DirectoryReader(znodes, row.generation)
         self._directory: Directory | None = None
         self._version = -1
         self._pages: OrderedDict[int, tuple[int, Page]] = OrderedDict()
@@ -113,7 +92,7 @@ class LiveQueue:
 
         Raises QueueNotFound, Unavailable (then it is not known whether it happened), what `work` raises.
         """
-        request = _Request(work, ids)
+        request = ChangeRequest(work, ids)
         self._requests.append(request)
         with self._lock:
             if not request.is_done:
@@ -140,7 +119,7 @@ class LiveQueue:
 
     # --- carrying out -----------------------------------------------------------------------------
 
-    def _carry_out(self, requests: Sequence[_Request[Any]]) -> None:
+    def _carry_out(self, requests: Sequence[ChangeRequest[Any]]) -> None:
         """Carry out requests of several threads by one commit; one by one, if that can't be done."""
         try:
             self._carry_out_together(requests)
@@ -154,7 +133,7 @@ class LiveQueue:
                     )
             raise
 
-    def _carry_out_together(self, requests: Sequence[_Request[Any]]) -> None:
+    def _carry_out_together(self, requests: Sequence[ChangeRequest[Any]]) -> None:
         try:
             results, version = self._results(requests)
         except (_TooMuch, MessageError, ConfigError) as error:  # nothing was written
@@ -172,7 +151,7 @@ class LiveQueue:
             for one, result in zip(requests, results, strict=True):
                 one.succeed(result, seen)
 
-    def _results(self, requests: Sequence[_Request[Any]]) -> tuple[Sequence[Any], int]:
+    def _results(self, requests: Sequence[ChangeRequest[Any]]) -> tuple[Sequence[Any], int]:
         """The results, and the version of the directory that they have seen."""
         if self._has_competitors:
             self._turns.give_way(self.row.generation)
@@ -237,11 +216,12 @@ class LiveQueue:
         return Draft(directory, self.row.settings, self._znodes.now(), self._load, most_pages)
 
     def _read(self) -> Directory:
-        found = self._znodes.read_directory(self.row.generation)
+        found = self._reader.read(None if self._directory is None else self._version)
         if found is None:
             self.raise_deleted()
-        if self._directory is None or found[1] != self._version:
-            self._directory, self._version = Directory.from_bytes(found[0], self._path), found[1]
+        directory, self._version = found
+        self._directory = directory or self._directory
+        assert self._directory is not None
         return self._directory
 
     def raise_deleted(self) -> NoReturn:
@@ -338,6 +318,8 @@ class LiveQueue:
             if not self._has_happened(name, sent_at):
                 raise Conflict from lost
             version = UNKNOWN_VERSION
+        if changes.table is not None:
+            self._reader.keep(changes.directory)
         for number in changes.pages:
             self._pages.pop(number, None)
         for number, page in draft.changed_pages().items():
@@ -351,7 +333,7 @@ class LiveQueue:
     def _send(self, changes: Changes) -> Callable[[], int]:
         multi = self._znodes.zk.transaction()
         directory = changes.directory.to_bytes()
-        if changes.new_packs and len(directory) > self._znodes.max_packet_bytes - _ROOM_BYTES:
+        if changes.new_packs and changes.directory.full_bytes > self._znodes.max_packet_bytes - _ROOM_BYTES:
             raise MessageError(
                 f"queue {self.row.name!r}: it is full, with {len(changes.directory.pages)} pages of up to "
                 f"{PAGE_ROWS} messages; nothing was sent. Finish some, or use another queue"
@@ -359,6 +341,9 @@ class LiveQueue:
         multi.set_data(self._path, directory, self._version)
         for path in self._gone(changes):
             multi.delete(path)
+        if changes.table is not None:
+            write = multi.set_data if changes.had_table else multi.create
+            write(self._reader.table_path, changes.table)
         for number, data in changes.pages.items():
             if data is not None:
                 write = multi.create if number in changes.new_pages else multi.set_data
@@ -381,6 +366,7 @@ class LiveQueue:
     def _look_around(self) -> None:
         """Learn anew which znodes there are: what somebody has made or deleted holds up every commit."""
         self._pages.clear()
+        self._reader.forget()
         if self._refused is None:
             return
         gone, self._refused = self._gone(self._refused), None
@@ -389,9 +375,11 @@ class LiveQueue:
                 self._undeletable.add(path)
 
     def _gone(self, changes: Changes) -> list[str]:
-        """The znodes that a commit deletes: packs, then pages."""
+        """The znodes that a commit deletes: packs, then pages, then the table."""
         packs = [self._pack_path(*pack) for pack in changes.gone_packs]
         pages = [self._page_path(number) for number, data in changes.pages.items() if data is None]
+        if changes.had_table and not changes.directory.has_table:
+            pages.append(self._reader.table_path)
         return [path for path in [*packs, *pages] if path not in self._undeletable]
 
     def _remember(self, pack: tuple[int, int], path: str, data: bytes | None) -> Sequence[Content]:

@@ -17,8 +17,8 @@ from kmqpy.errors import ConfigError
 from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, NewRow
 
-PAGE_ROWS = 200
-"""Messages of a page. A take rewrites a page and the directory; at 100,000 messages both are of like size."""
+PAGE_ROWS = 100
+"""Messages of a page. Each change rewrites the pages that it changes, and the directory counts the pages."""
 
 
 class Status(IntEnum):

@@ -6,6 +6,7 @@
 /ROOT/turn                       written by who asks for its turn (see turns.py)
 /ROOT/names/q-NAME               JSON: generation and settings of a queue; NAME is percent-encoded
 /ROOT/queues/GENERATION          a directory (see directory.py)
+/ROOT/queues/GENERATION/table    the table of a directory with many pages
 /ROOT/queues/GENERATION/PAGE     a page of states (see rows.py)
 /ROOT/queues/GENERATION/PAGE/ID  a pack of bodies
 """
@@ -45,7 +46,9 @@ from kmqpy.zookeeper.session import address, check_access, failure, gather, last
 
 T = TypeVar("T")
 
-_FORMAT = 1
+_FORMAT = 2
+_OLDER_FORMATS = (1,)
+"""Formats that are read, too; a storage of them is made one of the present format when it is opened."""
 _LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
 """Errors after which a request may have been carried out."""
 _RETRY = Backoff(first=0.02, factor=2.0, maximum=0.5)
@@ -94,22 +97,36 @@ class Znodes:
 
         made = {"names": b"", "queues": b"", "ids": b"1", "clock": b"", "turn": b"", "storage": content}
 
-        def prepare() -> bytes:
+        def prepare() -> tuple[bytes, int]:
             # Who may not make znodes can use those that are there.
             there = [self.zk.exists_async(f"{self._root}/{name}") for name in made]
             for name, stat in zip(made, there, strict=True):
                 if self._wait(stat) is None:
                     with suppress(NodeExistsError):
                         self._wait(self.zk.create_async(f"{self._root}/{name}", made[name], makepath=True))
-            found: bytes = self._wait(self.zk.get_async(path))[0]
-            return found
+            found, stat = self._wait(self.zk.get_async(path))
+            return found, stat.version
 
-        found = _json(self.repeated(prepare), path)
-        if found.get("format") != _FORMAT or not isinstance(found.get("id"), str) or not found["id"]:
+        data, version = self.repeated(prepare)
+        found = _json(data, path)
+        is_known = found.get("format") in (_FORMAT, *_OLDER_FORMATS)
+        if not is_known or not isinstance(found.get("id"), str) or not found["id"]:
             raise ConfigError(
                 f"znode {path}: it is of a newer kmqpy or of another program; we know format {_FORMAT}"
             )
+        if found["format"] != _FORMAT:
+            self._upgrade(path, {**found, "format": _FORMAT}, version)
         return str(found["id"])
+
+    def _upgrade(self, path: str, content: dict[str, Any], version: int) -> None:
+        """Tell older clients, when they open the storage, that they are too old."""
+
+        def upgrade() -> None:
+            with suppress(BadVersionError):  # somebody else did it, or an earlier try whose answer was lost
+                self._wait(self.zk.set_async(path, json.dumps(content).encode(), version))
+
+        with suppress(AccessDenied):  # then they are told by the first directory that they can't read
+            self.repeated(upgrade)
 
     def now(self) -> Now:
         """The server's clock."""

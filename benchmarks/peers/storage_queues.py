@@ -1,0 +1,51 @@
+"""kmqpy's queues on a storage, in a process of their own as their peers are: puts and takes per second."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.queue_load import BODY, measure
+from kmqpy.queue import Queue, Storage, storage_for
+
+_FILL = 5_000
+
+
+class Ours:
+    """One thread's handle of a queue of kmqpy; all share one storage."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def put(self, count: int) -> None:
+        if count == 1:
+            self._queue.send(BODY)
+        else:
+            self._queue.send_many([BODY] * count)
+
+    def take(self, count: int) -> Sequence[Any]:
+        return self._queue.receive(count, wait=0)
+
+    def finish(self, taken: Sequence[Any]) -> None:
+        self._queue.ack(taken)
+
+    def close(self) -> None:
+        pass
+
+
+def speed(options: Mapping[str, Any]) -> dict[str, float]:
+    """Measure the queue of this depth: `url, depth, takers, batch, seconds`."""
+    with storage_for(options["url"]) as storage:
+        queue = filled(storage, options["depth"])
+        return measure(
+            lambda: Ours(queue), takers=options["takers"], batch=options["batch"], seconds=options["seconds"]
+        )
+
+
+def filled(storage: Storage, depth: int) -> Queue:
+    """A queue of the storage that was made and filled to `depth` when it was first asked for."""
+    name = f"depth-{depth}"
+    if name not in storage.list():
+        storage.create(name)
+        queue = storage.open(name)
+        for first in range(0, depth, _FILL):
+            queue.send_many([BODY] * min(_FILL, depth - first))
+    return storage.open(name)

@@ -1,0 +1,192 @@
+"""Acknowledgements that came after the message had been copied: late ones (rules R32, R33). Pure: no I/O.
+
+A copy carries a header that says from where to look for them:
+
+    kmq-planned-at   `queue:partition:markers offset`: the markers before that offset were known to the
+                     tracker that planned the first copy of the message. Copies of copies keep it
+
+All that decides stands in the markers from there on: the claims, the end markers of trackers, which name the
+copies, and the acknowledgements. The headers of a message decide nothing, since anybody can forward them with
+a message of their own, and then an acknowledgement of another message would end that one.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.errors import DecodeError
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claims import CLAIM, named_offsets
+from kmqpy.kafka.markers.codec import Headers, Op, Runs
+from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
+from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers, read_marker
+
+PLANNED_AT = "kmq-planned-at"
+
+_PLANNED_AT = re.compile(rb"([a-zA-Z0-9._-]{1,249}):([0-9]{1,10}):([0-9]{1,19})")
+_END = codec.encode_end()
+_START = codec.encode_start(0)[:1]
+_BY_TRACKER = codec.encode(codec.tick(0))[2][0]
+_SINGLE_COPY = re.compile(rb"([0-9]{1,10}):([0-9]{1,19})")
+_MOST_ANCESTORS = 10_000
+"""No message has as many; markers that somebody made up could name a copy as its own ancestor."""
+
+
+def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, bytes]:
+    """The header for a copy whose first plan was made from the markers before `position`."""
+    return PLANNED_AT, b"%s:%d:%d" % (queue.encode(), partition, position)
+
+
+def read_planned_at(data: bytes | None, queue: str, partition: int) -> int | None:
+    """The markers offset that the header names; None where it is absent, bad, or of another partition."""
+    found = _PLANNED_AT.fullmatch(data or b"")
+    if found is None or (found[1].decode(), int(found[2])) != (queue, partition):
+        return None
+    position = int(found[3])
+    return position if position <= INT64_MAX else None
+
+
+class LateAcks:
+    """The late acknowledgements of one partition, as far as its markers are read: from `begin` to `end`.
+
+    Memory: two bits for each message that was claimed or copied, and 24 bytes for each run of messages that
+    were copied to a run of offsets.
+    """
+
+    def __init__(self, queue: str, partition: int, begin: int) -> None:
+        self.begin = self.end = begin
+        self._queue = queue
+        self._partition = partition
+        self._watched = OffsetRuns()
+        """Messages that were claimed, and copies. Acknowledgements of others are not late: one that stands
+        before the claim had the tracker drop the message, so it was not copied."""
+        self._acknowledged = OffsetRuns()
+        self._copies = _CopyRuns()
+
+    def read(self, records: Sequence[Any]) -> None:
+        """Take in the next records of the markers partition, those of open and aborted transactions, too."""
+        end = self.end
+        for record, headers in zip(records, headers_of_each(records), strict=True):
+            at = record.offset()
+            if at < end:
+                continue
+            end = at + 1
+            value = record.value()
+            if value is None or value[:1] == _START:
+                continue  # says nothing here
+            if value == _END and (not headers or _names_copy(headers)):
+                self._read_single(record.key(), headers)  # most are such
+            else:
+                self._read_other(record, headers)
+        self.end = end
+
+    def acknowledged(self, copy: int) -> bool:
+        """Return True if a client acknowledged this copy, or a message of which it is a copy."""
+        if not self._acknowledged:
+            return False
+        offset: int | None = copy
+        if self._copies.original_of(copy) is None:
+            return False
+        for _ in range(_MOST_ANCESTORS):
+            if offset is None or offset in self._acknowledged:
+                return offset is not None
+            offset = self._copies.original_of(offset)
+        return False
+
+    def _read_single(self, key: bytes | None, headers: Headers | None) -> None:
+        """An end marker of one message: by a client, or, with `headers`, by a tracker."""
+        try:
+            partition, offset = codec.decode_key(key)
+            if partition != self._partition:
+                return
+            if headers:
+                self._read_copies(((offset, 1),), 1, headers[1][1])
+            elif offset in self._watched:
+                self._acknowledged.add(offset)
+        except DecodeError:
+            return  # a record is judged alone (rule R21)
+
+    def _read_other(self, record: Any, headers: object) -> None:
+        try:
+            marker = read_marker(record)
+            if marker.op is not Op.END:
+                return
+            readable = [] if not headers or headers is UNREADABLE else read_headers(record)[0]
+            if marker.offset < 0:
+                claimed = named_offsets(readable, CLAIM, self._partition)
+                self._watched.add_runs(codec.runs_of(sorted(claimed)))
+            elif marker.by_tracker:
+                self._read_copies(marker.offset_runs, marker.count, dict(readable).get(COPY))
+            else:
+                self._acknowledged.update(OffsetRuns(marker.offset_runs) & self._watched)
+        except DecodeError:
+            return
+
+    def _read_copies(self, runs: Runs, count: int, named: bytes | None) -> None:
+        """A tracker's end marker of `count` messages names their copies."""
+        if named is None:
+            return
+        single = _SINGLE_COPY.fullmatch(named) if count == 1 else None
+        if single is not None:  # the usual case, and several times as fast
+            copies = [RecordPlace(self._queue, int(single[1]), int(single[2]))]
+        else:
+            copies = read_copies(named, self._queue, count)
+        if copies[0].topic != self._queue or copies[0].partition != self._partition:
+            return
+        originals = (first + passed for first, many in runs for passed in range(many))
+        pairs = [
+            (one, copy.offset)
+            for one, copy in zip(originals, copies, strict=True)
+            if one < copy.offset <= INT64_MAX
+        ]
+        self._watched.add_runs(runs)  # retention may have deleted the claim
+        self._watched.add_runs((copy, 1) for _, copy in pairs)
+        self._copies.add(pairs)
+
+
+def _names_copy(headers: object) -> bool:
+    """Return True for the headers of a tracker's end marker that names copies, as trackers write them."""
+    return (
+        isinstance(headers, list)
+        and len(headers) == 2
+        and headers[0] == _BY_TRACKER
+        and headers[1][0] == COPY
+    )
+
+
+class _CopyRuns:
+    """Which offset is a copy of which: runs of originals that were copied to runs of offsets."""
+
+    def __init__(self) -> None:
+        self._copies = array("q")  # the first offset of each run, ascending
+        self._originals = array("q")
+        self._counts = array("q")
+
+    def add(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Note pairs of an original and its copy, in any order; what is known already stays."""
+        for original, copy in pairs:
+            at = bisect_right(self._copies, copy)
+            if at:
+                passed = copy - self._copies[at - 1]
+                if passed < self._counts[at - 1]:
+                    continue
+                if passed == self._counts[at - 1] and original == self._originals[at - 1] + passed:
+                    self._counts[at - 1] += 1
+                    continue
+            self._copies.insert(at, copy)
+            self._originals.insert(at, original)
+            self._counts.insert(at, 1)
+
+    def original_of(self, copy: int) -> int | None:
+        """The offset of which this is a copy; None where it is none that is known."""
+        at = bisect_right(self._copies, copy) - 1
+        if at < 0:
+            return None
+        passed = copy - self._copies[at]
+        return self._originals[at] + passed if passed < self._counts[at] else None

@@ -1,0 +1,236 @@
+"""The image and the manifests: by kubectl, and by the schemas of Kubernetes and KEDA, without a cluster."""
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import urllib.parse
+import urllib.request
+import venv
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+from tests.deploy import keda
+from tests.deploy.prometheus import program
+from tracker.health.metrics import TrackerMetrics
+from tracker.health.server import HealthServer
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+SCALED = yaml.safe_load((MANIFESTS / "scaled-consumers.yaml").read_text())
+TRIGGER = SCALED["spec"]["triggers"][0]["metadata"]
+
+
+def resources(text: str) -> dict[str, dict]:
+    """The resources of a file of manifests, by kind."""
+    return {one["kind"]: one for one in yaml.safe_load_all(text)}
+
+
+TRACKERS = resources((MANIFESTS / "trackers.yaml").read_text())
+(CONTAINER,) = TRACKERS["Deployment"]["spec"]["template"]["spec"]["containers"]
+
+
+# --- trackers -----------------------------------------------------------------------------------------
+
+
+def test_the_manifests_keep_to_the_schemas_of_kubernetes():
+    namespace = resources((MANIFESTS / "namespace.yaml").read_text())
+    assert [*TRACKERS, *namespace] == ["Deployment", "Service", "PodDisruptionBudget", "Namespace"]
+    for resource in [*TRACKERS.values(), *namespace.values()]:
+        kubernetes_validate.validate(resource, "1.33", strict=True)
+
+
+def test_what_kubectl_makes_of_them_is_whole():
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl")
+    done = subprocess.run(
+        ["kubectl", "kustomize", MANIFESTS], capture_output=True, text=True, check=True, timeout=60
+    )
+    made = resources(done.stdout)
+    assert made.keys() == {*TRACKERS, "Namespace", "ConfigMap"}
+    for resource in made.values():
+        kubernetes_validate.validate(resource, "1.33", strict=True)
+    namespace = made.pop("Namespace")["metadata"]["name"]
+    assert {one["metadata"]["namespace"] for one in made.values()} == {namespace}
+    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"][0]["configMapRef"]["name"] == made["ConfigMap"]["metadata"]["name"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert container["image"] == f"kmqpy:{version}"
+
+
+def test_the_kustomization_names_files_and_the_image_that_there_are():
+    kustomization = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())
+    assert all((MANIFESTS / one).exists() for one in kustomization["resources"])
+    assert CONTAINER["image"] in {image["name"] for image in kustomization["images"]}
+
+
+def test_a_folder_of_ones_own_changes_addresses_image_and_replicas(tmp_path):
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl")
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (kustomization,) = re.findall(r"<!-- checked: kubectl -->\n```yaml\n(.*?)```", page, re.DOTALL)
+    shutil.copytree(MANIFESTS, tmp_path / "deploy" / "kubernetes")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "kustomization.yaml").write_text(kustomization)
+    done = subprocess.run(
+        ["kubectl", "kustomize", tmp_path / "mine"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    made = resources(done.stdout)
+    for resource in made.values():
+        kubernetes_validate.validate(resource, "1.33", strict=True)
+    deployment, settings = made["Deployment"]["spec"], made["ConfigMap"]["data"]
+    (container,) = deployment["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example.org/kmqpy:0.1.0"
+    assert container["envFrom"][0]["configMapRef"]["name"] == made["ConfigMap"]["metadata"]["name"]
+    assert deployment["replicas"] == 3
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in settings.items():
+            environment.setenv(name, value)
+        connection = KafkaConnection.from_environment()
+        assert ZooKeeperConnection.from_environment().hosts == "zookeeper.kafka.svc:2181"
+    assert connection.bootstrap == "my-kafka-bootstrap.kafka.svc:9093"
+    assert connection.kafka["sasl.username"] == "kmqpy-tracker"
+
+
+def test_prometheus_takes_the_configuration_of_the_page(tmp_path):
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    ((block, rules),) = re.findall(
+        r"<!-- checked: promtool -->\n```yaml\n(.*?- (\S+alerts\.yaml).*?)```", page, re.DOTALL
+    )
+    text = block.replace(rules, str(ROOT / "deploy" / "prometheus" / "alerts.yaml"), 1)
+    (tmp_path / "prometheus.yml").write_text(text)
+    done = subprocess.run(
+        [program("promtool"), "check", "config", "prometheus.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    service, port = TRACKERS["Service"]["metadata"]["name"], TRACKERS["Service"]["spec"]["ports"][0]["port"]
+    (where,) = yaml.safe_load(block)["scrape_configs"][0]["dns_sd_configs"]
+    assert where["names"][0].startswith(f"{service}.kmqpy.svc.")
+    assert where["port"] == port
+
+
+# --- the image ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(400)
+def test_what_the_dockerfile_runs_installs_a_tracker(tmp_path):
+    """Without an engine of containers: its steps in a folder, in a new environment."""
+    text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
+    steps = [line.split(" ", 1) for line in text.splitlines() if re.match("[A-Z]+ ", line)]
+    application, programs = tmp_path / "app", tmp_path / "environment" / "bin"
+    application.mkdir()
+    venv.create(programs.parent, symlinks=True)
+    pip = programs / "pip"  # ours, installing there: quicker than another one
+    pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {programs}/python "$@"\n')
+    pip.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KMQ_", "PYTHON"))}
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command,
+            cwd=application,
+            env={**kept, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    ran = {}
+    for instruction, what in steps:
+        if instruction == "COPY":
+            *sources, target = what.split()
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, application / target, ignore=_compiled)
+                else:
+                    shutil.copy(ROOT / source, application / target)
+        elif instruction == "RUN":
+            run("sh", "-c", what)
+        ran[instruction] = what
+    (kmq,) = json.loads(ran["ENTRYPOINT"])
+    assert "tracker" in run(kmq, *json.loads(ran["CMD"]))
+    assert "--http-host" in run(kmq, *CONTAINER["args"], "--help")
+    assert not (application / "constraints.txt").exists()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if ran["FROM"] == f"python:{version}-slim":  # else wheels of another Python were tried
+        run("python", "-c", "import puresasl, kazoo, confluent_kafka")
+
+
+def _compiled(_folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name == "__pycache__"]
+
+
+# --- consumers that KEDA scales -----------------------------------------------------------------------
+
+
+@pytest.mark.timeout(400)  # it may have to install a package
+def test_keda_knows_what_the_scaled_object_says():
+    unknown, wrong = copy.deepcopy(SCALED), copy.deepcopy(SCALED)
+    unknown["spec"]["maxReplicas"] = 12
+    unknown["spec"]["triggers"][0]["metadat"] = {}
+    wrong["spec"]["triggers"][0]["metadata"]["targetValue"] = 100
+    ours, with_unknown, with_wrong = keda.problems(SCALED, unknown, wrong)
+    assert ours == ""
+    assert with_unknown.splitlines() == [
+        ".spec.triggers[0].metadat: no such field",
+        ".spec.maxReplicas: no such field",
+    ]
+    assert "should be a valid string" in with_wrong
+    # These are the settings of KEDA's scaler metrics-api, by its source; no schema has them.
+    assert SCALED["spec"]["triggers"][0]["type"] == "metrics-api"
+    known = {"url", "valueLocation", "targetValue", "aggregateFromKubeServiceEndpoints", "aggregationType"}
+    assert TRIGGER.keys() == known
+
+
+def test_the_scaled_object_asks_what_trackers_answer():
+    url = urllib.parse.urlsplit(TRIGGER["url"])
+    service = TRACKERS["Service"]["metadata"]["name"]
+    namespace = resources((MANIFESTS / "namespace.yaml").read_text())["Namespace"]["metadata"]["name"]
+    # Of these KEDA takes the address of each pod, and the port of the pod, not of the service.
+    assert url.hostname.split(".")[:2] == [service, namespace]
+    assert url.port == CONTAINER["ports"][0]["containerPort"]
+    assert not url.query, "KEDA asks each pod for the path alone"
+    answers = []
+    for depth in (7, 5):
+        watched = _Watched()
+        watched.metrics.owned.labels("orders").set(1)
+        watched.metrics.show("orders", 0, depth=depth, overdue=1)
+        watched.metrics.in_flight.labels("orders", "0").set(1000)
+        server = HealthServer(watched, "127.0.0.1", 0)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{url.path}", timeout=10) as answer:
+                answers.append(json.loads(answer.read())[TRIGGER["valueLocation"]])
+        finally:
+            server.close()
+    assert TRIGGER["aggregationType"] == "sum"
+    assert sum(answers) == 14
+
+
+class _Watched:
+    def __init__(self) -> None:
+        self.metrics = TrackerMetrics()
+
+    def alive(self) -> bool:
+        return True
+
+    def problems(self) -> list[str]:
+        return []

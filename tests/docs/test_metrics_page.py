@@ -1,0 +1,139 @@
+"""docs/metrics.md tells of every metric and of no other; Prometheus takes its configuration."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import Gauge, Histogram, InMemoryMetricReader, Sum
+from prometheus_client import CollectorRegistry
+
+from kmqpy.message import Message
+from kmqpy.telemetry.opentelemetry_metrics import MetricsTelemetry
+from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from tests.deploy.prometheus import program
+from tracker.health.metrics import TrackerMetrics
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
+GROUPS = {
+    "destination": {"messaging.system", "messaging.destination.name"},
+    "operation": {"messaging.operation.name", "messaging.operation.type"},
+    "error": {"error.type"},
+    "failure": {"kmq.failure"},
+}
+"""What the page calls the attributes."""
+
+
+def table(section: str, first: str) -> dict[str, list[str]]:
+    """The rows of the table of a section whose first column is called so, by their first column."""
+    (text,) = re.findall(rf"^## {section}$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    (body,) = re.findall(rf"^\| {first} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in body.splitlines()]
+    return {row[0].strip("| `"): [cell.strip("` |") for cell in row[1:]] for row in rows}
+
+
+def described(registry: CollectorRegistry) -> dict[str, tuple[str, str]]:
+    """Type and labels of each metric of a registry, by the name in a query."""
+    found = {}
+    for collector in registry._collector_to_names:
+        (family,) = collector.describe()
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found[name] = (family.type, ", ".join(collector._labelnames))
+    return found
+
+
+def test_metrics_of_trackers() -> None:
+    told = {name: tuple(row[:2]) for name, row in table("Trackers", "metric").items()}
+    assert told == described(TrackerMetrics().registry)
+
+
+def test_metrics_of_clients_and_workers() -> None:
+    registry = CollectorRegistry()
+    PrometheusTelemetry(registry)
+    told = {name: tuple(row[:2]) for name, row in table("Clients and workers", "metric").items()}
+    assert told == described(registry)
+
+
+@pytest.mark.parametrize("section", ["Trackers", "Clients and workers", "OpenTelemetry"])
+def test_units_and_meanings(section: str) -> None:
+    for name, (_, _, unit, meaning) in table(section, "metric").items():
+        assert meaning.endswith("."), name
+        assert (unit in ("seconds", "s")) == name.endswith(("_seconds", ".duration")), name
+
+
+def test_metrics_of_opentelemetry() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    telemetry = MetricsTelemetry(provider)
+    with pytest.raises(ValueError, match="x"), telemetry.sending("q", ()):
+        raise ValueError("x")
+    message = Message.__new__(Message)
+    object.__setattr__(message, "queue", "q")
+    telemetry.received("q", [message])
+    telemetry.finished("q", "ack")
+    telemetry.failed("q", "commit")
+    telemetry.in_flight("q", 1)
+    with pytest.raises(ValueError, match="x"), telemetry.processing(message):
+        raise ValueError("x")
+    (resource,) = reader.get_metrics_data().resource_metrics
+    (scope,) = resource.scope_metrics
+    kinds = {Sum: "counter", Gauge: "gauge", Histogram: "histogram"}
+    found = {
+        metric.name: (kinds[type(metric.data)], set(metric.data.data_points[0].attributes), metric.unit)
+        for metric in scope.metrics
+    }
+    provider.shutdown()
+    told = {
+        name: (kind, set().union(*(GROUPS[group] for group in groups.split(", "))), unit)
+        for name, (kind, groups, unit, _) in table("OpenTelemetry", "metric").items()
+    }
+    assert told == found
+    named = table("OpenTelemetry", "attributes")
+    assert {name: set(re.findall(r"[a-z]+\.[a-z._]+", row[0])) for name, row in named.items()} == GROUPS
+
+
+def test_failures_that_clients_and_workers_get_over() -> None:
+    found = set()
+    for file in (ROOT / "kmqpy").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            called = _owner(node.func.value), node.func.attr
+            if called == ("telemetry", "failed"):  # the first argument is the queue
+                found.add(_text(node.args[1]))
+            elif called in {("failures", "report"), ("failures", "count")}:
+                found.add(_text(node.args[0]))
+    ends = {"late ": ("ack", "nack", "extend", "dead-letter")}
+    found = {start + end for start in found - {""} for end in ends.get(start, ("",))}
+    told = {what for cell in table("Clients and workers", "what") for what in cell.split("`, `")}
+    assert told == found
+
+
+def _owner(value: ast.expr) -> str:
+    name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")
+    return name.lstrip("_")
+
+
+def _text(argument: ast.expr) -> str:
+    """A text, or what an f-string begins with; empty for anything else."""
+    if isinstance(argument, ast.JoinedStr):
+        argument = argument.values[0]
+    return argument.value if isinstance(argument, ast.Constant) and isinstance(argument.value, str) else ""
+
+
+def test_prometheus_takes_the_configuration(tmp_path: Path) -> None:
+    ((block, rules),) = re.findall(
+        r"<!-- checked: promtool -->\n```yaml\n(.*?- (\S+alerts\.yaml).*?)```", PAGE, re.DOTALL
+    )
+    assert yaml.safe_load(block)["scrape_configs"][0]["static_configs"][0]["targets"][0].endswith(":9404")
+    alerts = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+    text = block.replace(rules, str(alerts))
+    (tmp_path / "prometheus.yml").write_text(text)
+    command = [program("promtool"), "check", "config", "prometheus.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"{alerts.read_text().count('alert:')} rules found" in done.stdout

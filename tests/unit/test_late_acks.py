@@ -1,0 +1,171 @@
+"""Late acknowledgements: what is read from the markers, and what a copy's header says."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from kmqpy.core.int64 import INT64_MAX
+from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claims import CLAIM, naming_tick
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.late_acks import PLANNED_AT, LateAcks, planned_at_header, read_planned_at
+
+QUEUE, PARTITION = "jobs", 3
+
+
+class Log:
+    """A markers partition that is read as it is written."""
+
+    def __init__(self, begin=100):
+        self.acks = LateAcks(QUEUE, PARTITION, begin)
+        self.records = []
+        self._begin = begin
+
+    def write(self, key, value, headers=None):
+        at = self._begin + len(self.records)
+        self.records.append(
+            SimpleNamespace(
+                key=lambda: key,
+                value=lambda: value,
+                headers=lambda: headers or None,
+                partition=lambda: PARTITION,
+                offset=lambda: at,
+            )
+        )
+        self.acks.read(self.records[-1:])
+
+    def mark(self, *markers):
+        for marker in markers:
+            self.write(*codec.encode(marker))
+
+    def end(self, *offsets):
+        self.mark(*(Marker(PARTITION, offset, Op.END) for offset in offsets))
+
+    def claim(self, *offsets):
+        self.write(*naming_tick(PARTITION, CLAIM, offsets))
+
+    def copy(self, copies, *, ranges=False, to=QUEUE, partition=PARTITION):
+        """Claims and ends messages; `copies`: the offset of each and that of its copy."""
+        self.claim(*copies)
+        self.end_copied(copies, ranges=ranges, to=to, partition=partition)
+
+    def end_copied(self, copies, *, ranges=False, to=QUEUE, partition=PARTITION):
+        places = {one: (partition, copy) for one, copy in copies.items()}
+        for record in end_markers(QUEUE, PARTITION, places, copy_topic=to, ranges=ranges):
+            self.write(record.key, record.value, list(record.headers))
+
+    def acknowledged(self, *offsets):
+        return [offset for offset in offsets if self.acks.acknowledged(offset)]
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_an_end_behind_the_claim_ends_the_copy_and_the_copies_of_that(log, ranges):
+    log.copy({1: 10, 2: 11, 3: 12, 7: 13}, ranges=ranges)
+    assert log.acknowledged(10, 11, 12, 13) == []
+    log.end(2, 7)
+    assert log.acknowledged(1, 2, 3, 10, 11, 12, 13) == [11, 13]
+    log.copy({11: 20, 12: 21}, ranges=ranges)
+    assert log.acknowledged(20, 21) == [20]
+
+
+def test_an_end_between_the_claim_and_the_end_of_the_tracker_counts(log):
+    log.claim(1, 2)
+    log.end(1)
+    log.end_copied({1: 10, 2: 11})
+    assert log.acknowledged(10, 11) == [10]
+
+
+def test_an_end_before_the_claim_counts_not(log):
+    log.end(1)  # the tracker drops such a message; if it is claimed later, somebody has taken it again
+    log.copy({1: 10})
+    assert log.acknowledged(10) == []
+
+
+def test_range_markers_of_clients_count(log):
+    log.copy({offset: offset + 100 for offset in range(50)}, ranges=True)
+    log.mark(*codec.ranges(PARTITION, Op.END, range(10, 20)))
+    assert log.acknowledged(*range(100, 150)) == list(range(110, 120))
+
+
+def test_an_end_of_the_copy_itself_counts(log):
+    log.copy({1: 10})
+    log.end(10)
+    assert log.acknowledged(10) == [10]
+
+
+@pytest.mark.parametrize("op", [Op.TAKE, Op.DELAY, Op.EXTEND, Op.NACK, Op.DEAD_LETTER])
+def test_other_markers_count_not(log, op):
+    log.copy({1: 10})
+    log.mark(Marker(PARTITION, 1, op, 500))
+    assert log.acknowledged(10) == []
+
+
+def test_what_no_tracker_copied_is_never_acknowledged(log):
+    log.copy({1: 10})
+    log.end(1, 5)
+    assert log.acknowledged(5, 9, 11, INT64_MAX) == []
+
+
+def test_where_the_claim_was_deleted_the_end_of_the_tracker_is_enough(log):
+    log.end_copied({1: 10, 2: 11})
+    log.end(1)
+    assert log.acknowledged(10, 11) == [10]
+
+
+def test_dead_letters_and_copies_in_other_partitions_are_no_copies_here(log):
+    log.copy({1: 10}, to="jobs__undelivered")
+    log.copy({2: 11}, partition=PARTITION + 1)
+    log.end(1, 2)
+    assert log.acknowledged(10, 11) == []
+
+
+def test_what_can_not_be_true_is_left_out(log):
+    log.end_copied({5: 5, 6: 2, 8: 20})
+    log.write(b"?", b"\x00")
+    log.write(codec.encode_key(PARTITION, 8), None)
+    log.write(codec.encode_key(PARTITION + 1, 8), b"\x00")
+    log.write(codec.encode_key(PARTITION, 9), b"\x00", [("kmq-by", b"tracker"), ("kmq-copy", b"3:x")])
+    assert log.acknowledged(2, 5, 20) == []
+    log.end(5, 6, 8)
+    assert log.acknowledged(2, 5, 20) == [20]
+
+
+def test_copies_far_ahead_that_somebody_made_up_hide_no_others(log):
+    log.end_copied({1: INT64_MAX})
+    log.copy({2: 10, 3: 11})
+    log.end(2)
+    assert log.acknowledged(10, 11) == [10]
+
+
+def test_records_are_read_once():
+    log = Log()
+    log.claim(1)
+    log.end(1)
+    log.acks.read(log.records)  # again, as after a seek of librdkafka
+    log.end_copied({1: 10})
+    assert (log.acks.begin, log.acks.end) == (100, 103)
+    assert log.acknowledged(10) == [10]
+
+
+def test_a_bulk_redelivery_takes_little_memory(log):
+    log.copy({offset: offset + 1_000_000 for offset in range(20_000)}, ranges=False)
+    assert len(log.acks._copies._copies) == 1
+
+
+def test_the_header_is_read_where_it_was_written():
+    name, data = planned_at_header(QUEUE, PARTITION, 77)
+    assert (name, data) == (PLANNED_AT, b"jobs:3:77")
+    assert read_planned_at(data, QUEUE, PARTITION) == 77
+    assert read_planned_at(data, QUEUE, PARTITION + 1) is None
+    assert read_planned_at(data, "others", PARTITION) is None
+
+
+@pytest.mark.parametrize("data", [None, b"", b"jobs:3:", b"jobs:3:-1", b"jobs:3:9" + b"9" * 18, b"\xff:3:7"])
+def test_a_header_that_says_nothing_is_none(data):
+    assert read_planned_at(data, QUEUE, PARTITION) is None
