@@ -12,7 +12,6 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
-from kmqpy.spark.big_endian import int64
 from kmqpy.spark.decode import decode_markers, each_message, number
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "unit" / "golden_markers.json").read_text())
@@ -193,16 +192,3 @@ def test_numbers_in_headers(spark):
     frame = spark.createDataFrame([(text,) for text in texts], "text string")
     found = [row[0] for row in frame.select(number(frame["text"])).collect()]
     assert found == [12, -3, None, None, None, None, None, None, None]
-
-
-def test_numbers_in_bytes(spark):
-    rng = random.Random(8)
-    numbers = [0, 1, 127, 128, 2**31 - 1, 2**31, 2**32 - 1, 2**32, INT64_MAX, -1, -(2**63)]
-    numbers += [1 << bit for bit in range(63)]
-    numbers += [rng.getrandbits(32) for _ in range(100)] + [rng.getrandbits(63) for _ in range(20)]
-    frame = spark.createDataFrame(
-        [(number, b"?" + number.to_bytes(8, "big", signed=True)) for number in numbers],
-        "number long, data binary",
-    )
-    found = frame.select("number", int64(frame["data"], 2)).collect()
-    assert [row[1] for row in found] == [row[0] for row in found]
