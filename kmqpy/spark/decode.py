@@ -27,6 +27,8 @@ _START_BYTES = 9
 _END, _START, _START_RUNS, _END_RUNS, _END_BITMAP = (bytes((kind,)) for kind in range(5))
 _FIRST_RESERVED, _LAST_RESERVED = b"\x05", b"\x0f"
 _REST = 2**31 - 1
+_ONE_BYTE = 128
+"""Numbers below are one byte in UTF-8."""
 
 _NUMBER = "((?:[89A-F][0-9A-F]){0,3}[0-7][0-9A-F])"
 """An unsigned LEB128 of at most four bytes, in hex."""
@@ -158,7 +160,10 @@ def int64(data: Column) -> Column:
 
 def _is_of_another_partition() -> Column:
     """True where the key names a partition other than the one that the marker is in."""
-    return F.hex(F.substring("key", 1, 4)) != F.lpad(F.hex("partition"), 8, "0")
+    # By way of text for large ones alone: it took a quarter of the time of decoding.
+    small = F.concat(_binary(bytes(3)), F.char("partition").cast("binary"))
+    any_size = F.unhex(F.lpad(F.hex("partition"), 8, "0"))
+    return ~F.startswith("key", F.when(F.col("partition") < _ONE_BYTE, small).otherwise(any_size))
 
 
 def _unreadable() -> Column:

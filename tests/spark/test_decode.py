@@ -149,6 +149,17 @@ def test_whatever_the_bytes(spark):
     agree(spark, records)
 
 
+def test_a_marker_counts_in_the_partition_that_its_key_names(spark):
+    partitions = [0, 1, 127, 128, 129, 255, 256, 65_536, 2**31 - 1]
+    named = [(own, key) for own in partitions for key in {*partitions, own + 256 & 2**31 - 1, -1}]
+    records = [
+        (own, at, WHEN_MS, codec.encode_key(key, 5), b"\x00", None) for at, (own, key) in enumerate(named)
+    ]
+    found = decode_markers(frame_of_records(spark, records)).select("at", "problem").collect()
+    wrong = {at: problem for at, problem in found if problem}
+    assert wrong == {at: "undecodable" for at, (own, key) in enumerate(named) if own != key}
+
+
 def test_large_ranges(spark):
     every_other = range(0, MAX_SPAN, 2)
     large = [
