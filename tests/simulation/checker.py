@@ -93,6 +93,11 @@ class History:
         self.deleted.update(record.value() for record in queue.records[queue.start : up_to] if record.is_data)
 
 
+def _begin_of_transaction(record: Record) -> int:
+    """Where the first record of its transaction stands in the log of `record`."""
+    return next(one.at for one in record.log.records if one.txn is record.txn)
+
+
 def _number(message: Any) -> int:
     """Of which topics a message is, whatever its client believes; see Broker.number."""
     number: int = message._record.log.number
@@ -311,7 +316,9 @@ class Checker:
         if (partition, offset) in self._copied and len(takers) == 1 and not self.history.markers_deleted:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
-        self._check_claim(record, copy, partition, offset, what)
+        self._check_claim(record, partition, offset, what)
+        if not dead:
+            self._late_acks.copied(offset, copy.at, _begin_of_transaction(record))
         if entry is None:
             entry = self._late.pop((partition, offset), None)
             if entry is None:
@@ -324,13 +331,11 @@ class Checker:
             self.problems.append(f"R5: {what} redelivered before its lease ended, due {entry.due}")
         self._check_count(queue, offset, entry, copy, dead=dead, what=what)
 
-    def _check_claim(self, end: Record, copy: Record, partition: int, offset: int, what: str) -> None:
+    def _check_claim(self, end: Record, partition: int, offset: int, what: str) -> None:
         """Rules R27, R28: the transaction of `end` began with a claim, and no client's end is before that."""
         if not self.queue.claims:
             return
         written = [record for record in end.log.records[: end.at] if record.txn is end.txn]
-        if copy.topic() == self.queue.name:
-            self._late_acks.copied(offset, copy.at, written[0].at if written else end.at)
         ended_at = self._late_ends.get((partition, offset))
         claim_at = written[0].at if written else end.at
         if ended_at is not None:
