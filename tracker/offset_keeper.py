@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -71,11 +72,16 @@ class OffsetKeeper:
         (queue_id, markers_id), missed = part.topic_ids, state.missed_markers
         safe = StoredOffset(state.safe_offset(), markers_id, state.safe_now_ms(), missed, queue_id=queue_id)
         if state.position - safe.offset <= self._settings.snapshot_after_markers:
-            return None if safe.offset == part.stored_offset else lambda: safe
+            if safe.offset == part.stored_offset:
+                return None
+            safe = replace(safe, finished=state.finished.stored())
+            return lambda: safe
+        finished = state.finished.stored()
+        safe = replace(safe, finished=finished)
         offset, now_ms, rows = state.snapshot(_SNAPSHOT_ROWS)
 
         def with_snapshot() -> StoredOffset:
-            made = StoredOffset(offset, markers_id, now_ms, missed, tuple(rows), queue_id)
+            made = StoredOffset(offset, markers_id, now_ms, missed, tuple(rows), queue_id, finished)
             return made if len(made.to_json()) <= _SNAPSHOT_MAX_BYTES else safe
 
         return with_snapshot

@@ -84,7 +84,10 @@ class PartitionLifecycle:
             return
         entries = part.due(self._settings.max_batch_messages * 5)
         if entries:
-            job = partial(self._redelivery.redeliver, part, entries, part.state.position)
+            state = part.state
+            job = partial(
+                self._redelivery.redeliver, part, entries, state.position, state.taken_late(entries)
+            )
             self._submit(part, job, partial(self._redelivered, part, entries))
         elif part.wants_tick(now, self._settings.silence_s):
             self._post_tick(part, now)

@@ -42,10 +42,12 @@ class PartitionRedelivery:
         self._problems = context.problems
         self._dead_letters_seen: dict[str, float] = {}
 
-    def redeliver(self, part: OwnedPartition, entries: list[Entry], position: int) -> RedeliveryResult:
+    def redeliver(
+        self, part: OwnedPartition, entries: list[Entry], position: int, taken_late: frozenset[int]
+    ) -> RedeliveryResult:
         """Redeliver these messages, or dead-letter them; what fails is in the result.
 
-        `position`: that of the partition's state when they were due.
+        `position`: that of the partition's state when they were due; `taken_late`: those that are only ended.
         """
         with self._originals.lend() as reader:
             return part.redeliverer.redeliver(
@@ -54,6 +56,7 @@ class PartitionRedelivery:
                 lambda: self._leadership.may_redeliver() and self._probe.has_its_topics(part),
                 lambda: self._has_dead_letters(part.queue),
                 position,
+                taken_late,
             )
 
     def redelivered(self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult) -> None:
@@ -75,6 +78,7 @@ class PartitionRedelivery:
         name, now = part.key[0], self._clock.monotonic()
         self._metrics.redelivered.labels(name).inc(len(result.redelivered))
         self._metrics.dead_lettered.labels(name).inc(len(result.dead_lettered))
+        self._metrics.taken_late.labels(name).inc(len(result.taken_late))
         self._metrics.undecodable_counts.labels(name).inc(result.undecodable_counts)
         if result.undecodable_ancestors:
             self._problems.warn(

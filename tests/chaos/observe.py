@@ -15,6 +15,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from tracker.redelivery.redeliverer import TAKEN_LATE
 
 from .claims import ClaimOrder, LateAckOrder
 from .judge import Place, Seen, Stored, Verdict, concerned
@@ -88,6 +89,8 @@ def read_topics(
                 open_places.discard(place)
             if marker.op is Op.TAKE:
                 seen.taken.add(place)
+            elif marker.op is Op.END and marker.reason == TAKEN_LATE:
+                pass  # it had been ended before (rule R30)
             elif marker.op is Op.END and marker.by_tracker:
                 seen.moved[place] += 1
             elif marker.op is Op.END:

@@ -210,7 +210,7 @@ class LiveQueue:
         records = self.records(self.settings.markers_topic)
         found = (codec.decode(r.key(), r.value(), r.headers()) for r in records)
         those = (marker for marker in found if (marker.partition, marker.op) == (partition, op))
-        return {offset for marker in those for offset in marker.offsets()}
+        return {offset for marker in those for offset in marker.offsets() if offset != codec.TICK_OFFSET}
 
     def dead_letters(self) -> list[Any]:
         return self.records(self.settings.dead_letter_topic)

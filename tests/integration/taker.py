@@ -9,15 +9,37 @@
 --instance  static membership
 --markers   the format to write
 --receipts  acknowledge these instead, and end
+--pause-before-start
+            say so and stop (SIGSTOP) when the first messages are fetched, before their start markers
 """
 
 import argparse
 import json
 import os
+import signal
 import sys
+from typing import Any
 
 from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.start_markers import StartBatch, StartMarkerWriter
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+
+
+def show(what: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def pause_before_start() -> None:
+    start = StartMarkerWriter.start
+
+    def paused(writer: StartMarkerWriter, *arguments: Any) -> StartBatch:
+        StartMarkerWriter.start = start  # type: ignore[method-assign]
+        show({"paused": True})
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return start(writer, *arguments)
+
+    StartMarkerWriter.start = paused  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -31,7 +53,10 @@ def main() -> None:
     parser.add_argument("--instance")
     parser.add_argument("--markers", default="jvm")
     parser.add_argument("--receipts", nargs="*")
+    parser.add_argument("--pause-before-start", action="store_true")
     options = parser.parse_args()
+    if options.pause_before_start:
+        pause_before_start()
     settings = QueueSettings.from_json(options.queue.encode())
     connection = KafkaConnection(**json.loads(options.connection))
     with KmqClient(settings, connection, instance_id=options.instance, markers=options.markers) as client:
@@ -40,15 +65,15 @@ def main() -> None:
             return
         while True:
             for message in client.receive(options.batch, lease=options.lease):
-                shown = {
-                    "body": message.body.decode(),
-                    "attempts": message.attempts,
-                    "partition": message.partition,
-                    "offset": message.offset,
-                    "receipt": message.receipt,
-                }
-                sys.stdout.write(json.dumps(shown) + "\n")
-                sys.stdout.flush()
+                show(
+                    {
+                        "body": message.body.decode(),
+                        "attempts": message.attempts,
+                        "partition": message.partition,
+                        "offset": message.offset,
+                        "receipt": message.receipt,
+                    }
+                )
                 if options.crash:
                     os._exit(9)
                 if options.ack:

@@ -8,9 +8,6 @@ from typing import Any
 
 from support import LiveQueue
 
-from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Op
-
 FORKER = Path(__file__).with_name("forker.py")
 
 
@@ -39,12 +36,6 @@ def assert_refused(child: dict[str, str], returning: tuple[str, ...]) -> None:
     assert child == {call: "returned" if call in returning else "Forked" for call in child}
 
 
-def ended(queue: LiveQueue) -> set[int]:
-    records = queue.records(queue.settings.markers_topic)
-    found = (codec.decode(r.key(), r.value(), r.headers()) for r in records)
-    return {offset for marker in found if marker.op is Op.END for offset in marker.offsets()}
-
-
 def test_a_client(queue):
     queue.send(*map(str, range(7)))
     found = run("client", queue)
@@ -54,7 +45,7 @@ def test_a_client(queue):
         assert_refused(child, returning=("close",))
     assert len(found["children"]) == 4
     assert found["parent"] == 6
-    assert ended(queue) == set(range(7))  # and every end marker is the parent's, but for its own client's
+    assert queue.ended() == set(range(7))  # and every end marker is the parent's, but for its own client's
 
 
 def test_a_producer(queue):
@@ -68,7 +59,7 @@ def test_a_queue_a_worker_and_asyncio(queue):
     found = run("queue", queue)
     assert_refused(found["children"][0], returning=("stop", "idle stop", "asyncio close", "close"))
     assert found["handled"] == ["before", "after"]
-    assert ended(queue) == {0, 1}
+    assert queue.ended() == {0, 1}
 
 
 def test_administration(queue):

@@ -530,6 +530,14 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
     def __init__(self, context: Any, *rest: Any) -> None:
         super().__init__(context, *rest)
         self._broker = context.connection.broker
+        self._history = context.connection.world.history
+
+    def redeliver(self, part: Any, entries: Any, position: int, taken_late: frozenset[int]) -> Steps:
+        markers_end = self._broker.logs[part.queue.markers_topic, part.number].end
+        for entry in entries:
+            plans = self._history.plans[part.topic_ids[1], part.number, entry.offset]
+            plans.append((markers_end, position))
+        return (yield from super().redeliver(part, entries, position, taken_late))
 
     def _has_dead_letters(self, queue: QueueSettings) -> bool:
         return queue.dead_letter_topic not in self._broker.missing
@@ -548,7 +556,7 @@ _main_loop = stepwise(
     OffsetKeeper=_controlled("offset_keeper"),
     OriginalsReaders=_originals_readers.OriginalsReaders,
     PartitionLifecycle=_controlled("lifecycle"),
-    PartitionRedelivery=PartitionRedelivery,
+    PartitionRedelivery=_controlled("redelivery"),
     Takeover=_controlled("takeover"),
     TopicProbe=_controlled("topic_probe"),
 )
@@ -575,6 +583,7 @@ _group_member = stepwise(
         "_check",
         "_find_starts",
         "_on_revoke",
+        "_take_from",
         "_wait_for_outcomes",
     },
     librdkafka=Module,
@@ -644,7 +653,6 @@ STEPWISE = [
 
 Redeliverer = _redeliverer.Redeliverer
 TrackerClaim = _claim.Claim
-GroupMember = _group_member.GroupMember
 OriginalsReader = _originals.OriginalsReader
 OffsetKeeper = _offset_keeper.OffsetKeeper
 MarkerReader = _marker_reader.MarkerReader
@@ -656,6 +664,17 @@ original_of = _originals.original_of
 def started(partitions: Any) -> Any:
     """What a writer says that has written all start markers."""
     return _start_markers.StartOutcome(dict.fromkeys(partitions, -1), {})
+
+
+class GroupMember(_group_member.GroupMember):
+    """The client's GroupMember, which may stand still when it has fetched messages (rule R30)."""
+
+    def poll(self, max_records: int, wait_s: float) -> Steps:
+        polled = yield from super().poll(max_records, wait_s)
+        if polled[0]:
+            self._connection.world.stall_client(self._connection.process)
+            yield 0.0
+        return polled
 
 
 class Claim:
@@ -711,6 +730,17 @@ class MarkerWriter(_writer.MarkerWriter):
     def put(self, *what: Any) -> None:
         super().put(*what)
         self._wake()
+
+    def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:
+        """The same, step by step."""
+        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks if tick.takes_again}
+        for tick in ticks:
+            if not tick.takes_again:
+                self._put_unflushed(tick)
+        until = self._world.now + timeout_s * 1000
+        while any(waiter.size() for waiter in waiters.values()) and self._world.now < until:
+            yield 10.0
+        return {partition for partition, waiter in waiters.items() if waiter.size()}
 
     def write_in_steps(self, items: Any) -> Steps:
         """write(), step by step and without a time-out."""

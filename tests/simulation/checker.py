@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kmqpy import message as m
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
@@ -13,14 +13,30 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
 from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
+from tracker.redelivery.redeliverer import TAKEN_LATE
 
 from .late_ack_judge import LateAckJudge
 from .model import LIAR, Broker, Log, Process, Record, decoded
+
+REASON = "kmq-reason"
+
+
+class SetBack(NamedTuple):
+    """The group was set back, and the next client got the partition: messages from `offset` on come again."""
+
+    number: int
+    partition: int
+    offset: int
+    markers_end: int
 
 
 @dataclass
 class History:
     """What users saw."""
+
+    set_backs: list[SetBack] = field(default_factory=list)
+    taking_again: dict[int, set[str]] = field(default_factory=dict)
+    """By partition, clients that it was assigned to after it was set back."""
 
     attempted: set[bytes] = field(default_factory=set)
     sent: set[bytes] = field(default_factory=set)
@@ -37,6 +53,11 @@ class History:
     """Who acknowledged what: the number of the topics, name, partition, offset."""
     sent_to: dict[bytes, int] = field(default_factory=dict)
     """The number of the topics to which a message was sent."""
+    plans: defaultdict[tuple[str, int, int], list[tuple[int, int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """By the id of the markers topic, partition and offset, when a tracker planned to redeliver a message:
+    the end of the markers then, and how far the tracker had read them."""
     problems: list[str] = field(default_factory=list)
     """What was wrong when it happened."""
     deleted: set[bytes] = field(default_factory=set)
@@ -108,6 +129,7 @@ def _number(message: Any) -> int:
 class _Open:
     """A message in flight, as a naive reader of the markers sees it."""
 
+    at: int
     due: int
     counts: bool
     held: bool
@@ -147,6 +169,15 @@ class Checker:
         self._copied: set[tuple[int, int]] = set()
         self._late_ends: dict[tuple[int, int], int] = {}
         """Where clients ended messages whose leases were over, until they are taken again."""
+        self._windows: list[int] = []
+        """From where messages of the partition were taken, by each assignment."""
+        self._finished: set[int] = set()
+        """Messages of the partition that were ended after such an assignment, and of which no assignment has
+        said since that they may be taken again."""
+        self._taken_again: list[tuple[int, int]] = []
+        """Where in the partition ticks say that their client may take messages again, and from where."""
+        self._ended_since: set[int] = set()
+        """Messages of the partition that were ended, since the group was set back where it was."""
         self._late_acks = LateAckJudge()
         """Of the partition that is read."""
 
@@ -157,6 +188,8 @@ class Checker:
             self._acked, self._late, self._copied, self._forgiven = set(), {}, set(), set()
             self._late_ends = {}
             for partition in range(self.broker.partitions):
+                self._windows, self._finished, self._ended_since = [], set(), set()
+                self._taken_again.clear()
                 self._read_markers(partition)
         self._check_copies()
         self._check_dead_letters()
@@ -205,7 +238,12 @@ class Checker:
         ends: dict[tuple[str, int], int] = {}
         self._late_acks = LateAckJudge()
         now = 0
+        set_backs = self._set_backs(partition)
         for record in log.records:
+            while set_backs and set_backs[0].markers_end <= record.at:
+                back = set_backs.pop(0)
+                self._ended_since = {offset for offset in self._ended_since if offset < back.offset}
+                self._copied = {(p, at) for p, at in self._copied if p != partition or at < back.offset}
             if not record.is_data:
                 continue
             now = max(now, record.ms if record.by != LIAR else 0)
@@ -215,13 +253,15 @@ class Checker:
             for marker in decoded(record):
                 if self._is_of_none(record, marker):
                     self._forgiven.add((partition, marker.offset))
+                elif marker.takes_from is not None:
+                    self._read_assignment(record.at, marker)
                 elif marker.op is Op.END:
                     ends.setdefault((record.by, marker.offset), record.at)
                     self._read_end(partition, queue, record, marker, state, takes)
                 elif marker.op in (Op.TAKE, Op.DELAY):
                     takes[marker.offset].append((record, marker.redeliver_after_ms))
                     self._late_ends.pop((partition, marker.offset), None)
-                    state[marker.offset] = self._opened(marker, now, state.get(marker.offset))
+                    state[marker.offset] = self._opened(marker, record.at, now, state.get(marker.offset))
                 elif (entry := state.get(marker.offset)) is not None:
                     self._changed(entry, marker, now)
         for offset, entry in state.items():
@@ -235,15 +275,29 @@ class Checker:
     def _is_of_none(self, record: Record, marker: Marker) -> bool:
         """Whether a marker of a message of the topics before speaks of one that did not exist yet.
 
-        A tracker believes it or not, and so does a client: it depends on when they read it (rule R22).
+        A tracker believes it or not, and so does a client: it depends on when they read it (rule R22). They
+        judge a range marker by its highest message.
         """
         speaks = marker.op in (Op.TAKE, Op.DELAY) and record.believed < self._number
-        return speaks and not record.by.startswith("tracker") and marker.offset >= record.queue_end
+        highest = max(one.offset for one in decoded(record))
+        return speaks and not record.by.startswith("tracker") and highest >= record.queue_end
 
-    def _opened(self, marker: Marker, now: int, before: _Open | None) -> _Open:
+    def _set_backs(self, partition: int) -> list[SetBack]:
+        return [one for one in self.history.set_backs if one[:2] == (self._number, partition)]
+
+    def _read_assignment(self, at: int, tick: Marker) -> None:
+        """Rule R30: from now on ends are noted, and what was set back is open again."""
+        takes_from = tick.takes_from
+        assert takes_from is not None
+        self._windows.append(takes_from)
+        if tick.takes_again:
+            self._finished = {offset for offset in self._finished if offset < takes_from}
+            self._taken_again.append((at, takes_from))
+
+    def _opened(self, marker: Marker, at: int, now: int, before: _Open | None) -> _Open:
         if before is not None and before.dead:
             return before
-        entry = _Open(now + max(0, marker.redeliver_after_ms), marker.counts, held=marker.op is Op.TAKE)
+        entry = _Open(at, now + max(0, marker.redeliver_after_ms), marker.counts, held=marker.op is Op.TAKE)
         if before is not None and before.lapsed:
             entry.lapsed, entry.counted, entry.was_dead = True, before.counted, before.was_dead
             entry.counted.add(entry.counts)
@@ -251,10 +305,19 @@ class Checker:
             self._lapse(entry)
         return entry
 
+    def _wait_ms(self, marker: Marker) -> int:
+        """How long after the marker the message is due: what was asked for, up to the queue's limit (R16)."""
+        if marker.op is Op.DEAD_LETTER:
+            return 0
+        limit_ms = (
+            self.queue.max_hold_ms if marker.op in (Op.TAKE, Op.EXTEND) else self.queue.max_delay_ms
+        )
+        return min(max(0, marker.redeliver_after_ms), limit_ms)
+
     def _changed(self, entry: _Open, marker: Marker, now: int) -> None:
         if entry.dead or (marker.op is Op.EXTEND and not entry.held):
             return
-        entry.due = now + (0 if marker.op is Op.DEAD_LETTER else max(0, marker.redeliver_after_ms))
+        entry.due = now + self._wait_ms(marker)
         entry.counts = marker.counts
         entry.dead = marker.op is Op.DEAD_LETTER
         entry.held = marker.op is Op.EXTEND
@@ -280,6 +343,12 @@ class Checker:
             self.stats["ticks"] += 1
             return
         entry = state.pop(offset, None)
+        was_finished = offset in self._finished
+        was_ended = offset in self._ended_since
+        if entry is not None:
+            self._ended_since.add(offset)
+            if any(first <= offset for first in self._windows):
+                self._finished.add(offset)
         if not marker.by_tracker:
             self._check_late_ack(partition, record, offset)
             if self._number and (self._number, record.by, partition, offset) not in self.history.acked:
@@ -297,6 +366,22 @@ class Checker:
             self._forgiven.add((partition, offset))
             return
         copy = record.copies.get(offset)
+        plans = self.history.plans[f"{self.queue.markers_topic}-{self._number}", partition, offset]
+        read_to = max((read for markers_end, read in plans if markers_end <= record.at), default=0)
+        late = (REASON, TAKEN_LATE.encode()) in record.headers()
+        if not self.history.markers_deleted and (partition, offset) not in self._forgiven:
+            taker = None if entry is None else takes[offset][-1][0].by
+            if (
+                late
+                and not was_ended
+                and (taker is None or taker in self.history.taking_again.get(partition, ()))
+            ):
+                self.problems.append(f"R30: {what} was ended as taken late, and had not been ended before")
+            if not late and was_finished and entry is not None and entry.at < read_to:
+                self.problems.append(f"R30: {what} was copied, although it was taken after its end")
+        if late:
+            self.stats["taken late"] += 1
+            return
         if copy is None:
             self._check_gone(queue, offset, what)
             return
@@ -319,6 +404,8 @@ class Checker:
         self._check_claim(record, partition, offset, what)
         if not dead:
             self._late_acks.copied(offset, copy.at, _begin_of_transaction(record))
+        if entry is not None and entry.at >= read_to:  # taken late, after it was planned to copy it
+            entry = self._late.pop((partition, offset), entry)
         if entry is None:
             entry = self._late.pop((partition, offset), None)
             if entry is None:
@@ -398,18 +485,30 @@ class Checker:
         for number, name, where, offset, recovered, at_ms in self.history.handouts:
             if (number, where) != (self._number, partition):
                 continue
-            if any(record.at < recovered for record, _ in takes[offset]):
+            # Where the group was set back, what was started before is started again; and until somebody has
+            # committed after that, without a look at the markers.
+            starts = [one.markers_end for one in self._set_backs(partition) if one.offset <= offset]
+            if starts:
+                starts += [tick_at for tick_at, first in self._taken_again if first <= offset]
+            after = max(starts, default=0)
+            # What was meant for the topics before is no start of this message. And starts of who stood still
+            # may stand where no successor looks for them.
+            starts_of_it = [
+                r
+                for r, _ in takes[offset]
+                if r.at >= after and r.believed >= self._number and not r.is_of_halted
+            ]
+            if any(record.at < recovered for record in starts_of_it):
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
             taken_at = [record.at for record, _ in takes[offset] if record.by == name]
             if self.queue.late_acks and not self.broker.past and taken_at:
                 problem = self._late_acks.handed_out(offset, taken_at[0])
                 if problem is not None:
                     self.problems.append(f"{problem}; {name} was given it, in {partition}")
-            # What was meant for the topics before is no second start.
-            own_takes = [r for r, _ in takes[offset] if r.by == name and r.believed >= self._number]
+            own_takes = [record for record in starts_of_it if record.by == name]
             if sum(record.ms <= at_ms for record in own_takes) > 1:
                 self.problems.append(f"R10: {name} started {partition}@{offset} twice and was given it")
-            own = [record.ms + after for record, after in takes[offset] if record.by == name]
+            own = [record.ms + lease_ms for record, lease_ms in takes[offset] if record.by == name]
             if self.strict_time and (not own or at_ms >= max(own)):
                 self.problems.append(f"R11: {name} was given {partition}@{offset} when its lease was over")
 

@@ -1,6 +1,7 @@
 """Negative controls: kmqpy with one of its safeguards taken out. The checker must find each of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
@@ -8,6 +9,7 @@ from kmqpy.kafka.client.assigned_partition import ReceivePhase
 from kmqpy.kafka.client.late_acks import CheckedCopies
 from kmqpy.kafka.client.offset_commits import commit_metadata
 from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
@@ -23,6 +25,7 @@ from .actors import (
     OffsetKeeper,
     OriginalsReader,
     PartitionLifecycle,
+    PartitionRedelivery,
     Redeliverer,
     Takeover,
     TopicProbe,
@@ -63,7 +66,7 @@ class UnsafeOffsets(OffsetKeeper):
         made = super().offset_of(part)
         if made is None:
             return None
-        stored = StoredOffset(part.state._position, made().topic_id, part.state.now_ms)
+        stored = StoredOffset(part.state._position, made().markers_id, part.state.now_ms)
         return lambda: stored
 
 
@@ -207,9 +210,10 @@ class BelievesAncestors(LateAckCheck):
 class ForgetsPredecessors(GroupMember):
     """Hands out what a crashed client had started and not committed (rule R10)."""
 
-    def _recover(self, partition: int, known: Any) -> Steps:
-        yield from super()._recover(partition, known)
-        known._started = OffsetRuns()
+    def _take_from(self, recovered: Any) -> Steps:
+        yield from super()._take_from(recovered)
+        for partition in recovered:
+            self._partitions[partition]._started = OffsetRuns()
 
 
 class TakesAgainUnread(GroupMember):
@@ -245,7 +249,7 @@ class BelievesCommits(GroupMember):
             offset, metadata = committed[partition]
             covered = metadata.split(":")[1]
             committed[partition] = offset, commit_metadata(None if covered == "-" else covered, self._ids)
-        yield from super()._recover(partition, known)
+        return (yield from super()._recover(partition, known))
 
 
 class AnyOriginal(OriginalsReader):
@@ -260,6 +264,30 @@ class AnyOriginal(OriginalsReader):
                 fetched.gone.remove(offset)
                 fetched.found[offset] = original_of(following[0])
         return fetched
+
+
+class TakenLate(PartitionRedelivery):
+    """Redelivers what was taken after its end like everything else (rule R30)."""
+
+    def redeliver(self, part: Any, entries: Any, position: int, _taken_late: Any) -> Steps:
+        return (yield from super().redeliver(part, entries, position, frozenset()))
+
+
+class ForgetsFinished(OffsetKeeper):
+    """Stores the safe offset without what was ended before it (rule R30)."""
+
+    def offset_of(self, part: Any) -> Any:
+        make = super().offset_of(part)
+        return None if make is None else lambda: replace(make(), finished=StoredFinished())
+
+
+class TakesAgainUnsaid(GroupMember):
+    """Does not say that it may take messages again, after the group was set back (rule R30)."""
+
+    def _take_from(self, recovered: Any) -> Steps:
+        for one in recovered.values():
+            one.found.complete = True
+        yield from super()._take_from(recovered)
 
 
 class KeepsState(TopicProbe):
@@ -304,6 +332,9 @@ CONTROLS = {
     "late operations open": Controls(takeover=LateOperationsOpen),
     "no claim": Controls(redeliverer=NoClaim, claims=True),
     "claim after reading": Controls(claim=ClaimsAfterReading, claims=True),
+    "unfenced take": Controls(redelivery=TakenLate),
+    "finished messages forgotten at takeover": Controls(offset_keeper=ForgetsFinished),
+    "taken again unsaid": Controls(member=TakesAgainUnsaid, set_back=True),
     "copies handed out whatever was acknowledged": Controls(late_ack_check=HandsOutAll, late_acks=True),
     "late acks looked for from the own take on only": Controls(
         late_ack_check=LooksFromItsTake, late_acks=True

@@ -276,6 +276,8 @@ class PlainProducer:
             record.append(confirmed=confirmed)
             queue = self._connection.queue_topic, record.partition()
             record.queue_end = self._connection.broker.logs[queue].end
+            owner, process = self._connection.group.owner.get(record.partition()), self._connection.process
+            record.is_of_halted = process.stood_still and (owner is None or owner.process is not process)
             if self._world.tracing:
                 what = shown(record.key(), record.value(), record.headers())
                 self._world.trace(record.by, f"wrote {record.partition()}@{record.at} {what}")
@@ -710,7 +712,7 @@ class GroupConsumer:
         got = [p for p in free if group.target(p) is me]
         if got:
             for p in got:
-                group.owner[p] = me
+                group.assign(p, me)
             self._world.trace(self.process.name, f"got {got}")
             self._on_assign(me, [TopicPartition(self._topic, p) for p in got])
             self._eager.update(got)

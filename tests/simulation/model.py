@@ -39,6 +39,8 @@ class Process:
         self.alive = True
         self.leaving = False
         self.client: Any = None
+        self.stood_still = False
+        """Once between fetching messages and writing their start markers."""
         self.recovered: dict[int, tuple[Log, int]] = {}
         """Of which log of markers, and up to where, it has read what was started before."""
         self.topics_of = FIRST
@@ -204,6 +206,7 @@ class Record:
         "copies",
         "decoded",
         "has_end",
+        "is_of_halted",
         "ms",
         "queue_end",
         "txn",
@@ -237,6 +240,8 @@ class Record:
         # Of a marker of a client: for which topics it meant it, and how many messages there were then.
         self.believed = FIRST
         self.queue_end = 0
+        # Of a client that stood still and lost the partition meanwhile.
+        self.is_of_halted = False
 
     def append(self, *, confirmed: bool) -> None:
         """Write this record, made beforehand, to the log that has the name now."""
@@ -511,6 +516,12 @@ class Group:
         self.members: list[Any] = []
         self.owner: dict[int, Any] = {}
         self.committed: dict[int, tuple[int, str]] = {}
+        self.set_back: dict[int, float] = {}
+        """Partitions that are set back when somebody gets them next, and to which part of their offset."""
+        self.taking_again: dict[int, set[str]] = {}
+        """By partition that was set back, the clients that got it since."""
+        self.set_back_to: Callable[[int, int], None] = lambda _partition, _offset: None
+        """Called when a partition is set back, with its offset then."""
 
     def join(self, member: Any) -> None:
         self.members.append(member)
@@ -525,6 +536,18 @@ class Group:
     def target(self, partition: int) -> Any:
         """Who is to have the partition."""
         return self.members[partition % len(self.members)]
+
+    def assign(self, partition: int, member: Any) -> None:
+        """Give a partition that nobody has to `member`."""
+        self.owner[partition] = member
+        part = self.set_back.pop(partition, None)
+        if part is not None and partition in self.committed:
+            offset = int(part * self.committed[partition][0])
+            self.committed[partition] = (offset, "")
+            self.set_back_to(partition, offset)
+            self.taking_again.setdefault(partition, set())
+        if partition in self.taking_again:
+            self.taking_again[partition].add(member.process.name)
 
     def silent(self, member: Any) -> None:
         """Nothing is heard of `member` from now on; expel it when that lasts."""

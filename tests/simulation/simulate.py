@@ -24,6 +24,7 @@ from .actors import (
     OffsetKeeper,
     OriginalsReader,
     PartitionLifecycle,
+    PartitionRedelivery,
     Redeliverer,
     Takeover,
     TopicProbe,
@@ -31,7 +32,7 @@ from .actors import (
     Tracker,
     TrackerClaim,
 )
-from .checker import Checker, History
+from .checker import Checker, History, SetBack
 from .kafka import Connection, Transactions
 from .model import LIAR, Actor, Broker, Group, Process, World, ZooKeeper, decoded
 
@@ -47,6 +48,8 @@ _TOPICS_CHANGE = 0.15
 """In so many of the seeds the topics of the queue are recreated, once or twice."""
 _CLAIMS = 0.4
 """In so many of the seeds the queue has claims."""
+_SET_BACK = 0.15
+"""In so many of the seeds the group is set back, once or twice, and takes some messages again."""
 _LATE_ACKS = 0.6
 """In so many of the seeds with claims the queue has late acks."""
 _AIMED_FOR_MS = 1_000
@@ -71,6 +74,7 @@ class Controls:
     topic_probe: Any = TopicProbe
     transactions: Any = Transactions
     marker_writer: Any = MarkerWriter
+    redelivery: Any = PartitionRedelivery
     redeliverer: Any = Redeliverer
     member: Any = GroupMember
     reader: Any = OriginalsReader
@@ -79,6 +83,7 @@ class Controls:
     late_ack_check: Any = LateAckCheck
     topics_change: bool = False
     claims: bool = False
+    set_back: bool = False
     late_acks: bool = False
     """Each: in every seed; late acks have claims."""
 
@@ -136,13 +141,19 @@ class Simulation:
         self.broker = Broker(world, TOPICS, self.partitions)
         self.group = Group(world, self.partitions)
         self.zookeeper = ZooKeeper(world)
-        self.history = History(broker=self.broker)
+        self.history = History(broker=self.broker, taking_again=self.group.taking_again)
+        self.group.set_back_to = self._partition_set_back
         self.processes: list[Process] = []
         self.counts: Counter[str] = Counter()
         world.clients = []
         world.kill = self._kill
         world.stall = self._stall
+        world.history = self.history
+        world.stall_client = self._stall_client
         self.stall_rate = rng.choice((0.0, 0.0, 0.1))
+        self._client_rng = Random(f"late takes of {seed}")
+        self._client_stall_rate = self._client_rng.choice((0.0, 0.0, 0.1, 0.3))
+        self._set_back = self.controls.set_back or self._client_rng.random() < _SET_BACK
         self._running = {"tracker": 0, "client": 0}
         self._liar = Random(seed)
         world.topics_change = world.topics_rng.random() < _TOPICS_CHANGE or self.controls.topics_change
@@ -163,9 +174,11 @@ class Simulation:
         if self.seed % _SEEDS_A_LIAR == 0:
             for number in range(20):
                 self.world.at(quiet_at * number / 20, self._lie)
+        if self._set_back and not world.topics_change:
+            world.at(quiet_at * (0.2 + 0.7 * self._client_rng.random()), self._set_group_back)
         for _ in range(rng.choice((1, 2, 3))):
             self._start("tracker")
-        for _ in range(rng.choice((1, 2))):
+        for _ in range(rng.choice((1, 2)) + (self._client_stall_rate > 0)):
             self._start("client")
         while self._goes_on(quiet_at) and world.steps < MAX_STEPS:
             actor = world.next()
@@ -315,6 +328,25 @@ class Simulation:
         """A tracker stands still where it must be fenced afterwards: it has decided, nothing is sent."""
         if self.world.faults and self.world.random() < self.stall_rate:
             self._pause(process, 5_000)
+
+    def _stall_client(self, process: Process) -> None:
+        """A client stands still between fetching messages and writing their start markers."""
+        if self.world.faults and self._client_rng.random() < self._client_stall_rate:
+            process.stood_still = True
+            self._pause(process, self._client_rng.choice((2_500, 4_000)))
+
+    def _set_group_back(self) -> None:
+        """All clients are stopped, the group is set back, and clients begin again."""
+        self.counts["groups set back"] += 1
+        self.world.trace("group", "is set back")
+        for process in [process for process in self.world.clients if process.alive]:
+            self._kill(process)
+        self.group.set_back = {p: self._client_rng.random() for p in range(self.partitions)}
+
+    def _partition_set_back(self, partition: int, offset: int) -> None:
+        log = self.broker.logs[QUEUE_SETTINGS.markers_topic, partition]
+        self.history.set_backs.append(SetBack(log.number, partition, offset, log.end))
+        self.world.trace("group", f"{partition} set back to {offset}, markers end at {log.end}")
 
     def _cut_zookeeper(self, process: Process) -> None:
         process.zk_cut_until = self.world.now + 5_000 * self.world.random()

@@ -8,6 +8,7 @@ from confluent_kafka import Message, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, StartsFound
 from kmqpy.kafka.client.group_member import GroupMember
@@ -22,7 +23,7 @@ from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.telemetry.base import Telemetry
 
 GIVEN = (KafkaConnection(), QueueSettings(name="q"), Telemetry())
-IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True}
+IDENTITY = {"ids": TopicIds("Q", "M"), "ids_known": lambda _: True, "announce": lambda _: ()}
 
 
 class FakeRecord(NamedTuple):
@@ -167,11 +168,12 @@ def takes(monkeypatch):
     log = {}
 
     def scan(_connection, _topic, starts, visit, **_):
+        ((partition, start),) = starts.items()
         end = max(log, default=-1) + 1
-        for at in sorted(at for at in log if at >= starts[0]):
+        for at in sorted(at for at in log if at >= start and partition == 0):
             key, value, headers = codec.encode(Marker(0, log[at], Op.TAKE, 60_000))
             visit(Message(topic="q__markers", key=key, value=value, headers=headers, partition=0, offset=at))
-        return {0: partition_reader.Reached(0, end, end)}
+        return {partition: partition_reader.Reached(0, end, end)}
 
     monkeypatch.setattr(partition_reader, "scan", scan)
     monkeypatch.setattr(partition_reader, "bounds", lambda *_, **__: {0: (0, 1_000)})
@@ -441,3 +443,94 @@ def test_offsets_by_partition(steps):
 
 def test_offsets_that_go_back_are_no_range():
     assert offsets_of_records(list(map(record, (10, 12, 12)))) == {0: [10, 12, 12]}
+
+
+class Announcements(list):
+    """What is announced; `unwritten` are partitions whose ticks are not confirmed."""
+
+    unwritten = ()
+
+    def __call__(self, ticks):
+        self.append({tick.partition: (tick.takes_from, tick.takes_again) for tick in ticks})
+        return {tick.partition for tick in ticks if tick.takes_again} & set(self.unwritten)
+
+
+@pytest.fixture
+def announced(member):
+    member._announce = Announcements()
+    return member._announce
+
+
+def assign(member, consumer, *partitions):
+    member._partitions.clear()
+    member._on_assign(consumer, [TopicPartition("q", partition) for partition in partitions])
+
+
+def test_r30_partitions_say_together_from_where_their_messages_are_taken(member, consumer, takes, announced):
+    consumer.committed = lambda places, timeout: [TopicPartition("q", places[0].partition, 7, "kmq2:3:Q:M")]
+    assign(member, consumer, 0, 1, 2)
+    member._prepare()
+    member._prepare()
+    assert announced == [{0: (7, False), 1: (7, False), 2: (7, False)}]
+    assert member.partitions == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("committed", "expected"),
+    [
+        ((5, "kmq2:3:Q:M"), (5, False)),
+        ((5, ""), (5, True)),  # set back by Kafka's tools, or committed by the JVM library
+        ((5, "kmq2:-:Q:M"), (5, True)),
+        ((5, "kmq2:3:Q:another"), (5, False)),  # all of its markers are read
+        ((5, "kmq2:3:another:M"), (0, False)),
+        ((-1001, ""), (0, False)),  # likewise
+    ],
+)
+def test_r30_who_does_not_know_what_was_taken_says_so(
+    member, consumer, takes, announced, committed, expected
+):
+    consumer.of_predecessor = TopicPartition("q", 0, *committed)
+    assign(member, consumer, 0)
+    member._prepare()
+    assert announced == [{0: expected}]
+
+
+def test_r30_whose_markers_were_deleted_does_not_know_what_was_taken(
+    member, consumer, announced, monkeypatch
+):
+    reached = partition_reader.Reached(4, 9, 9)
+    monkeypatch.setattr(partition_reader, "scan", lambda *_, **__: {0: reached})
+    for markers_offset, again in [(3, True), (4, False)]:
+        consumer.of_predecessor = TopicPartition("q", 0, 5, f"kmq2:{markers_offset}:Q:M")
+        assign(member, consumer, 0)
+        member._prepare()
+        assert announced.pop() == {0: (5, again)}
+
+
+def test_r30_a_group_that_was_set_back_takes_nothing_before_that_is_written(
+    member, consumer, takes, announced
+):
+    consumer.of_predecessor = TopicPartition("q", 0, 5, "")
+    announced.unwritten = [0]
+    assign(member, consumer, 0, 1)
+    consumer.offsets = [5]
+    assert member.poll(1, 0) == ([], {})
+    assert member.partitions == [1], "the others go on"
+    announced.unwritten = []
+    member._partitions[0]._retry_at = 0.0
+    consumer.offsets = [5]
+    assert member.poll(1, 0)[1] == {0: range(5, 6)}
+    assert [set(one) for one in announced] == [{0, 1}, {0}]
+
+
+def test_r30_where_no_tick_can_be_written_only_groups_that_were_set_back_wait(member, consumer, takes):
+    def unavailable(_ticks):
+        raise Unavailable("the writer is closed")
+
+    member._announce = unavailable
+    consumer.committed = lambda places, timeout: [
+        TopicPartition("q", places[0].partition, 5, "kmq2:0:Q:M" if places[0].partition else "")
+    ]
+    assign(member, consumer, 0, 1)
+    member._prepare()
+    assert member.partitions == [1]

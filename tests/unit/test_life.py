@@ -111,6 +111,12 @@ def test_an_end_that_names_no_copy_or_one_that_is_not_believed():
         assert found.state is LifeState.ENDED
 
 
+def test_a_message_that_was_taken_after_its_end_says_why_it_was_ended_again():
+    late = replace(MOVED, reason="taken late")
+    found = life([ORIGINAL], {ORIGINAL: markers(TAKE, END, TAKE, late)})
+    assert told(found)[-1] == ("ended", "0:5", None, "taken late", False)
+
+
 def test_a_message_that_is_gone_itself():
     found = build_life("jobs", [ORIGINAL], {}, {ORIGINAL: markers(TAKE)})
     assert [event.what for event in found.events] == [Happened.TAKEN]

@@ -10,7 +10,7 @@ from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.start_barrier import StartBarrier
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
-from kmqpy.kafka.markers.codec import Marker, Op, decode, decode_key, encode_key
+from kmqpy.kafka.markers.codec import Marker, Op, assignment_tick, decode, decode_key, encode_key
 from kmqpy.kafka.settings import KafkaConnection
 
 
@@ -141,6 +141,22 @@ def test_r26_who_waits_waits_for_no_other_partition(producer):
     assert writer.flush(0.3) > 0
     producer.leaderless = producer.refused = ()
     assert writer.flush(5.0) == 0
+    writer.close()
+
+
+def test_r30_ticks_of_assignments_are_waited_for_together_and_only_where_messages_are_taken_again(producer):
+    producer.LIMIT = 100
+    producer.leaderless = (1, 3)
+    producer.answers.set()
+    writer = MarkerWriter(KafkaConnection(), "m")
+    ticks = [assignment_tick(partition, 7, again=partition < 3) for partition in range(4)]
+    began = SYSTEM_CLOCK.monotonic()
+    assert writer.write_assignments(ticks, 0.3) == {1}
+    assert SYSTEM_CLOCK.monotonic() - began < 10, "not one after the other"
+    written = [decode(one.key(), one.value(), one.sent_headers) for one in producer.log]
+    assert sorted(written, key=lambda tick: tick.partition) == ticks
+    assert writer.flush(5.0) == 0, "who flushes waits for none of them"
+    producer.leaderless = ()
     writer.close()
 
 

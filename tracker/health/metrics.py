@@ -28,6 +28,9 @@ class TrackerMetrics:
         self.redelivered = counter("kmq_redelivered", "Messages redelivered")
         self.dead_lettered = counter("kmq_dead_lettered", "Messages moved to the dead-letter topic")
         self.late_acks = counter("kmq_late_acks", "Acks of messages that were not in flight any more")
+        self.taken_late = counter(
+            "kmq_taken_late", "Messages taken after their end, and ended without a copy"
+        )
         self.lost_to_retention = counter("kmq_lost_to_retention", "Messages gone before they were finished")
         self.markers_lost = counter("kmq_markers_lost_to_retention", "Takeovers above the stored safe offset")
         self.failures = counter("kmq_redelivery_failures", "Redelivery attempts that failed and are retried")

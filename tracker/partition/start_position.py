@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
+from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.settings import QueueSettings
 
@@ -48,28 +49,31 @@ class StartPosition(NamedTuple):
                 exists = row.offset < queue_end
             if exists:
                 rows.append(row)
-        if cut or len(rows) < len(at.in_flight):
+        finished = at.finished.below(queue_end)
+        if cut or len(rows) < len(at.in_flight) or finished != at.finished:
             problem = "the stored snapshot names messages that don't exist; they are left out"
         if ahead_ms > lead_ms:
             problem = f"the stored time was {ahead_ms / 1000:g} s ahead of the broker's; set back"
             at = replace(at, now_ms=now_ms)
         ahead_s = ahead_ms / 1000 if ahead_ms > lead_ms else 0.0
-        return self._replace(at=replace(at, in_flight=tuple(rows)), problem=problem, ahead_s=ahead_s)
+        at = replace(at, in_flight=tuple(rows), finished=finished)
+        return self._replace(at=at, problem=problem, ahead_s=ahead_s)
 
     @property
     def highest(self) -> int:
         """The highest message that is named by what was stored; -1 if none is."""
-        rows = self.at.in_flight
-        return max(
-            (r.first + r.bits.bit_length() - 1 if isinstance(r, TakenRun) else r.offset for r in rows),
-            default=-1,
-        )
+        named = [
+            row.first + row.bits.bit_length() - 1 if isinstance(row, TakenRun) else row.offset
+            for row in self.at.in_flight
+        ]
+        return max(named + [first + count - 1 for first, count in self.at.finished.runs[-1:]], default=-1)
 
     def state(self) -> InFlight:
         """The in-flight state to build on."""
         at = self.at
         state = InFlight(now_ms=at.now_ms, position=at.offset, missed_markers=at.missed_markers)
         state.restore(at.in_flight)
+        state.finished.restore(at.finished)
         return state
 
 
@@ -87,7 +91,8 @@ def start_position(stored: StoredOffset | None, markers_id: str, log_start: int,
         return StartPosition(fresh, "stored offset is beyond the end; reading all markers")
     if stored.offset < log_start:
         return StartPosition(
-            replace(stored, offset=log_start, missed_markers=True),
+            # Without the ticks among the lost markers, nobody knows what may be taken again.
+            replace(stored, offset=log_start, missed_markers=True, finished=StoredFinished()),
             "markers were deleted before they were read; raise the markers topic's retention",
             markers_lost=True,
         )

@@ -34,6 +34,8 @@ from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)
 
+TAKEN_LATE = "taken late"
+"""The reason in end markers of messages that were taken after they had been ended (rule R30)."""
 SOON_S = 0.05
 """Until the next try of what only had no room."""
 _AT_ONCE = 3
@@ -51,7 +53,8 @@ _MOST_SHOWN = 10
 class RedeliveryResult:
     """The outcome for the entries of one call.
 
-    redelivered, dead_lettered, gone   committed: their end markers are in the log
+    redelivered, dead_lettered, gone, taken_late
+                                       committed: their end markers are in the log
     failed                             offset -> seconds until the next try
     broken                             take over again before anything else
     refused                            texts about copies that Kafka refused this time
@@ -60,6 +63,7 @@ class RedeliveryResult:
     redelivered: list[Copy] = field(default_factory=list)
     dead_lettered: list[Copy] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
+    taken_late: list[int] = field(default_factory=list)
     failed: dict[int, float] = field(default_factory=dict)
     undecodable_counts: int = 0
     undecodable_ancestors: int = 0
@@ -94,6 +98,7 @@ class Redeliverer:
         self._tries: dict[int, int] = {}
         self._refusals: dict[int, Refusal] = {}
         self._known: MarkersRead | None = None
+        self._taken_late: frozenset[int] = frozenset()
 
     def open(self, timeout_s: float) -> None:
         """Fence predecessors and abort what they left open; raises Unavailable and the like."""
@@ -119,8 +124,12 @@ class Redeliverer:
         may_go_on: Callable[[], bool],
         dead_letters_exist: Callable[[], bool],
         position: int = 0,
+        taken_late: frozenset[int] = frozenset(),
     ) -> RedeliveryResult:
         """Append the copies of `entries`, or dead-letter them; what fails is in the result.
+
+        `taken_late`: those of them that get no copy, since they had been ended before they were taken again
+        by a client that did not know it (rule R30). They are only ended.
 
         `position`: the markers offset before which all markers were applied when `entries` were due. Where
         the queue has claims, a message of which a marker between that and the claim speaks is left alone.
@@ -132,6 +141,7 @@ class Redeliverer:
         """
         outcome = RedeliveryResult()
         self._known = MarkersRead(reader, self.queue.markers_topic, position)
+        self._taken_late = taken_late
         by_offset = {entry.offset: entry for entry in entries}
         # Messages refused before come last, one by one and few per call, so that they hardly delay others.
         refused = [offset for offset in by_offset if offset in self._refusals]
@@ -145,7 +155,7 @@ class Redeliverer:
             except ProducerUnusable as error:
                 outcome.broken = True
                 outcome.problem = str(error)
-        done = {copy.entry.offset for copy in outcome.copies} | {*outcome.gone}
+        done = {copy.entry.offset for copy in outcome.copies} | {*outcome.gone, *outcome.taken_late}
         for offset in by_offset.keys() - done - outcome.failed.keys():
             outcome.failed[offset] = _PUT_OFF_S if offset in self._refusals else SOON_S
         self._forget(done)
@@ -181,7 +191,8 @@ class Redeliverer:
     ) -> None:
         """Redeliver entries by offset, in order; `alone`: each in a transaction of its own."""
         try:
-            fetched = reader.fetch(self.queue.name, self._partition, list(entries))
+            wanted = [offset for offset in entries if offset not in self._taken_late]
+            fetched = reader.fetch(self.queue.name, self._partition, wanted)
         except KafkaException as exception:
             outcome.problem = f"originals can't be read: {librdkafka.error_name(exception)}"
             outcome.failed |= {offset: self._backoff(offset) for offset in entries}
@@ -203,7 +214,8 @@ class Redeliverer:
         outcome.failed |= {offset: self._backoff(offset) for offset in fetched.out_of_reach}
         live = [copy for copy in copies if not copy.dead_letter]
         dead = [copy for copy in copies if copy.dead_letter]
-        self._send_all(live, fetched.gone, alone, outcome, may_go_on)
+        ended = sorted([*fetched.gone, *(self._taken_late & entries.keys())])
+        self._send_all(live, ended, alone, outcome, may_go_on)
         if dead and not dead_letters_exist():
             outcome.dead_letter_problem = f"topic {self.queue.dead_letter_topic} does not exist"
             outcome.failed |= {copy.entry.offset: self._backoff(copy.entry.offset) for copy in dead}
@@ -250,7 +262,9 @@ class Redeliverer:
                 outcome.refused.append(self._refuse(batch[0], error))
                 continue  # the offender waits by itself; nobody else is held up
             again = 0
-            outcome.gone += [offset for offset in gone if offset not in dropped]
+            for offset in gone:
+                if offset not in dropped:
+                    (outcome.taken_late if offset in self._taken_late else outcome.gone).append(offset)
             gone = []
             for copy in _without(batch, dropped):
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
@@ -286,8 +300,12 @@ class Redeliverer:
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
             copied = dict(zip((copy.entry.offset for copy in _kept(batch, claim)), places, strict=True))
             left = [offset for offset in gone if claim is None or offset not in claim.dropped]
+            late = [offset for offset in left if offset in self._taken_late]
+            left = [offset for offset in left if offset not in self._taken_late]
             return itertools.chain(
-                self._ends(copied, transaction.topic), self._ends(dict.fromkeys(left), transaction.topic)
+                self._ends(copied, transaction.topic),
+                self._ends(dict.fromkeys(left), transaction.topic),
+                self._ends(dict.fromkeys(late), transaction.topic, TAKEN_LATE),
             )
 
         try:
@@ -308,9 +326,14 @@ class Redeliverer:
         for copy in _kept(batch, claim):
             yield NewRecord(self._partition, copy.key, copy.value, copy.headers)
 
-    def _ends(self, copies: Mapping[int, Place | None], copy_topic: str) -> Iterator[NewRecord]:
+    def _ends(
+        self, copies: Mapping[int, Place | None], copy_topic: str, reason: str | None = None
+    ) -> Iterator[NewRecord]:
         return end_markers(
-            self.queue.name, self._partition, copies, copy_topic=copy_topic, ranges=self.ranges
+            *(self.queue.name, self._partition, copies),
+            copy_topic=copy_topic,
+            ranges=self.ranges,
+            reason=reason,
         )
 
     def _backoff(self, offset: int) -> float:

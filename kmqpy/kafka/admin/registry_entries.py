@@ -16,6 +16,7 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers import snapshot
 from kmqpy.kafka.markers.entry import SnapshotRow
+from kmqpy.kafka.markers.finished import NONE_FINISHED, StoredFinished
 from kmqpy.kafka.settings import QueueSettings
 
 T = TypeVar("T")
@@ -68,6 +69,8 @@ class StoredOffset:
     missed_markers  markers below the offset were never read, so takes may be among them (rule R2)
     in_flight       a snapshot: messages in flight that were taken before the offset; without one, the
                     offset stands at or before the oldest take
+    finished        messages that were ended and may be taken late (rule R30), as of some markers offset from
+                    `offset` on; older versions neither store nor need it
     queue_id        identity of the queue topic that the markers are of; empty where it is not known, as in
                     what older versions stored
     """
@@ -78,6 +81,7 @@ class StoredOffset:
     missed_markers: bool = False
     in_flight: tuple[SnapshotRow, ...] = ()
     queue_id: str = ""
+    finished: StoredFinished = NONE_FINISHED
 
     def is_of_earlier_queue(self, queue_id: str, markers_id: str) -> bool:
         """True if it is of this markers topic, but of an earlier queue topic (rule R24)."""
@@ -85,7 +89,7 @@ class StoredOffset:
 
     def to_json(self) -> bytes:
         """The data of the offset znode."""
-        values = {
+        values: dict[str, Any] = {
             "offset": self.offset,
             "topic_id": self.markers_id,
             "now_ms": self.now_ms,
@@ -95,6 +99,8 @@ class StoredOffset:
             values["in_flight"] = snapshot.pack(self.in_flight)
         if self.queue_id:
             values["queue_id"] = self.queue_id
+        if self.finished != NONE_FINISHED:
+            values["finished"] = self.finished.to_json()
         return _dumps(values)
 
 
@@ -162,6 +168,7 @@ def parse_offset(data: bytes) -> StoredOffset:
             missed_markers=values.get("missed_markers") is True,
             in_flight=tuple(snapshot.unpack(_typed({"in_flight": "", **values}, "in_flight", str, "it"))),
             queue_id=_typed({"queue_id": "", **values}, "queue_id", str, "stored offset"),
+            finished=StoredFinished.from_json(values.get("finished", {"windows": [], "runs": []})),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -37,11 +37,14 @@ class StartsFound:
     started    the messages that have a start marker
     in_flight  those of them whose last start marker is a take (not a delay), with no end marker after it
     end        where the markers ended
+    complete   False: there may have been others, which were not read: where to begin was not known, or some
+               markers from there on are deleted
     """
 
     started: OffsetRuns = field(default_factory=OffsetRuns)
     in_flight: OffsetRuns = field(default_factory=OffsetRuns)
     end: int = 0
+    complete: bool = True
 
 
 class AssignedPartition:

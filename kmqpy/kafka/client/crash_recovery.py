@@ -33,7 +33,7 @@ def find_starts(
 ) -> StartsFound:
     """Start and end markers from `markers_offset` on, for queue offsets >= `first_offset`.
 
-    Finds none if `markers_offset` is None. Raises Unavailable, TopicError.
+    Finds none, and is not complete, if `markers_offset` is None. Raises Unavailable, TopicError.
     """
     found = StartsFound()
     scan = partial(
@@ -55,7 +55,9 @@ def find_starts(
     reached = scan({partition: INT64_MAX if markers_offset is None else markers_offset})
     if markers_offset is not None and markers_offset > reached[partition].end:  # the topic was recreated
         reached = scan({partition: 0})
+        markers_offset = 0
     found.end = reached[partition].end
+    found.complete = markers_offset is not None and markers_offset >= reached[partition].low
     return found
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
@@ -18,13 +18,15 @@ from confluent_kafka import Message as Record
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.throttle import Throttle
-from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError
+from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase, StartsFound
 from kmqpy.kafka.client.crash_recovery import find_starts
 from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
-from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata, commit_of
+from kmqpy.kafka.client.offset_commits import Commit, CommitSchedule, commit_metadata, commit_of
 from kmqpy.kafka.client.start_markers import StartOutcome
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.records import offsets_of_records
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -45,6 +47,14 @@ LogBounds = Callable[[int], tuple[int, int]]
 """Where the log of a partition begins and ends."""
 
 
+class _Recovered(NamedTuple):
+    """From where a partition is taken, what was started before, and where librdkafka has begun to read."""
+
+    commit: Commit
+    found: StartsFound
+    begun_at: int
+
+
 class GroupMember:
     """A member of the queue's consumer group.
 
@@ -52,6 +62,8 @@ class GroupMember:
                    each call drives the check on
     ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
                    not, a look-up is begun
+    announce       announce(ticks) writes the ticks of assignments, and returns the partitions that have to
+                   wait since theirs is not written (rule R30)
     """
 
     def __init__(
@@ -63,6 +75,7 @@ class GroupMember:
         ids: TopicIds,
         outcome_known: Callable[[int], bool],
         ids_known: Callable[[float], bool],
+        announce: Callable[[Sequence[Marker]], Collection[int]],
         instance_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -72,6 +85,7 @@ class GroupMember:
         self._ids = ids
         self._outcome_known = outcome_known
         self._ids_known = ids_known
+        self._announce = announce
         self._fatal: KmqError | None = None
         self._clock = clock
         self._partitions: dict[int, AssignedPartition] = {}
@@ -311,6 +325,7 @@ class GroupMember:
 
     def _prepare(self) -> None:
         """Read the markers of partitions that wait for that, and pause those that still wait."""
+        recovered: dict[int, _Recovered] = {}
         for partition, known in list(self._partitions.items()):
             if not (
                 known.needs_markers(self._clock.monotonic())
@@ -321,7 +336,11 @@ class GroupMember:
             if known.phase is ReceivePhase.CHECKING:  # not put off while idle: the leases run
                 self._check(partition, known)
             elif not self._idle:
-                self._recover(partition, known)
+                found = self._recover(partition, known)
+                if found is not None:
+                    recovered[partition] = found
+        if recovered:
+            self._take_from(recovered)
         self._apply_pauses()
 
     def _apply_pauses(self) -> None:
@@ -337,7 +356,7 @@ class GroupMember:
             self._consumer.resume([TopicPartition(self._queue.name, p) for p in resume])
         self._paused = wanted
 
-    def _recover(self, partition: int, known: AssignedPartition) -> None:
+    def _recover(self, partition: int, known: AssignedPartition) -> _Recovered | None:
         """Learn which messages from the committed offset on a predecessor had already started."""
         place = TopicPartition(self._queue.name, partition)
         try:
@@ -348,11 +367,31 @@ class GroupMember:
             found = self._find_starts(partition, commit.markers_offset, commit.offset)
         except (KafkaException, KmqError) as exception:
             self._recovery_failed(partition, known, exception)
-            return
-        known.recovered(commit, found)
-        # librdkafka begins at the commit, whatever topic it is of.
-        if known.seek_to is not None or commit.offset != max(committed.offset, 0):
-            self._seek(partition, known.position)
+            return None
+        return _Recovered(commit, found, max(committed.offset, 0))
+
+    def _take_from(self, recovered: Mapping[int, _Recovered]) -> None:
+        """Say from where messages of these partitions are taken, and begin with that (rule R30).
+
+        Where a partition was set back on purpose, that must be known before the first message is taken again.
+        """
+        ticks = [
+            codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
+            for partition, one in recovered.items()
+        ]
+        try:
+            waiting = self._announce(ticks)
+        except KmqError:  # the writer is closed, or its topic is no more
+            waiting = {tick.partition for tick in ticks if tick.takes_again}
+        for partition, (commit, found, begun_at) in recovered.items():
+            known = self._partitions[partition]
+            if partition in waiting:
+                self._recovery_failed(partition, known, Unavailable("the tick before takes is not confirmed"))
+                continue
+            known.recovered(commit, found)
+            # librdkafka begins at the commit, whatever topic it is of.
+            if known.seek_to is not None or commit.offset != begun_at:
+                self._seek(partition, known.position)
 
     def _check(self, partition: int, known: AssignedPartition) -> None:
         """Learn which of this member's own start markers were written although they had failed."""
@@ -378,7 +417,7 @@ class GroupMember:
         known.back_off(self._clock.monotonic())
         self._telemetry.failed(self._queue.name, "recovery")
         _log.warning(
-            "reading the markers failed; trying again",
+            "a partition can't be begun; trying again",
             extra={"queue": self._queue.name, "partition": partition, "error": str(exception)},
         )
 

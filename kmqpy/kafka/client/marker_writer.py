@@ -7,7 +7,7 @@ import logging
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -204,6 +204,23 @@ class MarkerWriter(Closing):
         """
         return self._wait(self._put_apart(items), timeout_s)
 
+    def write_assignments(self, ticks: Collection[Marker], timeout_s: float) -> set[int]:
+        """Write the ticks of assignments (see codec.assignment_tick); waits for those with `takes_again`.
+
+        Returns the partitions whose tick must stand before their first start marker, and does not yet. The
+        others need only stand before end markers of this writer, whose order is kept. flush() waits for none.
+        """
+        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks if tick.takes_again}
+        for tick in ticks:
+            if not tick.takes_again:
+                self._put_unflushed(tick)
+        deadline = self._clock.monotonic() + timeout_s
+        return {
+            partition
+            for partition, waiter in waiters.items()
+            if self._wait(waiter, max(0.0, deadline - self._clock.monotonic()))
+        }
+
     def flush(self, timeout_s: float) -> int:
         """Wait until all markers posted so far are confirmed, whatever is posted meanwhile.
 
@@ -223,6 +240,11 @@ class MarkerWriter(Closing):
             self._tickets.add(ticket)
         self.put(items, ticket)
         return _Waiter([ticket])  # a weak reference: from now on only markers to be written refer to it
+
+    def _put_unflushed(self, marker: Marker) -> _Waiter:
+        ticket = _Ticket(self._again)
+        self.put([marker], ticket)
+        return _Waiter([ticket])
 
     def _has_room(self) -> bool:
         return self._collected <= _MANY_COLLECTED or self._closing.is_set()

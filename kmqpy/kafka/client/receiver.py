@@ -38,6 +38,9 @@ MIN_LEASE_LEFT = 0.5
 _START_TIMEOUT_S = 3.0
 """How long start markers may take before their partitions have to wait (rule R18)."""
 
+_ANNOUNCE_TIMEOUT_S = 2.0
+"""How long partitions of a group that was set back may keep the others waiting."""
+
 _SLOW_CONFIRMATION = 1 / 8
 """Start markers may take this part of a lease before it is lengthened."""
 
@@ -111,6 +114,7 @@ class Receiver:
                 ids=self._topics.ids,
                 outcome_known=self._outcome_known,
                 ids_known=self._topics.knows_since,
+                announce=lambda ticks: self._topics.writer.write_assignments(ticks, _ANNOUNCE_TIMEOUT_S),
                 instance_id=self._instance_id,
                 clock=self._clock,
             )

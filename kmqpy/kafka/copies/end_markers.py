@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 
 from kmqpy.kafka.copies.copy_transaction import NewRecord
@@ -19,21 +20,23 @@ def end_markers(
     *,
     copy_topic: str,
     ranges: bool = False,
+    reason: str | None = None,
 ) -> Iterator[NewRecord]:
     """End messages of partition `partition` of `topic`.
 
     copies  offset of each message, ascending, and where in `copy_topic` its copy stands; None: nowhere, or
             unknown
     ranges  as range markers
+    reason  why, where that is not said by a copy
     """
     if ranges and len(copies) > 1:
         places = iter(copies.values())
-        for marker in codec.ranges(partition, Op.END, list(copies), by_tracker=True):
+        for marker in codec.ranges(partition, Op.END, list(copies), by_tracker=True, reason=reason):
             key, value, headers = codec.encode(marker)
             named = copy_header(topic, copy_topic, list(islice(places, marker.count)))
             yield NewRecord(partition, key, value, headers + named)
         return
-    _, value, headers = codec.encode(codec.tick(partition))  # only the key differs
+    _, value, headers = codec.encode(replace(codec.tick(partition), reason=reason))  # only the key differs
     prefix = prefix_of(topic, copy_topic)
     for offset, place in copies.items():
         named = [] if place is None else [(COPY, b"%s%d:%d" % (prefix, *place))]

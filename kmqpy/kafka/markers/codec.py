@@ -27,9 +27,10 @@ raises `DecodeError`. Pure: no I/O.
 from __future__ import annotations
 
 import itertools
+import re
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -78,6 +79,9 @@ _COUNT = "kmq-count"
 _HOLDER = "kmq-holder"
 _BY = "kmq-by"
 _BY_TRACKER = b"tracker"
+_TAKES_FROM = "kmq-takes-from"
+_TAKES_AGAIN = "kmq-takes-again"
+_DECIMAL = re.compile(rb"[0-9]{1,19}")
 
 
 class Op(StrEnum):
@@ -106,6 +110,8 @@ class Marker:
 
     `redeliver_after_ms` is a duration in ms, counted from the marker's log-append time; negative
     means due now. `counts` is False where the redelivery is not to count as an attempt.
+
+    `takes_from` and `takes_again` are those of an assignment_tick().
     """
 
     partition: int
@@ -118,6 +124,8 @@ class Marker:
     by_tracker: bool = False
     runs: Runs = ()
     """The messages of a range marker, `offset` being the lowest; empty: `offset` alone."""
+    takes_from: int | None = None
+    takes_again: bool = False
 
     @property
     def count(self) -> int:
@@ -246,6 +254,10 @@ def encode(marker: Marker) -> tuple[bytes, bytes, Headers]:
         headers.append((_HOLDER, marker.holder.encode("utf-8", "replace")))
     if marker.by_tracker:
         headers.append((_BY, _BY_TRACKER))
+    if marker.takes_from is not None:
+        headers.append((_TAKES_FROM, b"%d" % marker.takes_from))
+        if marker.takes_again:
+            headers.append((_TAKES_AGAIN, b"1"))
     if marker.runs:
         value = _encode_range(marker)
     elif marker.op is Op.END:
@@ -284,7 +296,14 @@ def decode(
         return Marker(partition, offset, Op.TAKE, redeliver_after_ms, runs=runs)
     values = {name: _as_bytes(content) for name, content in headers}
     if redeliver_after_ms is None:
-        return Marker(partition, offset, Op.END, by_tracker=values.get(_BY) == _BY_TRACKER, runs=runs)
+        by_tracker = values.get(_BY) == _BY_TRACKER
+        if offset == TICK_OFFSET and _TAKES_FROM in values:
+            takes = _takes(values)
+            return Marker(
+                partition, offset, Op.END, by_tracker=by_tracker, takes_from=takes[0], takes_again=takes[1]
+            )
+        reason = _text(values.get(_REASON))
+        return Marker(partition, offset, Op.END, reason=reason, by_tracker=by_tracker, runs=runs)
     _check_offset(offset, key)
     return Marker(
         partition,
@@ -302,6 +321,14 @@ def decode(
 def tick(partition: int) -> Marker:
     """The marker with which a tracker asks the broker for its time and for the end of the log."""
     return Marker(partition, TICK_OFFSET, Op.END, by_tracker=True)
+
+
+def assignment_tick(partition: int, takes_from: int, *, again: bool = False) -> Marker:
+    """The tick of a client to which a partition was assigned; the first message that it may take.
+
+    `again`: it may take messages once more that were taken before: it does not know which ones were.
+    """
+    return replace(tick(partition), takes_from=takes_from, takes_again=again)
 
 
 def encode_count(count: int) -> bytes:
@@ -415,6 +442,12 @@ def _decode_bitmap(value: bytes, first: int) -> Runs:
                 runs.append((at, ones))
             at += ones
     return tuple(runs)
+
+
+def _takes(values: Mapping[str, bytes | None]) -> tuple[int | None, bool]:
+    data = values[_TAKES_FROM] or b""
+    takes_from = int(data) if _DECIMAL.fullmatch(data) else INT64_MAX + 1
+    return (None, False) if takes_from > INT64_MAX else (takes_from, values.get(_TAKES_AGAIN) == b"1")
 
 
 def _op(data: bytes | None, value: bytes | None) -> Op:

@@ -1,7 +1,9 @@
 """The in-flight state of one queue partition, computed from its markers. Pure: no I/O, no clock.
 
 The state is a function of the markers in log order, nothing else: an entry is opened by a take and
-leaves when its end marker is read, so whoever reads the same markers has the same state.
+leaves when its end marker is read, so whoever reads the same markers has the same state. A message that is
+taken after its end is in flight again, like any other; that it was taken late is known beside that, see
+`finished`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.markers import packed
 from kmqpy.kafka.markers.codec import Marker, Op, Runs
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
+from kmqpy.kafka.markers.finished import FinishedMessages
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.packed import PackedEntries
 
 _STATES = {
@@ -40,6 +44,7 @@ class InFlight:
     operation opens an entry then (rule R2). A successor that begins at the safe offset of such a state must
     set it, too.
     `position`: the next markers offset to read.
+    `finished`: messages that were ended, as far as they may be taken late (rule R30).
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class InFlight:
         self._position = position
         self._pinned: tuple[int, int] | None = None  # markers offset, now in ms
         self._entries = PackedEntries()
+        self.finished = FinishedMessages()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -123,9 +129,10 @@ class InFlight:
         if not self.observe(at, timestamp_ms):
             return 0
         if marker.op is Op.END:
-            if marker.runs:
-                return self._entries.discard_range(marker.runs)
-            return int(self._entries.discard(marker.offset))
+            if marker.takes_from is not None:
+                self.finished.assigned(marker.takes_from, again=marker.takes_again)
+                return 0
+            return self._end_range(marker.runs) if marker.runs else self._end(marker.offset)
         if marker.op is Op.TAKE and marker.counts and marker.reason is None:
             due_ms = self._deadline(marker)
             if marker.runs:
@@ -151,11 +158,12 @@ class InFlight:
         """Take in end markers, as apply_takes() takes in starts; returns how many changed the state."""
         ended = 0
         for first, count, _ in self._unread(series, at):
-            if count == 1:
-                ended += self._entries.discard(first)
-            else:
-                ended += self._entries.discard_range(((first, count),))
+            ended += self._end(first) if count == 1 else self._end_range(((first, count),))
         return ended
+
+    def taken_late(self, entries: Iterable[Entry]) -> frozenset[int]:
+        """Offsets of those of these entries that were in flight before, and ended (rule R30)."""
+        return frozenset(entry.offset for entry in entries if entry.offset in self.finished)
 
     def _unread(self, series: Iterable[MarkerRun], at: int) -> Iterator[tuple[int, int, int]]:
         """First message, count and markers offset of what was not read before, which is then read."""
@@ -267,6 +275,22 @@ class InFlight:
                 if read < bits.bit_length():  # else a number of as many bits would be made
                     bits &= (1 << read) - 1
             self._entries.put_together(row._replace(bits=bits), min_run=1)
+
+    def _end(self, offset: int) -> int:
+        if not self._entries.discard(offset):
+            return 0
+        self.finished.add(offset)
+        return 1
+
+    def _end_range(self, runs: Runs) -> int:
+        first = runs[0][0]
+        count = sum(runs[-1]) - first
+        if not self.finished.touches(first, count):
+            return self._entries.discard_range(runs)
+        removed = OffsetRuns()
+        ended = self._entries.discard_range(runs, removed)
+        self.finished.add_all(removed, first, count)
+        return ended
 
     def _take(self, offset: int, due_ms: int, holder: str | None, at: int) -> int:
         if self._entries.put_held(offset, at, self.now_ms, due_ms, holder):

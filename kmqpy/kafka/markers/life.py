@@ -27,8 +27,8 @@ class Happened(StrEnum):
     DEAD_LETTERED = "dead-lettered"
     REDRIVEN = "redriven"
     ENDED = "ended"
-    """A tracker, redrive or purge ended the message, and names no copy: the message was gone, or purged, or a
-    version wrote that which did not name copies."""
+    """A tracker, redrive or purge ended the message, and names no copy: the message was gone, or purged, or
+    taken late (rule R30), or a version wrote that which did not name copies."""
 
 
 class LifeState(StrEnum):
@@ -203,6 +203,7 @@ class _RecordLife:
         what, reason = Happened.ACKNOWLEDGED, None
         if seen.marker.by_tracker:
             what, reason = self._moved(copy)
+            reason = seen.marker.reason if what is Happened.ENDED else reason
         if not late:
             self.state = LifeState.ENDED if seen.marker.by_tracker else LifeState.ACKNOWLEDGED
         return LifeEvent(

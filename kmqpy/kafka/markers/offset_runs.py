@@ -43,6 +43,10 @@ class OffsetRuns:
     def add_bits(self, first: int, bits: int) -> None:
         """Add the offset `first` + i for each bit i of `bits`, a number from 0 on."""
         block, low = divmod(first, _BLOCK)
+        if bits.bit_length() + low <= _BLOCK:
+            if bits:
+                self._blocks[block] = self._blocks.get(block, 0) | bits << low
+            return
         data = (bits << low).to_bytes((bits.bit_length() + low + 7) // 8, "little")
         for at in range(0, len(data), _BLOCK // 8):
             if mask := int.from_bytes(data[at : at + _BLOCK // 8], "little"):
@@ -65,6 +69,13 @@ class OffsetRuns:
         for block in [block for block in self._blocks if block < lowest]:
             del self._blocks[block]
         self._keep(lowest, -1 << bit)
+
+    def discard_from(self, floor: int) -> None:
+        """Remove the offsets from `floor` on."""
+        lowest, bit = divmod(floor, _BLOCK)
+        for block in [block for block in self._blocks if block > lowest]:
+            del self._blocks[block]
+        self._keep(lowest, (1 << bit) - 1)
 
     def update(self, other: OffsetRuns) -> None:
         """Add the offsets of `other`."""

@@ -21,7 +21,7 @@ from kmqpy.kafka.markers.codec import Runs
 from kmqpy.kafka.markers.entry import Entry, EntryState, SnapshotRow, TakenRun
 from kmqpy.kafka.markers.entry_groups import BlockIndex, EntryArray, Run, bits_of
 from kmqpy.kafka.markers.lazy_min_heap import LazyMinHeap
-from kmqpy.kafka.markers.offset_runs import block_masks
+from kmqpy.kafka.markers.offset_runs import OffsetRuns, block_masks
 
 MIN_RUN = 16
 """Messages taken together that are worth a run."""
@@ -219,19 +219,26 @@ class PackedEntries:
         self._clear(run, 1 << bit)
         return True
 
-    def discard_range(self, runs: Runs) -> int:
-        """Remove those of a range; returns how many."""
+    def discard_range(self, runs: Runs, removed: OffsetRuns | None = None) -> int:
+        """Remove those of a range; returns how many, and adds their offsets to `removed`."""
         before = len(self)
         for offset in self._handed_out_in(runs):
             del self.handed_out[offset]
+            if removed is not None:
+                removed.add(offset)
         for block, mask in _masks(runs) if self._count else ():
             slots = self._slots.get(block)
             if slots is not None:
-                for bit in bits_of(slots.mask & mask):
+                found = slots.mask & mask
+                if removed is not None and found:
+                    removed.add_bits(block * entry_groups.BLOCK, found)
+                for bit in bits_of(found):
                     self._discard_row(slots, block, bit)
             for run in list(self._runs.get(block, ())):
-                if run.alive & mask:
-                    self._clear(run, run.alive & mask)
+                if found := run.alive & mask:
+                    if removed is not None:
+                        removed.add_bits(block * entry_groups.BLOCK, found)
+                    self._clear(run, found)
         return before - len(self)
 
     def oldest(self) -> Entry | None:
