@@ -12,7 +12,6 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
-from kmqpy.spark.big_endian import int64
 from kmqpy.spark.decode import decode_markers, each_message, number
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "unit" / "golden_markers.json").read_text())
@@ -150,6 +149,17 @@ def test_whatever_the_bytes(spark):
     agree(spark, records)
 
 
+def test_a_marker_counts_in_the_partition_that_its_key_names(spark):
+    partitions = [0, 1, 127, 128, 129, 255, 256, 65_536, 2**31 - 1]
+    named = [(own, key) for own in partitions for key in {*partitions, own + 256 & 2**31 - 1, -1}]
+    records = [
+        (own, at, WHEN_MS, codec.encode_key(key, 5), b"\x00", None) for at, (own, key) in enumerate(named)
+    ]
+    found = decode_markers(frame_of_records(spark, records)).select("at", "problem").collect()
+    wrong = {at: problem for at, problem in found if problem}
+    assert wrong == {at: "undecodable" for at, (own, key) in enumerate(named) if own != key}
+
+
 def test_large_ranges(spark):
     every_other = range(0, MAX_SPAN, 2)
     large = [
@@ -193,16 +203,3 @@ def test_numbers_in_headers(spark):
     frame = spark.createDataFrame([(text,) for text in texts], "text string")
     found = [row[0] for row in frame.select(number(frame["text"])).collect()]
     assert found == [12, -3, None, None, None, None, None, None, None]
-
-
-def test_numbers_in_bytes(spark):
-    rng = random.Random(8)
-    numbers = [0, 1, 127, 128, 2**31 - 1, 2**31, 2**32 - 1, 2**32, INT64_MAX, -1, -(2**63)]
-    numbers += [1 << bit for bit in range(63)]
-    numbers += [rng.getrandbits(32) for _ in range(100)] + [rng.getrandbits(63) for _ in range(20)]
-    frame = spark.createDataFrame(
-        [(number, b"?" + number.to_bytes(8, "big", signed=True)) for number in numbers],
-        "number long, data binary",
-    )
-    found = frame.select("number", int64(frame["data"], 2)).collect()
-    assert [row[1] for row in found] == [row[0] for row in found]
