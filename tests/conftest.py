@@ -16,6 +16,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import pytest
@@ -51,7 +52,9 @@ settings.load_profile("untimed")
 
 _CHOICE = "KMQ_TEST_CLUSTER"
 _SPARK = "tests/spark/test_"
-"""Files that share a Spark session; those beside them in processes/ start sessions of their own."""
+"""Files that share Spark sessions; those beside them in processes/ start sessions of their own."""
+_SESSIONS = (f"{_SPARK}[a-p]*", f"{_SPARK}[q-z]*")
+"""The files that share one: two halves of about the same length, for two workers."""
 _LONG = (
     _SPARK,
     "tests/chaos/",
@@ -85,7 +88,8 @@ class _ByFile(LoadFileScheduling):
     """Gives each file to one worker, in the order of the tests, and those that share a session to one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _SPARK if nodeid.startswith(_SPARK) else super()._split_scope(nodeid)
+        sharing = (session for session in _SESSIONS if fnmatchcase(nodeid, session))
+        return next(sharing, None) or super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
