@@ -167,7 +167,7 @@ def test_dead_letters_that_were_redriven(spark, make_queue):
     queue.producer().send("bad")
     client = queue.client()
     with stopped_after(queue.tracker()):
-        client.dead_letter(*collect(client, 1), reason="bad")
+        client.dead_letter(*collect(client, 1, lease=60.0), reason="bad")
         until(queue.dead_letters)
     kmq = kmq_of(spark, queue)
     assert kmq.undelivered().count() == 1
