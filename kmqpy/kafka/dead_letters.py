@@ -171,8 +171,8 @@ class KafkaDeadLetters:
         """Send dead letters back to the queue as if never delivered: all there are now, or `ids`.
 
         `rate`: at most so many messages a second; None: no limit. A second redrive or purge of the
-        queue stops this one. Readers of the queue see up to 1,000 of
-        one partition at once. What somebody else finishes meanwhile is left out.
+        queue stops this one. Up to 1,000 messages of one partition appear in the queue together. Dead
+        letters that somebody else finishes meanwhile are left out.
 
         Raises ConfigError for a bad rate or id (then nothing was done), Unfinished when it was stopped
         halfway: running it again goes on with the rest.
