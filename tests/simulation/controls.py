@@ -15,13 +15,13 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
 from kmqpy.message import headers_of, last_header
 
-from .actors import (
-    Claim,
-    GroupMember,
-    LateAckCheck,
+from .clients import Claim, GroupMember, LateAckCheck, MarkerWriter
+from .kafka import Connection, Transactions
+from .model import Steps, decoded
+from .simulate import Controls
+from .surroundings import NoWatch
+from .trackers import (
     MarkerReader,
-    MarkerWriter,
-    NoWatch,
     OffsetKeeper,
     OriginalsReader,
     PartitionLifecycle,
@@ -34,9 +34,6 @@ from .actors import (
     broken,
     original_of,
 )
-from .kafka import Connection, Transactions
-from .model import Steps, decoded
-from .simulate import Controls
 
 
 class UnfencedTransactions(Transactions):

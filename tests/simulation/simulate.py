@@ -12,15 +12,14 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.settings import QueueSettings
 from tracker.settings import TrackerSettings
 
-from . import actors
-from .actors import (
-    CLOCK,
-    QUEUE,
-    STEPWISE,
-    GroupMember,
-    LateAckCheck,
+from . import clients, trackers
+from .checker import Checker, History, SetBack
+from .clients import GroupMember, LateAckCheck, MarkerWriter, TopicWatch
+from .kafka import Connection, Transactions
+from .model import LIAR, Actor, Broker, Group, Process, World, ZooKeeper, decoded
+from .surroundings import CLOCK, QUEUE, number_of
+from .trackers import (
     MarkerReader,
-    MarkerWriter,
     OffsetKeeper,
     OriginalsReader,
     PartitionLifecycle,
@@ -28,13 +27,9 @@ from .actors import (
     Redeliverer,
     Takeover,
     TopicProbe,
-    TopicWatch,
     Tracker,
     TrackerClaim,
 )
-from .checker import Checker, History, SetBack
-from .kafka import Connection, Transactions
-from .model import LIAR, Actor, Broker, Group, Process, World, ZooKeeper, decoded
 
 QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_000, max_delay_ms=60_000)
 _OWN_TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic]
@@ -213,7 +208,7 @@ class Simulation:
             for process in self.processes
             if process.alive and hasattr(process, "tracker")
             for (_, partition), part in process.tracker._parts.items()
-            if actors.number_of(part.topic_ids[0]) == self.broker.number
+            if number_of(part.topic_ids[0]) == self.broker.number
             for entry in part.state
             if entry.offset >= self.broker.logs[QUEUE, partition].end
         ][:3]
@@ -231,7 +226,7 @@ class Simulation:
             if rng.random() < 0.2:
                 self.history.poison.add(f"{name}-0".encode())
             process.spawn(
-                actors.producer(
+                clients.producer(
                     connection,
                     self.history,
                     name=name,
@@ -256,7 +251,7 @@ class Simulation:
         if kind == "client":
             connection = Connection(process, self.broker, self.group, None)
             self.world.clients.append(process)
-            steps = actors.client(
+            steps = clients.client(
                 connection,
                 self.queue,
                 self.history,
@@ -444,7 +439,7 @@ class Simulation:
         self._senders.append(process)
         rng = self.world.topics_rng
         process.spawn(
-            actors.producer(
+            clients.producer(
                 Connection(process, self.broker, self.group, None),
                 self.history,
                 name=f"n{self.broker.number}",
@@ -509,9 +504,7 @@ class Simulation:
         known = {process.topics_of for process in self.world.clients if process.alive and process.client}
         for process in self.processes:
             if process.alive and hasattr(process, "tracker"):
-                known |= {
-                    actors.number_of(p.topic_ids[0]) for p in process.tracker._parts.values() if p.reading
-                }
+                known |= {number_of(p.topic_ids[0]) for p in process.tracker._parts.values() if p.reading}
         return known <= {self.broker.number}
 
     def _ended(self, partition: int) -> set[int]:
@@ -528,7 +521,8 @@ class Simulation:
 
 def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = None) -> Result:
     """Run one seed."""
-    loggers = [logging.getLogger(name) for name in STEPWISE]
+    stepwise = (*clients.STEPWISE, *trackers.STEPWISE)
+    loggers = [logging.getLogger(module.__name__) for module in stepwise]
     for logger in loggers:
         logger.disabled = True
     # Runs of messages that are taken together, in sizes that small runs of the simulation reach.

@@ -5,9 +5,9 @@ A seed that fails is printed and replays: python -m tests.simulation --seed N --
 
 import pytest
 
-from .actors import INTERNAL_ERROR
 from .controls import CONTROLS
 from .simulate import simulate
+from .surroundings import INTERNAL_ERROR
 
 SEEDS = 300
 """More than the hardest control needs; `python -m tests.simulation --seeds 10000` runs more."""

@@ -1,0 +1,401 @@
+"""The clients, producers and users of a simulation: kmqpy's own code (see `stepwise`), in single steps."""
+
+import contextlib
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from kmqpy.core.durations import MIN_LEASE_MS
+from kmqpy.errors import Closed, ReceiptError, TopicError, Unavailable
+from kmqpy.kafka.client import assigned_partition
+from kmqpy.kafka.message_headers import DELIVER_AT
+from kmqpy.kafka.receipt import Receipt
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topic_identity import TopicIds
+
+from .checker import History
+from .kafka import Connection, LogReader, Module, RepeatedReader, timed_out
+from .model import Process, Steps
+from .stepwise import stepwise
+from .surroundings import QUEUE, NoWatch, Thread, Threading, Topics, number_of, records
+
+_identity = stepwise("kmqpy.kafka.topic_identity", set(), librdkafka=Module)
+
+
+class TopicWatch(_identity.TopicWatch):
+    """The real TopicWatch, whose process is known by the topics that it was told of last."""
+
+    def __init__(self, connection: Connection, *rest: Any) -> None:
+        super().__init__(connection, *rest)
+        self._process = connection.process
+
+    def _found(self, ids: TopicIds) -> None:
+        super()._found(ids)
+        self._process.topics_of = number_of(self._ids.queue)
+
+
+def watch(connection: Connection, *rest: Any) -> Any:
+    """What notices that topics are recreated, where that happens."""
+    world = connection.world
+    return world.controls.watch(connection, *rest) if world.topics_change else NoWatch(connection, *rest)
+
+
+_crash_recovery = stepwise("kmqpy.kafka.client.crash_recovery", {"find_starts"}, partition_reader=LogReader)
+_leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call: call() is None)
+_group_member = stepwise(
+    "kmqpy.kafka.client.group_member",
+    {
+        "poll",
+        "keep_alive",
+        "_prepare",
+        "_recover",
+        "_check",
+        "_find_starts",
+        "_on_revoke",
+        "_take_from",
+        "_wait_for_outcomes",
+    },
+    librdkafka=Module,
+    offsets_of_records=records.offsets_of_records,
+    find_starts=_crash_recovery.find_starts,
+    leave_group=_leave_group.leave_group,
+    returns_in_time=_leave_group.returns_in_time,
+)
+_start_barrier = stepwise("kmqpy.kafka.client.start_barrier", set(), librdkafka=Module)
+_start_markers = stepwise(
+    "kmqpy.kafka.client.start_markers",
+    {"wait_until_confirmed", "start"},
+    librdkafka=Module,
+    StartBarrier=_start_barrier.StartBarrier,
+)
+_start_markers._MANY = 3  # batches are small here
+_writer = stepwise(
+    "kmqpy.kafka.client.marker_writer",
+    {"_serve"},
+    librdkafka=Module,
+    StartMarkerWriter=_start_markers.StartMarkerWriter,
+    threading=Threading,
+)
+_topics_in_use = stepwise(
+    "kmqpy.kafka.client.topics_in_use",
+    set(),
+    MarkerWriter=lambda connection, *rest, **more: connection.world.controls.marker_writer(
+        connection, *rest, **more
+    ),
+    Topics=Topics,
+    TopicWatch=watch,
+    check_topics=lambda *_: None,
+)
+_late_acks = stepwise(
+    "kmqpy.kafka.client.late_acks",
+    {"examine", "_read"},
+    partition_reader=SimpleNamespace(RepeatedReader=RepeatedReader),
+)
+LateAckCheck = _late_acks.LateAckCheck
+_receiver = stepwise(
+    "kmqpy.kafka.client.receiver",
+    {"receive", "keep_alive", "_start"},
+    LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
+    GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
+    offsets_of_records=records.offsets_of_records,
+    have_headers=records.have_headers,
+)
+_client = stepwise(
+    "kmqpy.kafka.client.client",
+    {"_receive_once", "_look_for_topics"},
+    TopicsInUse=_topics_in_use.TopicsInUse,
+    Receiver=_receiver.Receiver,
+    settings_of=lambda queue, _connection: queue,
+    check_connection=lambda connection: connection,
+)
+_receiver._START_TIMEOUT_S = 0.3  # less than it may take until a start marker counts as failed
+
+
+def started(partitions: Any) -> Any:
+    """What a writer says that has written all start markers."""
+    return _start_markers.StartOutcome(dict.fromkeys(partitions, -1), {})
+
+
+class GroupMember(_group_member.GroupMember):
+    """The client's GroupMember, which may stand still when it has fetched messages (rule R30)."""
+
+    def poll(self, max_records: int, wait_s: float) -> Steps:
+        polled = yield from super().poll(max_records, wait_s)
+        if polled[0]:
+            self._connection.world.stall_client(self._connection.process)
+            yield 0.0
+        return polled
+
+
+class Claim:
+    """kmqpy.kafka.client.start_markers.StartBatch that says so, true or not."""
+
+    def __init__(self, partitions: Any, starting: Any = None) -> None:
+        self._started = started(partitions)
+        self._starting = starting
+
+    def wait_until_confirmed(self) -> Steps:
+        """Say it at once, or when the truth is known."""
+        if self._starting is not None:
+            yield from self._starting.wait_until_confirmed()
+        yield 0.0
+        return self._started
+
+
+class MarkerWriter(_writer.MarkerWriter):
+    """The client's MarkerWriter, whose thread is an actor that sleeps while there is nothing to do."""
+
+    def __init__(self, connection: Connection, *rest: Any, **more: Any) -> None:
+        self._world = connection.world
+        self._connection = connection
+        super().__init__(connection, *rest, **more)
+        self._actor = connection.process.spawn(self._run())
+
+    @property
+    def idle(self) -> bool:
+        return not self._unconfirmed()
+
+    @property
+    def starts(self) -> Any:
+        """What writes start markers; controls override `start`."""
+        return self
+
+    def get_ready(self) -> None:
+        self._starts.get_ready()
+
+    def start(self, *what: Any) -> Steps:
+        return (yield from self._starts.start(*what))
+
+    def outcome_known(self, partition: int) -> bool:
+        return self._starts.outcome_known(partition)
+
+    def put(self, *what: Any) -> None:
+        super().put(*what)
+        self._wake()
+
+    def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:
+        """The same, step by step."""
+        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks if tick.takes_again}
+        for tick in ticks:
+            if not tick.takes_again:
+                self._put_unflushed(tick)
+        until = self._world.now + timeout_s * 1000
+        while any(waiter.size() for waiter in waiters.values()) and self._world.now < until:
+            yield 10.0
+        return {partition for partition, waiter in waiters.items() if waiter.size()}
+
+    def write_in_steps(self, items: Any) -> Steps:
+        """write(), step by step and without a time-out."""
+        waiter = self._put_apart(items)
+        while waiter.size():
+            yield 10.0
+            if self._closing.is_set():
+                raise Closed
+
+    def _wake(self) -> None:
+        self._world.wake(self._actor, self._world.latency())
+
+    def _new_producer(self, **settings: Any) -> Any:
+        producer = super()._new_producer(**settings)
+        producer.wake = self._reported
+        return producer
+
+    def _reported(self) -> None:
+        for actor in (self._actor, self._connection.process.main):
+            self._world.wake(actor, 0.5)
+
+    def _run(self) -> Steps:
+        for delay_ms in self._serve():
+            yield float("inf") if self.idle else delay_ms
+
+
+def client(
+    connection: Connection, queue: QueueSettings, history: History, *, lease_ms: int, batch: int, fmt: str
+) -> Steps:
+    """A process that takes messages and does with them what users do."""
+    process, world = connection.process, connection.world
+    while True:
+        try:
+            own = _client.KmqClient(queue, connection, holder=process.name, markers=fmt, clock=process)
+            break
+        except TopicError:
+            yield 200.0
+    own._housekeeper = Thread()  # what it does is done below
+    member = own._receiver.join()
+    process.client = own
+    logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
+    readers = [log.readers for log in logs]
+    wake = lambda: world.wake(process.main, world.latency())  # noqa: E731
+    for some in readers:
+        some.append(wake)
+
+    def use(message: Any, lease: int) -> None:
+        history.handed_out(process, message)
+        process.spawn(_use(connection, own, message, lease, history), 30 * world.random())
+
+    try:
+        while not process.leaving:
+            lease = int(lease_ms * (0.5 + world.random())) if world.random() < 0.3 else lease_ms
+            lease = max(MIN_LEASE_MS, lease)
+            asked = process.monotonic()
+            try:
+                messages = yield from own._receive_once(1 + int(batch * world.random()), 0.0, lease)
+            except TopicError:
+                yield 200 * world.random()
+                continue
+            if lease == lease_ms and world.random() < 0.2:  # `for message in client`: one after the other
+                until = asked + lease_ms / 1000
+                own._read_ahead.extend(messages[1:], until)
+                messages = messages[:1]
+            for message in messages:
+                use(message, lease)
+            if messages and world.faults and world.random() < (0.4 if queue.late_acks else 0.05):
+                for _ in range(3):  # the user's code is busy, the housekeeper goes on
+                    yield 600.0
+                    own._follow_topics()
+                    yield from own._receiver.keep_alive()
+                    own._release_stale()
+            while own._read_ahead:
+                own._release_stale()
+                yield 40 * world.random()
+                # KmqClient.__iter__ must look, too: we may have stood still.
+                if (message := own._read_ahead.pop()) is not None and until > process.monotonic():
+                    use(message, lease)
+            partitions = member._partitions.values()
+            waiting = member._commit_schedule.uncommitted or any(
+                known.phase is not assigned_partition.ReceivePhase.ACTIVE for known in partitions
+            )
+            yield 20 * world.random() if messages else 100.0 if waiting else 400.0
+        for _ in range(20):
+            if not (own._topics.writer.idle and own._topics.writer._starts.all_outcomes_known()):
+                yield 100.0
+        own._topics.writer._starts._barriers.clear()  # a close() that waits in vain comes to its end
+        own.close()
+        world.trace(process.name, "closed")
+    finally:
+        for some in readers:
+            some.remove(wake)
+
+
+def _use(connection: Connection, own: Any, message: Any, lease: int, history: History) -> Steps:
+    """What a user does with one message, unless the client is closed before."""
+    with contextlib.suppress(Closed):
+        try:
+            yield from _use_open(connection, own, message, lease, history)
+        except (ReceiptError, TopicError, Unavailable) as error:
+            if not connection.world.topics_change:
+                raise
+            connection.world.trace(connection.process.name, f"refused: {error}")
+
+
+def _use_open(connection: Connection, own: Any, message: Any, lease: int, history: History) -> Steps:
+    world, process = connection.world, connection.process
+    if world.faults and message.body in history.poison:
+        yield 20 * world.random()
+        world.kill(process)
+        return
+
+    def ack() -> None:
+        own.ack(message)
+        history.acks(process, message)
+
+    if world.faults and own.queue.late_acks and world.random() < 0.4:  # while the copy waits, with luck
+        yield lease * (1 + world.random())
+        ack()
+        return
+    luck = world.random() if world.faults else 0.0
+    if luck < 0.15:  # as ack(wait=True)
+        own._check_open()
+        writer, places = own._topics.writer, own._places.offsets_of([message])
+        history.acks(process, message)
+        yield from writer.write_in_steps(places.items())
+        history.written(process, message)
+        own._finished(places, "ack")
+    elif luck < 0.45:
+        ack()
+    elif luck < 0.55:  # in time or late
+        yield lease * 1.5 * world.random()
+        ack()
+    elif luck < 0.65:
+        yield lease * world.random()
+        own.extend(message, lease=max(MIN_LEASE_MS, lease * (0.5 + world.random())) / 1000)
+        yield lease * 1.3 * world.random()
+        ack()
+    elif luck < 0.74:
+        yield lease * 0.5 * world.random()
+        delay = 0 if world.random() < 0.5 else world.random()
+        counts = world.random() < 0.7
+        own.nack(message, delay=delay, count=counts, reason="simulated")
+    elif luck < 0.78:
+        own.dead_letter(message, reason="simulated")
+        history.rejected.add((message.partition, message.offset))
+    elif luck < 0.88:  # F14: what comes after an ack changes nothing
+        ack()
+        yield 300 * world.random()
+        if world.random() < 0.5:
+            own.extend(message, lease=lease / 1000)
+        else:
+            own.nack(message)
+    elif luck < 0.93:  # another process has the receipt
+        yield 200 * world.random()
+        others = [other for other in world.clients if other.alive and other.client]
+        if others:
+            yield from _look_for_topics(others[0], message)
+            others[0].client.ack(message.receipt)
+            history.acks(others[0], message)
+    yield 0.0
+
+
+def _look_for_topics(process: Process, message: Any) -> Steps:
+    """KmqClient._look_for_topics, which waits: its thread that receives is who looks."""
+    topic_id = Receipt.parse(message.receipt).topic_id
+    until = process.monotonic() + 3.0
+    while process.client._topics.ids.queue != topic_id and process.monotonic() < until:
+        process.world.wake(process.main)
+        yield 100.0
+
+
+def producer(
+    connection: Connection,
+    history: History,
+    *,
+    name: str,
+    count: int,
+    gap_ms: float,
+    delays: bool,
+    forwards: Random | None = None,
+) -> Steps:
+    """Sends `count` messages and records which sends were acknowledged.
+
+    `forwards`: every third message has the headers of one that is there, as some programs forward them.
+    """
+    world, process = connection.world, connection.process
+    broker = connection.broker
+    for number in range(count):
+        body = f"{name}-{number}".encode()
+        headers: list[tuple[str, bytes | None]] = [("h", b"1")]
+        if delays and world.random() < 0.15:
+            due = process.wall_ms() + int(1500 * world.random())
+            headers.append((DELIVER_AT, b"%d" % due))
+        history.attempted.add(body)
+        try:
+            yield from connection.reach()
+            place = (QUEUE, int(broker.partitions * world.random()))
+            if QUEUE in broker.missing:
+                raise timed_out()
+            if forwards is not None and forwards.random() < 0.3:
+                copies = [one for one in broker.logs[place].records if one.is_data and one.copied]
+                if copies:
+                    headers = list(forwards.choice(copies[-5:]).headers())
+            broker.logs[place].append(b"k", body, headers, process.name)
+            history.sent_to[body] = broker.number
+            if world.unlucky():
+                raise timed_out()
+            history.sent.add(body)
+        except Exception:  # the outcome is unknown, and the user does not send again
+            world.trace(name, f"send of {body!r} of unknown outcome")
+        yield gap_ms * world.random()
+
+
+STEPWISE = (_group_member, _start_markers, _writer, _topics_in_use, _late_acks, _receiver, _client)
+"""The modules that run in here, which log by their names."""
