@@ -16,10 +16,7 @@ SHORT_S = 1.5
 @pytest.fixture(params=["jvm", "range"])
 def queue(request, make_queue):
     """A queue with late acks, once for each format of markers, with a tracker."""
-    queue = make_queue(claims=True, late_acks=True)
-    queue.markers = request.param
-    queue.tracker()
-    return queue
+    return late_ack_queue(make_queue, request.param)
 
 
 def late_acked(registry, queue):
@@ -33,6 +30,23 @@ def all_ended(queue):
 def copied(queue, times=2):
     """Wait until each message stands in the queue this often."""
     until(lambda: set(queue.copies().values()) == {times})
+
+
+def late_ack_queue(make_queue, markers="jvm"):
+    """A queue with late acks and a tracker; `markers`: the format that its clients write."""
+    queue = make_queue(claims=True, late_acks=True)
+    queue.markers = markers
+    queue.tracker()
+    return queue
+
+
+def taken_and_copied(queue):
+    """A client, and the one message that it has taken, whose lease is over and which is copied."""
+    client = queue.client()
+    queue.send("a")
+    (message,) = collect(client, 1, lease=SHORT_S)
+    copied(queue)
+    return client, message
 
 
 def test_r32_a_copy_is_not_handed_out_after_an_ack_of_its_original(queue):
@@ -55,10 +69,7 @@ def test_r32_a_copy_is_not_handed_out_after_an_ack_of_its_original(queue):
 
 
 def test_r32_an_ack_after_the_copy_was_taken_ends_the_copies_of_the_copy(queue):
-    client = queue.client()
-    queue.send("a")
-    (message,) = collect(client, 1, lease=SHORT_S)
-    copied(queue)
+    client, message = taken_and_copied(queue)
     (copy,) = collect(client, 1, lease=SHORT_S)
     assert copy.attempts == 2
     client.ack(message, wait=True)
@@ -71,12 +82,8 @@ def test_r32_an_ack_after_the_copy_was_taken_ends_the_copies_of_the_copy(queue):
 
 
 def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):
-    queue = make_queue(claims=True, late_acks=True)
-    queue.tracker()
-    client = queue.client()
-    queue.send("a")
-    (message,) = collect(client, 1, lease=SHORT_S)
-    copied(queue)
+    queue = late_ack_queue(make_queue)
+    client, message = taken_and_copied(queue)
     queue.append(None, b"forwarded", queue.records()[-1].headers(), topic=queue.name)
     client.ack(message, wait=True)
     (forwarded,) = collect(client, 1, lease=SHORT_S)
@@ -88,12 +95,8 @@ def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):
 
 
 def test_r32_where_markers_are_deleted_the_copy_is_handed_out(make_queue):
-    queue = make_queue(claims=True, late_acks=True)
-    queue.tracker()
-    client = queue.client()
-    queue.send("a")
-    (message,) = collect(client, 1, lease=SHORT_S)
-    copied(queue)
+    queue = late_ack_queue(make_queue)
+    client, message = taken_and_copied(queue)
     client.ack(message, wait=True)
     markers = queue.settings.markers_topic
     queue.topics.delete_records(markers, {0: queue.records(markers)[-1].offset() + 1})
@@ -102,8 +105,7 @@ def test_r32_where_markers_are_deleted_the_copy_is_handed_out(make_queue):
 
 
 def test_r32_a_copy_whose_markers_can_not_be_read_is_given_back(make_queue, monkeypatch):
-    queue = make_queue(claims=True, late_acks=True)
-    queue.tracker()
+    queue = late_ack_queue(make_queue)
     client = queue.client()
     queue.send("a", "b")
     messages = collect(client, 2, lease=SHORT_S)
