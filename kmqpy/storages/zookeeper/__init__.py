@@ -1,4 +1,4 @@
-"""Queues in ZooKeeper itself: what `zookeeper://h1:2181,h2:2181/kmqpy` opens. For some 10,000s of messages."""
+"""Queues in ZooKeeper itself: what `zookeeper://host:2181/kmqpy` opens. For some 10,000s of messages."""
 
 from __future__ import annotations
 
