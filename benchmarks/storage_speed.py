@@ -202,6 +202,7 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
         driver = "psycopg[binary,pool]==3.3.9"
         peers = [
             Peer(name="bare-postgresql", script=PEERS),
+            Peer(name="kmqpy-statements", script=PEERS),
             Peer(name="pgmq", package=f"pgmq==1.1.4 {driver}", script=POSTGRESQL_PEERS),
             Peer(name="pgqueuer", package=f"pgqueuer==1.6.0 {driver}", script=POSTGRESQL_PEERS),
             Peer(name="procrastinate", package=f"procrastinate==3.10.0 {driver}", script=POSTGRESQL_PEERS),

@@ -5,6 +5,8 @@
 bare-postgresql  the statements that do the same work, without any of our code: the ceiling. One table,
                  a lease that is found by index, SKIP LOCKED; a put locks the queue against its deletion, a
                  take looks for leases that have ended; no priorities, delays or dead letters
+kmqpy-statements the statements of kmqpy on its own tables, by psycopg without any other code of ours: what
+                 priorities, delays and dead letters cost the server
 litequeue, huey  queues of Python in SQLite, as they are; synchronous = FULL as ours
 
 Prints JSON: messages per second, put, and taken and acknowledged.
@@ -92,6 +94,49 @@ class BarePostgresql:
         self._connection.close()
 
 
+class KmqpyStatements:
+    """Works on the queue that `storage_queues.filled` has made."""
+
+    queue = 0
+
+    def __init__(self, url: str) -> None:
+        import psycopg
+
+        from kmqpy.storages.sql.statements import Names, statements
+
+        self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=1)
+        for setting in _SESSION:
+            self._connection.execute(f"SET {setting}")
+        self._sql = statements("postgresql", Names())
+        self._cursors = {name: self._connection.cursor(binary=True) for name in ("put", "take", "finish")}
+        self._given = {"queue": self.queue, "automatic": 1, "late": 0, "most": 3, "lease_ms": 30_000}
+
+    @classmethod
+    def prepare(cls, url: str, depth: int) -> None:
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            found = connection.execute("SELECT id FROM kmq_queues WHERE name = %s", (f"depth-{depth}",))
+            (cls.queue,) = found.fetchone() or (0,)
+
+    def put(self, count: int) -> None:
+        nothing = dict.fromkeys(("keys", "headers", "delays", "priorities"))
+        self._run("put", {"bodies": [BODY] * count, **nothing}).fetchall()
+
+    def take(self, count: int) -> Sequence[Any]:
+        return [row for row in self._run("take", {"limit": count}).fetchall() if row[3] is not None]
+
+    def finish(self, taken: Sequence[Any]) -> None:
+        ids, takes = (f"{{{','.join([str(row[at]) for row in taken])}}}" for at in (3, 4))
+        self._run("finish", {"ids": ids, "takes": takes})
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _run(self, name: str, parameters: dict[str, Any]) -> Any:
+        return self._cursors[name].execute(self._sql[name], {**self._given, **parameters})
+
+
 class Litequeue:
     def __init__(self, url: str) -> None:
         import litequeue
@@ -140,6 +185,7 @@ class Huey:
 
 PEERS: dict[str, Callable[[str], Worker]] = {
     "bare-postgresql": BarePostgresql,
+    "kmqpy-statements": KmqpyStatements,
     "litequeue": Litequeue,
     "huey": Huey,
 }
@@ -148,6 +194,8 @@ PEERS: dict[str, Callable[[str], Worker]] = {
 def main(peer: str, url: str, takers: str, batch: str, seconds: str, depth: str = "0") -> None:
     if peer == "bare-postgresql":
         BarePostgresql.prepare(url, int(depth))
+    elif peer == "kmqpy-statements":
+        KmqpyStatements.prepare(url, int(depth))
     figures = measure(lambda: PEERS[peer](url), takers=int(takers), batch=int(batch), seconds=float(seconds))
     sys.stdout.write(json.dumps(figures) + "\n")
 

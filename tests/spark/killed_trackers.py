@@ -67,14 +67,29 @@ class SparkTrackerProcess:
         self._command = [str(Path(sys.executable).with_name("kmq")), "spark-tracker"]
         self._command += [f"--{name}={value}" for name, value in options.items()]
         self._command += [f"--conf={name}={value}" for name, value in conf.items()]
+        self._queue = queue
         self._deaths = deaths
         self.codes: list[int] = []
         """With which it has ended before."""
         self._start()
 
     def _start(self) -> None:
+        self._of_the_dead = _jobs(self._queue)
         self._process = subprocess.Popen(self._command, env=self._deaths.environment, stdout=subprocess.PIPE)
         (self._deaths.folder / "driver").write_text(str(self._process.pid))
+
+    def all_run(self) -> bool:
+        """True if both trackers of the driver that lives are there, and no other driver's znode.
+
+        Trackers of a driver that was killed go on until ZooKeeper has noticed.
+        """
+        jobs = _jobs(self._queue)
+        if len(jobs) != 1 or jobs & self._of_the_dead:
+            return False
+        (job,) = jobs
+        with self._queue.registry() as registry:
+            ids = [one.id for one in registry.trackers()]
+        return all(any(one.startswith(f"{job}-{n}-") for one in ids) for n in (0, 1))
 
     def keep_running(self) -> None:
         code = self._process.poll()
@@ -125,12 +140,10 @@ def _listens(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _all_run(queue) -> bool:
-    """True if both trackers of the driver that lives are there, and no other driver's znode."""
+def _jobs(queue) -> set[str]:
+    """The znodes of drivers."""
     with queue.registry() as registry:
-        jobs = registry._znodes.children(ZnodePaths(queue.connection.root).jobs)
-        ids = [one.id for one in registry.trackers()]
-    return len(jobs) == 1 and all(any(one.startswith(f"{jobs[0]}-{n}-") for one in ids) for n in (0, 1))
+        return set(registry._znodes.children(ZnodePaths(queue.connection.root).jobs))
 
 
 def die(queue, deaths: Deaths, trackers: SparkTrackerProcess, each: int) -> list[str]:
@@ -153,7 +166,7 @@ def killed(queue, deaths: Deaths, each=60, **where: str) -> Counter[str]:
     """How often each message stands in the topic when all these deaths have been died and it is quiet."""
     with SparkTrackerProcess(queue, deaths, **where) as trackers:
         bodies = die(queue, deaths, trackers, each)
-        until(lambda: trackers.keep_running() or _all_run(queue), LONG_S, every=0.1)
+        until(lambda: trackers.keep_running() or trackers.all_run(), LONG_S, every=0.1)
         until(lambda: min(map(stored(queue).__getitem__, bodies)) >= 2, LONG_S, every=0.2)
         told = trackers.stop()
         assert [report["number"] for report in told] == [0, 1]
