@@ -2,7 +2,7 @@
 (***************************************************************************)
 (* Who may redeliver, acknowledge or process a message, and what a reader  *)
 (* of the markers topic may conclude.  R1 to R26 are in docs/rules.md; of  *)
-(* R27 to R35, for transactions that kmqpy does not have yet, comments     *)
+(* R27 to R35, some for transactions that kmqpy does not have, comments    *)
 (* state those modelled here.  spec/README.md: how to run the model.       *)
 (*                                                                         *)
 (* There is one log per markers partition.  A record stands in it alone    *)
