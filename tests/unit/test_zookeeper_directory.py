@@ -3,12 +3,14 @@
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from zookeeper_tree import MemoryZnodes, Tree, engine_over, queue_in
 
 from kmqpy.errors import ConfigError
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
 from kmqpy.storages.zookeeper import directory, draft
-from kmqpy.storages.zookeeper.directory import Directory
+from kmqpy.storages.zookeeper.directory import Directory, Pages, PageSummary
 from kmqpy.testing import ManualClock
 
 PATH = "/generation"
@@ -226,3 +228,28 @@ def test_a_directory_of_a_newer_kmqpy_is_refused_and_left_as_it_is(tree):
         with pytest.raises(ConfigError, match=f"znode {PATH}: it is of a newer kmqpy.*update kmqpy"):
             call(engine_over(MemoryZnodes(tree)))
     assert tree.znodes == {PATH: newer}
+
+
+SUMMARIES = st.builds(
+    PageSummary,
+    version=st.just(1),
+    ready=st.integers(0, 2),
+    delayed=st.just(0),
+    taken=st.just(1),
+    dead=st.just(0),
+    priority=st.integers(0, 2),
+    place=st.integers(0, 3),
+    due_ms=st.integers(0, 3),
+)
+
+
+@given(st.lists(st.dictionaries(st.integers(1, 6), st.none() | SUMMARIES)), st.booleans())
+def test_the_orders_of_pages_are_those_of_pages_read_anew(changes, asked_before):
+    pages = Pages({})
+    for change in changes:
+        before = dict(pages), *((list(pages.ready), list(pages.due)) if asked_before else ())
+        made = pages.changed(change)
+        anew = Pages({number: page for number, page in {**pages, **change}.items() if page is not None})
+        assert (made, list(made.ready), list(made.due)) == (anew, list(anew.ready), list(anew.due))
+        assert before == (dict(pages), *((list(pages.ready), list(pages.due)) if asked_before else ()))
+        pages = made

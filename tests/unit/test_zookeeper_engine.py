@@ -16,7 +16,7 @@ from kmqpy.storages.memory import MemoryEngine
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.zookeeper import directory, draft, live_queue, rows
 from kmqpy.storages.zookeeper.body_cache import BodyCache
-from kmqpy.storages.zookeeper.directory import Directory, PageSummary, read_table, summary
+from kmqpy.storages.zookeeper.directory import Directory, Pages, PageSummary, read_table, summary
 from kmqpy.storages.zookeeper.rows import Row, Status, page_bytes, read_pack, read_page
 from kmqpy.testing import ManualClock
 
@@ -230,7 +230,7 @@ def test_what_is_written_is_read():
         end_id=9,
         next_place=10,
         commits=(b"123456781234",),
-        pages={1: summary(page, 4, manual=False)},
+        pages=Pages({1: summary(page, 4, manual=False)}),
     )
     assert Directory.from_bytes(written.to_bytes(), "/d") == written
     assert written.pages[1] == PageSummary(4, 2, 0, 0, 1, priority=9, place=7, due_ms=0)
@@ -252,7 +252,9 @@ def test_any_bytes_are_read_or_refused_by_name(read):
     good = {
         read_page: page_bytes({1: row(1, reason="why")}),
         read_pack: rows.pack_bytes([NewRow(b"body", b"key", (("a", b"b"),))]),
-        read_table: Directory(table=b"123456781234", pages={1: PageSummary(4, 2, 0, 0, 1)}).table_bytes(),
+        read_table: Directory(
+            table=b"123456781234", pages=Pages({1: PageSummary(4, 2, 0, 0, 1)})
+        ).table_bytes(),
         Directory.from_bytes: Directory(next_id=1, end_id=2, commits=(b"123456781234",)).to_bytes(),
     }[read]
     for _ in range(2_000):

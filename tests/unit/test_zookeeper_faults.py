@@ -10,7 +10,7 @@ from zookeeper_tree import MemoryZnodes, Tree, engine_over, queue_in
 from kmqpy.errors import ConfigError, MessageError, Unavailable
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
 from kmqpy.storages.zookeeper import draft, live_queue, turns
-from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory
+from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory, Pages
 from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.testing import ManualClock
 
@@ -397,7 +397,7 @@ def test_a_directory_that_names_a_page_of_no_znode_is_told(tree):
     data, version = tree.znodes["/generation"]
     found = Directory.from_bytes(data, "/generation")
     (summary,) = found.pages.values()
-    forged = Directory(next_id=9, end_id=10, pages={5: summary})
+    forged = Directory(next_id=9, end_id=10, pages=Pages({5: summary}))
     tree.znodes["/generation"] = (forged.to_bytes(), version)
     with pytest.raises(ConfigError, match="znode /generation/5: "):
         engine_on(tree).take(queue, 1, 1_000)

@@ -12,7 +12,8 @@ is taken for it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -74,6 +75,62 @@ class PageSummary(NamedTuple):
         return (self.ready, self.delayed, self.taken, self.dead)[status]
 
 
+class Pages(dict[int, PageSummary]):
+    """What a directory says of its pages, by their numbers; never changed once it is made.
+
+    There may be thousands, of which a change touches a few: so both orders are kept from change to change.
+    """
+
+    __slots__ = ("_due", "_ready")
+
+    def __init__(self, pages: Mapping[int, PageSummary]) -> None:
+        super().__init__(pages)
+        self._ready: list[tuple[tuple[int, int], int]] | None = None
+        self._due: list[tuple[int, int]] | None = None
+
+    @property
+    def ready(self) -> Sequence[tuple[tuple[int, int], int]]:
+        """Of each page with rows that are ready the `Row.order` of the first and the number, in order."""
+        if self._ready is None:
+            self._ready = sorted(_ready_entry(number, page) for number, page in self.items() if page.ready)
+        return self._ready
+
+    @property
+    def due(self) -> Sequence[tuple[int, int]]:
+        """Of each page with delays or leases that end by themselves `due_ms` and the number, in order."""
+        if self._due is None:
+            self._due = sorted((page.due_ms, number) for number, page in self.items() if page.due_ms)
+        return self._due
+
+    def changed(self, pages: Mapping[int, PageSummary | None]) -> Pages:
+        """These pages with some others; None: without this page."""
+        made = Pages(self)
+        made._ready = None if self._ready is None else self._ready.copy()
+        made._due = None if self._due is None else self._due.copy()
+        for number, page in pages.items():
+            made._replace(number, page)
+        return made
+
+    def _replace(self, number: int, page: PageSummary | None) -> None:
+        before = self.pop(number, None) if page is None else self.get(number)
+        if page is not None:
+            self[number] = page
+        if self._ready is not None:
+            if before is not None and before.ready:
+                del self._ready[bisect_left(self._ready, _ready_entry(number, before))]
+            if page is not None and page.ready:
+                insort(self._ready, _ready_entry(number, page))
+        if self._due is not None:
+            if before is not None and before.due_ms:
+                del self._due[bisect_left(self._due, (before.due_ms, number))]
+            if page is not None and page.due_ms:
+                insort(self._due, (page.due_ms, number))
+
+
+def _ready_entry(number: int, page: PageSummary) -> tuple[tuple[int, int], int]:
+    return (-page.priority, page.place), number
+
+
 _GONE = PageSummary(0, 0, 0, 0, 0)
 """Stands in a directory with a table for a page that the table has, and that is gone: none is empty."""
 ReadTable = Callable[[bytes], Mapping[int, PageSummary]]
@@ -96,7 +153,7 @@ class Directory:
     end_id: int = 0
     next_place: int = 1
     commits: tuple[bytes, ...] = ()
-    pages: Mapping[int, PageSummary] = field(default_factory=dict)
+    pages: Pages = field(default_factory=lambda: Pages({}))
     table: bytes = NO_TABLE
     changed: frozenset[int] = frozenset()
 
@@ -121,9 +178,7 @@ class Directory:
         """The size of the largest znode that a commit may have to write of it."""
         return _HEADER.size + COMMITS_REMEMBERED * COMMIT_BYTES + len(self.pages) * _PAGE.size
 
-    def changed_by(
-        self, commit: bytes, pages: Mapping[int, PageSummary], changed: Iterable[int]
-    ) -> Directory:
+    def changed_by(self, commit: bytes, pages: Pages, changed: Iterable[int]) -> Directory:
         """The directory with other pages, some of them `changed`; a new table is named after the commit."""
         now_changed = self.changed.union(changed)
         if len(pages) <= (MOST_INLINE // 2 if self.has_table else MOST_INLINE):
@@ -136,7 +191,7 @@ class Directory:
         """The directory as it is stored."""
         commits = self.commits[-COMMITS_REMEMBERED:]
         header = _HEADER.pack(_FORMAT, self.next_id, self.end_id, self.next_place, len(commits))
-        pages = self.pages
+        pages: Mapping[int, PageSummary] = self.pages
         if self.has_table:
             pages = {number: self.pages.get(number, _GONE) for number in sorted(self.changed)}
         return b"".join([header, *commits, self.table, _pages_bytes(pages)])
@@ -177,7 +232,7 @@ class Directory:
             end_id=end_id,
             next_place=next_place,
             commits=tuple(names),
-            pages={number: page for number, page in sorted(pages.items()) if not page.is_empty},
+            pages=Pages({number: page for number, page in sorted(pages.items()) if not page.is_empty}),
             table=table,
             changed=changed,
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from kmqpy.errors import ConfigError
@@ -15,6 +16,7 @@ from kmqpy.storages.zookeeper.directory import (
     AUTHOR_BYTES,
     COMMITS_REMEMBERED,
     Directory,
+    Pages,
     PageSummary,
     summary,
 )
@@ -80,7 +82,7 @@ class Draft:
         self._settings = settings
         self._load = load
         self._most_pages = most_pages
-        self._numbers = [*directory.pages]
+        self._numbers: list[int] = [*directory.pages]
         self._loaded: dict[int, Page] = {}
         self._unreadable: dict[int, ConfigError] = {}
         self._changed: dict[int, dict[int, Row]] = {}
@@ -107,7 +109,9 @@ class Draft:
 
     def pass_time(self) -> None:
         """Carry out delays and leases that are over, until the draft is full."""
-        due = [number for number, page in self.directory.pages.items() if 0 < page.due_ms <= self.now.low]
+        due = [
+            number for _, number in takewhile(lambda one: one[0] <= self.now.low, self.directory.pages.due)
+        ]
         over = [row for row in self._rows(due[: self._most_pages]) if self._is_over(row)]
         for row in sorted(over, key=lambda row: (row.until_ms, row.place)):
             if row.status is Status.DELAYED:
@@ -138,20 +142,20 @@ class Draft:
 
     def ready_rows(self) -> Iterator[Row]:
         """Rows in the order in which they are taken."""
-        waiting = [  # not by page.order, which takes twice as long, and there may be many pages
-            ((-page.priority, page.place), number)
-            for number, page in self.directory.pages.items()
-            if page.ready and number not in self._changed
-        ]
+        changed = frozenset(self._changed)
+        others = (one for one in self.directory.pages.ready if one[1] not in changed)
         rows = {number: self._sorted_ready(number) for number in self._changed}
-        waiting += [(some[-1].order, number) for number, some in rows.items() if some]
+        waiting = [(some[-1].order, number) for number, some in rows.items() if some]
         heapq.heapify(waiting)
-        while waiting:
-            _, number = heapq.heappop(waiting)
-            if number in rows:
-                yield rows[number].pop()
-            else:
+        other = next(others, None)
+        while waiting or other is not None:
+            if other is not None and (not waiting or other < waiting[0]):
+                number = other[1]
                 rows[number] = self._sorted_ready(number)
+                other = next(others, None)
+            else:
+                _, number = heapq.heappop(waiting)
+                yield rows[number].pop()
             if rows[number]:
                 heapq.heappush(waiting, (rows[number][-1].order, number))
 
@@ -169,8 +173,8 @@ class Draft:
 
     def next_due_ms(self) -> int | None:
         """When the next delay or lease ends by itself."""
-        pages = self._now_directory().pages.values()
-        return min((page.due_ms for page in pages if page.due_ms), default=None)
+        due = self._now_pages().due
+        return due[0][0] if due else None
 
     def row(self, row_id: int) -> Row | None:
         """The row of an id; raises ConfigError if its page can't be read."""
@@ -263,15 +267,15 @@ class Draft:
     def _now_directory(self) -> Directory:
         return replace(self.directory, pages=self._now_pages())
 
-    def _now_pages(self) -> Mapping[int, PageSummary]:
+    def _now_pages(self) -> Pages:
         """The summaries of all pages, as they are now."""
-        pages = dict(self.directory.pages)
+        pages = self.directory.pages
+        now: dict[int, PageSummary | None] = {}
         for number, page in self._changed.items():
-            found = pages.pop(number, None) if not page else pages.get(number)
-            if page:
-                version = 0 if found is None else found.version + 1
-                pages[number] = summary(page, version, manual=self._settings.is_manual)
-        return pages
+            found = pages.get(number)
+            version = 0 if found is None else found.version + 1
+            now[number] = summary(page, version, manual=self._settings.is_manual) if page else None
+        return pages.changed(now)
 
     def _number_of(self, row: Row) -> int:
         return self._numbers[bisect_right(self._numbers, row.id) - 1]
