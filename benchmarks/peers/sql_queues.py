@@ -95,9 +95,9 @@ class BarePostgresql:
 
 
 class KmqpyStatements:
-    """Works on the queue that `storage_queues.filled` has made."""
+    """Works on the queue that `storage_queues.filled` has made; `prepare` looks up its number."""
 
-    queue = 0
+    queue: int
 
     def __init__(self, url: str) -> None:
         import psycopg
@@ -116,8 +116,11 @@ class KmqpyStatements:
         import psycopg
 
         with psycopg.connect(url) as connection:
-            found = connection.execute("SELECT id FROM kmq_queues WHERE name = %s", (f"depth-{depth}",))
-            (cls.queue,) = found.fetchone() or (0,)
+            name = f"depth-{depth}"
+            found = connection.execute("SELECT id FROM kmq_queues WHERE name = %s", (name,)).fetchone()
+            if found is None:
+                raise LookupError(f"kmqpy has no queue {name!r} here to measure")
+            (cls.queue,) = found
 
     def put(self, count: int) -> None:
         nothing = dict.fromkeys(("keys", "headers", "delays", "priorities"))

@@ -74,17 +74,17 @@ class SparkTrackerProcess:
         self._start()
 
     def _start(self) -> None:
-        self._of_the_dead = _jobs(self._queue)
+        self._jobs_before = _jobs(self._queue)
         self._process = subprocess.Popen(self._command, env=self._deaths.environment, stdout=subprocess.PIPE)
         (self._deaths.folder / "driver").write_text(str(self._process.pid))
 
     def all_run(self) -> bool:
-        """True if both trackers of the driver that lives are there, and no other driver's znode.
+        """True if both trackers of this driver are there, and no other driver's znode.
 
-        Trackers of a driver that was killed go on until ZooKeeper has noticed.
+        The trackers of a driver that was killed run until ZooKeeper ends its session: they do not count.
         """
         jobs = _jobs(self._queue)
-        if len(jobs) != 1 or jobs & self._of_the_dead:
+        if len(jobs) != 1 or jobs & self._jobs_before:
             return False
         (job,) = jobs
         with self._queue.registry() as registry:

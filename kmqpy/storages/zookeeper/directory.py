@@ -76,9 +76,10 @@ class PageSummary(NamedTuple):
 
 
 class Pages(dict[int, PageSummary]):
-    """What a directory says of its pages, by their numbers; never changed once it is made.
+    """The summaries of a queue's pages by page number, and two sorted lists of them. Not changed once made.
 
-    There may be thousands, of which a change touches a few: so both orders are kept from change to change.
+    There may be thousands of pages, and a commit changes a few. So `changed` corrects the sorted lists of the
+    pages before, which is faster than sorting again.
     """
 
     __slots__ = ("_due", "_ready")
@@ -103,7 +104,7 @@ class Pages(dict[int, PageSummary]):
         return self._due
 
     def changed(self, pages: Mapping[int, PageSummary | None]) -> Pages:
-        """These pages with some others; None: without this page."""
+        """A copy in which these pages are replaced, and those that are None removed."""
         made = Pages(self)
         made._ready = None if self._ready is None else self._ready.copy()
         made._due = None if self._due is None else self._due.copy()
