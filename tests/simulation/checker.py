@@ -15,6 +15,7 @@ from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
 from tracker.redelivery.redeliverer import TAKEN_LATE
 
+from .invariants import is_of_the_model, model_state, violations
 from .late_ack_judge import LateAckJudge
 from .model import LIAR, Broker, Log, Process, Record, decoded
 
@@ -195,6 +196,9 @@ class Checker:
         self._check_dead_letters()
         self._check_deliveries()
         self._check_loss()
+        if is_of_the_model(self.broker, self.history):
+            self.stats["judged by the model"] += 1
+            self.problems += violations(model_state(self.broker, self.history, self.queue))
         return self.problems
 
     @property

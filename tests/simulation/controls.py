@@ -263,6 +263,16 @@ class AnyOriginal(OriginalsReader):
         return fetched
 
 
+class AllGone(OriginalsReader):
+    """Takes every original for one that is gone, and so ends it without a copy (rule R14)."""
+
+    def fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> Steps:
+        fetched = yield from super().fetch(topic, partition, offsets)
+        fetched.gone.extend(fetched.found)
+        fetched.found.clear()
+        return fetched
+
+
 class TakenLate(PartitionRedelivery):
     """Redelivers what was taken after its end like everything else (rule R30)."""
 
@@ -321,6 +331,7 @@ CONTROLS = {
     "failed start markers ignored": Controls(marker_writer=IgnoredFailures),
     "failed markers count as written": Controls(marker_writer=ForgetsFailures),
     "any record for one that is gone": Controls(reader=AnyOriginal),
+    "every original taken for gone": Controls(reader=AllGone),
     "a clock that runs ahead": Controls(marker_reader=Hasty),
     "no ticks": Controls(lifecycle=NoTicks),
     "timestamps believed": Controls(marker_reader=BelievesClocks),

@@ -5,7 +5,10 @@ A seed that fails is printed and replays: python -m tests.simulation --seed N --
 
 import pytest
 
+from spec.runs import INVARIANTS as INVARIANTS_OF_THE_MODEL
+
 from .controls import CONTROLS
+from .invariants import INVARIANTS
 from .simulate import simulate
 from .surroundings import INTERNAL_ERROR
 
@@ -47,6 +50,17 @@ BEGIN_AT = {
 }
 """The seed that caught a control last, to begin the search with; an outdated one costs only time."""
 
+CAUGHT_BY = {
+    "no claim": "AckHolds",
+    "claim after reading": "AckHolds",
+    "two sends instead of a transaction": "OneFate",
+    "retry from memory": "OneFate",
+    "every original taken for gone": "NothingLost",
+    "copies handed out whatever was acknowledged": "NoStaleHandOut",
+    "late acks looked for from the own take on only": "NoStaleHandOut",
+}
+"""Controls whose rule the model has, too, and the invariant that they must violate."""
+
 
 def test_same_seed_same_run():
     runs = []
@@ -74,3 +88,19 @@ def test_the_checker_catches(control):
         if any(not problem.startswith(INTERNAL_ERROR) for problem in problems):
             return
     pytest.fail(f"not caught in {CONTROL_SEEDS} seeds")
+
+
+@pytest.mark.parametrize("control", CAUGHT_BY)
+def test_the_invariant_of_the_model_catches(control):
+    wanted = CAUGHT_BY[control]
+    for seed in range(CONTROL_SEEDS):
+        problems = simulate(seed, CONTROLS[control]).problems
+        if any(problem.startswith(f"{wanted}: ") for problem in problems):
+            return
+    pytest.fail(f"{wanted} was not violated in {CONTROL_SEEDS} seeds")
+
+
+def test_all_invariants_of_the_model_are_judged():
+    of_clients_transactions = {"ProcessedOnce"}
+    assert {*INVARIANTS_OF_THE_MODEL} - of_clients_transactions == INVARIANTS.keys()
+    assert INVARIANTS.keys() == {*CAUGHT_BY.values()}
