@@ -1,19 +1,19 @@
 """The invariants of spec/Delivery.tla, judged from the logs that a run of the simulation has left.
 
-A `ModelState` holds what the model's variables hold: which record is a copy of which, which transaction made it,
-where in the markers a message was taken, acknowledged and claimed. It is read from the logs alone, and each function
-below is the invariant of that name, formula by formula. What they forbid stays in the logs for good (a transaction
+A `ModelState` holds what the model's variables hold: which record is a copy of which, which transaction made
+it, where in the markers a message was taken, acknowledged and claimed. It is read from the logs alone, and
+each function below is the invariant of that name. What they forbid stays in the logs for good (a transaction
 that was committed, a marker at its offset), so the end of a run shows what was wrong after any of its steps.
 
-Three things differ from the model, which is stricter or smaller than kmqpy there (see spec/README.md):
+Three things differ, where the model is stricter or smaller than kmqpy (see spec/README.md):
 
-- kmqpy's trackers do not look for acknowledgements of ancestors (R34), so `ack_holds` counts those of the message
-  itself, and only since it was taken last: who takes a message again (R30) begins anew.
-- The model has no dead letters. One is a copy like others, and for `nothing_lost` its message has come to its end.
-- The model has no `ProcessedOnce` without transactions of clients, which kmqpy does not have.
+- kmqpy's trackers do not look for acknowledgements of ancestors (R34), so `ack_holds` counts those of the
+  message itself, and only since it was taken last: who takes a message again (R30) begins anew.
+- The model has no dead letters. One is a copy like others, and for `nothing_lost` its message has ended.
+- `ProcessedOnce` is of clients' transactions, which kmqpy does not have.
 
-Runs in which the topics were recreated, the group was set back or markers were deleted before their time are not
-judged (`is_of_the_model`): the model has no such steps.
+Runs in which the topics were recreated, the group was set back or markers were deleted before their time are
+not judged (`is_of_the_model`): the model has no such steps.
 """
 
 from __future__ import annotations
