@@ -49,8 +49,9 @@ class ModelState:
     """The model's variables, as far as its invariants read them. Positions are offsets of markers."""
 
     claims: bool
-    """The queue has claims: `TrackerClaims`."""
+    """The queue has claims (`TrackerClaims` of the model)."""
     late_acks: bool
+    """Its clients look for acknowledgements of what they take a copy of."""
     messages: set[Place] = field(default_factory=set)
     """Those that are visible."""
     deleted: set[Place] = field(default_factory=set)
@@ -62,7 +63,7 @@ class ModelState:
     first_of: dict[tuple[Txn | None, int], int] = field(default_factory=dict)
     """Where the first record of a transaction stands in a partition's markers."""
     takes: defaultdict[Place, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
-    """Where who took the message."""
+    """Where in the markers the message was taken, and by whom."""
     acks: defaultdict[Place, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Where clients ended it."""
     ended: set[Place] = field(default_factory=set)
@@ -76,7 +77,7 @@ class ModelState:
             yield message
 
     def original(self, message: Place) -> Place:
-        return next(reversed([message, *self.ancestors(message)]))
+        return [message, *self.ancestors(message)][-1]
 
 
 def is_of_the_model(broker: Broker, history: History) -> bool:
@@ -149,7 +150,7 @@ def ack_holds(state: ModelState) -> Iterator[str]:
     for message, transactions in state.copied_by.items():
         for transaction in transactions:
             claim = state.first_of.get((transaction, message.partition), 0)
-            taken = max((at for at, _ in state.takes[message] if at < claim), default=0)
+            taken = max((at for at, _ in state.takes[message] if at < claim), default=-1)
             acked = [at for at in state.acks[message] if taken < at < claim]
             if acked:
                 yield f"{message}, acknowledged at {acked[0]}, was copied by what began at {claim}"
