@@ -15,6 +15,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -29,6 +30,7 @@ from kmqpy.core.settings import check_limit
 from kmqpy.errors import (
     ConfigError,
     DecodeError,
+    KmqError,
     QueueNotFound,
     TopicError,
     Unavailable,
@@ -61,6 +63,8 @@ _BATCH = 1_000
 _PURGE_BATCH = 10_000
 _STALLED_S = 30.0
 _POLL_S = 0.1
+_VISIBLE_WITHIN_S = 5.0
+_VISIBLE_POLL_S = 0.01
 _GAP = 1_000
 """So many finished ones in a row are skipped by a seek rather than read over."""
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
@@ -203,6 +207,7 @@ class KafkaDeadLetters:
 
             known = {one.partition: one.read_to for one in waiting}
             run.move(steps(), known=known, at_once=at_once, rate=rate, progress=report)
+        self._wait_until_visible(partitions[self._dead.name])
         _log.info("dead letters redriven", extra={"queue": self._queue.name, "count": run.done})
         missing = sorted((wanted or set()) - found)
         return RedriveResult(run.done, _ids(missing), _ids(run.refused))
@@ -228,6 +233,7 @@ class KafkaDeadLetters:
             steps = (DeadLetterMove(record.partition(), record.offset()) for record in records)
             run.move(steps, known={one.partition: one.read_to for one in waiting}, at_once=_PURGE_BATCH)
             self._topics.delete_records(self._dead.name, ends)
+        self._wait_until_visible(partitions)
         _log.info("dead letters purged", extra={"queue": self._queue.name, "count": run.done})
         return run.done
 
@@ -313,6 +319,21 @@ class KafkaDeadLetters:
                 )
             self._clock.sleep(_POLL_S if starts else 0)
         return found
+
+    def _wait_until_visible(self, partitions: int) -> None:
+        """Let list() leave out what was committed just now: readers see a commit a moment after it.
+
+        Gives up after a few seconds, since an open transaction of somebody else also holds readers back.
+        """
+        topic, everything = self._dead.markers_topic, range(partitions)
+        deadline = self._clock.monotonic() + _VISIBLE_WITHIN_S
+        with suppress(KmqError):  # the redrive or purge itself is done
+            written = partition_reader.bounds(self._connection, topic, everything, uncommitted=True)
+            while self._clock.monotonic() < deadline:
+                visible = partition_reader.bounds(self._connection, topic, everything)
+                if all(visible[partition][1] >= end for partition, (_, end) in written.items()):
+                    return
+                self._clock.sleep(_VISIBLE_POLL_S)
 
     def _leave_out(self, waiting: builtins.list[_Waiting], record: Any, fenced: bool) -> None:
         """Take what this record of the markers topic finishes off `waiting`."""

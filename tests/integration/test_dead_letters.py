@@ -54,26 +54,9 @@ def queue(connection: KafkaConnection, queue_name: str) -> QueueSettings:
     return settings
 
 
-class SettledLetters(KafkaDeadLetters):
-    """After a redrive or purge, waits until readers see what that did."""
-
-    def run_redrive(self, *args: Any, **more: Any) -> RedriveResult:
-        result = super().run_redrive(*args, **more)
-        self._settle()
-        return result
-
-    def purge(self) -> int:
-        result = super().purge()
-        self._settle()
-        return result
-
-    def _settle(self) -> None:
-        committed_records(self._connection, self._dead.markers_topic)
-
-
 @pytest.fixture
 def letters(connection: KafkaConnection, queue: QueueSettings) -> Iterator[KafkaDeadLetters]:
-    with SettledLetters(queue, connection) as opened:
+    with KafkaDeadLetters(queue, connection) as opened:
         yield opened
 
 
@@ -296,7 +279,7 @@ def test_it_goes_to_the_partition_it_came_from(letters, connection, queue):
         {"value": b"foreign", "partition": 0, "headers": headers(2, "another")},
     )
     letters.run_redrive()
-    with SettledLetters(queue, connection, origin="another") as foreign:
+    with KafkaDeadLetters(queue, connection, origin="another") as foreign:
         foreign.run_redrive()
     found = {record.value(): record.partition() for record in delivered(connection, queue)}
     assert (found[b"own"], found[b"foreign"]) == (2, 0)
@@ -570,7 +553,7 @@ def test_from_a_tracker_and_back_to_a_client(make_queue):
             assert message.attempts == attempt
             client.nack(message, reason=f"try {attempt}")
 
-        with SettledLetters(queue.settings, queue.connection) as letters:
+        with KafkaDeadLetters(queue.settings, queue.connection) as letters:
             until(letters.list)
             (letter,) = letters.peek()
             assert (letter.body, letter.attempts, letter.reason) == (b"poison", 2, "nack: try 2")
@@ -607,7 +590,7 @@ def test_of_two_queues_with_one_dead_letter_topic_each_touches_its_own_only(
     of = {number: (queue, sharing)[number % 2] for number in range(10)}
     records = [letter(number, one.name.encode(), number // 5) for number, one in of.items()]
     write(connection, queue.dead_letter_topic, *records)
-    with SettledLetters(sharing, connection) as theirs:
+    with KafkaDeadLetters(sharing, connection) as theirs:
         assert sorted(one.body for one in letters.peek()) == [b"0", b"2", b"4", b"6", b"8"]
         assert sorted(one.body for one in theirs.peek(2)) == [b"1", b"3"]
         assert [stats.queue_stats(connection, one).dead_letters for one in (queue, sharing)] == [5, 5]
@@ -632,7 +615,7 @@ def test_what_does_not_say_where_it_came_from_is_of_the_queue_the_topic_is_named
 ):
     odd = [None, b"\xff", b"", b"no topic", None]
     write(connection, queue.dead_letter_topic, *(letter(number, one) for number, one in enumerate(odd)))
-    with SettledLetters(sharing, connection) as theirs:
+    with KafkaDeadLetters(sharing, connection) as theirs:
         assert theirs.list() == []
         assert theirs.run_redrive() == RedriveResult(0)
         assert theirs.purge() == 0
@@ -643,9 +626,9 @@ def test_in_a_topic_that_is_named_after_no_queue_it_is_of_the_one_that_has_it(co
     queue = QueueSettings(name=queue_name, dead_letter_topic=f"{queue_name}-given-up")
     Topics(connection).create(queue, 1)
     write(connection, queue.dead_letter_topic, letter(0, None), letter(1, b"former"), letter(2, b"another"))
-    with SettledLetters(queue, connection) as letters:
+    with KafkaDeadLetters(queue, connection) as letters:
         assert [one.body for one in letters.peek()] == [b"0"]
-    with SettledLetters(queue, connection, origin="former") as letters:
+    with KafkaDeadLetters(queue, connection, origin="former") as letters:
         assert [one.body for one in letters.peek()] == [b"0", b"1"]
         assert letters.run_redrive() == RedriveResult(2)
     assert [record.value() for record in delivered(connection, queue)] == [b"0", b"1"]
