@@ -44,10 +44,12 @@ class FakeConsumer:
     def unassign(self) -> None: ...
 
     def consume(self, count: int, timeout: float) -> list[Record]:
-        assert timeout > 0
         if self.stuck:
             return [Record(-1, KafkaError(KafkaError._UNKNOWN_PARTITION))]
-        return [Record(offset, None) for offset in range(self._next, min(self._next + count, 10))]
+        first, self._next = self._next, min(self._next + count, 10)
+        if first == self._next and timeout:
+            raise AssertionError("waits for what is not there")
+        return [Record(offset, None) for offset in range(first, self._next)]
 
     def close(self) -> None:
         self.closed = True
@@ -63,3 +65,14 @@ def test_a_consumer_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
     assert consumers[0].closed
     assert sorted(reader.fetch("q", 0, [3, 4]).found) == [3, 4]
     assert not consumers[1].closed
+
+
+def test_markers_are_read_up_to_the_last_one_that_is_wanted_and_not_beyond(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond stands a claim of an open transaction: waiting for it takes as long as an empty request."""
+    monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: FakeConsumer(stuck=False))
+    reader = OriginalsReader(KafkaConnection(bootstrap="nowhere:1"))
+    assert [one.offset() for one in reader.read_between("q", 0, 3, 10, 1.0)] == [3, 4, 5, 6, 7, 8, 9]
+    assert [one.offset() for one in reader.read_between("q", 0, 3, 6, 1.0)] == [3, 4, 5]
+    assert reader.read_between("q", 0, 6, 6, 1.0) == []

@@ -49,7 +49,8 @@ class OriginalsReader:
             {
                 "enable.partition.eof": True,
                 "auto.offset.reset": "error",
-                "fetch.wait.max.ms": 10,
+                # What follows waits for a request that finds nothing, also in another partition.
+                "fetch.wait.max.ms": 2,
                 "queued.max.messages.kbytes": 32_768,
                 # What is fetched is decompressed at once: 1 MB of compressed zeros can be 1 GB.
                 "fetch.message.max.bytes": 131_072,
@@ -124,11 +125,14 @@ class OriginalsReader:
                     records += self._consumer.consume(_READ_AT_ONCE, 0)
                 for record in records:
                     error = record.error()
-                    if error is None and record.offset() < end:  # type: ignore[operator]
-                        found.append(record)
-                    elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    position: int = record.offset()  # type: ignore[assignment]
+                    if error is None:
+                        if position < end:
+                            found.append(record)
+                        position += 1
+                    elif error.code() != KafkaError._PARTITION_EOF:
                         raise KafkaException(error)
-                    elif record.offset() >= end:  # type: ignore[operator]
+                    if position >= end:
                         return found
         finally:
             self._consumer.unassign()
