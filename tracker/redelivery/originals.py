@@ -110,8 +110,9 @@ class OriginalsReader:
             raise
 
     def _read_between(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
-        low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
-        begin = max(begin, low)
+        if begin < end:
+            low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
+            begin = max(begin, low)
         if begin >= end:
             return []
         found: list[Any] = []
