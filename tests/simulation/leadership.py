@@ -9,11 +9,12 @@ from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
 
-from .model import ZK_SESSION_MS, NoSession, Steps
+from .model import Steps
 from .surroundings import QUEUE
+from .zookeeper import SESSION_MS, NoSession
 
 _RECHECK_MS = 1_000
-_LEASE_OF_SESSION_MS = ZK_SESSION_MS * 2 / 3
+_LEASE_OF_SESSION_MS = SESSION_MS * 2 / 3
 _TAKEOVER_DELAY_S = 1.0
 
 

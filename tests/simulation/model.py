@@ -1,8 +1,7 @@
-"""The world of a simulation: virtual time, Kafka's logs and transactions, a consumer group, ZooKeeper.
+"""The world of a simulation: virtual time, processes, Kafka's logs, transactions and a consumer group.
 
-Only what kmqpy relies on, and that as Kafka and ZooKeeper do it: aborted and control records occupy
-offsets, a commit reaches each partition by itself, readers stop at the last stable offset, a session
-ends when nothing was heard for its timeout.
+Only what kmqpy relies on, and that as Kafka does it: aborted and control records occupy offsets, a
+commit reaches each partition by itself, readers stop at the last stable offset.
 """
 
 import heapq
@@ -25,7 +24,6 @@ CONTROL = "control"
 FIRST = 0
 """The number of the topics that there are at first; those that are recreated have the next one."""
 TRANSACTION_TIMEOUT_MS = 2_000
-ZK_SESSION_MS = 2_000
 GROUP_SESSION_MS = 1_500
 
 
@@ -182,9 +180,6 @@ class World:
     def unlucky(self, rate: float = 1.0) -> bool:
         """Whether this operation fails."""
         return self.faults and self.random() < self.error_rate * rate
-
-
-# --- Kafka ------------------------------------------------------------------------------------------
 
 
 class Fenced(Exception):
@@ -568,80 +563,6 @@ class Group:
             if self.world.tracing:
                 self.world.trace(member.process.name, f"committed {partition}@{offset} {metadata}")
         return True
-
-
-# --- ZooKeeper --------------------------------------------------------------------------------------
-
-
-class NoSession(Exception):
-    """The session is over."""
-
-
-class ZooKeeper:
-    """Members, leader znodes and offsets; every change wakes the watchers."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.sessions: dict[int, Process] = {}
-        self.members: dict[str, int] = {}
-        self.leaders: dict[Any, tuple[int, int]] = {}
-        self.offsets: dict[Any, Any] = {}
-        self.watchers: list[Callable[[], None]] = []
-        self._zxid = 0
-
-    def connect(self, process: Process) -> int:
-        self._zxid += 1
-        self.sessions[self._zxid] = process
-        process.zk_session = self._zxid
-        return self._zxid
-
-    def silent(self, process: Process) -> None:
-        """Nothing is heard of `process` from now on; its session ends when that lasts."""
-        session = process.zk_session
-        if session is None:
-            return
-
-        def look() -> None:
-            if session in self.sessions and process.silent_to_zookeeper:
-                self.world.trace("zookeeper", f"session of {process.name} expired")
-                self.end(session)
-
-        self.world.at(ZK_SESSION_MS, look)
-
-    def end(self, session: int) -> None:
-        self.sessions.pop(session, None)
-        self.members = {name: s for name, s in self.members.items() if s != session}
-        self.leaders = {key: owner for key, owner in self.leaders.items() if owner[0] != session}
-        self.changed()
-
-    def check(self, session: int) -> None:
-        if session not in self.sessions:
-            raise NoSession
-
-    def register(self, session: int, member: str) -> None:
-        self.check(session)
-        self.members[member] = session
-        self.changed()
-
-    def lead(self, session: int, key: Any) -> bool:
-        """Make the leader znode; False when there is one."""
-        self.check(session)
-        if key in self.leaders:
-            return False
-        self._zxid += 1
-        self.leaders[key] = (session, self._zxid)
-        self.changed()
-        return True
-
-    def give_up(self, session: int, key: Any, czxid: int) -> None:
-        self.check(session)
-        if self.leaders.get(key) == (session, czxid):
-            del self.leaders[key]
-            self.changed()
-
-    def changed(self) -> None:
-        for watcher in self.watchers:
-            watcher()
 
 
 def decoded(record: Record) -> list[Marker]:

@@ -11,8 +11,10 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
-from .kafka import Connection, Module, QueueEnds, TrackerModule
+from .connection import Connection
+from .kafka import Module, TrackerModule
 from .leadership import Leadership
+from .log_readers import QueueEnds
 from .model import Process, Steps
 from .stepwise import stepwise
 from .surroundings import CLOCK, QUEUE, NoMetrics, NoMirror, Threading, TrackerTopics, internal_error, records
