@@ -175,7 +175,7 @@ class Admin(Closing):
     def purge(self, queue: str | QueueSettings) -> int:
         """Delete every message of the queue, in flight or not; returns how many there were, about.
 
-        What is in flight is ended first, so that it never counts as lost. Messages sent meanwhile stay.
+        Messages in flight are ended first, so that they never count as lost. Messages sent meanwhile stay.
         """
         return QueuePurge(self._access).purge(queue)
 

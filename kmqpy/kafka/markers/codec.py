@@ -19,7 +19,7 @@ means what the single markers would mean in its place. It spans at most MAX_SPAN
 way to write a range: runs of maximal length, a bitmap that begins with a set bit and whose last byte is
 not 0.
 
-What that format has no room for stands in record headers, which JVM readers ignore. Where the JVM
+Fields that the JVM format has no room for are record headers, which JVM readers ignore. Where the JVM
 decoder is lax (any unknown type byte is an end marker to it, trailing bytes are ignored) this one
 raises `DecodeError`. Pure: no I/O.
 """

@@ -31,7 +31,7 @@ Runs = tuple[tuple[int, int], ...]
 
 
 class StoredFinished(NamedTuple):
-    """What a successor is told: where the windows begin, the oldest first, and the messages ended in them."""
+    """The windows (where each begins, the oldest first) and the messages ended in them, for a successor."""
 
     windows: tuple[int, ...] = ()
     runs: Runs = ()
@@ -52,7 +52,7 @@ class StoredFinished(NamedTuple):
 
     @classmethod
     def from_json(cls, values: Any) -> StoredFinished:
-        """What to_json() made; raises ValueError."""
+        """Read the output of to_json(). Raises ValueError for anything else."""
         if not isinstance(values, dict):
             raise ValueError("finished: not an object")  # noqa: TRY004 - what is stored, not an argument
         windows, numbers = _numbers(values, "windows"), _numbers(values, "runs")
@@ -125,7 +125,7 @@ class FinishedMessages:
         self._stored = None
 
     def stored(self) -> StoredFinished:
-        """What to store for a successor: all, or where that is too much, what matters most."""
+        """Return what a successor reads: every run, or the most important ones if there are too many."""
         if self._stored is None:
             runs = list(self._offsets.runs())
             if len(runs) > _MOST_STORED_RUNS:
