@@ -74,7 +74,7 @@ class Acknowledger(StreamingQueryListener):
         """Runs that have ended, with what each failed with."""
         self._spared: set[str] = set()
         self._refused: dict[str, ConfigError] = {}
-        """By run: why nothing of that query is acknowledged."""
+        """The reason why nothing of a query is acknowledged, by its run id."""
         self._changed = threading.Condition()
         self._writer = MarkerWriter(
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None

@@ -82,7 +82,7 @@ class FailedQuery:
         self._writer = writer
 
     def spare(self, failure: str | None) -> None:
-        """After the query has ended: what it has left in flight is to cost no attempt.
+        """Write that the messages which an ended query left in flight lose no attempt by that.
 
         failure  what it failed with; None when it was stopped
         """

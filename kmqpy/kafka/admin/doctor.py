@@ -101,7 +101,7 @@ class Doctor:
         return found
 
     def quick_look(self, queue: str) -> list[Finding]:
-        """As examine(), without other consumer groups and unusable znodes, which take many requests."""
+        """Like examine(), without other consumer groups and unusable znodes, which take many requests."""
         return check(self._facts(*self._access.find(queue), self._access.records()[0]))
 
     def _diagnosis(

@@ -25,7 +25,7 @@ WINDOW = 1 << 18
 MOST_WINDOWS = 8
 
 _MOST_STORED_RUNS = 2_000
-"""Of a few bytes each: what is stored beside the safe offset must be small."""
+"""A run takes a few bytes; all of them are stored beside the safe offset, which must stay small."""
 
 Runs = tuple[tuple[int, int], ...]
 
@@ -37,12 +37,12 @@ class StoredFinished(NamedTuple):
     runs: Runs = ()
 
     def below(self, end: int) -> StoredFinished:
-        """The same without messages at or above queue offset `end`: they don't exist."""
+        """Return a copy without messages at or above queue offset `end`: they don't exist."""
         runs = tuple((first, min(count, end - first)) for first, count in self.runs if first < end)
         return self._replace(runs=runs)
 
     def to_json(self) -> dict[str, list[int]]:
-        """For a JSON text: the windows, and the first run, then pairs of a gap and a count."""
+        """Return the JSON form: the windows; the first run, then pairs of a gap and a count."""
         numbers: list[int] = []
         end = 0
         for first, count in self.runs:
@@ -118,7 +118,7 @@ class FinishedMessages:
             self._stored = None
 
     def add_all(self, ended: OffsetRuns, first: int, count: int) -> None:
-        """The same for many, which are among the `count` messages from `first` on."""
+        """Like add(), for many messages, all among the `count` messages from `first` on."""
         if self._has_gaps or first < self._first or first + count > self._end:
             ended &= OffsetRuns(self._in_windows(((first, count),)))
         self._offsets.update(ended)

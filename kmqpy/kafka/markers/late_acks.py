@@ -35,7 +35,7 @@ _START = codec.encode_start(0)[:1]
 _BY_TRACKER = codec.encode(codec.tick(0))[2][0]
 _SINGLE_COPY = re.compile(rb"([0-9]{1,10}):([0-9]{1,19})")
 _MOST_ANCESTORS = 10_000
-"""No message has as many; markers that somebody made up could name a copy as its own ancestor."""
+"""More than any message has. Forged markers could name a copy as its own ancestor, without end."""
 
 
 def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, bytes]:
