@@ -144,9 +144,9 @@ _ONE_OF_EACH = dict.fromkeys(Kind, 1)
 
 TINY = Level(
     name="tiny",
-    messages=4_000,
+    messages=2_000,
     faults=_ONE_OF_EACH,
-    gap_s=4.0,
+    gap_s=3.0,
     hold_s={**_HOLD_S, Kind.KAFKA_CUT: 12.0},
     session_ms=3_000,
     group_ms=6_000,
