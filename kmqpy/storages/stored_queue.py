@@ -257,16 +257,18 @@ class StoredQueue(Closing):
         self._check_kept("given back")
         self._give_back(takes, delay_ms=delay_ms, count=count, reason=_reason("nack", reason))
 
-    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:  # noqa: ARG002
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:  # noqa: ARG002
         """See Queue.extend."""
         takes = self._parsed(messages)
         self._check_kept("extended")
         if not duration_ms(lease, "lease"):
             self._give_back(takes, delay_ms=0, count=False, reason=None)
-            return
+            return []
         lease_ms = self._bounded(lease_duration_ms(lease), "lease")
+        lost = self._extend(takes, lease_ms)
         if takes:
-            self._note("extend", len(takes), self._engine.extend(self._queue, takes, lease_ms))
+            self._note("extend", len(takes), len(takes) - len(lost))
+        return [self._receipts.make(*take) for take in lost]
 
     def dead_letter(
         self,
@@ -280,6 +282,17 @@ class StoredQueue(Closing):
         if takes:
             done = self._engine.bury(self._queue, takes, _reason("rejected", reason))
             self._note("dead-letter", len(takes), done)
+
+    def _extend(self, takes: Sequence[TakeRef], lease_ms: int) -> Sequence[TakeRef]:
+        """Extend takes; returns those that could not be.
+
+        Engines say how many these are. Where only some are, each half is extended once more.
+        """
+        done = self._engine.extend(self._queue, takes, lease_ms) if takes else 0
+        if not done or done == len(takes):
+            return [] if done else takes
+        half = len(takes) // 2
+        return [*self._extend(takes[:half], lease_ms), *self._extend(takes[half:], lease_ms)]
 
     def _give_back(self, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None) -> None:
         if takes:
