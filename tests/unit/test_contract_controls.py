@@ -95,6 +95,14 @@ class EarlyAckOnly(MemoryEngine):
         return super().finish(queue, [one for one in takes if one.id in held])
 
 
+class ExtendsAll(MemoryEngine):
+    """Says that each lease could be extended."""
+
+    def extend(self, queue, takes, lease_ms):
+        super().extend(queue, takes, lease_ms)
+        return len(takes)
+
+
 class CStrings(MemoryEngine):
     def put(self, queue, rows, connection=None):
         return super().put(queue, [row._replace(body=row.body.split(b"\0")[0]) for row in rows])

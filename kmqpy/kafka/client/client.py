@@ -275,9 +275,9 @@ class KmqClient:
         """Let the lease of messages end `lease` seconds from now, sooner or later than it would.
 
         Returns the receipts of messages that are no longer the caller's, as far as that is found out. Where
-        the queue has late acks, and messages are given (not their receipts), these are redelivered ones that a
-        consumer of an earlier delivery has acknowledged since; they are ended, so that nobody gets them again.
-        It waits at most a quarter of the lease, and 2 s, for the markers that tell.
+        the queue has late acks, and messages are given (not receipts), these are redelivered ones that who
+        had them before has acknowledged since; they are ended, so that nobody gets them again. It waits at
+        most a quarter of the lease, and 2 s, for the markers that tell.
 
         Does nothing when the message was finished or redelivered meanwhile. `lease=0` means
         `nack(count=False)`; raises ConfigError for other leases below 0.1 s.
