@@ -101,9 +101,7 @@ def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: Queue) -
     has(queue, 1, 0)
 
 
-def test_an_extension_says_which_messages_are_no_longer_the_callers(
-    kmq_target: Target, queue: Queue
-) -> None:
+def test_an_extension_says_which_messages_are_no_longer_the_callers(kmq_target: Target, queue: Queue) -> None:
     needs(queue.capabilities, "tells_lost")
     queue.send_many([*"abcde"])
     messages = take(queue, 5)
