@@ -1,12 +1,17 @@
 """What is done with messages that have been copied meanwhile (rules R32, R33), on a real Kafka."""
 
+import threading
+
 import pytest
 from prometheus_client import CollectorRegistry
 from support import collect, until
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.partition_reader import RepeatedReader
+from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from kmqpy.worker.outcome import Retry
+from kmqpy.worker.worker import Worker
 
 LONG_S = 60.0
 SHORT_S = 1.5
@@ -129,6 +134,29 @@ def test_r32_who_has_a_copy_is_told_that_it_is_acknowledged_and_makes_no_dead_le
     assert [dead.value() for dead in queue.dead_letters()] == [b"d"]
     until(lambda: all_ended(queue))
     assert set(queue.copies().values()) == {2}
+
+
+def test_r32_a_worker_is_told_and_gives_nothing_back(make_queue):
+    live = late_ack_queue(make_queue)
+    lost, gate = threading.Event(), threading.Event()
+
+    def handler(_):
+        assert gate.wait(60)
+        raise Retry(delay=0)
+
+    live.send("a")
+    with KafkaQueue(live.settings, live.connection) as queue:
+        (message,) = collect(queue, 1, lease=SHORT_S)
+        copied(live)
+        with Worker(queue, handler, lease=SHORT_S, on_lost=lambda _: lost.set()) as worker:
+            until(lambda: worker._unsettled)
+            queue.ack(message, wait=True)
+            assert lost.wait(60)
+            gate.set()
+            until(lambda: not worker._unsettled)
+        queue.flush()
+    assert all_ended(live)
+    assert live.copies() == {"a": 2}
 
 
 def test_r32_what_nobody_knows_is_not_lost(make_queue, monkeypatch):

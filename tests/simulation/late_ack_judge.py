@@ -65,7 +65,13 @@ class LateAckJudge:
         self._operations[offset].append(_Operation(at, ms, marker, asked))
         if asked or (marker.op is Op.NACK and not marker.redeliver_after_ms and not marker.counts):
             return None
-        reasons = [one.marker for one in self._late(offset, at)]
+        # Any, not only the last: another one may have come while the client was deciding.
+        reasons = [
+            operation.marker
+            for copy, one in pairwise(self._chain(offset))
+            for operation in self._operations[one]
+            if self._copies[copy].claim_at < operation.at < at
+        ]
         if marker.op is Op.DEAD_LETTER:
             fits = any(one.op is Op.DEAD_LETTER and one.reason == marker.reason for one in reasons)
         else:
