@@ -106,18 +106,17 @@ class LateAckCheck:
             checked.unread += [(partition, offset) for partition, ones in copies.items() for offset in ones]
             return checked
         try:
-            starts = {p: self._known_from(p, min(ones.values())).end for p, ones in copies.items()}
+            known = {p: self._known_from(p, min(ones.values())) for p, ones in copies.items()}
             # Each time to the end of the log, which lies behind the start markers of all these copies.
-            unread = self._read(starts, until)
-            for partition, planned_at in copies.items():
-                known = self._known[partition]
-                for offset in planned_at:
-                    if known.acknowledged(offset):
+            unread = self._read(known, until)
+            for partition, ones in copies.items():
+                for offset in ones:
+                    if known[partition].acknowledged(offset):
                         checked.acknowledged.append((partition, offset))
                     elif partition in unread:
                         checked.unread.append((partition, offset))
                     else:
-                        self._apply_operations(known, (partition, offset), checked)
+                        self._apply_operations(known[partition], (partition, offset), checked)
         finally:
             self._lock.release()
         return checked
@@ -132,15 +131,15 @@ class LateAckCheck:
         if not self._entered(until):
             return []
         try:
-            for partition, planned_at in copies.items():
-                if partition not in self._known:
-                    self._known_from(partition, min(planned_at.values()))
-            self._read({partition: self._known[partition].end for partition in copies}, until)
+            known = {
+                p: self._known.get(p) or self._known_from(p, min(ones.values())) for p, ones in copies.items()
+            }
+            self._read(known, until)
             return [
                 (partition, offset)
                 for partition, ones in copies.items()
                 for offset in ones
-                if self._known[partition].acknowledged(offset)
+                if known[partition].acknowledged(offset)
             ]
         finally:
             self._lock.release()
@@ -184,10 +183,11 @@ class LateAckCheck:
         known = self._known[partition] = LateAcks(self._queue.name, partition, planned_at)
         return known
 
-    def _read(self, starts: Mapping[int, int], until: float) -> frozenset[int]:
+    def _read(self, known: Mapping[int, LateAcks], until: float) -> frozenset[int]:
         """Read these partitions to their ends; returns those of which something is left to read."""
+        starts = {partition: one.end for partition, one in known.items()}
         try:
-            reached = self._reader.scan(starts, partial(self._visit, until))
+            reached = self._reader.scan(starts, partial(self._visit, known, until))
         except KmqError as error:
             _log.warning(
                 "late acknowledgements can't be looked for now",
@@ -196,6 +196,6 @@ class LateAckCheck:
             return frozenset(starts)
         return frozenset(partition for partition, place in reached.items() if not place.done)
 
-    def _visit(self, until: float, partition: int, records: list[Any]) -> bool:
-        self._known[partition].read(records)
+    def _visit(self, known: Mapping[int, LateAcks], until: float, partition: int, records: list[Any]) -> bool:
+        known[partition].read(records)
         return self._clock.monotonic() > until
