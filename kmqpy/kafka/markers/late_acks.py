@@ -207,8 +207,9 @@ class LateAcks:
             for one, copy in zip(originals, copies, strict=True)
             if one < copy.offset <= INT64_MAX
         ]
-        self._watched.add_runs(runs)  # retention may have deleted the claim
-        self._claimed.add_runs(runs)
+        if runs[0][0] not in self._claimed:  # retention has deleted the claim, which names all of them
+            self._watched.add_runs(runs)
+            self._claimed.add_runs(runs)
         self._watched.add_runs((copy, 1) for _, copy in pairs)
         self._copies.add(pairs)
 
