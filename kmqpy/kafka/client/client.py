@@ -260,9 +260,8 @@ class KmqClient:
         writer = self._topics.writer
         named = m.each_of(messages)
         places = [self._places.place_of(message) for message in named]
-        # The limit is the trackers', which don't know what is a copy of what.
-        limit = self._queue.max_redeliveries
-        last = [] if limit is None or not count else [one for one in named if _attempts(one) > limit]
+        # The tracker would make dead letters of these, since it does not know what is a copy of what.
+        last = self._last_attempts(named) if count and self._queue.late_acks else []
         ended = self._end_acknowledged(writer, last, _LOOK_FOR_ACKS_S)
         self._finish(
             writer,
@@ -373,6 +372,13 @@ class KmqClient:
         return messages
 
     # --- finishing --------------------------------------------------------------------------------
+
+    def _last_attempts(self, messages: Sequence[Message | str]) -> list[Message]:
+        """Those that are redelivered as often as they may be."""
+        limit = self._queue.max_redeliveries
+        if limit is None:
+            return []
+        return [one for one in messages if isinstance(one, Message) and one.attempts > limit]
 
     def _end_acknowledged(
         self, writer: MarkerWriter, messages: Sequence[Message | str], within_s: float
@@ -500,8 +506,3 @@ def _cut(reason: str | None) -> str | None:
         raise ConfigError(f"reason: an object of type {type(reason).__name__} is not text")
     clean = reason[:MAX_REASON].encode(errors="replace").decode()
     return clean.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-def _attempts(message: Message | str) -> int:
-    """The number of the delivery, as far as it is known."""
-    return message.attempts if isinstance(message, Message) else 0
