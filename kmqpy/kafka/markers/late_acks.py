@@ -79,9 +79,9 @@ class LateOperation(NamedTuple):
 class LateAcks:
     """The late operations in one partition, as far as its markers are read: from `begin` to `end`.
 
-    Memory: three bits for each message that was claimed or copied, 24 bytes for each run of messages that
-    were copied to a run of offsets, and some 200 bytes for each message with a late operation other than an
-    acknowledgement.
+    Memory: two bits for each message that was claimed or copied, 24 bytes for each run of messages that were
+    copied to a run of offsets, and some 200 bytes for each message with an operation other than an
+    acknowledgement, of the latest 100,000.
     """
 
     def __init__(self, queue: str, partition: int, begin: int) -> None:
@@ -94,10 +94,9 @@ class LateAcks:
         """Messages that were claimed, and copies. Acknowledgements of others are not late: one that stands
         before the claim had the tracker drop the message, so it was not copied."""
         self._acknowledged = OffsetRuns()
-        self._claimed = OffsetRuns()
-        """Messages that were claimed: nacks and the like are late of these, and not of copies."""
         self._operations: dict[int, LateOperation] = {}
-        """By message, what applies of its late operations; the latest are last."""
+        """By watched message, what applies of its operations since its last claim; the latest are last. Of a
+        copy that was never claimed there is no copy yet to which they could apply."""
         self._copies = _CopyRuns()
 
     def read(self, records: Sequence[Any]) -> None:
@@ -174,7 +173,6 @@ class LateAcks:
     def _read_claim(self, offsets: Sequence[int]) -> None:
         runs = codec.runs_of(offsets)
         self._watched.add_runs(runs)
-        self._claimed.add_runs(runs)
         if self._operations:  # the tracker knew those before the claim
             for offset in offsets:
                 self._operations.pop(offset, None)
@@ -183,7 +181,7 @@ class LateAcks:
         """A nack, extension or dead-letter request of a client; the last one applies, as to one in flight."""
         reason = None if marker.reason is None else marker.reason[: codec.MAX_REASON]
         operation = LateOperation(marker.op, at_ms, max(0, marker.redeliver_after_ms), reason)
-        for offset in OffsetRuns(marker.offset_runs) & self._claimed:
+        for offset in OffsetRuns(marker.offset_runs) & self._watched:
             before = self._operations.pop(offset, operation)
             stays = before.op is Op.DEAD_LETTER or (before.op is Op.NACK and marker.op is Op.EXTEND)
             self._operations[offset] = before if stays else operation
@@ -207,9 +205,8 @@ class LateAcks:
             for one, copy in zip(originals, copies, strict=True)
             if one < copy.offset <= INT64_MAX
         ]
-        if runs[0][0] not in self._claimed:  # retention has deleted the claim, which names all of them
+        if count > 1 or runs[0][0] not in self._watched:  # retention may have deleted the claim
             self._watched.add_runs(runs)
-            self._claimed.add_runs(runs)
         self._watched.add_runs((copy, 1) for _, copy in pairs)
         self._copies.add(pairs)
 
