@@ -115,7 +115,7 @@ def _each(
     cli: Cli,
     receipts: tuple[str, ...],
     done_word: str,
-    act: Callable[[Finisher, str], None],
+    act: Callable[[Finisher, str], object],
 ) -> None:
     """Do it for each receipt; those that can't be used are named, and the others done (exit code 1)."""
     done = failed = 0

@@ -54,6 +54,7 @@ CAPABILITIES = Capabilities(
     immediate=False,
     stable_ids=False,
     late_ack=False,
+    tells_lost=False,  # only what KmqClient.extend says
     exact_sizes=False,
     any_name=False,
     bound_handles=False,

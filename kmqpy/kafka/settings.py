@@ -54,9 +54,9 @@ class QueueSettings(QueuePolicy):
 
     claims  trackers look, inside the transaction of a redelivery, for acknowledgements that came since they
             planned it (rule R27). Trackers of versions without claims refuse such a queue
-    late_acks  a client that takes a copy hands it out only if the message was not acknowledged after it had
-            been copied (rule R32). Needs claims. Trackers of versions without late acks refuse such a queue;
-            their clients hand such copies out
+    late_acks  a client that takes a copy hands it out only if the message was not acknowledged, extended,
+            given back for later or rejected after it had been copied (rule R32). Needs claims. Trackers of
+            versions without late acks refuse such a queue; their clients hand such copies out
     """
 
     markers_topic: str = ""

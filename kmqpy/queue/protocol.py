@@ -212,8 +212,11 @@ class Queue(Protocol):
         """Give messages back; they are redelivered after `delay`. `count=False`: not an attempt."""
         ...
 
-    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
         """Let the leases end `lease` from now; does nothing to messages that are finished.
+
+        Returns the receipts of those that are no longer the caller's, as far as that is known: finished,
+        given back, or their leases were over (see the capability `tells_lost`). Empty as a rule.
 
         `lease=0` means `nack(count=False)`. Raises ConfigError for another one below 100 ms.
         """

@@ -23,9 +23,11 @@ class Telemetry:
         """Messages were handed out."""
 
     def finished(self, queue: str, op: str, count: int = 1) -> None:
-        """`count` messages were given an `op`: ack, nack, extend, dead-letter, late-ack.
+        """`count` messages were given an `op`: ack, nack, extend, dead-letter, or one of those of copies.
 
-        late-ack: the client ended copies that it did not hand out, since they were acknowledged before.
+        late-ack          the client ended copies, since who had the message before has acknowledged it
+        late-dead-letter  it had copies dead-lettered and handed out to nobody, as who had them before asked
+        late-postpone     it gave copies back, since who had them before is at work, or asked for a delay
         """
 
     def processing(self, message: Message) -> AbstractContextManager[None]:

@@ -17,7 +17,9 @@ _OPS = {
     "nack": ("nacked", "Messages given back."),
     "extend": ("extended", "Leases extended."),
     "dead-letter": ("dead_lettered", "Messages moved to the dead letters by a client."),
-    "late-ack": ("late_acked", "Copies ended unseen: their messages were acknowledged after they were made."),
+    "late-ack": ("late_acked", "Copies ended, since their messages were acknowledged after they were made."),
+    "late-dead-letter": ("late_dead_lettered", "Copies dead-lettered unseen, as an earlier taker asked."),
+    "late-postpone": ("late_postponed", "Copies given back unseen, as an earlier taker is still at work."),
 }
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 
@@ -26,7 +28,7 @@ class PrometheusTelemetry(Telemetry):
     """Counts what clients and workers do, by queue.
 
     kmq_client_sent_total, …_received_total, …_acked_total, …_nacked_total, …_extended_total,
-    …_dead_lettered_total, …_late_acked_total   messages
+    …_dead_lettered_total, …_late_acked_total, …_late_dead_lettered_total, …_late_postponed_total   messages
     kmq_client_failures_total{queue, what}   what kmqpy got over by itself
     kmq_client_in_flight    messages held, by the client that spoke last
     kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`

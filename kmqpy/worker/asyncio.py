@@ -144,9 +144,9 @@ class AsyncQueue:
         """See Queue.nack."""
         await self.call(self._queue.nack, *messages, delay=delay, count=count, reason=reason, wait=wait)
 
-    async def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
+    async def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
         """See Queue.extend."""
-        await self.call(self._queue.extend, *messages, lease=lease, wait=wait)
+        return await self.call(self._queue.extend, *messages, lease=lease, wait=wait)
 
     async def dead_letter(
         self, *messages: MessagesLike, reason: str | None = None, wait: bool = False

@@ -19,6 +19,7 @@ class HeldMessage:
     """A message that a worker holds. Times are those of the monotonic clock, in seconds.
 
     context  in which its handler ran, with the span of the message
+    lost     it is no longer the worker's: finished by others, or its lease was over
     """
 
     message: Message
@@ -26,6 +27,7 @@ class HeldMessage:
     lease_ends: float
     extend_at: float
     context: Context | None = None
+    lost: bool = False
 
 
 class LeaseKeeper:
@@ -33,13 +35,24 @@ class LeaseKeeper:
 
     An extension that reached the queue after an acknowledgement or a nack would undo it. So finish() waits
     for one that is under way, and afterwards there is none.
+
+    Messages that the queue says are lost are extended no more; `on_lost` is called with them, and must not
+    raise.
     """
 
-    def __init__(self, queue: Queue, lease_s: float, clock: Clock, failures: Failures) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        lease_s: float,
+        clock: Clock,
+        failures: Failures,
+        on_lost: Callable[[Sequence[Message]], None] = lambda _: None,
+    ) -> None:
         self._queue = queue
         self._lease_s = lease_s
         self._clock = clock
         self._failures = failures
+        self._on_lost = on_lost
         self._changed = threading.Condition()
         self._held: set[HeldMessage] = set()
         self._extending: frozenset[HeldMessage] = frozenset()
@@ -91,7 +104,7 @@ class LeaseKeeper:
         """Extend the leases of which a third is over."""
         now = self._clock.monotonic()
         with self._changed:
-            due = [one for one in self._held if one.extend_at <= now]
+            due = [one for one in self._held if one.extend_at <= now and not one.lost]
             self._extending = frozenset(due)
         try:
             if due:
@@ -103,8 +116,13 @@ class LeaseKeeper:
 
     def _extend(self, due: Sequence[HeldMessage]) -> None:
         begun = self._clock.monotonic()
-        failed = call_for_all(lambda messages: self._queue.extend(*messages, lease=self._lease_s), due)
+        lost: set[str] = set()
+        failed = call_for_all(
+            lambda messages: lost.update(self._queue.extend(*messages, lease=self._lease_s)), due
+        )
         ended = self._clock.monotonic()
+        if lost:
+            self._lose([one for one in due if one.message.receipt in lost])
         for one in due:
             if one in failed:
                 one.extend_at = begun + self._lease_s / 10
@@ -115,6 +133,11 @@ class LeaseKeeper:
         if failed:
             error = next(iter(failed.values()))
             self._failures.report("extend", "leases could not be extended; trying again", error, len(failed))
+
+    def _lose(self, messages: Sequence[HeldMessage]) -> None:
+        for one in messages:
+            one.lost = True
+        self._on_lost([one.message for one in messages])
 
 
 def call_for_all(

@@ -10,11 +10,14 @@ from functools import partial
 from kmqpy.queue import Queue
 from kmqpy.worker.failures import Failures
 from kmqpy.worker.lease_keeper import HeldMessage, LeaseKeeper, call_for_all
-from kmqpy.worker.outcome import Outcome
+from kmqpy.worker.outcome import Acknowledge, Outcome
 
 
 class Settler:
     """Acknowledges, gives back and dead-letters messages, those of one outcome in one call.
+
+    Messages that are lost to the worker are only acknowledged: that may still count, and does no harm; a nack
+    would be one of a message that others have, or have finished.
 
     While one call is under way, further messages gather for the next, so batches grow as calls get slower.
     `settled` is called with the messages that are settled, or could not be.
@@ -85,8 +88,10 @@ class Settler:
                 self._settled(group)
 
     def _finish(self, outcome: Outcome, group: Sequence[HeldMessage]) -> None:
+        if not isinstance(outcome, Acknowledge):
+            group = [one for one in group if not one.lost]
         if not group:
-            return  # given back by the drain
+            return  # given back by the drain, or lost
         # A span of the call belongs to the trace of the first message.
         context = group[0].context or Context()
         failed = context.run(call_for_all, partial(outcome.apply, self._queue), group)

@@ -64,6 +64,7 @@ class WorkerOptions(TypedDict, total=False):
     lease: Duration | None
     backoff: Backoff
     drain_timeout: Duration
+    on_lost: Callable[[Message], None] | None
     telemetry: Telemetry | None
     clock: Clock
 
@@ -86,6 +87,10 @@ class Worker:
     backoff        the wait after a failure, growing with the message's attempts
     drain_timeout  how long stop() waits for running handlers; what is not done then is given back
                    and not counted as an attempt
+    on_lost        called with a message that turns out to be no longer the worker's when its lease is to be
+                   extended: the lease had ended, or who had the message before has acknowledged it. A
+                   handler that runs may as well stop; of what it ends with, only an acknowledgement is
+                   written. The thread that extends leases calls it, so it must return soon
     handle_signals whether run() in the main thread takes SIGTERM and SIGINT while it runs
 
     Messages are acknowledged, given back and dead-lettered in batches, in a thread of its own.
@@ -108,6 +113,7 @@ class Worker:
         lease: Duration | None = None,
         backoff: Backoff = _BACKOFF,
         drain_timeout: Duration = 30.0,
+        on_lost: Callable[[Message], None] | None = None,
         handle_signals: bool = True,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -120,6 +126,8 @@ class Worker:
             check_limit(prefetch, "prefetch")
         if not callable(handler):
             raise ConfigError(f"handler: {shown(handler)} can't be called")
+        if on_lost is not None and not callable(on_lost):
+            raise ConfigError(f"on_lost: {shown(on_lost)} can't be called")
         if inspect.iscoroutinefunction(handler):
             raise ConfigError("handler: a coroutine function needs kmqpy.worker.asyncio.AsyncWorker")
         self._guard = ForkGuard("the worker")
@@ -136,6 +144,7 @@ class Worker:
         # Timers take no more.
         self._drain_s = min(duration_ms(drain_timeout, "drain_timeout") / 1000, threading.TIMEOUT_MAX)
         self._handle_signals = handle_signals
+        self._on_lost = on_lost
         self._telemetry = telemetry or Telemetry()
         self._clock = clock
         self._failures = Failures(queue.name, self._telemetry)
@@ -143,7 +152,7 @@ class Worker:
         self._ready: KeyedFifo[HeldMessage] = KeyedFifo()
         self._unsettled = 0
         self._taking = True
-        self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures)
+        self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._lost)
         self._settler = Settler(queue, self._leases, self._failures, self._settled)
         self._stopping = threading.Event()
         self._draining = threading.RLock()  # reentrant: a handler of signals may call stop() during a drain
@@ -315,9 +324,11 @@ class Worker:
         return None
 
     def _serve_one(self, one: HeldMessage) -> None:
-        outcome = None
+        outcome: Outcome | None = None
         try:
-            if self._at_most_once or self._clock.monotonic() < one.lease_ends:
+            if one.lost:
+                outcome = RELEASE
+            elif self._at_most_once or self._clock.monotonic() < one.lease_ends:
                 outcome = self._handle(one)
             else:  # its lease could not be extended: it may be somebody else's by now
                 self._failures.count("stale leases")
@@ -356,6 +367,18 @@ class Worker:
             ConfigError("handler: it returns an awaitable, which needs kmqpy.worker.asyncio.AsyncWorker")
         )
         return RELEASE
+
+    def _lost(self, messages: Sequence[Message]) -> None:
+        """Messages that are held are no longer ours; called by the thread that extends leases."""
+        self._failures.count("lost", len(messages))
+        _log.warning("messages are lost", extra={"queue": self._queue.name, "count": len(messages)})
+        if self._on_lost is None:
+            return
+        for message in messages:
+            try:
+                self._on_lost(message)
+            except Exception as error:
+                self._failures.report("worker thread", "on_lost failed", error)
 
     def _failed(self, message: Message, error: BaseException) -> Outcome:
         outcome = failed_outcome(error, message.attempts, self._backoff)

@@ -1,4 +1,6 @@
-"""Acknowledgements that come when the message has been copied (rules R32, R33), on a real Kafka."""
+"""What is done with messages that have been copied meanwhile (rules R32, R33), on a real Kafka."""
+
+import threading
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -6,11 +8,16 @@ from support import collect, until
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.partition_reader import RepeatedReader
+from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
+from kmqpy.worker.outcome import Retry
+from kmqpy.worker.worker import Worker
 
 LONG_S = 60.0
 SHORT_S = 1.5
 """A lease that is over soon, but not before its message is handed out on a busy machine."""
+LATE_S = 5.0
+"""What is asked for late, and not over before the copy is taken."""
 
 
 @pytest.fixture(params=["jvm", "range"])
@@ -19,8 +26,12 @@ def queue(request, make_queue):
     return late_ack_queue(make_queue, request.param)
 
 
+def counted(registry, queue, what):
+    return registry.get_sample_value(f"kmq_client_late_{what}_total", {"queue": queue.name})
+
+
 def late_acked(registry, queue):
-    return registry.get_sample_value("kmq_client_late_acked_total", {"queue": queue.name})
+    return counted(registry, queue, "acked")
 
 
 def all_ended(queue):
@@ -32,9 +43,9 @@ def copied(queue, times=2):
     until(lambda: set(queue.copies().values()) == {times})
 
 
-def late_ack_queue(make_queue, markers="jvm"):
+def late_ack_queue(make_queue, markers="jvm", **settings):
     """A queue with late acks and a tracker; `markers`: the format that its clients write."""
-    queue = make_queue(claims=True, late_acks=True)
+    queue = make_queue(claims=True, late_acks=True, **settings)
     queue.markers = markers
     queue.tracker()
     return queue
@@ -56,7 +67,7 @@ def test_r32_a_copy_is_not_handed_out_after_an_ack_of_its_original(queue):
     messages = collect(client, 5, lease=SHORT_S)
     copied(queue)
     client.ack(*messages[:3])
-    client.nack(messages[3])  # changes nothing: it has been given back already
+    client.nack(messages[3])  # it has been given back already
     client.flush()
     queue.send("f")
     again = collect(client, 3, lease=LONG_S)
@@ -79,6 +90,89 @@ def test_r32_an_ack_after_the_copy_was_taken_ends_the_copies_of_the_copy(queue):
     client.flush()
     waiting = queue.records()[-1].offset()
     assert {record.offset() for record in queue.records()} - queue.ended() == {waiting}
+
+
+def test_r32_what_earlier_takers_ask_for_applies_to_the_copy(queue):
+    registry = CollectorRegistry()
+    client = queue.client(telemetry=PrometheusTelemetry(registry))
+    queue.send(*"abc")
+    rejected, deferred, extended = collect(client, 3, lease=SHORT_S)
+    copied(queue)
+    client.dead_letter(rejected, reason="why")
+    client.nack(deferred, delay=LATE_S)
+    client.extend(extended, lease=LATE_S)
+    client.flush()
+    queue.send("d")
+    assert [message.body for message in collect(client, 1, lease=LONG_S)] == [b"d"]
+    assert (counted(registry, queue, "dead_lettered"), counted(registry, queue, "postponed")) == (1, 2)
+    client.ack(extended, wait=True)
+    (again,) = collect(client, 1, lease=LONG_S)
+    assert (again.body, again.attempts) == (b"b", 2)
+    until(lambda: not client.receive(1, wait=0.2) and late_acked(registry, queue) == 1)
+    until(queue.dead_letters)
+    (dead,) = queue.dead_letters()
+    assert (dead.value(), dict(dead.headers())["kmq-dead-letter-reason"]) == (b"a", b"rejected: why")
+    client.flush()
+    assert queue.copies() == {"a": 2, "b": 3, "c": 3, "d": 1}
+
+
+def test_r32_who_has_a_copy_is_told_that_it_is_acknowledged_and_makes_no_dead_letter_of_it(make_queue):
+    queue = late_ack_queue(make_queue, max_redeliveries=1)
+    client = queue.client()
+    queue.send(*"abcd")
+    messages = collect(client, 4, lease=SHORT_S)
+    copied(queue)
+    copies = collect(client, 4, lease=LONG_S)
+    assert client.extend(*messages, *copies, lease=LONG_S) == []
+    client.ack(*messages[:3], wait=True)
+    assert client.extend(copies[0], copies[3], lease=LONG_S) == [copies[0].receipt]
+    client.nack(copies[0])
+    client.nack(copies[1])  # its last attempt
+    client.dead_letter(copies[2], copies[3])
+    client.flush()
+    until(queue.dead_letters)
+    assert [dead.value() for dead in queue.dead_letters()] == [b"d"]
+    until(lambda: all_ended(queue))
+    assert set(queue.copies().values()) == {2}
+
+
+def test_r32_a_worker_is_told_and_gives_nothing_back(make_queue):
+    live = late_ack_queue(make_queue)
+    lost, gate = threading.Event(), threading.Event()
+
+    def handler(_):
+        assert gate.wait(60)
+        raise Retry(delay=0)
+
+    live.send("a")
+    with KafkaQueue(live.settings, live.connection) as queue:
+        (message,) = collect(queue, 1, lease=SHORT_S)
+        copied(live)
+        with Worker(queue, handler, lease=SHORT_S, on_lost=lambda _: lost.set()) as worker:
+            until(lambda: worker._unsettled)
+            queue.ack(message, wait=True)
+            assert lost.wait(60)
+            gate.set()
+            until(lambda: not worker._unsettled)
+        queue.flush()
+    assert all_ended(live)
+    assert live.copies() == {"a": 2}
+
+
+def test_r32_what_nobody_knows_is_not_lost(make_queue, monkeypatch):
+    queue = late_ack_queue(make_queue)
+    client, message = taken_and_copied(queue)
+    (copy,) = collect(client, 1, lease=LONG_S)
+    client.ack(message, wait=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(RepeatedReader, "scan", unanswered)
+        assert client.extend(copy, lease=LONG_S) == []
+    assert client.extend(copy.receipt, lease=LONG_S) == []  # nobody knows that it is that of a copy
+    assert client.extend(copy, lease=LONG_S) == [copy.receipt]
+
+
+def unanswered(*_):
+    raise Unavailable("no answer")
 
 
 def test_r33_headers_that_somebody_forwards_say_nothing(make_queue):

@@ -42,7 +42,10 @@ class History:
     attempted: set[bytes] = field(default_factory=set)
     sent: set[bytes] = field(default_factory=set)
     poison: set[bytes] = field(default_factory=set)
-    rejected: set[tuple[int, int]] = field(default_factory=set)
+    asked: set[tuple[int, str, int, int]] = field(default_factory=set)
+    """Who gave back or rejected what: the number of the topics, name, partition, offset."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """How many messages clients were told to be lost."""
     delivered: Counter[bytes] = field(default_factory=Counter)
     handouts: list[tuple[int, str, int, int, int, int]] = field(default_factory=list)
     """Who was given what: the number of the topics, name, partition, offset, the end of the markers it had
@@ -102,6 +105,10 @@ class History:
     def acks(self, process: Process, message: Any) -> None:
         """A message is acknowledged; of which topics it is, its client may not know yet."""
         self.acked.add((_number(message), process.name, message.partition, message.offset))
+
+    def asks(self, process: Process, message: Any) -> None:
+        """A user gives a message back, extends its lease, or rejects it."""
+        self.asked.add((_number(message), process.name, message.partition, message.offset))
 
     def written(self, process: Process, message: Any) -> None:
         """An ack that waits for its marker has come back."""
@@ -248,6 +255,8 @@ class Checker:
                 back = set_backs.pop(0)
                 self._ended_since = {offset for offset in self._ended_since if offset < back.offset}
                 self._copied = {(p, at) for p, at in self._copied if p != partition or at < back.offset}
+            if record.by.startswith("tracker"):
+                self._late_acks.claimed(named_offsets(record.headers(), CLAIM, partition), record.at)
             if not record.is_data:
                 continue
             now = max(now, record.ms if record.by != LIAR else 0)
@@ -266,8 +275,10 @@ class Checker:
                     takes[marker.offset].append((record, marker.redeliver_after_ms))
                     self._late_ends.pop((partition, marker.offset), None)
                     state[marker.offset] = self._opened(marker, record.at, now, state.get(marker.offset))
-                elif (entry := state.get(marker.offset)) is not None:
-                    self._changed(entry, marker, now)
+                else:
+                    self._check_late_operation(partition, record, marker)
+                    if (entry := state.get(marker.offset)) is not None:
+                        self._changed(entry, marker, now)
         for offset, entry in state.items():
             if offset >= queue.start and not self.history.markers_deleted and not self._is_past:
                 self.problems.append(f"stuck: {partition}@{offset} is in flight at the end: {entry}")
@@ -445,6 +456,16 @@ class Checker:
             if problem is not None and not self.history.markers_deleted:
                 self.problems.append(f"{problem}, in {partition}")
 
+    def _check_late_operation(self, partition: int, record: Record, marker: Marker) -> None:
+        """Rule R33: a client defers and rejects unasked only what somebody has asked that for."""
+        if self.queue.late_acks and not self.broker.past:
+            asked = (self._number, record.by, partition, marker.offset) in self.history.asked
+            problem = self._late_acks.operated(marker, record.at, record.ms, record.by, asked=asked)
+            unseen = not asked and (marker.op is Op.DEAD_LETTER or marker.redeliver_after_ms > 0)
+            self.stats[f"copies unseen: {marker.op}"] += unseen
+            if problem is not None and not self.history.markers_deleted:
+                self.problems.append(f"{problem}, in {partition}")
+
     def _check_count(
         self, queue: Log, offset: int, entry: _Open, copy: Record, *, dead: bool, what: str
     ) -> None:
@@ -504,7 +525,8 @@ class Checker:
                 self.problems.append(f"R10: {name} was given {partition}@{offset}, which had been started")
             taken_at = [record.at for record, _ in takes[offset] if record.by == name]
             if self.queue.late_acks and not self.broker.past and taken_at:
-                problem = self._late_acks.handed_out(offset, taken_at[0])
+                reliable = self.strict_time and not self.history.clock_lead_ms
+                problem = self._late_acks.handed_out(offset, taken_at[0], at_ms if reliable else None)
                 if problem is not None:
                     self.problems.append(f"{problem}; {name} was given it, in {partition}")
             own_takes = [record for record in starts_of_it if record.by == name]

@@ -90,13 +90,14 @@ _topics_in_use = stepwise(
 )
 _late_acks = stepwise(
     "kmqpy.kafka.client.late_acks",
-    {"examine", "_read"},
+    {"examine", "find_acknowledged", "_read"},
     partition_reader=SimpleNamespace(RepeatedReader=RepeatedReader),
+    threading=Threading,
 )
 LateAckCheck = _late_acks.LateAckCheck
 _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
-    {"receive", "keep_alive", "_start"},
+    {"receive", "keep_alive", "_start", "find_acknowledged"},
     LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     offsets_of_records=records.offsets_of_records,
@@ -104,7 +105,7 @@ _receiver = stepwise(
 )
 _client = stepwise(
     "kmqpy.kafka.client.client",
-    {"_receive_once", "_look_for_topics"},
+    {"_receive_once", "_look_for_topics", "nack", "extend", "dead_letter", "_end_acknowledged"},
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
     settings_of=lambda queue, _connection: queue,
@@ -301,9 +302,34 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         own.ack(message)
         history.acks(process, message)
 
+    def nack(**how: Any) -> Steps:
+        history.asks(process, message)
+        yield from own.nack(message, reason="simulated", **how)
+
+    def extend(lease: float) -> Steps:
+        history.asks(process, message)
+        lost = yield from own.extend(message, lease=lease / 1000)
+        history.lost[process.name] += len(lost)
+
+    def dead_letter() -> Steps:
+        history.asks(process, message)
+        yield from own.dead_letter(message, reason="simulated")
+
     if world.faults and own.queue.late_acks and world.random() < 0.4:  # while the copy waits, with luck
         yield lease * (1 + world.random())
-        ack()
+        late = world.random()
+        if late < 0.15:
+            yield from nack(delay=2 * world.random())
+        elif late < 0.25:
+            yield from dead_letter()
+        elif late < 0.55:
+            yield from extend(lease * (1 + world.random()))
+            yield lease * world.random()
+            yield from extend(lease * (1 + world.random()))
+            yield lease * 2 * world.random()
+            ack()
+        else:
+            ack()
         return
     luck = world.random() if world.faults else 0.0
     if luck < 0.15:  # as ack(wait=True)
@@ -320,24 +346,23 @@ def _use_open(connection: Connection, own: Any, message: Any, lease: int, histor
         ack()
     elif luck < 0.65:
         yield lease * world.random()
-        own.extend(message, lease=max(MIN_LEASE_MS, lease * (0.5 + world.random())) / 1000)
+        yield from extend(max(MIN_LEASE_MS, lease * (0.5 + world.random())))
         yield lease * 1.3 * world.random()
         ack()
     elif luck < 0.74:
         yield lease * 0.5 * world.random()
         delay = 0 if world.random() < 0.5 else world.random()
         counts = world.random() < 0.7
-        own.nack(message, delay=delay, count=counts, reason="simulated")
+        yield from nack(delay=delay, count=counts)
     elif luck < 0.78:
-        own.dead_letter(message, reason="simulated")
-        history.rejected.add((message.partition, message.offset))
+        yield from dead_letter()
     elif luck < 0.88:  # F14: what comes after an ack changes nothing
         ack()
         yield 300 * world.random()
         if world.random() < 0.5:
-            own.extend(message, lease=lease / 1000)
+            yield from extend(lease)
         else:
-            own.nack(message)
+            yield from nack()
     elif luck < 0.93:  # another process has the receipt
         yield 200 * world.random()
         others = [other for other in world.clients if other.alive and other.client]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
@@ -167,6 +168,38 @@ class HandsOutAll(LateAckCheck):
         return CheckedCopies()
 
 
+class IgnoresLate(LateAckCheck):
+    """Takes no notice of one kind of late operations (rule R32)."""
+
+    ignored: Op
+
+    def _apply_operations(self, known: Any, place: Any, checked: Any) -> None:
+        left = [one for one in known.operations(place[1]) if one.op is not self.ignored]
+        super()._apply_operations(
+            SimpleNamespace(now_ms=known.now_ms, operations=lambda _: left), place, checked
+        )
+
+
+class IgnoresLateDeadLetters(IgnoresLate):
+    ignored = Op.DEAD_LETTER
+
+
+class IgnoresLateExtensions(IgnoresLate):
+    ignored = Op.EXTEND
+
+
+class IgnoresLateNacks(IgnoresLate):
+    ignored = Op.NACK
+
+
+class LosesAll(LateAckCheck):
+    """Says of each copy whose lease is extended that it is acknowledged (rule R33)."""
+
+    def find_acknowledged(self, copies: Any, _within_s: float) -> Steps:
+        yield 0.0
+        return [(partition, offset) for partition, ones in copies.items() for offset in ones]
+
+
 class LooksFromItsTake(LateAckCheck):
     """Looks for acknowledgements behind its own start marker only (rule R31)."""
 
@@ -181,6 +214,8 @@ class LooksFromItsTake(LateAckCheck):
 class BelievesAncestors(LateAckCheck):
     """Takes the ancestors that a message names for its own (rule R33)."""
 
+    believed = Op.END
+
     def copies_among(self, records: Any) -> Any:
         self._headers = {(one.partition(), one.offset()): headers_of(one.headers()) for one in records}
         return super().copies_among(records)
@@ -193,16 +228,28 @@ class BelievesAncestors(LateAckCheck):
             for offset, planned_at in ones.items():
                 place = RecordPlace(self._queue.name, partition, offset)
                 named = read_ancestors(last_header(self._headers[partition, offset], ANCESTORS), place)
-                ended = {
+                found = {
                     marker.offset
                     for record in log.records[planned_at:]
                     if record.is_data
                     for marker in decoded(record)
-                    if marker.op is Op.END and not marker.by_tracker
+                    if marker.op is self.believed and not marker.by_tracker
                 }
-                if {one.offset for one in named} & ended and (partition, offset) not in checked.acknowledged:
-                    checked.acknowledged.append((partition, offset))
+                if {one.offset for one in named} & found and (partition, offset) not in checked.places():
+                    self._believe((partition, offset), checked)
         return checked
+
+    def _believe(self, place: Any, checked: CheckedCopies) -> None:
+        checked.acknowledged.append(place)
+
+
+class BelievesAncestorsOfDeadLetters(BelievesAncestors):
+    """The same of dead-letter requests."""
+
+    believed = Op.DEAD_LETTER
+
+    def _believe(self, place: Any, checked: CheckedCopies) -> None:
+        checked.rejected[place] = "simulated"
 
 
 class ForgetsPredecessors(GroupMember):
@@ -349,6 +396,13 @@ CONTROLS = {
         late_ack_check=LooksFromItsTake, late_acks=True
     ),
     "every ancestor believed": Controls(late_ack_check=BelievesAncestors, late_acks=True),
+    "every ancestor of a dead letter believed": Controls(
+        late_ack_check=BelievesAncestorsOfDeadLetters, late_acks=True
+    ),
+    "late dead letters ignored": Controls(late_ack_check=IgnoresLateDeadLetters, late_acks=True),
+    "late extensions ignored": Controls(late_ack_check=IgnoresLateExtensions, late_acks=True),
+    "late nacks ignored": Controls(late_ack_check=IgnoresLateNacks, late_acks=True),
+    "every copy lost": Controls(late_ack_check=LosesAll, late_acks=True),
     "predecessors forgotten": Controls(member=ForgetsPredecessors),
     "failed starts taken again unread": Controls(member=TakesAgainUnread),
     "own starts read too early": Controls(member=ReadsTooEarly),

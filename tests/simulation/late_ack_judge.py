@@ -1,8 +1,11 @@
-"""What must hold of late acknowledgements (rules R32, R33), judged from one partition's markers."""
+"""What must hold of late operations (rules R32, R33), judged from one partition's markers."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
+
+from kmqpy.kafka.markers.codec import Marker, Op
 
 
 class _CopyMade(NamedTuple):
@@ -16,16 +19,34 @@ class _End(NamedTuple):
     asked: bool
 
 
-class LateAckJudge:
-    """Knows what is a copy of what, and which ends of clients there are.
+class _Operation(NamedTuple):
+    at: int
+    ms: int
+    marker: Marker
+    asked: bool
 
-    An end is *asked* for if its client's user acknowledged the message. The others are those of copies that
-    clients ended unseen, and for these there must be an end that was asked for.
+    @property
+    def due_ms(self) -> int:
+        return self.ms + max(0, self.marker.redeliver_after_ms)
+
+
+class LateAckJudge:
+    """Knows what is a copy of what, and what clients did with each message.
+
+    An end is *asked* for if its client's user acknowledged the message, and so are other operations. Those
+    that are not are of copies that clients handed out to nobody, and for these there must be one that was.
     """
 
     def __init__(self) -> None:
         self._copies: dict[int, _CopyMade] = {}
         self._ends: defaultdict[int, list[_End]] = defaultdict(list)
+        self._claims: defaultdict[int, list[int]] = defaultdict(list)
+        self._operations: defaultdict[int, list[_Operation]] = defaultdict(list)
+
+    def claimed(self, offsets: Iterable[int], at: int) -> None:
+        """A tracker claimed messages; its transaction may be aborted."""
+        for offset in offsets:
+            self._claims[offset].append(at)
 
     def copied(self, original: int, copy: int, claim_at: int) -> None:
         """A tracker's transaction, whose claim stands at `claim_at`, made a copy."""
@@ -38,15 +59,59 @@ class LateAckJudge:
             return None
         return f"R33: {by} ended {offset}, which nobody acknowledged, nor {self._chain(offset)[1:]}"
 
-    def handed_out(self, offset: int, taken_at: int) -> str | None:
-        """A copy was handed out whose start marker stands at `taken_at`; returns what is wrong with that."""
+    def operated(self, marker: Marker, at: int, ms: int, by: str, *, asked: bool) -> str | None:
+        """A client nacked, extended or rejected a message; returns what is wrong with that."""
+        offset = marker.offset
+        self._operations[offset].append(_Operation(at, ms, marker, asked))
+        if asked or (marker.op is Op.NACK and not marker.redeliver_after_ms and not marker.counts):
+            return None
+        # Any, not only the last: another one may have come while the client was deciding.
+        reasons = [
+            operation.marker
+            for copy, one in pairwise(self._chain(offset))
+            for operation in self._operations[one]
+            if self._copies[copy].claim_at < operation.at < at
+        ]
+        if marker.op is Op.DEAD_LETTER:
+            fits = any(one.op is Op.DEAD_LETTER and one.reason == marker.reason for one in reasons)
+        else:
+            waits = [one.redeliver_after_ms for one in reasons if one.op is not Op.DEAD_LETTER]
+            fits = not marker.counts and marker.redeliver_after_ms <= max(waits, default=0)
+        return None if fits else f"R33: {by} asked for {marker}, and nobody for it: {reasons}"
+
+    def handed_out(self, offset: int, taken_at: int, at_ms: int | None) -> str | None:
+        """A copy was handed out whose start marker stands at `taken_at`; returns what is wrong with that.
+
+        `at_ms`: when, by the broker's clock; None: the clock can't be relied on.
+        """
         chain = self._chain(offset)
         for copy, one in pairwise(chain):
             since = self._copies[copy].claim_at
             late = [end for end in self._ends[one] if since < end.at < taken_at]
             if late:
                 return f"R32: {offset}, taken at {taken_at}, is a copy of {one}, ended at {late[0].at}"
+        for operation in self._late(offset, taken_at):
+            if operation.marker.op is Op.DEAD_LETTER:
+                return f"R32: {offset}, taken at {taken_at}, was rejected at {operation.at}"
+            if at_ms is not None and operation.due_ms > at_ms:
+                return f"R32: {offset}, taken at {taken_at}, was to wait since {operation}, it was {at_ms}"
         return None
+
+    def _late(self, offset: int, before: int) -> Iterator[_Operation]:
+        """What applies of the late operations of each message of which this is a copy."""
+        for copy, one in pairwise(self._chain(offset)):
+            since = max([self._copies[copy].claim_at, *(at for at in self._claims[one] if at < before)])
+            applies: _Operation | None = None
+            for operation in self._operations[one]:
+                if not since < operation.at < before:
+                    continue
+                if applies is None or (
+                    applies.marker.op is not Op.DEAD_LETTER
+                    and not (applies.marker.op is Op.NACK and operation.marker.op is Op.EXTEND)
+                ):
+                    applies = operation
+            if applies is not None:
+                yield applies
 
     def _chain(self, offset: int) -> list[int]:
         """The message, its original, the original of that, and so on."""

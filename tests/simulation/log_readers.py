@@ -35,8 +35,12 @@ class LogReader:
         uncommitted: bool,
         timeout_s: float,
         clock: Any,
+        recovers: bool = True,
     ) -> Steps:
-        """Read one partition up to where it ends now, in some pieces."""
+        """Read one partition up to where it ends now, in some pieces.
+
+        recovers  a client reads what was started before it got the partition
+        """
         ((partition, start),) = starts.items()
         world = connection.world
         try:
@@ -45,7 +49,8 @@ class LogReader:
             raise Unavailable(str(exception)) from exception
         log = connection.broker.logs[topic, partition]
         end = log.end if uncommitted else log.stable
-        connection.process.recovered[partition] = log, end
+        if recovers:
+            connection.process.recovered[partition] = log, end
         reached = Reached(log.start, min(max(start, log.start), max(end, log.start)), end)
         while not reached.done:
             yield world.latency()
@@ -77,17 +82,13 @@ class RepeatedReader:
 
     def scan(self, starts: Mapping[int, int], visit: Callable[[int, list[Record]], bool]) -> Steps:
         reached: dict[int, Reached] = {}
-        recovered = dict(self.connection.process.recovered)  # scan() says what a client has recovered
-        try:
-            for partition, start in starts.items():
-                found: list[Record] = []
-                reached |= yield from LogReader.scan(
-                    self.connection, self.topic, {partition: start}, found.append, **self._how
-                )
-                if found:
-                    visit(partition, found)
-        finally:
-            self.connection.process.recovered = recovered
+        for partition, start in starts.items():
+            found: list[Record] = []
+            reached |= yield from LogReader.scan(
+                self.connection, self.topic, {partition: start}, found.append, recovers=False, **self._how
+            )
+            if found:
+                visit(partition, found)
         return reached
 
     def close(self) -> None:

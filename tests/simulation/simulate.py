@@ -197,6 +197,7 @@ class Simulation:
         problems += self._held_without_existing()
         for process in self.processes:
             process.kill()
+        self.counts["told to be lost"] = self.history.lost.total()
         return Result(self.seed, problems, world.steps, checker.stats + self.counts)
 
     def _goes_on(self, quiet_at: float) -> bool:

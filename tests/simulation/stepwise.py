@@ -32,6 +32,7 @@ IO = {
     "execute",
     "check",
     "fetch",
+    "find_acknowledged",
     "find_starts",
     "flush",
     "log_start",

@@ -128,10 +128,21 @@ class Thread:
         pass
 
 
+class RLock(contextlib.nullcontext[None]):
+    """threading.RLock, where there is one thread."""
+
+    def acquire(self, timeout: float) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
 class Threading:
     Condition = Condition
     Event = Event
     Lock = contextlib.nullcontext
+    RLock = RLock
     Thread = Thread
 
 

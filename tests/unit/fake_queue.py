@@ -33,6 +33,8 @@ class FakeQueue:
         self.most_taken = 0
         self.redeliver = redeliver
         self.closed = False
+        self.lost: set[str] = set()
+        """Receipts that extend() returns."""
         self.before_receive: Callable[[], None] = lambda: None
         self.before_extend: Callable[[], None] = lambda: None
         self.before_ack: Callable[[], None] = lambda: None
@@ -118,9 +120,10 @@ class FakeQueue:
                 self.ready.extend(replace(one, attempts=one.attempts + count) for one in finished)
                 self.changed.notify_all()
 
-    def extend(self, *messages: MessagesLike, lease: Any, wait: bool = False) -> None:
+    def extend(self, *messages: MessagesLike, lease: Any, wait: bool = False) -> list[str]:
         self.before_extend()
         self._note("extend", messages, {"lease": lease})
+        return [one.receipt for one in messages if isinstance(one, Message) and one.receipt in self.lost]
 
     def dead_letter(self, *messages: MessagesLike, reason=None, wait=False) -> None:
         self._finish("dead_letter", messages, {"reason": reason})

@@ -95,6 +95,14 @@ class EarlyAckOnly(MemoryEngine):
         return super().finish(queue, [one for one in takes if one.id in held])
 
 
+class ExtendsAll(MemoryEngine):
+    """Says that each lease could be extended."""
+
+    def extend(self, queue, takes, lease_ms):
+        super().extend(queue, takes, lease_ms)
+        return len(takes)
+
+
 class CStrings(MemoryEngine):
     def put(self, queue, rows, connection=None):
         return super().put(queue, [row._replace(body=row.body.split(b"\0")[0]) for row in rows])
@@ -225,6 +233,7 @@ DEFECTS = [
     (OneRow, "takers_do_not_wait_for_one_row", {}),
     (NoFence, "a_receipt_never_touches_the_take_of_another", {}),
     (EarlyAckOnly, "a_late_acknowledgement_counts_until_the_message_is_taken_anew", {}),
+    (ExtendsAll, "an_extension_says_which_messages_are_no_longer_the_callers", {}),
     (CStrings, "bodies_come_as_they_were_sent", {}),
     (NoDelay, "a_delayed_message_comes_when_it_is_due", {}),
     (PurgeOfAll, "purge_removes_all_but_dead_letters", {}),

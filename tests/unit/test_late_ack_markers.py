@@ -12,6 +12,7 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.late_acks import PLANNED_AT, LateAcks, planned_at_header, read_planned_at
 
 QUEUE, PARTITION = "jobs", 3
+HOUR_MS = 3_600_000
 
 
 class Log:
@@ -20,10 +21,11 @@ class Log:
     def __init__(self, begin=100):
         self.acks = LateAcks(QUEUE, PARTITION, begin)
         self.records = []
+        self.ms = 1_000
         self._begin = begin
 
     def write(self, key, value, headers=None):
-        at = self._begin + len(self.records)
+        at, ms = self._begin + len(self.records), self.ms
         self.records.append(
             SimpleNamespace(
                 key=lambda: key,
@@ -31,6 +33,7 @@ class Log:
                 headers=lambda: headers or None,
                 partition=lambda: PARTITION,
                 offset=lambda: at,
+                timestamp=lambda: (2, ms),
             )
         )
         self.acks.read(self.records[-1:])
@@ -54,6 +57,13 @@ class Log:
         places = {one: (partition, copy) for one, copy in copies.items()}
         for record in end_markers(QUEUE, PARTITION, places, copy_topic=to, ranges=ranges):
             self.write(record.key, record.value, list(record.headers))
+
+    def asked(self, copy):
+        """The late operations that apply to a copy: which, and what is left of them now."""
+        return [
+            (operation.op, operation.left_ms(self.acks.now_ms, HOUR_MS))
+            for operation in self.acks.operations(copy)
+        ]
 
     def acknowledged(self, *offsets):
         return [offset for offset in offsets if self.acks.acknowledged(offset)]
@@ -100,10 +110,121 @@ def test_an_end_of_the_copy_itself_counts(log):
 
 
 @pytest.mark.parametrize("op", [Op.TAKE, Op.DELAY, Op.EXTEND, Op.NACK, Op.DEAD_LETTER])
-def test_other_markers_count_not(log, op):
+def test_other_markers_acknowledge_nothing(log, op):
     log.copy({1: 10})
     log.mark(Marker(PARTITION, 1, op, 500))
     assert log.acknowledged(10) == []
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+@pytest.mark.parametrize("op", [Op.EXTEND, Op.NACK, Op.DEAD_LETTER])
+def test_what_a_client_asks_for_behind_the_claim_applies_to_the_copy_and_its_copies(log, op, ranges):
+    log.copy({1: 10, 2: 11}, ranges=ranges)
+    log.mark(Marker(PARTITION, 2, op, 500, reason="why"))
+    log.copy({10: 20, 11: 21}, ranges=ranges)
+    assert [log.asked(copy) for copy in (1, 2, 10, 20)] == [[], [], [], []]
+    for copy in (11, 21):
+        assert log.acks.operations(copy) == [(op, 1_000, 500, "why")]
+
+
+def test_range_markers_of_clients_ask_for_many(log):
+    log.copy({offset: offset + 100 for offset in range(50)}, ranges=True)
+    log.mark(*codec.ranges(PARTITION, Op.NACK, range(10, 20), redeliver_after_ms=500, counts=False))
+    asked = [copy for copy in range(100, 150) if log.asked(copy)]
+    assert asked == list(range(110, 120))
+
+
+def test_what_is_left_is_counted_from_the_marker_to_the_end_of_the_log(log):
+    log.copy({1: 10})
+    log.mark(Marker(PARTITION, 1, Op.EXTEND, 500))
+    log.ms += 200
+    log.mark(Marker(PARTITION, 10, Op.TAKE, 100))
+    assert log.asked(10) == [(Op.EXTEND, 300)]
+    log.ms += 400
+    log.mark(Marker(PARTITION, 10, Op.TAKE, 100))
+    assert log.asked(10) == [(Op.EXTEND, 0)]
+
+
+def test_what_is_left_is_never_more_than_the_queue_allows_nor_than_was_asked_for(log):
+    log.copy({1: 10, 2: 11})
+    log.mark(Marker(PARTITION, 1, Op.EXTEND, INT64_MAX))
+    log.ms += 10**15  # somebody's clock
+    log.mark(Marker(PARTITION, 2, Op.EXTEND, 500))
+    log.ms = 1_000
+    log.end(99)
+    assert log.asked(10) == [(Op.EXTEND, HOUR_MS)]
+    assert log.asked(11) == [(Op.EXTEND, 500)]
+
+
+def test_what_was_asked_for_before_the_claim_is_known_to_the_tracker(log):
+    log.mark(Marker(PARTITION, 1, Op.NACK, 500))
+    log.claim(1)  # and then the transaction is aborted
+    log.mark(Marker(PARTITION, 1, Op.NACK, 500))
+    log.copy({1: 10})
+    assert log.asked(10) == []
+
+
+def test_a_nack_of_a_copy_is_not_late_before_that_is_claimed(log):
+    log.copy({1: 10})
+    log.mark(Marker(PARTITION, 10, Op.NACK, 500))
+    log.copy({10: 20})
+    assert log.asked(20) == []
+    log.mark(Marker(PARTITION, 10, Op.NACK, 500))
+    assert log.asked(20) == [(Op.NACK, 500)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "applies"),
+    [
+        ((Op.EXTEND, Op.NACK), Op.NACK),
+        ((Op.NACK, Op.EXTEND), Op.NACK),  # nobody holds it any more
+        ((Op.DEAD_LETTER, Op.NACK), Op.DEAD_LETTER),
+        ((Op.EXTEND, Op.DEAD_LETTER, Op.EXTEND), Op.DEAD_LETTER),
+    ],
+)
+def test_the_last_that_would_count_applies(log, asked, applies):
+    log.copy({1: 10})
+    log.mark(*(Marker(PARTITION, 1, op, 500) for op in asked))
+    assert [operation.op for operation in log.acks.operations(10)] == [applies]
+
+
+def test_each_earlier_delivery_may_ask_for_something(log):
+    log.copy({1: 10})
+    log.copy({10: 20})
+    log.mark(Marker(PARTITION, 1, Op.EXTEND, 500), Marker(PARTITION, 10, Op.NACK, 300))
+    assert log.asked(20) == [(Op.NACK, 300), (Op.EXTEND, 500)]
+
+
+def test_where_the_claim_was_deleted_the_end_of_the_tracker_makes_what_follows_late(log):
+    log.end_copied({1: 10})
+    log.mark(Marker(PARTITION, 1, Op.NACK, 500))
+    assert log.asked(10) == [(Op.NACK, 500)]
+
+
+def test_markers_that_prove_nothing_ask_for_nothing(log):
+    log.copy({1: 10})
+    log.mark(Marker(PARTITION, 1, Op.NACK, 500, by_tracker=True))
+    log.mark(Marker(PARTITION + 1, 1, Op.NACK, 500))
+    log.mark(Marker(PARTITION, 7, Op.NACK, 500))
+    log.copy({7: 17})
+    log.write(codec.encode_key(PARTITION, 1), codec.encode_start(500), [("kmq-op", b"dance")])
+    log.write(codec.encode_key(PARTITION, 1), codec.encode_start(500)[:5], [("kmq-op", b"nack")])
+    log.mark(Marker(PARTITION, 1, Op.TAKE, 500, holder="somebody"))
+    assert (log.asked(10), log.asked(17)) == ([], [])
+
+
+def test_a_reason_as_long_as_none_can_be_is_cut(log):
+    log.copy({1: 10})
+    log.mark(Marker(PARTITION, 1, Op.DEAD_LETTER, reason="x" * 100_000))
+    assert log.acks.operations(10)[0].reason == "x" * codec.MAX_REASON
+
+
+def test_the_oldest_operations_are_forgotten_where_they_are_very_many(log, monkeypatch):
+    monkeypatch.setattr("kmqpy.kafka.markers.late_acks._MOST_OPERATIONS", 2)
+    log.copy({1: 10, 2: 11, 3: 12})
+    for offset in (1, 2, 1, 3):
+        log.mark(Marker(PARTITION, offset, Op.NACK, 500))
+    assert [bool(log.asked(copy)) for copy in (10, 11, 12)] == [True, False, True]
 
 
 def test_what_no_tracker_copied_is_never_acknowledged(log):

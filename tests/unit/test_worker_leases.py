@@ -12,6 +12,7 @@ from kmqpy.errors import ConfigError, KmqError, Unavailable
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.worker.failures import Failures as FailureReports
 from kmqpy.worker.lease_keeper import LeaseKeeper, call_for_all
+from kmqpy.worker.outcome import Retry
 from kmqpy.worker.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -94,7 +95,7 @@ class TestLeases:
         def picky(*messages, lease, wait=False):
             if any(message.receipt == "r2" for message in messages):
                 raise KmqError("bad")
-            extend(*messages, lease=lease)
+            return extend(*messages, lease=lease)
 
         queue.extend = picky
         keeper = LeaseKeeper(queue, 30, clock, FailureReports("fake", failures))
@@ -223,3 +224,63 @@ def test_a_lease_longer_than_the_queue_allows_is_refused_at_once():
     Worker(queue, print, lease=10)
     with pytest.raises(ConfigError, match=r"lease: 10.001 s is longer than max_hold .* 10.0 s"):
         Worker(queue, print, lease=10.001)
+
+
+class TestLost:
+    """Messages that extend() names: they are no longer the worker's."""
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_lost_message_is_extended_no_more_and_at_most_acknowledged(self, fails):
+        queue, failures, lost = FakeQueue("a", "b"), Failures(), []
+        queue.lost = {"r1"}
+        gate = threading.Event()
+
+        def handler(message):
+            assert gate.wait(60)
+            if fails and message.receipt == "r1":
+                raise Retry(delay=0)
+
+        options = {"concurrency": 2, "lease": 0.6, "telemetry": failures, "on_lost": lost.append}
+        with Worker(queue, handler, **options):
+            queue.wait_for(lambda: len(queue.of("extend")) >= 6)
+            gate.set()
+            queue.wait_for(lambda: len(queue.of("ack")) == 2 - fails)
+        assert queue.of("extend").count("r1") == 1
+        assert [message.receipt for message in lost] == ["r1"]
+        assert failures.what == ["lost"]
+        assert (sorted(queue.of("ack")), queue.of("nack")) == (["r2"] if fails else ["r1", "r2"], [])
+
+    def test_a_message_that_is_lost_before_its_turn_is_not_handled(self):
+        queue, handled = FakeQueue(*"abc"), []
+        queue.lost = {"r2"}
+        gate = threading.Event()
+
+        def handler(message):
+            handled.append(message.body)
+            assert gate.wait(60)
+
+        with Worker(queue, handler, concurrency=1, prefetch=2, lease=0.6):
+            queue.wait_for(lambda: {"r1", "r2", "r3"} <= set(queue.of("extend")))
+            gate.set()
+            queue.wait_for(lambda: len(queue.of("ack")) == 2)
+        assert handled == [b"a", b"c"]
+        assert (queue.of("ack"), queue.of("nack")) == (["r1", "r3"], [])
+
+    def test_a_callback_that_fails_is_counted_and_called_for_the_others(self):
+        queue, failures, lost = FakeQueue("a", "b"), Failures(), []
+        queue.lost = {"r1", "r2"}
+        gate = threading.Event()
+
+        def on_lost(message):
+            lost.append(message.receipt)
+            raise ValueError("a bug")
+
+        options = {"concurrency": 2, "lease": 0.6, "telemetry": failures, "on_lost": on_lost}
+        with Worker(queue, lambda message: gate.wait(60), **options):
+            queue.wait_for(lambda: len(queue.of("extend")) >= 2)
+            gate.set()
+            queue.wait_for(lambda: len(queue.of("ack")) == 2)
+        assert sorted(lost) == ["r1", "r2"]
+        assert failures.what.count("worker thread") == 2
+        with pytest.raises(ConfigError, match="on_lost"):
+            Worker(queue, print, on_lost="print")

@@ -31,7 +31,7 @@ from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_identity import stale_markers_error
-from kmqpy.message import MessagesLike
+from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
 from kmqpy.telemetry.base import Telemetry
 
@@ -45,6 +45,9 @@ _WATCHED_S = 2.0
 _LOOK_TIMEOUT_S = 3.0
 _LOOK_POLL_S = 0.01
 
+_LOOK_FOR_ACKS_S = 2.0
+_LOOK_FOR_ACKS = 1 / 4
+"""An extension looks for at most this part of the lease whether the message was acknowledged meanwhile."""
 _CONFIRM_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -253,42 +256,60 @@ class KmqClient:
         """
         check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
+        cut = _cut(reason)
+        writer = self._topics.writer
+        named = m.each_of(messages)
+        places = [self._places.place_of(message) for message in named]
+        # The tracker would make dead letters of these, since it does not know what is a copy of what.
+        last = self._last_attempts(named) if count and self._queue.late_acks else []
+        ended = self._end_acknowledged(writer, last, _LOOK_FOR_ACKS_S)
         self._finish(
-            self._topics.writer,
-            [
-                Marker(*self._places.place_of(one), Op.NACK, delay_ms, count, _cut(reason))
-                for one in m.each_of(messages)
-            ],
+            writer,
+            [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places if place not in ended],
             "nack",
             wait=wait,
         )
 
-    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> None:
+    def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
         """Let the lease of messages end `lease` seconds from now, sooner or later than it would.
+
+        Returns the receipts of messages that are no longer the caller's, as far as that is found out. Where
+        the queue has late acks, and messages are given (not receipts), these are redelivered ones that who
+        had them before has acknowledged since; they are ended, so that nobody gets them again. It waits at
+        most a quarter of the lease, and 2 s, for the markers that tell.
 
         Does nothing when the message was finished or redelivered meanwhile. `lease=0` means
         `nack(count=False)`; raises ConfigError for other leases below 0.1 s.
         """
         if not duration_ms(lease, "lease"):
             self.nack(*messages, count=False, wait=wait)
-            return
+            return []
         lease_ms = self._lease_ms(lease)
         writer = self._topics.writer
-        places = [self._places.place_of(message) for message in m.each_of(messages)]
+        named = m.each_of(messages)
+        places = [self._places.place_of(message) for message in named]
         self._check_open()
         until = self._clock.monotonic() + lease_ms / 1000
-        self._in_flight.extend(places, until)
+        self._in_flight.extend_leases(places, until)
         self._write(writer, [Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
         self._telemetry.finished(self._queue.name, "extend", len(places))
+        ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LOOK_FOR_ACKS)
+        return [message.receipt for message in ended.values()]
 
     def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
-        """Have messages moved to the dead-letter topic, without another try."""
+        """Have messages moved to the dead-letter topic, without another try.
+
+        Where the queue has late acks, those that a consumer of an earlier delivery has acknowledged are ended
+        instead, where that is found out within 2 s.
+        """
+        cut = _cut(reason)
+        writer = self._topics.writer
+        named = m.each_of(messages)
+        places = [self._places.place_of(message) for message in named]
+        ended = self._end_acknowledged(writer, named, _LOOK_FOR_ACKS_S)
         self._finish(
-            self._topics.writer,
-            [
-                Marker(*self._places.place_of(one), Op.DEAD_LETTER, 0, reason=_cut(reason))
-                for one in m.each_of(messages)
-            ],
+            writer,
+            [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places if place not in ended],
             "dead-letter",
             wait=wait,
         )
@@ -351,6 +372,28 @@ class KmqClient:
         return messages
 
     # --- finishing --------------------------------------------------------------------------------
+
+    def _last_attempts(self, messages: Sequence[Message | str]) -> list[Message]:
+        """Those that are redelivered as often as they may be."""
+        limit = self._queue.max_redeliveries
+        if limit is None:
+            return []
+        return [one for one in messages if isinstance(one, Message) and one.attempts > limit]
+
+    def _end_acknowledged(
+        self, writer: MarkerWriter, messages: Sequence[Message | str], within_s: float
+    ) -> dict[Place, Message]:
+        """End those of the messages that consumers of earlier deliveries have acknowledged; returns them."""
+        if not self._queue.late_acks:
+            return {}
+        self._check_open()
+        named = {self._places.place_of(one): one for one in messages if isinstance(one, Message)}
+        found = self._receiver.find_acknowledged(named, within_s)
+        if found:
+            offsets = offsets_by_partition(found)
+            self._write(writer, offsets.items(), wait=False)
+            self._finished(offsets, "late-ack")
+        return {place: named[place] for place in found}
 
     def _finish(self, writer: MarkerWriter, batch: Sequence[Marker], op: str, *, wait: bool) -> None:
         self._write(writer, batch, wait=wait)

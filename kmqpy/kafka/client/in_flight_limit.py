@@ -47,7 +47,7 @@ class InFlightLimit:
                 self._leases.add(partition, ascending, until)
             self._telemetry.in_flight(self._queue, len(self._leases))
 
-    def extend(self, places: Iterable[Place], until: float) -> None:
+    def extend_leases(self, places: Iterable[Place], until: float) -> None:
         """Let the leases of those that are in flight end at `until`."""
         with self._changed:
             self._leases.extend(places, until)

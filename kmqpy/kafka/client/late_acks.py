@@ -1,14 +1,17 @@
-"""Looks whether copies that a client has taken were acknowledged meanwhile (rules R32, R33).
+"""Looks what was done with copies, and with what they are copies of, before and after a client took them.
 
 The lease of a message may end while its consumer is still at work. A tracker copies it then, and the
 acknowledgement comes when the copy waits already. Whoever takes the copy finds that acknowledgement in the
-markers, before its own start marker, and hands the copy out to nobody.
+markers, before its own start marker, and hands the copy out to nobody (rules R32, R33). Who has the copy
+already finds it when it extends the lease. So it is with nacks, extensions and dead-letter requests that come
+late, but these change nothing for who has the copy.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
 from kmqpy.kafka import partition_reader
+from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.late_acks import PLANNED_AT, LateAcks, read_planned_at
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers
 from kmqpy.kafka.places import Place
@@ -39,19 +43,30 @@ class CheckedCopies:
     """Copies that are not to be handed out.
 
     acknowledged  they, or messages of which they are copies, were acknowledged before they were taken
+    rejected      somebody asked for messages of which they are copies to be dead-lettered, with these reasons
+    postponed     leases and delays of messages of which they are copies have still so many ms to go
     unread        nobody knows: the markers can't be read now
     """
 
     acknowledged: list[Place] = field(default_factory=list)
+    rejected: dict[Place, str | None] = field(default_factory=dict)
+    postponed: dict[Place, int] = field(default_factory=dict)
     unread: list[Place] = field(default_factory=list)
+
+    def places(self) -> set[Place]:
+        """All of them."""
+        return {*self.acknowledged, *self.rejected, *self.postponed, *self.unread}
 
 
 class LateAckCheck:
-    """Reads the markers of a queue's copies, each marker once. For one thread at a time."""
+    """Reads the markers of a queue's copies, each marker once; safe to use from any thread."""
 
     def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
         self._queue = queue
         self._clock = clock
+        # Reentrant: a handler of signals may call close() in the middle of any call.
+        self._lock = threading.RLock()
+        self._closed = False
         self._known: dict[int, LateAcks] = {}
         # Uncommitted: the transaction that made a copy is done, and one that is open must not hold us up.
         self._reader = partition_reader.RepeatedReader(
@@ -65,12 +80,17 @@ class LateAckCheck:
             if not headers:
                 continue
             readable = read_headers(record)[0] if headers is UNREADABLE else headers
-            for name, data in readable:
-                if name == PLANNED_AT:
-                    partition = record.partition()
-                    planned_at = read_planned_at(data, self._queue.name, partition)
-                    if planned_at is not None:
-                        found.setdefault(partition, {})[record.offset()] = planned_at
+            planned_at = self.planned_at(readable, record.partition())
+            if planned_at is not None:
+                found.setdefault(record.partition(), {})[record.offset()] = planned_at
+        return found
+
+    def planned_at(self, headers: Iterable[tuple[str, bytes | None]], partition: int) -> int | None:
+        """The markers offset that the headers of a copy name; None: it is no copy."""
+        found = None
+        for name, data in headers:
+            if name == PLANNED_AT:
+                found = read_planned_at(data, self._queue.name, partition)
         return found
 
     def examine(self, copies: Copies, within_s: float) -> CheckedCopies:
@@ -80,27 +100,79 @@ class LateAckCheck:
 
         Where retention has deleted markers that are wanted, those that are left decide.
         """
-        until = self._clock.monotonic() + min(within_s, _TIMEOUT_S)
-        starts = {p: self._known_from(p, min(planned_at.values())).end for p, planned_at in copies.items()}
-        # Each time to the end of the log, which lies behind the start markers of all these copies.
-        unread = self._read(starts, until)
         checked = CheckedCopies()
-        for partition, planned_at in copies.items():
-            known = self._known[partition]
-            for offset in planned_at:
-                if known.acknowledged(offset):
-                    checked.acknowledged.append((partition, offset))
-                elif partition in unread:
-                    checked.unread.append((partition, offset))
+        until = self._clock.monotonic() + min(within_s, _TIMEOUT_S)
+        if not self._entered(until):
+            checked.unread += [(partition, offset) for partition, ones in copies.items() for offset in ones]
+            return checked
+        try:
+            known = {p: self._known_from(p, min(ones.values())) for p, ones in copies.items()}
+            # Each time to the end of the log, which lies behind the start markers of all these copies.
+            unread = self._read(known, until)
+            for partition, ones in copies.items():
+                for offset in ones:
+                    if known[partition].acknowledged(offset):
+                        checked.acknowledged.append((partition, offset))
+                    elif partition in unread:
+                        checked.unread.append((partition, offset))
+                    else:
+                        self._apply_operations(known[partition], (partition, offset), checked)
+        finally:
+            self._lock.release()
         return checked
+
+    def find_acknowledged(self, copies: Copies, within_s: float) -> list[Place]:
+        """Those of `copies`, which somebody has, that are acknowledged by now, as far as that is found out.
+
+        Waits at most `within_s`, and 2 s. Only markers are read that were not before; what examine() has
+        forgotten of copies that were taken long ago is not read again.
+        """
+        until = self._clock.monotonic() + min(within_s, _TIMEOUT_S)
+        if not self._entered(until):
+            return []
+        try:
+            known = {
+                p: self._known.get(p) or self._known_from(p, min(ones.values())) for p, ones in copies.items()
+            }
+            self._read(known, until)
+            return [
+                (partition, offset)
+                for partition, ones in copies.items()
+                for offset in ones
+                if known[partition].acknowledged(offset)
+            ]
+        finally:
+            self._lock.release()
 
     def forget(self) -> None:
         """Forget all that was read: the topics are other ones."""
-        self._known.clear()
+        with self._lock:
+            self._known.clear()
 
     def close(self) -> None:
         """Release the connection."""
-        self._reader.close()
+        with self._lock:
+            self._closed = True
+            self._reader.close()
+
+    def _entered(self, until: float) -> bool:
+        """Take the lock; False: not until then, or it is closed."""
+        if not self._lock.acquire(timeout=max(0.0, until - self._clock.monotonic())):
+            return False
+        if self._closed:
+            self._lock.release()
+        return not self._closed
+
+    def _apply_operations(self, known: LateAcks, place: Place, checked: CheckedCopies) -> None:
+        left_ms = 0
+        for operation in known.operations(place[1]):
+            if operation.op is Op.DEAD_LETTER:
+                checked.rejected[place] = operation.reason
+                return
+            most_ms = self._queue.max_hold_ms if operation.op is Op.EXTEND else self._queue.max_delay_ms
+            left_ms = max(left_ms, operation.left_ms(known.now_ms, most_ms))
+        if left_ms:
+            checked.postponed[place] = left_ms
 
     def _known_from(self, partition: int, planned_at: int) -> LateAcks:
         known = self._known.get(partition)
@@ -111,18 +183,19 @@ class LateAckCheck:
         known = self._known[partition] = LateAcks(self._queue.name, partition, planned_at)
         return known
 
-    def _read(self, starts: Mapping[int, int], until: float) -> frozenset[int]:
+    def _read(self, known: Mapping[int, LateAcks], until: float) -> frozenset[int]:
         """Read these partitions to their ends; returns those of which something is left to read."""
+        starts = {partition: one.end for partition, one in known.items()}
         try:
-            reached = self._reader.scan(starts, partial(self._visit, until))
+            reached = self._reader.scan(starts, partial(self._visit, known, until))
         except KmqError as error:
             _log.warning(
-                "late acknowledgements can't be looked for; copies are given back",
+                "late acknowledgements can't be looked for now",
                 extra={"queue": self._queue.name, "error": str(error)},
             )
             return frozenset(starts)
         return frozenset(partition for partition, place in reached.items() if not place.done)
 
-    def _visit(self, until: float, partition: int, records: list[Any]) -> bool:
-        self._known[partition].read(records)
+    def _visit(self, known: Mapping[int, LateAcks], until: float, partition: int, records: list[Any]) -> bool:
+        known[partition].read(records)
         return self._clock.monotonic() > until

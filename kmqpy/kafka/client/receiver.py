@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -23,11 +23,13 @@ from kmqpy.kafka.client.message_places import offsets_by_partition
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
+from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import have_headers, offsets_of_records, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
+from kmqpy.message import Message
 from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -62,7 +64,9 @@ _NONE_STARTED = _Started([], {}, 0.0)
 
 
 class Receiver:
-    """Receives the messages of a client. Used by one thread at a time: the client has a lock for it.
+    """Receives the messages of a client.
+
+    Used by one thread at a time, for which the client has a lock; find_acknowledged() by any.
 
     client           acknowledges the messages
     holder           stands in start markers; for people
@@ -137,6 +141,21 @@ class Receiver:
         are_held = started.messages and self._hold(started, lease_ms)
         self._start_batch = None
         return (started.messages, started.offsets) if are_held else ([], {})
+
+    def find_acknowledged(self, messages: Mapping[Place, Message], within_s: float) -> list[Place]:
+        """Those of these messages that are copies, and acknowledged by now by who had the message before.
+
+        Waits at most `within_s`, and 2 s; of those that are left out nobody knows. Empty where the queue has
+        no late acks.
+        """
+        if self._late_acks is None:
+            return []
+        copies: dict[int, dict[int, int]] = {}
+        for (partition, offset), message in messages.items():
+            planned_at = self._late_acks.planned_at(message.headers, partition)
+            if planned_at is not None:
+                copies.setdefault(partition, {})[offset] = planned_at
+        return self._late_acks.find_acknowledged(copies, within_s) if copies else []
 
     def keep_alive(self) -> None:
         """Stay in the group and commit while nobody receives; call it often."""
@@ -228,19 +247,30 @@ class Receiver:
     def _without_late_acked(
         self, messages: list[KafkaMessage], offsets: Offsets, checked: CheckedCopies
     ) -> tuple[list[KafkaMessage], Offsets]:
-        """The messages that are to be handed out; the others are ended, or given back."""
-        if not checked.acknowledged and not checked.unread:
+        """The messages that are to be handed out; the others are ended, rejected, or given back."""
+        left = checked.places()
+        if not left:
             return messages, offsets
         writer = self._topics.writer
         for partition, acknowledged in offsets_by_partition(checked.acknowledged).items():
             writer.end(partition, acknowledged)
+        writer.put(
+            Marker(*place, Op.DEAD_LETTER, reason=reason) for place, reason in checked.rejected.items()
+        )
+        writer.put(
+            Marker(*place, Op.NACK, wait_ms, counts=False) for place, wait_ms in checked.postponed.items()
+        )
         writer.give_back(checked.unread)
         name = self._queue.name
-        if checked.acknowledged:
-            self._telemetry.finished(name, "late-ack", len(checked.acknowledged))
+        for op, places in (
+            ("late-ack", checked.acknowledged),
+            ("late-dead-letter", checked.rejected),
+            ("late-postpone", checked.postponed),
+        ):
+            if places:
+                self._telemetry.finished(name, op, len(places))
         if checked.unread:
             self._telemetry.failed(name, "late acks unread", len(checked.unread))
-        left = {*checked.acknowledged, *checked.unread}
         kept = [one for one in messages if (one.partition, one.offset) not in left]
         return kept, offsets_of_records(list(map(_record_of, kept)))
 

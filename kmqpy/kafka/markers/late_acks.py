@@ -1,13 +1,14 @@
-"""Acknowledgements that came after the message had been copied: late ones (rules R32, R33). Pure: no I/O.
+"""What clients did with a message after it was copied: late operations (rules R32, R33). Pure: no I/O.
 
-A copy carries a header that says from where to look for them:
+A late acknowledgement ends the copies; a late nack, extension or dead-letter request applies to the copy that
+is not taken yet. A copy carries a header that says from where to look for them:
 
     kmq-planned-at   `queue:partition:markers offset`: the markers before that offset were known to the
                      tracker that planned the first copy of the message. Copies of copies keep it
 
 All that decides stands in the markers from there on: the claims, the end markers of trackers, which name the
-copies, and the acknowledgements. The headers of a message decide nothing, since anybody can forward them with
-a message of their own, and then an acknowledgement of another message would end that one.
+copies, and the markers of clients. The headers of a message decide nothing, since anybody can forward them
+with a message of their own, and then an acknowledgement of another message would end that one.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.claims import CLAIM, named_offsets
-from kmqpy.kafka.markers.codec import Headers, Op, Runs
+from kmqpy.kafka.markers.codec import Headers, Marker, Op, Runs
 from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers, read_marker
@@ -33,9 +35,13 @@ _PLANNED_AT = re.compile(rb"([a-zA-Z0-9._-]{1,249}):([0-9]{1,10}):([0-9]{1,19})"
 _END = codec.encode_end()
 _START = codec.encode_start(0)[:1]
 _BY_TRACKER = codec.encode(codec.tick(0))[2][0]
+_OP = codec.encode(Marker(0, 0, Op.EXTEND))[2][0][0]
+_OPERATIONS = (Op.EXTEND, Op.NACK, Op.DEAD_LETTER)
 _SINGLE_COPY = re.compile(rb"([0-9]{1,10}):([0-9]{1,19})")
 _MOST_ANCESTORS = 10_000
 """More than any message has. Forged markers could name a copy as its own ancestor, without end."""
+_MOST_OPERATIONS = 100_000
+"""Of a partition; the oldest are forgotten, which means that their copies are handed out as usual."""
 
 
 def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, bytes]:
@@ -52,21 +58,45 @@ def read_planned_at(data: bytes | None, queue: str, partition: int) -> int | Non
     return position if position <= INT64_MAX else None
 
 
-class LateAcks:
-    """The late acknowledgements of one partition, as far as its markers are read: from `begin` to `end`.
+class LateOperation(NamedTuple):
+    """A nack, an extension or a dead-letter request for a message that was claimed before.
 
-    Memory: two bits for each message that was claimed or copied, and 24 bytes for each run of messages that
-    were copied to a run of offsets.
+    at_ms   when, by the broker's clock
+    for_ms  the lease or the delay that was asked for
+    """
+
+    op: Op
+    at_ms: int
+    for_ms: int
+    reason: str | None
+
+    def left_ms(self, now_ms: int, most_ms: int) -> int:
+        """What remains of the lease or delay, of which at most `most_ms` count; 0: nothing."""
+        for_ms = min(self.for_ms, most_ms)
+        return max(0, min(self.at_ms + for_ms - now_ms, for_ms))
+
+
+class LateAcks:
+    """The late operations in one partition, as far as its markers are read: from `begin` to `end`.
+
+    Memory: two bits for each message that was claimed or copied, 24 bytes for each run of messages that were
+    copied to a run of offsets, and some 200 bytes for each message with an operation other than an
+    acknowledgement, of the latest 100,000.
     """
 
     def __init__(self, queue: str, partition: int, begin: int) -> None:
         self.begin = self.end = begin
+        self.now_ms = 0
+        """The timestamp of the last record that was read."""
         self._queue = queue
         self._partition = partition
         self._watched = OffsetRuns()
         """Messages that were claimed, and copies. Acknowledgements of others are not late: one that stands
         before the claim had the tracker drop the message, so it was not copied."""
         self._acknowledged = OffsetRuns()
+        self._operations: dict[int, LateOperation] = {}
+        """By watched message, what applies of its operations since its last claim; the latest are last. Of a
+        copy that was never claimed there is no copy yet to which they could apply."""
         self._copies = _CopyRuns()
 
     def read(self, records: Sequence[Any]) -> None:
@@ -78,26 +108,37 @@ class LateAcks:
                 continue
             end = at + 1
             value = record.value()
-            if value is None or value[:1] == _START:
+            if value is None or (value[:1] == _START and not (headers and _names_operation(headers))):
                 continue  # says nothing here
             if value == _END and (not headers or _names_copy(headers)):
                 self._read_single(record.key(), headers)  # most are such
             else:
                 self._read_other(record, headers)
         self.end = end
+        if records:
+            self.now_ms = records[-1].timestamp()[1]
 
     def acknowledged(self, copy: int) -> bool:
         """Return True if a client acknowledged this copy, or a message of which it is a copy."""
-        if not self._acknowledged:
-            return False
-        offset: int | None = copy
-        if self._copies.original_of(copy) is None:
-            return False
+        return bool(self._acknowledged) and any(one in self._acknowledged for one in self._lineage(copy))
+
+    def operations(self, copy: int) -> list[LateOperation]:
+        """The late operations of the messages of which this is a copy, one of each."""
+        if not self._operations:
+            return []
+        ancestors = islice(self._lineage(copy), 1, None)
+        return [self._operations[one] for one in ancestors if one in self._operations]
+
+    def _lineage(self, copy: int) -> Iterator[int]:
+        """The copy, its original, the original of that and so on; nothing where it is no copy."""
+        original = self._copies.original_of(copy)
+        if original is not None:
+            yield copy
         for _ in range(_MOST_ANCESTORS):
-            if offset is None or offset in self._acknowledged:
-                return offset is not None
-            offset = self._copies.original_of(offset)
-        return False
+            if original is None:
+                return
+            yield original
+            original = self._copies.original_of(original)
 
     def _read_single(self, key: bytes | None, headers: Headers | None) -> None:
         """An end marker of one message: by a client, or, with `headers`, by a tracker."""
@@ -115,18 +156,37 @@ class LateAcks:
     def _read_other(self, record: Any, headers: object) -> None:
         try:
             marker = read_marker(record)
+            if marker.op in _OPERATIONS and not marker.by_tracker:
+                self._read_operation(marker, record.timestamp()[1])
             if marker.op is not Op.END:
                 return
             readable = [] if not headers or headers is UNREADABLE else read_headers(record)[0]
             if marker.offset < 0:
-                claimed = named_offsets(readable, CLAIM, self._partition)
-                self._watched.add_runs(codec.runs_of(sorted(claimed)))
+                self._read_claim(sorted(named_offsets(readable, CLAIM, self._partition)))
             elif marker.by_tracker:
                 self._read_copies(marker.offset_runs, marker.count, dict(readable).get(COPY))
             else:
                 self._acknowledged.update(OffsetRuns(marker.offset_runs) & self._watched)
         except DecodeError:
             return
+
+    def _read_claim(self, offsets: Sequence[int]) -> None:
+        runs = codec.runs_of(offsets)
+        self._watched.add_runs(runs)
+        if self._operations:  # the tracker knew those before the claim
+            for offset in offsets:
+                self._operations.pop(offset, None)
+
+    def _read_operation(self, marker: Marker, at_ms: int) -> None:
+        """A nack, extension or dead-letter request of a client; the last one applies, as to one in flight."""
+        reason = None if marker.reason is None else marker.reason[: codec.MAX_REASON]
+        operation = LateOperation(marker.op, at_ms, max(0, marker.redeliver_after_ms), reason)
+        for offset in OffsetRuns(marker.offset_runs) & self._watched:
+            before = self._operations.pop(offset, operation)
+            stays = before.op is Op.DEAD_LETTER or (before.op is Op.NACK and marker.op is Op.EXTEND)
+            self._operations[offset] = before if stays else operation
+        while len(self._operations) > _MOST_OPERATIONS:
+            del self._operations[next(iter(self._operations))]
 
     def _read_copies(self, runs: Runs, count: int, named: bytes | None) -> None:
         """A tracker's end marker of `count` messages names their copies."""
@@ -145,7 +205,8 @@ class LateAcks:
             for one, copy in zip(originals, copies, strict=True)
             if one < copy.offset <= INT64_MAX
         ]
-        self._watched.add_runs(runs)  # retention may have deleted the claim
+        if count > 1 or runs[0][0] not in self._watched:  # retention may have deleted the claim
+            self._watched.add_runs(runs)
         self._watched.add_runs((copy, 1) for _, copy in pairs)
         self._copies.add(pairs)
 
@@ -158,6 +219,11 @@ def _names_copy(headers: object) -> bool:
         and headers[0] == _BY_TRACKER
         and headers[1][0] == COPY
     )
+
+
+def _names_operation(headers: object) -> bool:
+    """Return True for the headers of a start marker that is no plain take."""
+    return isinstance(headers, list) and any(header[0] == _OP for header in headers)
 
 
 class _CopyRuns:

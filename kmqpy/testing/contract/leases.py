@@ -101,6 +101,27 @@ def test_what_is_finished_cannot_be_extended(kmq_target: Target, queue: Queue) -
     has(queue, 1, 0)
 
 
+def test_an_extension_says_which_messages_are_no_longer_the_callers(kmq_target: Target, queue: Queue) -> None:
+    needs(queue.capabilities, "tells_lost")
+    queue.send_many([*"abcde"])
+    messages = take(queue, 5)
+    kept = [messages[0].receipt, messages[2].receipt, messages[4].receipt]
+    assert queue.extend(messages[:3], lease=60, wait=True) == []
+    queue.extend(kept, lease=60, wait=True)
+    queue.ack(messages[1], wait=True)
+    queue.nack(messages[3], wait=True)
+    lost = [messages[1].receipt, messages[3].receipt]
+    assert sorted(queue.extend(messages, lease=60, wait=True)) == sorted(lost)
+    assert queue.extend(messages[1], lease=60, wait=True) == lost[:1]
+    assert queue.extend(kept, lease=60, wait=True) == []
+    assert queue.extend(lease=60, wait=True) == []
+    assert queue.extend(kept, lease=LEASE_S, wait=True) == []
+    kmq_target.pass_time(OVER_S)
+    again = {one.body for one in take(queue, 4)}
+    assert sorted(queue.extend(kept, lease=60, wait=True)) == sorted(kept)
+    assert again == {b"a", b"c", b"d", b"e"}
+
+
 def test_a_counted_nack_is_an_attempt_and_enqueues_anew(kmq_target: Target, queue: Queue) -> None:
     queue.send("x")
     first = take_one(queue)
