@@ -16,7 +16,7 @@ from kmqpy.worker.worker import Worker
 LONG_S = 60.0
 SHORT_S = 1.5
 """A lease that is over soon, but not before its message is handed out on a busy machine."""
-LATE_S = 5.0
+LATE_S = 8.0
 """What is asked for late, and not over before the copy is taken."""
 
 
