@@ -100,11 +100,21 @@ RUNS = (
     _control("a client does not look", "ProcessedOnce", ClientReads='"nothing"'),
     _control("a client does not look for acks of ancestors", "AckHolds", ClientHeedsAncestors="FALSE"),
     _control("a late take is redelivered", "OneFate", **_PAUSED_CLIENT, LateTakesEnd="FALSE", MaxAcks="0"),
-    _control("an acked message is taken late and redelivered", "AckHolds", **_PAUSED_CLIENT, LateTakesEnd="FALSE"),
-    _control("a successor does not know what was ended", "AckHolds", **_PAUSED_CLIENT, **_TAKEOVER, EndsAreStored="FALSE"),
+    _control(
+        "an acked message is taken late and redelivered", "AckHolds", **_PAUSED_CLIENT, LateTakesEnd="FALSE"
+    ),
+    _control(
+        "a successor does not know what was ended",
+        "AckHolds",
+        **_PAUSED_CLIENT,
+        **_TAKEOVER,
+        EndsAreStored="FALSE",
+    ),
     _control("who takes a copy does not look", "NoStaleHandOut", TakerLooks="FALSE"),
     _control("who takes a copy looks from the take on", "NoStaleHandOut", TakerLooksFrom='"take"'),
     _control("who takes a copy looks from its last plan on", "NoStaleHandOut", TakerLooksFrom='"last plan"'),
-    _control("who takes a message believes its headers", "NothingLost", **_FORWARDED, AncestorsFrom='"headers"'),
+    _control(
+        "who takes a message believes its headers", "NothingLost", **_FORWARDED, AncestorsFrom='"headers"'
+    ),
     _control("deleted markers are not noticed", "ProcessedOnce", **_RETENTION, ClientChecksRetention="FALSE"),
 )
