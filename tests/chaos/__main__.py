@@ -56,14 +56,19 @@ def main() -> None:
 @click.option("--quick", "level", flag_value="quick", help="One fault of each kind, in less than 4 minutes.")
 @click.option("--full", "level", flag_value="full", help="The acceptance run.")
 @click.option(
-    "--late", "level", flag_value="late", help="100,000 acks up to 5 s after the lease, in less than 9 minutes."
+    "--late",
+    "level",
+    flag_value="late",
+    help="100,000 acks up to 5 s after the lease, in less than 9 minutes.",
 )
 @click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
 @click.option("--no-claims", is_flag=True, help="The queue has neither claims nor late acks.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
-@click.option("--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset, two-sends or no-late-look.")
+@click.option(
+    "--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset, two-sends or no-late-look."
+)
 @click.option("--scenario", metavar="NAME", help="The same scenario with the safeguard in place.")
 def run(
     *,

@@ -64,7 +64,7 @@ class Plan:
 
 
 @dataclass
-class Protocol:
+class State:
     """The model's variables of one partition.
 
     claims, taker_looks  the constants TrackerClaims and TakerLooks
@@ -90,8 +90,6 @@ class Protocol:
     unseen: set[tuple[str, int]] = field(default_factory=set)
     """What clients ended unseen."""
     windows: list[Window] = field(default_factory=list)
-
-    # --- what a reader knows ------------------------------------------------------------------------
 
     @property
     def last_stable(self) -> int:
@@ -133,6 +131,10 @@ class Protocol:
         for m in ms:
             self.spoken[m].append(Spoken(at, kind, tx, by))
         self.end = at + 1
+
+
+class Protocol(State):
+    """The actions, and what else a journal tells of: an offset stored, a receipt given to another client."""
 
     # --- a tracker ------------------------------------------------------------------------------------
 
