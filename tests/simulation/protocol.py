@@ -125,7 +125,7 @@ class State:
             chain = self.parent.get(chain)
         return False
 
-    def _append(self, at: int, kind: str, ms: Collection[int], by: str, tx: Any = None) -> None:
+    def append(self, at: int, kind: str, ms: Collection[int], by: str, tx: Any = None) -> None:
         if tx is not None:
             self.open.setdefault(tx, at)
         for m in ms:
@@ -197,7 +197,7 @@ class Protocol(State):
         self._need_open("copying")
         _need(m in plan.left, f"{m} is not in its plan")
         _need(m not in plan.late, f"{m} was taken late, and is to be ended without a copy")
-        self._append(at, "end", (m,), by, plan.tx)
+        self.append(at, "end", (m,), by, plan.tx)
         if copy is not None:
             self.parent[copy] = m
             self.planned[copy] = self.planned.get(m, plan.at)
@@ -209,7 +209,7 @@ class Protocol(State):
         self._need_open("copying")
         _need(m in plan.left, f"{m} is not in its plan")
         _need(m in plan.late or gone, f"{m} was not taken late, is there, and is ended without a copy")
-        self._append(at, "end", (m,), by, plan.tx)
+        self.append(at, "end", (m,), by, plan.tx)
         plan.left.discard(m)
 
     def tracker_commits(self) -> None:
@@ -250,7 +250,7 @@ class Protocol(State):
     def takes(self, c: str, m: int, at: int) -> None:
         """What it has read of others' takes is known when it hands the message out: see `hands_out`."""
         _need(m in self.visible, f"{m} can't be seen")
-        self._append(at, "take", (m,), c)
+        self.append(at, "take", (m,), c)
         self.looking[c].setdefault(m, at)
 
     def looks(self, c: str, m: int, *, recovered: int = 0, unseen_at: int | None = None) -> None:
@@ -259,7 +259,7 @@ class Protocol(State):
         recovered  it had read the takes before this position when it took the message (R10)
         """
         if unseen_at is not None and (c, m) in self.unseen:  # what was not confirmed is written again
-            self._append(unseen_at, "unseen", (m,), c)
+            self.append(unseen_at, "unseen", (m,), c)
             return
         taken = self.looking[c].pop(m, None)
         _need(taken is not None, f"it has not taken {m}, or was handed it out before")
@@ -268,7 +268,7 @@ class Protocol(State):
         since = self.planned.get(m, 0)
         if unseen_at is not None:
             _need(is_copy and self.is_acked(m, since, unseen_at), f"it ends {m}, which nobody acknowledged")
-            self._append(unseen_at, "unseen", (m,), c)
+            self.append(unseen_at, "unseen", (m,), c)
             self.unseen.add((c, m))
             return
         takes = [one for one in self.spoken[m] if one.kind == "take" and one.by != c]
@@ -284,4 +284,4 @@ class Protocol(State):
 
     def acknowledges(self, c: str, m: int, at: int) -> None:
         _need(m in self.received[c], f"it was not handed out {m}")
-        self._append(at, "ack", (m,), c)
+        self.append(at, "ack", (m,), c)

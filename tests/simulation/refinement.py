@@ -27,7 +27,7 @@ from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.settings import QueueSettings
 
 from .journal import Acked, Decided, HandedOut, Journal, Opened, Planned, Stored, Written
-from .model import LIAR, Broker, Record, Txn, decoded
+from .model import CONTROL, LIAR, Broker, Record, Txn, decoded
 from .protocol import NotEnabled, Protocol, Window
 
 _TRACKERS_ID = re.compile(r"kmq-tracker-[^-]+-(\d+)")
@@ -176,7 +176,7 @@ class _Replay:
     def _marker(self, record: Record) -> None:
         partition, txn = record.partition(), record.txn
         part = self._parts[partition]
-        if record.by == LIAR or record.value() == "control":
+        if record.by == LIAR or record.value() is CONTROL:
             pass
         elif txn is None:
             self._by_client(part, record)
@@ -199,7 +199,7 @@ class _Replay:
         for marker in decoded(record):
             offset, copy = marker.offset, record.copies.get(marker.offset)
             if copy is None and record.txn is not None and record.txn.state != "committed":
-                part._append(record.at, "end", (offset,), record.by, record.txn)  # cut short
+                part.append(record.at, "end", (offset,), record.by, record.txn)  # cut short
             elif copy is None:
                 gone = offset < log.start or not log.records[offset].is_data
                 self._at("TrackerEndsLate", record.by, partition)
