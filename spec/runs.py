@@ -73,6 +73,7 @@ def _control(name: str, violates: str, **constants: str) -> Run:
 RUNS = (
     Run(name="one message, its copies and an ack"),
     Run(name="a client was paused between fetch and take", constants={**_PAUSED_CLIENT, "MaxAcks": "0"}),
+    Run(name="a paused client and a takeover", constants={**_PAUSED_CLIENT, **_TAKEOVER}),
     Run(name="headers of a copy, forwarded", constants={**_FORWARDED, "MaxTransactions": "2"}),
     Run(name="two messages", constants={**_TWO_MESSAGES, "MaxTransactions": "2"}),
     Run(name="two partitions", constants={**_TWO_PARTITIONS, "MaxTransactions": "2"}),

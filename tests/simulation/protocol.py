@@ -87,6 +87,8 @@ class State:
     planned: dict[int, int] = field(default_factory=dict)
     received: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     looking: defaultdict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    paused: set[int] = field(default_factory=set)
+    """Where takes stand of clients that had lost the partition."""
     unseen: set[tuple[str, int]] = field(default_factory=set)
     """What clients ended unseen."""
     windows: list[Window] = field(default_factory=list)
@@ -247,8 +249,14 @@ class Protocol(State):
 
     # --- a client -------------------------------------------------------------------------------------
 
-    def takes(self, c: str, m: int, at: int) -> None:
-        """What it has read of others' takes is known when it hands the message out: see `hands_out`."""
+    def takes(self, c: str, m: int, at: int, *, paused: bool = False) -> None:
+        """What it has read of others' takes is known when it hands the message out: see `looks`.
+
+        paused  it was, between fetching the message and its take, and lost the partition (FetchedEarlier): no
+                successor need look where this take stands
+        """
+        if paused:
+            self.paused.add(at)
         _need(m in self.visible, f"{m} can't be seen")
         self.append(at, "take", (m,), c)
         self.looking[c].setdefault(m, at)
@@ -271,7 +279,9 @@ class Protocol(State):
             self.append(unseen_at, "unseen", (m,), c)
             self.unseen.add((c, m))
             return
-        takes = [one for one in self.spoken[m] if one.kind == "take" and one.by != c]
+        takes = [
+            one for one in self.spoken[m] if one.kind == "take" and one.by != c and one.at not in self.paused
+        ]
         before = [one.at for one in takes if one.at < recovered]
         _need(not before, f"it takes {m}, and had read that it was taken at {before} (R10)")
         _need(not is_copy or not self.is_acked(m, since, taken), f"{m}, taken at {taken}, was acknowledged")

@@ -230,7 +230,8 @@ class _Replay:
             elif marker.offset < 0:
                 continue
             elif marker.op in (Op.TAKE, Op.DELAY):
-                self._at("Takes", by, partition).takes(by, marker.offset, record.at)
+                part = self._at("Takes", by, partition)
+                part.takes(by, marker.offset, record.at, paused=record.is_of_halted)
             elif marker.op is Op.END and marker.offset in part.received[by]:
                 self._at("Acknowledges", by, partition).acknowledges(by, marker.offset, record.at)
             elif marker.op is Op.END:

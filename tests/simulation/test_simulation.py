@@ -88,6 +88,15 @@ REFUSED = {
 }
 """Controls whose rule is a guard of the model, and the actions of which one must be refused."""
 
+REFUSED_AT = {
+    "fencing off": 17,
+    "claim after reading": 16,
+    "unfenced take": 9,
+    "finished messages forgotten at takeover": 142,
+    "failed start markers ignored": 3,
+}
+"""The seed that had a step refused last, to begin with."""
+
 
 def test_same_seed_same_run():
     runs = []
@@ -129,8 +138,8 @@ def test_the_invariant_of_the_model_catches(control):
 
 @pytest.mark.parametrize("control", REFUSED)
 def test_the_model_refuses_the_steps_of(control):
-    for seed in (BEGIN_AT.get(control, 0), *range(CONTROL_SEEDS)):
-        problems = simulate(seed, CONTROLS[control]).problems
+    for seed in (REFUSED_AT.get(control, 0), *range(CONTROL_SEEDS)):
+        problems = simulate(seed, CONTROLS[control]).problems  # the first refused step ends the replay
         if any(problem.startswith(f"{action}: ") for problem in problems for action in REFUSED[control]):
             return
     pytest.fail(f"no step was refused in {CONTROL_SEEDS} seeds")
