@@ -16,6 +16,8 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker
 
+from .journal import Decided, Journal, Opened, Written
+
 Steps = Generator[float, None, Any]
 """What yields before and after each I/O operation: how many ms it takes."""
 
@@ -117,6 +119,7 @@ class World:
         self.tracing = trace is not None
         self.internal_errors: list[str] = []
         """What kmqpy caught and went on after, although nobody expects it (rule R21)."""
+        self.journal: Journal = []
         # Set by the simulation, for whoever acts in it.
         self.controls: Any = None
         self.clients: list[Process] = []
@@ -245,6 +248,7 @@ class Record:
         self.at, self.ms = len(self._log.records), broker.time_ms()
         self.confirmed = confirmed
         self._log.records.append(self)
+        broker.world.journal.append(Written(self))
         self._log.tell()
 
     @property
@@ -343,7 +347,9 @@ class Log:
         if txn is not None and txn not in self.open and value is not CONTROL:
             self.open[txn] = at
             txn.logs.append(self)
-        self.records.append(Record(self, at, self.broker.time_ms(), key, value, headers, txn, by))
+        record = Record(self, at, self.broker.time_ms(), key, value, headers, txn, by)
+        self.records.append(record)
+        self.broker.world.journal.append(Written(record))
         if txn is None:
             self.tell()
         return at
@@ -444,6 +450,7 @@ class Broker:
         self._complete(found)
         found.epoch += 1
         self._abort(found)
+        self.world.journal.append(Opened(transactional_id))
         return found.epoch
 
     def send(
@@ -472,6 +479,7 @@ class Broker:
         found.txn = None
         txn.state = "committed" if commit else "aborted"
         found.ending = txn
+        self.world.journal.append(Decided(txn))
         for log in txn.logs:
             self.world.at(self.world.latency(), lambda log=log: log.finish(txn))
 
@@ -491,6 +499,7 @@ class Broker:
     def _abort(self, found: _Coordinator) -> None:
         if found.txn is not None:
             found.txn.state = "aborted"
+            self.world.journal.append(Decided(found.txn))
             for log in found.txn.logs:
                 log.finish(found.txn)
             found.txn = None
