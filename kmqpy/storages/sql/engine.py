@@ -142,8 +142,9 @@ class SqlEngine:
         """See Engine."""
         seen = self._arrivals.seen(queue.generation)
         picked = self._pick(queue, limit, lease_ms, late=False)
-        if not picked.rows and picked.due_ms is not None and picked.due_ms <= picked.now_ms:
+        if picked.is_due:
             self._pass_time(queue)
+        if picked.is_due or picked.has_ready:
             # What ends only now comes with the next take: there is always something in a busy queue.
             picked = self._pick(queue, limit, lease_ms, late=True)
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)

@@ -122,20 +122,17 @@ class MariaDb:
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
         """See Dialect."""
-        cursor.execute(self.sql["situation"], parameters)
-        now_ms, due_ms, exists = cursor.fetchone()
-        situation = Picked([], now_ms, due_ms, bool(exists))
-        if not late and due_ms is not None and due_ms <= now_ms:
-            return situation
+        now = situation(cursor, self.sql, parameters)
+        if not late and now.is_due:
+            return now
         if not cursor.execute(self.sql["pick"], parameters):
-            return situation
+            return now
         found = message_rows(cursor.fetchall())
         ids = tuple(row.id for row in found)
         cursor.execute(self.sql["take_for_good" if for_good else "take"], {**parameters, "ids": ids})
-        until_ms = now_ms + parameters["lease_ms"]
-        return situation._replace(
-            rows=[row._replace(take=row.take + 1, since_ms=now_ms, until_ms=until_ms) for row in found]
-        )
+        until_ms = now.now_ms + parameters["lease_ms"]
+        rows = [row._replace(take=row.take + 1, since_ms=now.now_ms, until_ms=until_ms) for row in found]
+        return Picked(rows, now.now_ms)
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""

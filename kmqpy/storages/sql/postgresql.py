@@ -19,9 +19,9 @@ from kmqpy.storages.sql.dialect import (
     Parameters,
     Picked,
     headers_bytes,
-    message_rows,
+    picked,
 )
-from kmqpy.storages.sql.statements import COLUMNS, DialectName, Names, statements
+from kmqpy.storages.sql.statements import DialectName, Names, statements
 
 _SESSION = (
     "SET enable_seqscan = off",  # statistics of a queue are old by nature, and a plan is kept
@@ -32,7 +32,6 @@ _SESSION = (
 _UNDONE = ("40", "53", "55P03", "57P03")
 _DENIED = ("28", "42501")
 _BROKEN = ("08", "57P01", "57P02", "57P04", "57P05")
-_NULLS = (None,) * len(COLUMNS.split(","))
 
 
 class _Cursors:
@@ -154,16 +153,11 @@ class PostgreSql:
                 "priorities": priorities,
             },
         )
-        ids: list[int] | None = cursor.fetchone()[0]
-        return ids or []
+        return [one for (one,) in cursor.fetchall()]
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
         """See Dialect; `late` is in the parameters, too."""
-        cursor.execute(self.sql["take_for_good" if for_good else "take"], parameters)
-        found = cursor.fetchall()
-        now_ms, due_ms, exists = found[0][:3]
-        rows = [] if found[0][3] is None else message_rows([one[3:] for one in found])
-        return Picked(rows, now_ms, due_ms, bool(exists))
+        return picked(cursor, self.sql, parameters, for_good=for_good)
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""

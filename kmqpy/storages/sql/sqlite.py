@@ -22,7 +22,7 @@ from kmqpy.storages.sql.dialect import (
     Parameters,
     Picked,
     headers_bytes,
-    message_rows,
+    picked,
 )
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
@@ -123,14 +123,9 @@ class Sqlite:
         )
         return ids
 
-    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
-        """See Dialect."""
-        now_ms, due_ms, exists = cursor.execute(self.sql["situation"], parameters).fetchone()
-        if not late and due_ms is not None and due_ms <= now_ms:
-            return Picked([], now_ms, due_ms, bool(exists))
-        name = "take_for_good" if for_good else "take"
-        rows = message_rows(cursor.execute(self.sql[name], parameters).fetchall())
-        return Picked(rows, now_ms, due_ms, bool(exists))
+    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
+        """See Dialect; `late` is in the parameters, too."""
+        return picked(cursor, self.sql, parameters, for_good=for_good)
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""
