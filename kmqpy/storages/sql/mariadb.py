@@ -12,7 +12,17 @@ from pymysql.cursors import Cursor as PlainCursor
 from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
-from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
+from kmqpy.storages.sql.dialect import (
+    CHUNK,
+    Cursor,
+    Fate,
+    Parameters,
+    Picked,
+    engine_of,
+    headers_bytes,
+    message_rows,
+    situation,
+)
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
 _SESSION = (
@@ -40,20 +50,15 @@ class MariaDb:
     is_one_statement = False
     waits_ms = 200
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+    def __init__(self, url: sqlalchemy.URL, names: Names) -> None:
         self._url = url.set(drivername="mariadb+pymysql")
-        self._pool = pool
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        made = sqlalchemy.create_engine(
-            self._url,
-            connect_args={"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5},
-            **self._pool,
+        return engine_of(
+            self._url, {"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5}, _prepare
         )
-        sqlalchemy.event.listen(made, "connect", _prepare)
-        return made
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
