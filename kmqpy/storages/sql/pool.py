@@ -67,10 +67,7 @@ class Pool:
                 "a larger pool_size helps where the database can do more"
             ) from None
         try:
-            try:
-                return self._idle.pop()
-            except IndexError:
-                return PooledConnection(self._engine, self._generation)
+            return self._kept() or PooledConnection(self._engine, self._generation)
         except BaseException:
             self._permits.put(None)
             raise
@@ -78,21 +75,25 @@ class Pool:
     def give_back(self, connection: PooledConnection, *, broken: bool = False) -> None:
         """Let others have it. If it broke, those that were made before then did, too, and all are closed."""
         if broken and connection.generation == self._generation:
-            self._generation += 1
-        if broken:
+            self.close()
+        if broken or connection.generation != self._generation:
             connection.close()
         else:
             self._idle.append(connection)
-        if connection.generation != self._generation:
-            self._close_idle()
         self._permits.put(None)
 
     def close(self) -> None:
         """Close the idle connections now, and those in use when they are given back."""
         self._generation += 1
-        self._close_idle()
-
-    def _close_idle(self) -> None:
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
+
+    def _kept(self) -> PooledConnection | None:
+        with suppress(IndexError):
+            while True:
+                found = self._idle.pop()
+                if found.generation == self._generation:
+                    return found
+                found.close()
+        return None

@@ -24,7 +24,7 @@ from kmqpy.storages.sql.dialect import (
 )
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
-_SESSION = (
+SESSION = (
     "SET enable_seqscan = off",  # statistics of a queue are old by nature, and a plan is kept
     "SET enable_bitmapscan = off",
     "SET plan_cache_mode = force_generic_plan",
@@ -185,5 +185,5 @@ def _array(numbers: Iterable[int]) -> str:
 
 def _prepare(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
-        for setting in _SESSION:
+        for setting in SESSION:
             cursor.execute(setting)
