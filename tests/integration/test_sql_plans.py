@@ -1,4 +1,4 @@
-"""The plans by which PostgreSQL executes the statements: none reads all of the table, whatever it was like."""
+"""The plans by which PostgreSQL executes the statements: none reads a whole table, whatever it was before."""
 
 import re
 from collections.abc import Callable, Iterator

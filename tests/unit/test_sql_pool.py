@@ -78,7 +78,7 @@ def test_with_one_that_broke_those_of_its_time_are_closed(engine: sqlalchemy.Eng
     assert works(newer)  # it was made after they broke
     pool.give_back(in_use)
     assert not works(in_use)
-    assert all([works(one) for one in [pool.lend() for _ in range(4)]])
+    assert all(works(one) for one in [pool.lend() for _ in range(4)])
     with pytest.raises(NoneFree):
         pool.lend()
 
