@@ -127,10 +127,10 @@ class KmqpyStatements:
         self._run("put", {"bodies": [BODY] * count, **nothing}).fetchall()
 
     def take(self, count: int) -> Sequence[Any]:
-        return [row for row in self._run("take", {"limit": count}).fetchall() if row[3] is not None]
+        return self._run("take", {"limit": count}).fetchall()  # type: ignore[no-any-return]
 
     def finish(self, taken: Sequence[Any]) -> None:
-        ids, takes = (f"{{{','.join([str(row[at]) for row in taken])}}}" for at in (3, 4))
+        ids, takes = (f"{{{','.join([str(row[at]) for row in taken])}}}" for at in (0, 1))
         self._run("finish", {"ids": ids, "takes": takes})
 
     def close(self) -> None:
