@@ -122,6 +122,7 @@ class Notifier:
 
     def _run(self) -> None:
         connection: Any = None
+        cursor: Any = None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._untold or self._stopped)
@@ -131,10 +132,9 @@ class Notifier:
             try:
                 if connection is None:
                     connection = self._engine.raw_connection()
-                    connection.dbapi_connection.execute("SET synchronous_commit = off")
-                with connection.dbapi_connection.cursor() as cursor:
-                    told = [{"channel": self._channel, "payload": one} for one in generations]
-                    cursor.executemany(self._statement, told)
+                    cursor = connection.dbapi_connection.cursor()
+                    cursor.execute("SET synchronous_commit = off")
+                cursor.execute(self._statement, {"channel": self._channel, "arrived": list(generations)})
             except Exception:  # who sends and takes reports that the server is away; who waits looks again
                 if connection is not None:
                     with suppress(Exception):

@@ -136,7 +136,7 @@ class SqlEngine:
         def put_and_tell(cursor: Cursor) -> list[int]:
             ids = put(cursor)
             if "notify" in self._sql:  # others hear of it when the application commits
-                cursor.execute(self._sql["notify"], {**parameters, "payload": queue.generation})
+                cursor.execute(self._sql["notify"], {**parameters, "arrived": [queue.generation]})
             return ids
 
         if connection is not None:

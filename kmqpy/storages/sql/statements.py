@@ -271,7 +271,7 @@ FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])""",
         _REDRIVE,
         "WHERE queue = :queue AND state = 3 AND id = ANY (CAST(:ids AS bigint[])) ORDER BY until_ms, id",
     ),
-    "notify": "SELECT pg_notify(:channel, :payload)",
+    "notify": "SELECT pg_notify(:channel, queue) FROM unnest(CAST(:arrived AS text[])) AS queue",
     "lock_schema": "SELECT pg_advisory_xact_lock(:lock)",
 }
 
