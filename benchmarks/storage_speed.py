@@ -44,12 +44,14 @@ TAKERS = (1, 8)
 class Peer:
     """Another queue on the same server: a script that is run by the Python of a venv with `packages`.
 
-    package  what pip installs, with blanks between; empty: nothing beyond what we have
+    package    what pip installs, with blanks between; empty: nothing beyond what we have
+    is_filled  it is measured at each depth, not only at 0
     """
 
     name: str
     script: Path
     package: str = ""
+    is_filled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ def cases_on(server: Server, depths: Sequence[int], seconds: float, turns: int) 
             for batch in BATCHES:
                 peers: dict[str, Callable[[], Figures]] = {OURS: _ours(server, depth, takers, batch, seconds)}
                 for other in server.peers:
-                    if depth == 0 or not other.package:
+                    if depth == 0 or other.is_filled:
                         peers[other.name] = _theirs(other, server, depth, takers, batch, seconds)
                 yield Case(
                     work=f"queues on {server.name}",
@@ -194,6 +196,7 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
             peers=[
                 Peer(name="litequeue", package="litequeue==0.9", script=PEERS),
                 Peer(name="huey", package="huey==3.5.4", script=PEERS),
+                Peer(name="kmqpy-at-most-once", script=PEERS),
             ],
         )
     url = started.urls[name]
@@ -201,15 +204,15 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
     if name == "postgresql":
         driver = "psycopg[binary,pool]==3.3.9"
         peers = [
-            Peer(name="bare-postgresql", script=PEERS),
-            Peer(name="kmqpy-statements", script=PEERS),
+            Peer(name="bare-postgresql", script=PEERS, is_filled=True),
+            Peer(name="kmqpy-statements", script=PEERS, is_filled=True),
             Peer(name="pgmq", package=f"pgmq==1.1.4 {driver}", script=POSTGRESQL_PEERS),
             Peer(name="pgqueuer", package=f"pgqueuer==1.6.0 {driver}", script=POSTGRESQL_PEERS),
             Peer(name="procrastinate", package=f"procrastinate==3.10.0 {driver}", script=POSTGRESQL_PEERS),
         ]
     elif name in ("redis", "valkey"):
         peers = [
-            Peer(name="bare-redis", script=REDIS_PEERS),
+            Peer(name="bare-redis", script=REDIS_PEERS, is_filled=True),
             Peer(name="rq", package="rq==3.0.0", script=REDIS_PEERS),
             Peer(name="taskiq", package="taskiq-redis==1.2.4", script=REDIS_PEERS),
         ]

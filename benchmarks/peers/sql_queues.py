@@ -8,6 +8,7 @@ bare-postgresql  the statements that do the same work, without any of our code: 
 kmqpy-statements the statements of kmqpy on its own tables, by psycopg without any other code of ours: what
                  priorities, delays and dead letters cost the server
 litequeue, huey  queues of Python in SQLite, as they are; synchronous = FULL as ours
+kmqpy-at-most-once  ours in SQLite with ephemeral=False, which promises what huey does
 
 Prints JSON: messages per second, put, and taken and acknowledged.
 """
@@ -15,6 +16,7 @@ Prints JSON: messages per second, put, and taken and acknowledged.
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +129,10 @@ class KmqpyStatements:
         self._run("put", {"bodies": [BODY] * count, **nothing}).fetchall()
 
     def take(self, count: int) -> Sequence[Any]:
-        return [row for row in self._run("take", {"limit": count}).fetchall() if row[3] is not None]
+        return self._run("take", {"limit": count}).fetchall()  # type: ignore[no-any-return]
 
     def finish(self, taken: Sequence[Any]) -> None:
-        ids, takes = (f"{{{','.join([str(row[at]) for row in taken])}}}" for at in (3, 4))
+        ids, takes = (f"{{{','.join([str(row[at]) for row in taken])}}}" for at in (0, 1))
         self._run("finish", {"ids": ids, "takes": takes})
 
     def close(self) -> None:
@@ -186,7 +188,24 @@ class Huey:
         self._storage.close()
 
 
+@cache
+def _at_most_once(url: str) -> Any:
+    """The queue in a file; all takers share it, and its storage."""
+    from kmqpy.queue import storage_for
+
+    storage = storage_for(f"sqlite:///{url}")
+    storage.create("speed", ephemeral=False)
+    return storage.open("speed")
+
+
+def _kmqpy_at_most_once(url: str) -> Worker:
+    from benchmarks.peers.storage_queues import Ours
+
+    return Ours(_at_most_once(url))
+
+
 PEERS: dict[str, Callable[[str], Worker]] = {
+    "kmqpy-at-most-once": _kmqpy_at_most_once,
     "bare-postgresql": BarePostgresql,
     "kmqpy-statements": KmqpyStatements,
     "litequeue": Litequeue,

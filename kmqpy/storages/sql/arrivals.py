@@ -40,8 +40,8 @@ class Arrivals:
 class Listener:
     """Hears of other processes by LISTEN, on one connection beside the pool, from the first wait on."""
 
-    def __init__(self, pool: sqlalchemy.Engine, channel: str, arrivals: Arrivals) -> None:
-        self._pool = pool
+    def __init__(self, engine: sqlalchemy.Engine, channel: str, arrivals: Arrivals) -> None:
+        self._engine = engine
         self._channel = channel
         self._arrivals = arrivals
         self._lock = threading.Lock()
@@ -65,9 +65,8 @@ class Listener:
         attempts = 0
         while not self._stopped.is_set():
             attempts += 1
-            with suppress(Exception):  # the pool's users report that the server is away
-                proxy = self._pool.raw_connection()
-                proxy.detach()
+            with suppress(Exception):  # who sends and takes reports that the server is away
+                proxy = self._engine.raw_connection()
                 try:
                     self._listen(proxy.dbapi_connection)
                 finally:
@@ -93,8 +92,8 @@ class Notifier:
 
     PAUSE_S = 0.005
 
-    def __init__(self, pool: sqlalchemy.Engine, statement: str, channel: str) -> None:
-        self._pool = pool
+    def __init__(self, engine: sqlalchemy.Engine, statement: str, channel: str) -> None:
+        self._engine = engine
         self._statement = statement
         self._channel = channel
         self._changed = threading.Condition()
@@ -123,6 +122,7 @@ class Notifier:
 
     def _run(self) -> None:
         connection: Any = None
+        cursor: Any = None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._untold or self._stopped)
@@ -131,13 +131,11 @@ class Notifier:
                 generations, self._untold = self._untold, set()
             try:
                 if connection is None:
-                    connection = self._pool.raw_connection()
-                    connection.detach()
-                    connection.dbapi_connection.execute("SET synchronous_commit = off")
-                with connection.dbapi_connection.cursor() as cursor:
-                    told = [{"channel": self._channel, "payload": one} for one in generations]
-                    cursor.executemany(self._statement, told)
-            except Exception:  # the pool's users report that the server is away; who waits looks again
+                    connection = self._engine.raw_connection()
+                    cursor = connection.dbapi_connection.cursor()
+                    cursor.execute("SET synchronous_commit = off")
+                cursor.execute(self._statement, {"channel": self._channel, "arrived": list(generations)})
+            except Exception:  # who sends and takes reports that the server is away; who waits looks again
                 if connection is not None:
                     with suppress(Exception):
                         connection.close()
@@ -152,8 +150,8 @@ class Watcher:
 
     PERIOD_S = 0.01
 
-    def __init__(self, pool: sqlalchemy.Engine, statement: str, arrivals: Arrivals) -> None:
-        self._pool = pool
+    def __init__(self, engine: sqlalchemy.Engine, statement: str, arrivals: Arrivals) -> None:
+        self._engine = engine
         self._statement = statement
         self._arrivals = arrivals
         self._lock = threading.Lock()
@@ -169,8 +167,7 @@ class Watcher:
                 return
             self._looked_at = now
             if self._connection is None:
-                self._connection = self._pool.raw_connection()
-                self._connection.detach()
+                self._connection = self._engine.raw_connection()
             version = self._connection.dbapi_connection.execute(self._statement).fetchone()[0]
             changed, self._version = version != self._version, version
         if changed:

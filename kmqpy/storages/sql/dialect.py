@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -39,15 +39,22 @@ class Fate(Enum):
 
 
 class Picked(NamedTuple):
-    """The result of a take: rows in order, and the state of the queue at that moment.
+    """The result of a take: rows in order; or none, and the state of the queue just after that.
 
-    due_ms  when the next delay or lease ends; None: there is none
+    due_ms        when the next delay or lease ends; None: there is none, or there are rows
+    has_ready     the queue has rows to take, all the same: others hold them, or have just passed the time
     """
 
     rows: Sequence[MessageRow]
     now_ms: int
-    due_ms: int | None
-    queue_exists: bool
+    due_ms: int | None = None
+    queue_exists: bool = True
+    has_ready: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a delay or lease has ended that is not carried out yet."""
+        return self.due_ms is not None and self.due_ms <= self.now_ms
 
 
 class Dialect(Protocol):
@@ -68,7 +75,7 @@ class Dialect(Protocol):
         ...
 
     def engine(self) -> sqlalchemy.Engine:
-        """A pool of connections; does not connect yet."""
+        """Makes connections, and keeps none; does not connect yet."""
         ...
 
     def cursor(self, connection: Any) -> Cursor:
@@ -114,6 +121,33 @@ class Dialect(Protocol):
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
         """Execute a statement that changes rows; returns how many."""
         ...
+
+
+def engine_of(
+    url: sqlalchemy.URL, connect_args: Mapping[str, Any], prepare: Callable[[Any, Any], None]
+) -> sqlalchemy.Engine:
+    """Connects to a url, prepares each connection, and keeps none."""
+    made = sqlalchemy.create_engine(
+        url, connect_args=dict(connect_args), poolclass=sqlalchemy.NullPool, pool_reset_on_return=None
+    )
+    sqlalchemy.event.listen(made, "connect", prepare)
+    return made
+
+
+def picked(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters, *, for_good: bool) -> Picked:
+    """Take rows by one statement; where it finds none, another asks why."""
+    cursor.execute(sql["take_for_good" if for_good else "take"], parameters)
+    rows = message_rows(cursor.fetchall())
+    if rows:
+        return Picked(rows, rows[0].until_ms - parameters["lease_ms"])
+    return situation(cursor, sql, parameters)
+
+
+def situation(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters) -> Picked:
+    """The state of a queue, with no rows."""
+    cursor.execute(sql["situation"], parameters)
+    now_ms, due_ms, exists, has_ready = cursor.fetchone()
+    return Picked([], now_ms, due_ms, bool(exists), bool(has_ready))
 
 
 def message_row(columns: Sequence[Any]) -> MessageRow:

@@ -24,29 +24,36 @@ T = TypeVar("T")
 class SqlEngine:
     """See Engine.
 
+    pool_size  how many connections there are at most, beside one or two that listen and notify
     timeout_s  how long a call is tried before it raises Unavailable
     patience   as of MemoryEngine, for a clock that stands still
     """
 
     def __init__(
-        self, dialect: Dialect, names: Names, *, timeout_s: float = 10.0, patience: float | None = None
+        self,
+        dialect: Dialect,
+        names: Names,
+        *,
+        pool_size: int = 10,
+        timeout_s: float = 10.0,
+        patience: float | None = None,
     ) -> None:
         self._dialect = dialect
         self._sql = dialect.sql
         self._patience = patience
         self._arrivals = Arrivals()
-        self._connections = Connections(dialect, timeout_s)
+        self._connections = Connections(dialect, pool_size, timeout_s)
         self._run = self._connections.run
-        pool = self._connections.pool
+        engine = self._connections.engine
         self._listener: Listener | None = None
         self._notifier: Notifier | None = None
         self._watcher: Watcher | None = None
         if dialect.name == "postgresql":
             channel = dialect.defaults()["channel"]
-            self._listener = Listener(pool, channel, self._arrivals)
-            self._notifier = Notifier(pool, self._sql["notify"], channel)
+            self._listener = Listener(engine, channel, self._arrivals)
+            self._notifier = Notifier(engine, self._sql["notify"], channel)
         elif dialect.name == "sqlite":
-            self._watcher = Watcher(pool, self._sql["changes"], self._arrivals)
+            self._watcher = Watcher(engine, self._sql["changes"], self._arrivals)
         try:
             self._storage_id = Schema(self._connections, names).prepare()
         except BaseException:
@@ -129,7 +136,7 @@ class SqlEngine:
         def put_and_tell(cursor: Cursor) -> list[int]:
             ids = put(cursor)
             if "notify" in self._sql:  # others hear of it when the application commits
-                cursor.execute(self._sql["notify"], {**parameters, "payload": queue.generation})
+                cursor.execute(self._sql["notify"], {**parameters, "arrived": [queue.generation]})
             return ids
 
         if connection is not None:
@@ -142,8 +149,9 @@ class SqlEngine:
         """See Engine."""
         seen = self._arrivals.seen(queue.generation)
         picked = self._pick(queue, limit, lease_ms, late=False)
-        if not picked.rows and picked.due_ms is not None and picked.due_ms <= picked.now_ms:
+        if picked.is_due:
             self._pass_time(queue)
+        if picked.is_due or picked.has_ready:
             # What ends only now comes with the next take: there is always something in a busy queue.
             picked = self._pick(queue, limit, lease_ms, late=True)
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)

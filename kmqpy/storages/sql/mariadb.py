@@ -12,7 +12,17 @@ from pymysql.cursors import Cursor as PlainCursor
 from kmqpy.errors import MessageError
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import NewRow, TakeRef
-from kmqpy.storages.sql.dialect import CHUNK, Cursor, Fate, Parameters, Picked, headers_bytes, message_rows
+from kmqpy.storages.sql.dialect import (
+    CHUNK,
+    Cursor,
+    Fate,
+    Parameters,
+    Picked,
+    engine_of,
+    headers_bytes,
+    message_rows,
+    situation,
+)
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
 _SESSION = (
@@ -40,20 +50,15 @@ class MariaDb:
     is_one_statement = False
     waits_ms = 200
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+    def __init__(self, url: sqlalchemy.URL, names: Names) -> None:
         self._url = url.set(drivername="mariadb+pymysql")
-        self._pool = pool
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        made = sqlalchemy.create_engine(
-            self._url,
-            connect_args={"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5},
-            **self._pool,
+        return engine_of(
+            self._url, {"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5}, _prepare
         )
-        sqlalchemy.event.listen(made, "connect", _prepare)
-        return made
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
@@ -122,20 +127,17 @@ class MariaDb:
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
         """See Dialect."""
-        cursor.execute(self.sql["situation"], parameters)
-        now_ms, due_ms, exists = cursor.fetchone()
-        situation = Picked([], now_ms, due_ms, bool(exists))
-        if not late and due_ms is not None and due_ms <= now_ms:
-            return situation
+        now = situation(cursor, self.sql, parameters)
+        if not late and now.is_due:
+            return now
         if not cursor.execute(self.sql["pick"], parameters):
-            return situation
+            return now
         found = message_rows(cursor.fetchall())
         ids = tuple(row.id for row in found)
         cursor.execute(self.sql["take_for_good" if for_good else "take"], {**parameters, "ids": ids})
-        until_ms = now_ms + parameters["lease_ms"]
-        return situation._replace(
-            rows=[row._replace(take=row.take + 1, since_ms=now_ms, until_ms=until_ms) for row in found]
-        )
+        until_ms = now.now_ms + parameters["lease_ms"]
+        rows = [row._replace(take=row.take + 1, since_ms=now.now_ms, until_ms=until_ms) for row in found]
+        return Picked(rows, now.now_ms)
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""

@@ -18,12 +18,13 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
+    engine_of,
     headers_bytes,
-    message_rows,
+    picked,
 )
-from kmqpy.storages.sql.statements import COLUMNS, DialectName, Names, statements
+from kmqpy.storages.sql.statements import DialectName, Names, statements
 
-_SESSION = (
+SESSION = (
     "SET enable_seqscan = off",  # statistics of a queue are old by nature, and a plan is kept
     "SET enable_bitmapscan = off",
     "SET plan_cache_mode = force_generic_plan",
@@ -32,7 +33,6 @@ _SESSION = (
 _UNDONE = ("40", "53", "55P03", "57P03")
 _DENIED = ("28", "42501")
 _BROKEN = ("08", "57P01", "57P02", "57P04", "57P05")
-_NULLS = (None,) * len(COLUMNS.split(","))
 
 
 class _Cursors:
@@ -86,19 +86,14 @@ class PostgreSql:
     is_one_statement = True
     waits_ms = 2_000
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
+    def __init__(self, url: sqlalchemy.URL, names: Names) -> None:
         self._url = url.set(drivername="postgresql+psycopg")
-        self._pool = pool
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        made = sqlalchemy.create_engine(
-            self._url, connect_args={"autocommit": True, "prepare_threshold": 1}, **self._pool
-        )
-        sqlalchemy.event.listen(made, "connect", _prepare)
-        return made
+        return engine_of(self._url, {"autocommit": True, "prepare_threshold": 1}, _prepare)
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
@@ -154,16 +149,11 @@ class PostgreSql:
                 "priorities": priorities,
             },
         )
-        ids: list[int] | None = cursor.fetchone()[0]
-        return ids or []
+        return [one for (one,) in cursor.fetchall()]
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
         """See Dialect; `late` is in the parameters, too."""
-        cursor.execute(self.sql["take_for_good" if for_good else "take"], parameters)
-        found = cursor.fetchall()
-        now_ms, due_ms, exists = found[0][:3]
-        rows = [] if found[0][3] is None else message_rows([one[3:] for one in found])
-        return Picked(rows, now_ms, due_ms, bool(exists))
+        return picked(cursor, self.sql, parameters, for_good=for_good)
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""
@@ -195,5 +185,5 @@ def _array(numbers: Iterable[int]) -> str:
 
 def _prepare(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
-        for setting in _SESSION:
+        for setting in SESSION:
             cursor.execute(setting)

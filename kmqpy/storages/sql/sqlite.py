@@ -21,8 +21,9 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
+    engine_of,
     headers_bytes,
-    message_rows,
+    picked,
 )
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
@@ -44,24 +45,18 @@ class Sqlite:
     waits_ms = 2_000
     _file: tuple[int, int] | None = None
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock, **pool: Any) -> None:
+    def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock) -> None:
         self._url = url.set(drivername="sqlite+pysqlite")
         self._path = Path(url.database or "").absolute()
         self._numbers = names.tables["numbers"]
         self._clock = clock
-        self._pool = pool
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        made = sqlalchemy.create_engine(
-            self._url,
-            connect_args={"isolation_level": None, "check_same_thread": False, "timeout": 5},
-            poolclass=sqlalchemy.QueuePool,
-            **self._pool,
+        return engine_of(
+            self._url, {"isolation_level": None, "check_same_thread": False, "timeout": 5}, self._prepare
         )
-        sqlalchemy.event.listen(made, "connect", self._prepare)
-        return made
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
@@ -123,14 +118,9 @@ class Sqlite:
         )
         return ids
 
-    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:
-        """See Dialect."""
-        now_ms, due_ms, exists = cursor.execute(self.sql["situation"], parameters).fetchone()
-        if not late and due_ms is not None and due_ms <= now_ms:
-            return Picked([], now_ms, due_ms, bool(exists))
-        name = "take_for_good" if for_good else "take"
-        rows = message_rows(cursor.execute(self.sql[name], parameters).fetchall())
-        return Picked(rows, now_ms, due_ms, bool(exists))
+    def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
+        """See Dialect; `late` is in the parameters, too."""
+        return picked(cursor, self.sql, parameters, for_good=for_good)
 
     def pass_time(self, cursor: Cursor, parameters: Parameters) -> int:
         """See Dialect."""

@@ -83,7 +83,8 @@ _OVER_THE_LIMIT = "requeues >= :most"
 _ENDED = "state = 2 AND :automatic = 1 AND until_ms <= {now}"
 """A lease that has ended and was not carried out yet."""
 _CURRENT = f"queue = :queue AND state <> 3 AND NOT ({_ENDED} AND {_OVER_THE_LIMIT})"
-_STILL_TAKEN = "queue = :queue AND state = 2 AND (:automatic = 0 OR until_ms > {now})"
+# For rows that are looked up by their ids: `+ 0` keeps the database from reading all that are taken instead.
+_STILL_TAKEN = "queue = :queue AND state + 0 = 2 AND (:automatic = 0 OR until_ms > {now})"
 _DUE = "queue = :queue AND until_ms <= {now} AND (state = 1 OR (state = 2 AND :automatic = 1))"
 
 _TAKE = "state = 2, take = take + 1, since_ms = {now}, until_ms = {now} + :lease_ms"
@@ -122,6 +123,15 @@ _NEXT_DUE = """(SELECT min(at_ms) FROM (
     ) AS ends)"""
 _EXISTS = "(SELECT count(*) FROM {queues} WHERE id = :queue)"
 _READY = "FROM {messages} WHERE queue = :queue AND state = 0"
+_ONE_IS_DUE = (
+    "EXISTS (SELECT 1 FROM {{messages}} WHERE queue = :queue AND {{not_ready}}state = {state} "
+    "AND until_ms <= {{now}})"
+)
+# Nothing where a delay or lease has ended (unless :late): that comes first.
+_NEXT = f"""{_READY} AND (:late = 1 OR NOT (
+        {_ONE_IS_DUE.format(state=1)}
+        OR (:automatic = 1 AND {_ONE_IS_DUE.format(state=2)})
+    )) ORDER BY minus_priority, place LIMIT :limit"""
 _COUNT = "(SELECT count(*) FROM {{messages}} WHERE queue = :queue AND {state})"
 _COUNT_SOME = (
     "(SELECT count(*) FROM (SELECT 1 FROM {{messages}} WHERE queue = :queue AND {state} "
@@ -143,7 +153,7 @@ _SHARED = {
     "queue_exists": f"SELECT {_EXISTS}",
     "queue_names": "SELECT name FROM {queues}",
     "delete_queue": "DELETE FROM {queues} WHERE id = :queue",
-    "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}",
+    "situation": f"SELECT {{now}}, {_NEXT_DUE}, {_EXISTS}, EXISTS (SELECT 1 {_READY})",
     "peek": f"SELECT {COLUMNS} {_READY} ORDER BY minus_priority, place LIMIT :limit",
     "counts": f"SELECT {', '.join(_COUNT.format(state=state) for state in _STATES.values())}",
     "some_counts": "SELECT "
@@ -199,16 +209,18 @@ _POSTGRESQL_SCHEMA = (
     "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms, id) WHERE state > 0",
 )
 
+# `= ANY (ARRAY[…])` is looked up by the primary key whatever the statistics say. Those of a queue that was
+# empty when they were made let the planner read the whole table for `=`.
 _CHOSEN = """WITH chosen AS MATERIALIZED (
     SELECT id, nextval('{{numbers}}') AS number FROM (
         SELECT id FROM {{messages}} {rows} FOR UPDATE{skip}
     ) AS locked
 )
-UPDATE {{messages}} AS m SET {change} FROM chosen WHERE m.id = chosen.id"""
+UPDATE {{messages}} AS m SET {change} FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])"""
 _REFS = "unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) WITH ORDINALITY AS ref(id, take, number)"
 _BY_REFS = (
     "UPDATE {{messages}} AS m SET {change} FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
-    "AS ref(ref_id, ref_take) WHERE id = ref_id AND take = ref_take AND {where}"
+    "AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {where}"
 )
 
 
@@ -220,64 +232,46 @@ _POSTGRESQL = {
     "create_queue": """INSERT INTO {queues} (id, name, settings) VALUES (:queue, :name, :settings)
 ON CONFLICT (name) DO NOTHING""",
     # The lock on the queue lets delete_queue wait until the rows can be seen, and deleted.
-    "put": """WITH put AS (
-    INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms, take,
-        requeues, state, minus_priority, message_key, headers, body)
-    SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
-        0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -coalesce(priority, 0), message_key, headers, body
-    FROM (SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE) AS queue
-    CROSS JOIN (
-        SELECT nextval('{numbers}') AS id, given.*
-        FROM unnest(
-            CAST(:bodies AS bytea[]), CAST(:keys AS bytea[]), CAST(:headers AS bytea[]),
-            CAST(:delays AS bigint[]), CAST(:priorities AS smallint[])
-        ) WITH ORDINALITY AS given(body, message_key, headers, delay_ms, priority, number)
-        ORDER BY number
-    ) AS new
-    RETURNING id
-)
-SELECT array_agg(id ORDER BY id) FROM put""",
-    # One round trip. Where a delay or lease has ended, it takes nothing (unless :late): that comes first.
-    "take": f"""WITH due AS MATERIALIZED (SELECT {_NEXT_DUE} AS at_ms),
-picked AS MATERIALIZED (
-    SELECT id {_READY}
-        AND (:late = 1 OR coalesce((SELECT at_ms FROM due) > {{now}}, true))
-    ORDER BY minus_priority, place LIMIT :limit FOR UPDATE SKIP LOCKED
-),
-taken AS (
-    UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (ARRAY(SELECT id FROM picked)) RETURNING {COLUMNS}
-)
-SELECT {{now}}, due.at_ms, {_EXISTS}, taken.* FROM due LEFT JOIN taken ON true""",
-    "take_for_good": f"""WITH due AS MATERIALIZED (SELECT {_NEXT_DUE} AS at_ms),
-picked AS MATERIALIZED (
-    SELECT id {_READY}
-        AND (:late = 1 OR coalesce((SELECT at_ms FROM due) > {{now}}, true))
-    ORDER BY minus_priority, place LIMIT :limit FOR UPDATE SKIP LOCKED
-),
-taken AS (
-    DELETE FROM {{messages}} WHERE id = ANY (ARRAY(SELECT id FROM picked)) RETURNING {_GONE}
-)
-SELECT {{now}}, due.at_ms, {_EXISTS}, taken.* FROM due LEFT JOIN taken ON true""",
+    "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
+    take, requeues, state, minus_priority, message_key, headers, body)
+SELECT new.id, queue.id, new.id, CASE WHEN delay_ms > 0 THEN {now} + delay_ms ELSE 0 END, 0, {now}, {now},
+    0, 0, CASE WHEN delay_ms > 0 THEN 1 ELSE 0 END, -coalesce(priority, 0), message_key, headers, body
+FROM (SELECT id FROM {queues} WHERE id = :queue FOR KEY SHARE) AS queue
+CROSS JOIN (
+    SELECT nextval('{numbers}') AS id, given.*
+    FROM unnest(
+        CAST(:bodies AS bytea[]), CAST(:keys AS bytea[]), CAST(:headers AS bytea[]),
+        CAST(:delays AS bigint[]), CAST(:priorities AS smallint[])
+    ) WITH ORDINALITY AS given(body, message_key, headers, delay_ms, priority, number)
+    ORDER BY number
+) AS new
+RETURNING id""",
+    "take": f"""UPDATE {{messages}} SET {_TAKE} WHERE id = ANY (ARRAY(
+    SELECT id {_NEXT} FOR UPDATE SKIP LOCKED
+)) RETURNING {COLUMNS}""",
+    "take_for_good": f"""DELETE FROM {{messages}} WHERE id = ANY (ARRAY(
+    SELECT id {_NEXT} FOR UPDATE SKIP LOCKED
+)) RETURNING {_GONE}""",
     "pass_time": _chosen(_PASS_TIME, f"WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit", " SKIP LOCKED"),
     "finish": "DELETE FROM {messages} AS m USING unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
-    f"AS ref(ref_id, ref_take) WHERE id = ref_id AND take = ref_take AND {_CURRENT}",
+    f"AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {_CURRENT}",
     "extend": _BY_REFS.format(change=_EXTEND, where=_STILL_TAKEN),
     "bury": _BY_REFS.format(change=_BURY, where=_CURRENT),
     "give_back": f"""WITH chosen AS MATERIALIZED (
     SELECT id, nextval('{{numbers}}') AS number FROM (
-        SELECT m.id FROM {_REFS} JOIN {{messages}} AS m ON m.id = ref.id AND m.take = ref.take
+        SELECT m.id FROM {_REFS} JOIN {{messages}} AS m ON m.id = ANY (ARRAY[ref.id]) AND m.take = ref.take
         WHERE {_STILL_TAKEN} ORDER BY ref.number FOR UPDATE OF m
     ) AS locked
 )
 UPDATE {{messages}} AS m SET {_GIVE_BACK.replace("{number}", "chosen.number")}
-FROM chosen WHERE m.id = chosen.id""",
+FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])""",
     "release_all": _chosen(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
     "redrive": _chosen(_REDRIVE, "WHERE queue = :queue AND state = 3 ORDER BY until_ms, id LIMIT :limit"),
     "redrive_ids": _chosen(
         _REDRIVE,
         "WHERE queue = :queue AND state = 3 AND id = ANY (CAST(:ids AS bigint[])) ORDER BY until_ms, id",
     ),
-    "notify": "SELECT pg_notify(:channel, :payload)",
+    "notify": "SELECT pg_notify(:channel, queue) FROM unnest(CAST(:arrived AS text[])) AS queue",
     "lock_schema": "SELECT pg_advisory_xact_lock(:lock)",
 }
 
@@ -406,12 +400,8 @@ _SQLITE = {
     take, requeues, state, minus_priority, message_key, headers, body)
 VALUES (:id, :queue, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
     0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body)""",
-    "take": f"""UPDATE {{messages}} SET {_TAKE} WHERE id IN (
-    SELECT id {_READY} ORDER BY minus_priority, place LIMIT :limit
-) RETURNING {COLUMNS}""",
-    "take_for_good": f"""DELETE FROM {{messages}} WHERE id IN (
-    SELECT id {_READY} ORDER BY minus_priority, place LIMIT :limit
-) RETURNING {_GONE}""",
+    "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN (SELECT id {_NEXT}) RETURNING {COLUMNS}",
+    "take_for_good": f"DELETE FROM {{messages}} WHERE id IN (SELECT id {_NEXT}) RETURNING {_GONE}",
     "pass_time": _numbered(
         _PASS_TIME, "until_ms, place", f"WHERE {_SQLITE_DUE} ORDER BY until_ms, place LIMIT :limit"
     ),
