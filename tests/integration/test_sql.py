@@ -125,7 +125,7 @@ def test_a_file_with_values_of_other_types_is_told(tmp_path: Path, row: str) -> 
 
 
 def test_the_smallest_pool_creates_the_tables(place: Place) -> None:
-    with queue_for(f"{place.url}&queue=q&create=true&pool_size=1") as queue:
+    with queue_for(f"{place.url}&queue=q&create=true&pool_size=2") as queue:
         queue.send("x")
         assert queue.size() == 1
 
@@ -357,7 +357,7 @@ def test_a_server_that_is_away_is_unavailable_in_time(tmp_path: Path) -> None:
         ("mariadb://host/db?schema=x", "only PostgreSQL"),
         ("sqlite:///x.db?prefix=a;b", "prefix"),
         ("sqlite:///:memory:", "use memory:"),
-        ("sqlite:///x.db?pool_size=0", "pool_size: 0 is not from 1"),
+        ("sqlite:///x.db?pool_size=1", "pool_size: 1 is not from 2"),
         ("sqlite:///x.db?pool=5", "did you mean pool_size"),
         ("sqlite:///x.db?timeout_ms=soon", "timeout_ms"),
     ],

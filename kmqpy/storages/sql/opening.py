@@ -23,7 +23,7 @@ except ImportError as error:  # pragma: no cover
 
 SETTINGS = ("prefix", "schema", "pool_size", "timeout_ms")
 """Settings of the storage in a url: names of the tables, connections, how long a call is tried."""
-_LEAST_CONNECTIONS = 1
+_LEAST_CONNECTIONS = 2  # one inspects the tables while another holds the lock on them
 _MOST_CONNECTIONS = 100
 
 
