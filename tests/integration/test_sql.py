@@ -143,7 +143,7 @@ def test_older_tables_are_migrated_step_by_step(place: Place) -> None:
         }
         for number in range(2)
     }
-    connections = Connections(dialect_of(parse_url(place.url, names_queue=False)), 10, 10)
+    connections = Connections(dialect_of(parse_url(place.url, names_queue=False)), 10)
     try:
         for _ in range(2):
             schema = Schema(connections, place.names, version=SCHEMA_VERSION + 2, migrations=steps)

@@ -24,7 +24,7 @@ def kmq_target(tmp_path: Path) -> Target:
     url = sqlalchemy.URL.create("sqlite", database=str(tmp_path / "queues.db"))
 
     def opened(of_the_machine: Clock) -> StoredStorage:
-        engine = SqlEngine(Sqlite(url, Names(), clock), Names(), patience=0.02)
+        engine = SqlEngine(Sqlite(url, Names(), clock, pool_size=10), Names(), patience=0.02)
         return StoredStorage(engine, clock=of_the_machine)
 
     return Target(

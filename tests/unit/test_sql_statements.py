@@ -1,4 +1,4 @@
-"""The plans by which SQLite executes the statements; the other servers' are measured by `make bench`."""
+"""The plans by which SQLite executes the statements, and what the engine of SQL does with what it finds."""
 
 import json
 import re
@@ -6,6 +6,8 @@ import sqlite3
 
 import pytest
 
+from kmqpy.queue import storage_for
+from kmqpy.storages.sql.dialect import Picked
 from kmqpy.storages.sql.statements import Names, schema, statements
 
 NAMES = Names()
@@ -30,3 +32,17 @@ def test_sqlite_finds_messages_by_an_index(database, name):
     steps = [step for step in plan if "kmq_messages" in step]
     assert all("USING" in step for step in steps), plan
     assert not any("state>?" in step for step in steps), plan
+
+
+def test_messages_that_others_have_just_made_ready_are_taken(tmp_path, monkeypatch):
+    """A take leaves a queue alone whose leases have ended; when it asks why, others have seen to them."""
+    with storage_for(f"sqlite:///{tmp_path}/x.db") as storage:
+        storage.create("q")
+        queue = storage.open("q")
+        queue.send("x")
+        dialect = queue._engine._dialect
+        real, found = dialect.take, [Picked([], 0, None, has_ready=True)]
+        monkeypatch.setattr(
+            dialect, "take", lambda *args, **how: found.pop() if found else real(*args, **how)
+        )
+        assert [one.body for one in queue.receive(wait=0)] == [b"x"]

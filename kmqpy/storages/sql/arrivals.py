@@ -40,8 +40,8 @@ class Arrivals:
 class Listener:
     """Hears of other processes by LISTEN, on one connection beside the pool, from the first wait on."""
 
-    def __init__(self, engine: sqlalchemy.Engine, channel: str, arrivals: Arrivals) -> None:
-        self._engine = engine
+    def __init__(self, pool: sqlalchemy.Engine, channel: str, arrivals: Arrivals) -> None:
+        self._pool = pool
         self._channel = channel
         self._arrivals = arrivals
         self._lock = threading.Lock()
@@ -65,8 +65,9 @@ class Listener:
         attempts = 0
         while not self._stopped.is_set():
             attempts += 1
-            with suppress(Exception):  # who sends and takes reports that the server is away
-                proxy = self._engine.raw_connection()
+            with suppress(Exception):  # the pool's users report that the server is away
+                proxy = self._pool.raw_connection()
+                proxy.detach()
                 try:
                     self._listen(proxy.dbapi_connection)
                 finally:
@@ -92,8 +93,8 @@ class Notifier:
 
     PAUSE_S = 0.005
 
-    def __init__(self, engine: sqlalchemy.Engine, statement: str, channel: str) -> None:
-        self._engine = engine
+    def __init__(self, pool: sqlalchemy.Engine, statement: str, channel: str) -> None:
+        self._pool = pool
         self._statement = statement
         self._channel = channel
         self._changed = threading.Condition()
@@ -131,11 +132,12 @@ class Notifier:
                 generations, self._untold = self._untold, set()
             try:
                 if connection is None:
-                    connection = self._engine.raw_connection()
+                    connection = self._pool.raw_connection()
+                    connection.detach()
                     cursor = connection.dbapi_connection.cursor()
                     cursor.execute("SET synchronous_commit = off")
                 cursor.execute(self._statement, {"channel": self._channel, "arrived": list(generations)})
-            except Exception:  # who sends and takes reports that the server is away; who waits looks again
+            except Exception:  # the pool's users report that the server is away; who waits looks again
                 if connection is not None:
                     with suppress(Exception):
                         connection.close()
@@ -150,8 +152,8 @@ class Watcher:
 
     PERIOD_S = 0.01
 
-    def __init__(self, engine: sqlalchemy.Engine, statement: str, arrivals: Arrivals) -> None:
-        self._engine = engine
+    def __init__(self, pool: sqlalchemy.Engine, statement: str, arrivals: Arrivals) -> None:
+        self._pool = pool
         self._statement = statement
         self._arrivals = arrivals
         self._lock = threading.Lock()
@@ -167,7 +169,8 @@ class Watcher:
                 return
             self._looked_at = now
             if self._connection is None:
-                self._connection = self._engine.raw_connection()
+                self._connection = self._pool.raw_connection()
+                self._connection.detach()
             version = self._connection.dbapi_connection.execute(self._statement).fetchone()[0]
             changed, self._version = version != self._version, version
         if changed:

@@ -1,4 +1,4 @@
-"""Transactions on the connections of a pool, one at a time on each, tried again where that is harmless."""
+"""The pool of connections: one transaction at a time on each, tried again where that is harmless."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.storages.sql.dialect import Cursor, Dialect, Fate
-from kmqpy.storages.sql.pool import NoneFree, Pool
 
 T = TypeVar("T")
 _BACKOFF = Backoff(0.02, 2, 1)
@@ -25,14 +24,12 @@ _IDLE_S = 1.0
 class Connections:
     """Runs transactions; safe to use from any thread.
 
-    size       how many connections there are at most; beside them, inspect() has one of its own
     timeout_s  for how long one is tried, waiting for a connection included, before Unavailable
     """
 
-    def __init__(self, dialect: Dialect, size: int, timeout_s: float) -> None:
+    def __init__(self, dialect: Dialect, timeout_s: float) -> None:
         self.dialect = dialect
-        self.engine = dialect.engine()
-        self._pool = Pool(self.engine, size, timeout_s)
+        self.pool = dialect.engine()
         self._timeout_s = timeout_s
         # SQLite has one writer at a time: threads wait here in turn, not by trying again and again.
         self._writing: AbstractContextManager[Any] = (
@@ -75,7 +72,7 @@ class Connections:
     def inspect(self) -> Iterator[sqlalchemy.Inspector]:
         """An inspector of the tables; raises as run() does."""
         try:
-            with self.engine.connect() as connection:
+            with self.pool.connect() as connection:
                 yield sqlalchemy.inspect(connection)
         except Exception as error:
             failed = self._failed(error, connected=True)
@@ -85,7 +82,7 @@ class Connections:
 
     def close(self) -> None:
         """Close the connections."""
-        self._pool.close()
+        self.pool.dispose()
 
     def _cursor_on(self, connection: Any) -> Cursor:
         """A cursor on a connection of the application. Raises ConfigError, and errors of the driver."""
@@ -106,29 +103,28 @@ class Connections:
 
     def _attempt(self, work: Callable[[Cursor], T], *, several: bool, check: bool) -> T:
         try:
-            connection = self._pool.lend()
+            proxy = self.pool.raw_connection()
         except Exception as error:
             raise self._failed(error, connected=False) or error from None
         try:
-            cursor = connection.cursor or self.dialect.cursor(connection.driver)
-            connection.cursor = None
-            if check and SYSTEM_CLOCK.monotonic() - connection.used_at > _IDLE_S:
+            cursor = proxy.info.pop("cursor", None) or self.dialect.cursor(proxy.driver_connection)
+            if check and SYSTEM_CLOCK.monotonic() - proxy.info.get("used", 0) > _IDLE_S:
                 self._ask(cursor)
             result = self._transaction(cursor, work) if several else work(cursor)
             if self.dialect.keeps(cursor):
-                connection.cursor = cursor
+                proxy.info["cursor"] = cursor
             else:
                 cursor.close()
-            connection.used_at = SYSTEM_CLOCK.monotonic()
+            proxy.info["used"] = SYSTEM_CLOCK.monotonic()
         except BaseException as error:
             failed = self._failed(error, connected=True)
             # Of an error of ours, only those that interrupt leave a connection in the middle of something.
             broken = not isinstance(error, Exception) if failed is None else failed.is_broken
-            self._pool.give_back(connection, broken=broken)
+            self._abandon(proxy, broken=broken)
             if failed is None or failed is error:
                 raise
             raise failed from None
-        self._pool.give_back(connection)
+        proxy.close()
         return result
 
     def _transaction(self, cursor: Cursor, work: Callable[[Cursor], T]) -> T:
@@ -160,12 +156,20 @@ class Connections:
             return error
         if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:
             error = error.orig
-        if isinstance(error, NoneFree):
+        if isinstance(error, sqlalchemy.exc.TimeoutError):
             return _Failed(Fate.REFUSED, error)
         fate = self.dialect.fate(error)
         if fate is None:
             return None
         return _Failed(Fate.UNDONE if fate is Fate.UNKNOWN and not connected else fate, error)
+
+    def _abandon(self, proxy: Any, *, broken: bool) -> None:
+        """Give a connection back after an error; if it broke, others did, too, and all are closed."""
+        with suppress(Exception):
+            if broken:
+                proxy.invalidate()
+                self.pool.dispose()
+            proxy.close()
 
 
 class _Failed(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -75,7 +75,7 @@ class Dialect(Protocol):
         ...
 
     def engine(self) -> sqlalchemy.Engine:
-        """Makes connections, and keeps none; does not connect yet."""
+        """A pool of connections; does not connect yet."""
         ...
 
     def cursor(self, connection: Any) -> Cursor:
@@ -121,17 +121,6 @@ class Dialect(Protocol):
     def change(self, cursor: Cursor, name: str, parameters: Parameters) -> int:
         """Execute a statement that changes rows; returns how many."""
         ...
-
-
-def engine_of(
-    url: sqlalchemy.URL, connect_args: Mapping[str, Any], prepare: Callable[[Any, Any], None]
-) -> sqlalchemy.Engine:
-    """Connects to a url, prepares each connection, and keeps none."""
-    made = sqlalchemy.create_engine(
-        url, connect_args=dict(connect_args), poolclass=sqlalchemy.NullPool, pool_reset_on_return=None
-    )
-    sqlalchemy.event.listen(made, "connect", prepare)
-    return made
 
 
 def picked(cursor: Cursor, sql: Mapping[str, str], parameters: Parameters, *, for_good: bool) -> Picked:

@@ -24,36 +24,29 @@ T = TypeVar("T")
 class SqlEngine:
     """See Engine.
 
-    pool_size  how many connections there are at most, beside one or two that listen and notify
     timeout_s  how long a call is tried before it raises Unavailable
     patience   as of MemoryEngine, for a clock that stands still
     """
 
     def __init__(
-        self,
-        dialect: Dialect,
-        names: Names,
-        *,
-        pool_size: int = 10,
-        timeout_s: float = 10.0,
-        patience: float | None = None,
+        self, dialect: Dialect, names: Names, *, timeout_s: float = 10.0, patience: float | None = None
     ) -> None:
         self._dialect = dialect
         self._sql = dialect.sql
         self._patience = patience
         self._arrivals = Arrivals()
-        self._connections = Connections(dialect, pool_size, timeout_s)
+        self._connections = Connections(dialect, timeout_s)
         self._run = self._connections.run
-        engine = self._connections.engine
+        pool = self._connections.pool
         self._listener: Listener | None = None
         self._notifier: Notifier | None = None
         self._watcher: Watcher | None = None
         if dialect.name == "postgresql":
             channel = dialect.defaults()["channel"]
-            self._listener = Listener(engine, channel, self._arrivals)
-            self._notifier = Notifier(engine, self._sql["notify"], channel)
+            self._listener = Listener(pool, channel, self._arrivals)
+            self._notifier = Notifier(pool, self._sql["notify"], channel)
         elif dialect.name == "sqlite":
-            self._watcher = Watcher(engine, self._sql["changes"], self._arrivals)
+            self._watcher = Watcher(pool, self._sql["changes"], self._arrivals)
         try:
             self._storage_id = Schema(self._connections, names).prepare()
         except BaseException:

@@ -18,7 +18,6 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
-    engine_of,
     headers_bytes,
     message_rows,
     situation,
@@ -50,15 +49,20 @@ class MariaDb:
     is_one_statement = False
     waits_ms = 200
 
-    def __init__(self, url: sqlalchemy.URL, names: Names) -> None:
+    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
         self._url = url.set(drivername="mariadb+pymysql")
+        self._pool = pool
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        return engine_of(
-            self._url, {"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5}, _prepare
+        made = sqlalchemy.create_engine(
+            self._url,
+            connect_args={"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5},
+            **self._pool,
         )
+        sqlalchemy.event.listen(made, "connect", _prepare)
+        return made
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.settings import check_addresses, convert
 from kmqpy.errors import ConfigError, MissingExtra
@@ -36,20 +38,24 @@ def open_storage(
     no server. Raises ConfigError, Unavailable, AccessDenied.
     """
     url.refuse_unknown((*SETTINGS, *URL_SETTINGS))
-    engine = SqlEngine(
-        dialect_of(url, clock),
-        Names.of(url.scheme, url.settings),
-        pool_size=_pool_size(url),
-        timeout_s=_timeout_ms(url) / 1000,
-    )
+    timeout_s = _timeout_ms(url) / 1000
+    engine = SqlEngine(dialect_of(url, clock), Names.of(url.scheme, url.settings), timeout_s=timeout_s)
     return StoredStorage(engine, telemetry=telemetry)
 
 
-def _pool_size(url: QueueUrl) -> int:
-    size: int = convert("pool_size", url.settings.get("pool_size", "10"), int)
+def dialect_of(url: QueueUrl, clock: Clock = SYSTEM_CLOCK) -> Dialect:
+    """The dialect of a url, with the connections that it asks for. Raises ConfigError, MissingExtra."""
+    size = convert("pool_size", url.settings.get("pool_size", "10"), int)
     if not _LEAST_CONNECTIONS <= size <= _MOST_CONNECTIONS:
         raise ConfigError(f"pool_size: {size} is not from {_LEAST_CONNECTIONS} to {_MOST_CONNECTIONS}")
-    return size
+    pool = {
+        "pool_size": size,
+        "max_overflow": 0,
+        "pool_timeout": _timeout_ms(url) / 1000,
+        "pool_use_lifo": True,
+        "pool_reset_on_return": None,  # what was not committed is rolled back already
+    }
+    return _dialect(url, Names.of(url.scheme, url.settings), clock, pool)
 
 
 def _timeout_ms(url: QueueUrl) -> int:
@@ -59,15 +65,13 @@ def _timeout_ms(url: QueueUrl) -> int:
     return timeout_ms
 
 
-def dialect_of(url: QueueUrl, clock: Clock = SYSTEM_CLOCK) -> Dialect:
-    """The dialect of a url. Raises ConfigError, MissingExtra."""
-    names = Names.of(url.scheme, url.settings)
+def _dialect(url: QueueUrl, names: Names, clock: Clock, pool: dict[str, Any]) -> Dialect:
     if url.scheme == "sqlite":
         if url.address or url.user is not None or url.path in ("", "/"):
             raise ConfigError("queue url: write it like sqlite:///relative.db or sqlite:////absolute.db")
         if url.path[1:] == ":memory:":
             raise ConfigError("queue url: each connection would have a database of its own; use memory:")
-        return Sqlite(sqlalchemy.URL.create("sqlite", database=url.path[1:]), names, clock)
+        return Sqlite(sqlalchemy.URL.create("sqlite", database=url.path[1:]), names, clock, **pool)
     if not url.path.strip("/"):
         raise ConfigError(f"queue url: it names no database; write it like {url.scheme}://host/database")
     check_addresses(url.address, "queue url", "host:5432")
@@ -84,10 +88,10 @@ def dialect_of(url: QueueUrl, clock: Clock = SYSTEM_CLOCK) -> Dialect:
         if url.scheme == "postgresql":
             from kmqpy.storages.sql.postgresql import PostgreSql
 
-            return PostgreSql(where, names)
+            return PostgreSql(where, names, **pool)
         from kmqpy.storages.sql.mariadb import MariaDb
 
-        return MariaDb(where, names)
+        return MariaDb(where, names, **pool)
     except ImportError as error:  # pragma: no cover
         if (error.name or "").startswith("kmqpy"):
             raise

@@ -18,7 +18,6 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
-    engine_of,
     headers_bytes,
     picked,
 )
@@ -86,14 +85,19 @@ class PostgreSql:
     is_one_statement = True
     waits_ms = 2_000
 
-    def __init__(self, url: sqlalchemy.URL, names: Names) -> None:
+    def __init__(self, url: sqlalchemy.URL, names: Names, **pool: Any) -> None:
         self._url = url.set(drivername="postgresql+psycopg")
+        self._pool = pool
         self.channel = f"{names.schema}.{names.prefix}ready" if names.schema else f"{names.prefix}ready"
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        return engine_of(self._url, {"autocommit": True, "prepare_threshold": 1}, _prepare)
+        made = sqlalchemy.create_engine(
+            self._url, connect_args={"autocommit": True, "prepare_threshold": 1}, **self._pool
+        )
+        sqlalchemy.event.listen(made, "connect", _prepare)
+        return made
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""

@@ -21,7 +21,6 @@ from kmqpy.storages.sql.dialect import (
     Fate,
     Parameters,
     Picked,
-    engine_of,
     headers_bytes,
     picked,
 )
@@ -45,18 +44,24 @@ class Sqlite:
     waits_ms = 2_000
     _file: tuple[int, int] | None = None
 
-    def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock) -> None:
+    def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock, **pool: Any) -> None:
         self._url = url.set(drivername="sqlite+pysqlite")
         self._path = Path(url.database or "").absolute()
         self._numbers = names.tables["numbers"]
         self._clock = clock
+        self._pool = pool
         self.sql: Mapping[str, str] = statements(self.name, names)
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
-        return engine_of(
-            self._url, {"isolation_level": None, "check_same_thread": False, "timeout": 5}, self._prepare
+        made = sqlalchemy.create_engine(
+            self._url,
+            connect_args={"isolation_level": None, "check_same_thread": False, "timeout": 5},
+            poolclass=sqlalchemy.QueuePool,
+            **self._pool,
         )
+        sqlalchemy.event.listen(made, "connect", self._prepare)
+        return made
 
     def cursor(self, connection: Any) -> Cursor:
         """See Dialect."""
