@@ -19,7 +19,7 @@ _LISTING_SHARE = 10
 """Before the queue is listed again, 100 items are tried, for ten times as long as the listing took. Listing
 finds new priorities, and items given back; in a deep queue it costs as much as hundreds of takes."""
 _RUNS = 8
-"""Where another process is faster, a taker goes on up to so many runs further."""
+"""Where another process is faster, a taker goes on up to so many runs further, and then twice as many."""
 
 
 class Candidates:
@@ -44,6 +44,7 @@ class Candidates:
         self._begun = self._done = 0
         self._tried = 0
         self._due_at = 0.0
+        self._reach = 0
 
     def begin(self) -> int:
         """The number that draw() wants, of a take that begins now."""
@@ -74,12 +75,17 @@ class Candidates:
                     self._list()
 
     def step_aside(self, count: int) -> None:
-        """Another process was faster: try names further back next, lest we meet again."""
+        """Another process was faster: try names further back next, the further the more often it happens."""
         with self._mutex:
-            some = [self._names.popleft() for _ in range(min(_RUNS * count, len(self._names)))]
-            alike = sum(have_same_priority(name, some[0]) for name in some)
-            start = random.randrange(0, alike, count) if alike else 0
-            self._names.extendleft(reversed([*some[start:alike], *some[:start], *some[alike:]]))
+            self._reach = min(max(_RUNS * count, 2 * self._reach), len(self._names))
+            self._jump()
+
+    def _jump(self) -> None:
+        """Go on somewhere within reach, among names of the same priority; the others come after these."""
+        some = [self._names.popleft() for _ in range(min(self._reach, len(self._names)))]
+        alike = sum(have_same_priority(name, some[0]) for name in some)
+        start = random.randrange(alike) if alike else 0
+        self._names.extendleft(reversed([*some[start:alike], *some[:start], *some[alike:]]))
 
     def give_back(self, names: Iterable[str], *, free: bool = False) -> None:
         """The names were tried, or their transaction has ended; `free`: others can have them now."""
@@ -111,6 +117,8 @@ class Candidates:
         with self._mutex:
             drawn |= self._drawn
             self._names = deque(name for name in names if name not in drawn)
+            self._reach //= 2
+            self._jump()  # not where all begin
             self._done = self._begun
             self._tried = 0
             self._due_at = now + _LISTING_SHARE * (now - started)

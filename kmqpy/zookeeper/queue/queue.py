@@ -11,6 +11,7 @@ from kazoo.exceptions import NoNodeError
 
 from kmqpy.errors import Closed, ConfigError
 from kmqpy.zookeeper.containers import ensure_path
+from kmqpy.zookeeper.multi_read import Greeting
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
 from kmqpy.zookeeper.queue.candidates import Candidates, missing_queue
 from kmqpy.zookeeper.queue.commit_records import CommitRecords
@@ -62,11 +63,14 @@ class ZkQueue:
         self.settings = settings or ZkQueueSettings()
         self._connection = contextlib.ExitStack()
         given = connection or ZooKeeperConnection.from_environment()
-        zk = self._connection.enter_context(connect(given, self.settings.session_timeout_ms))
+        greeting = Greeting()
+        zk = self._connection.enter_context(
+            connect(given, self.settings.session_timeout_ms, greeting=greeting)
+        )
         self.session = SessionWatch(zk)
         self._mutex = threading.Lock()
         self._sources: dict[str, Candidates] = {}
-        self.reads = Reads(self.session)
+        self.reads = Reads(self.session, greeting)
         """For Transaction."""
         self.records = CommitRecords(zk, transactions_path(self.settings.root))
         """For Transaction."""
@@ -108,7 +112,7 @@ class ZkQueue:
 
     def dead_letters(self, queue: str) -> DeadLetters:
         """Return the items that the policy handed out too often."""
-        return DeadLetters(self.session, self.paths(queue))
+        return DeadLetters(self.session, self.reads, self.paths(queue))
 
     def wait_for_change(self, source: str, timeout: float) -> bool:
         """Wait until the items or locks of a queue may have changed; False after `timeout` s."""

@@ -43,6 +43,8 @@ class NotTaken(Enum):
     """Another transaction has it."""
     NOT_YET = "not yet"
     """Its back-off is not over."""
+    REFUSED = "refused"
+    """It was handed out too often, and is a dead letter now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ class Takes:
         error = failure(self._session.get(multi.commit_async()))
         if error is None:
             log.warning("queue %s: %s was handed out too often; it is in its dlq now", paths.queue, name)
-            return NotTaken.GONE
+            return NotTaken.REFUSED
         return NotTaken.LOCKED if isinstance(error, NodeExistsError | BadVersionError) else NotTaken.GONE
 
     def _unlocked(self, locks: Iterable[Lock]) -> list[Any]:
