@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, UnimplementedError
+from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, NoNodeError, UnimplementedError
 from kazoo.protocol.serialization import (
     GetData,
     bool_struct,
@@ -18,6 +18,13 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
+MISSING: tuple[bytes, Any] = (b"", None)
+"""The data and stat of a znode that is not there."""
+_MOST = 100
+"""So many znodes are read by one request at most."""
+_AT_FIRST = 10
+_ANSWER_BYTES = 1_000_000
+"""An answer is to be about so large at most: the server makes the whole of it before it sends any."""
 _FAILED = -1
 _XID = -16
 """Of our greeting; kazoo and ZooKeeper use others."""
@@ -87,9 +94,49 @@ class Greeting:
         self.can_read_many = True
 
 
-def multi_read_async(zk: KazooClient, paths: Sequence[str]) -> Any:
-    """Read znodes; kazoo's handle of a list with (data, stat) or an exception for each."""
-    chroot = zk.chroot or ""
-    result: Any = zk.handler.async_result()
-    zk._call(_MultiRead([chroot + path for path in paths]), result)
-    return result
+class ManyReads:
+    """Reads znodes, as many by one request as their size and the server allow. Thread-safe."""
+
+    def __init__(self, zk: KazooClient, greeting: Greeting) -> None:
+        self._zk = zk
+        self._greeting = greeting
+        self._together = _AT_FIRST
+
+    def ask(self, paths: Sequence[str]) -> list[tuple[Sequence[str], Any]]:
+        """Ask for znodes; groups of paths, each with kazoo's handle for found()."""
+        together = self._together if self._greeting.can_read_many and self._zk.connected else 1
+        groups = [paths[start : start + together] for start in range(0, len(paths), together)]
+        return [(group, self._ask(group)) for group in groups]
+
+    def found(self, group: Sequence[str], handle: Any, wait: Callable[[Any], Any]) -> list[tuple[bytes, Any]]:
+        """The data and stat of each znode of a group, MISSING for one that is not there.
+
+        wait  waits for the handle; what it and kazoo raise is raised
+        """
+        try:
+            answer = wait(handle)
+        except NoNodeError:
+            if len(group) > 1:
+                raise
+            answer = NoNodeError()
+        found = [_found(one) for one in ([answer] if len(group) == 1 else answer)]
+        size = sum(len(data) for data, _ in found) // len(found)
+        self._together = max(1, min(_MOST, _ANSWER_BYTES // (size + 1)))
+        return found
+
+    def _ask(self, group: Sequence[str]) -> Any:
+        if len(group) == 1:
+            return self._zk.get_async(group[0])
+        chroot = self._zk.chroot or ""
+        result: Any = self._zk.handler.async_result()
+        self._zk._call(_MultiRead([chroot + path for path in group]), result)
+        return result
+
+
+def _found(answer: Any) -> tuple[bytes, Any]:
+    if isinstance(answer, NoNodeError):
+        return MISSING
+    if isinstance(answer, Exception):
+        raise answer
+    data, stat = answer
+    return data, stat

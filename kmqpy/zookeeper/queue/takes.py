@@ -12,9 +12,10 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.zookeeper.multi_read import MISSING
 from kmqpy.zookeeper.queue.layout import QueuePaths, sequence_of
 from kmqpy.zookeeper.queue.policies import Meta, Policy, Refusal
-from kmqpy.zookeeper.queue.reads import MISSING, Reads
+from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import LOST_ANSWER, SessionWatch
 from kmqpy.zookeeper.session import failure
 

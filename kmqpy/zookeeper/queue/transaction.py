@@ -13,9 +13,9 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, RolledBack, SessionExpired, UnknownOutcome
 from kmqpy.message import MAX_PRIORITY
+from kmqpy.zookeeper.multi_read import MISSING
 from kmqpy.zookeeper.packets import check_multi
 from kmqpy.zookeeper.queue.commit_records import CommitRecord
-from kmqpy.zookeeper.queue.reads import MISSING
 from kmqpy.zookeeper.queue.sessions import LOST_ANSWER
 from kmqpy.zookeeper.queue.takes import Item, NotTaken, Takes
 from kmqpy.zookeeper.session import address, failure, unavailable
