@@ -85,11 +85,12 @@ class Takes:
     def __init__(self, session: SessionWatch, reads: Reads, policy: Policy, number: int) -> None:
         self.locks: list[Lock] = []
         """All that may be ours."""
+        self.number = number
+        """Of the session in which they were last asked for: the next one, if ours ended just before."""
         self._session = session
         self._zk = session.zk
         self._reads = reads
         self._policy = policy
-        self._number = number
 
     def take(self, paths: QueuePaths, names: Sequence[str]) -> list[Item | NotTaken]:
         """For each name its item, or why it is not ours; they are locked by one request, if possible."""
@@ -121,7 +122,7 @@ class Takes:
 
     def _lock(self, paths: QueuePaths, wanted: Sequence[_Wanted]) -> list[Item | NotTaken]:
         """Lock items and read them, which needs no answer between."""
-        self._session.check(self._number)
+        self._session.check(self.number)
         # Before the locks are asked for: whatever happens, rollback() looks after them.
         self.locks += [one.lock for one in wanted]
         sent = self._send([wanted])
@@ -176,7 +177,11 @@ class Takes:
 
     def _send(self, groups: Iterable[Sequence[_Wanted]]) -> list[tuple[Lock, Any]]:
         """Ask for the locks of groups of items, each in one step; the first of each, and kazoo's handle."""
-        return [(group[0].lock, self._request(group).commit_async()) for group in groups]
+        sent = [(group[0].lock, self._request(group).commit_async()) for group in groups]
+        # What was asked for before kazoo told of the end of the session is not sent in the next one.
+        number, self.number = self.number, self._session.number
+        self._session.check(number)
+        return sent
 
     def _errors(self, sent: Iterable[tuple[Lock, Any]]) -> list[Exception | None]:
         """For each group why it was refused, None if it is ours."""
@@ -205,7 +210,7 @@ class Takes:
             mine = lock.paths.owner(lock.name, lock.token)
             self._session.ask(lambda: self._zk.sync_async(mine), deadline)
             found = self._session.ask(lambda: self._zk.exists_async(mine), deadline)
-            self._session.check(self._number)
+            self._session.check(self.number)
             return None if found is not None else NodeExistsError()
 
     def _refuse(self, paths: QueuePaths, name: str, stat: Any) -> NotTaken:

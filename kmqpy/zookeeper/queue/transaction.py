@@ -151,15 +151,15 @@ class Transaction:
                 try:
                     if self._committing and self._has_happened(deadline):
                         return self._end(Outcome.COMMITTED)
-                    if self._number == self._session.number:
+                    if self._takes.number == self._session.number:
                         self._takes.unlock(deadline)
                     return self._end(Outcome.ROLLED_BACK)
                 except LOST_ANSWER:
-                    if not self._session.wait_until_connected(self._number, deadline):
+                    if not self._session.wait_until_connected(self._takes.number, deadline):
                         if SYSTEM_CLOCK.monotonic() < deadline:
                             continue  # the session is over, or closed: the locks are gone
                         break
-            self._session.give_up(self._number)
+            self._session.give_up(self._takes.number)
             return self._end(Outcome.UNKNOWN if self._committing else Outcome.ROLLED_BACK)
 
     def _end(self, outcome: Outcome) -> Outcome:
