@@ -121,7 +121,8 @@ class ManyReads:
             answer = NoNodeError()
         found = [_found(one) for one in ([answer] if len(group) == 1 else answer)]
         size = sum(len(data) for data, _ in found) // len(found)
-        self._together = max(1, min(_MOST, _ANSWER_BYTES // (size + 1)))
+        # At most twice as many as before: small znodes and large ones may be read in turn.
+        self._together = max(1, min(_MOST, _ANSWER_BYTES // (size + 1), 2 * self._together))
         return found
 
     def _ask(self, group: Sequence[str]) -> Any:

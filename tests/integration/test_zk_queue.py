@@ -176,6 +176,17 @@ def test_threads_that_share_a_session_list_once_and_never_meet(make, requests_of
     assert sent.count("GetChildren") == 2
 
 
+def test_what_a_thread_is_about_to_lock_no_other_thread_tries(make):
+    queue = make()
+    put(queue, *(b"%d" % n for n in range(20)))
+    source = queue.source("in")
+    drawn = source.draw(5, source.begin())
+    with queue.transaction() as tx:
+        assert [item.body for item in tx.try_take_many("in", 50)] == [b"%d" % n for n in range(5, 20)]
+        source.give_back(drawn)
+        assert [item.body for item in tx.try_take_many("in", 50)] == [b"%d" % n for n in range(5)]
+
+
 def test_a_process_that_meets_another_takes_further_back(make, requests_of):
     one, two = make(), make()
     put(one, *(b"%d" % n for n in range(500)))
@@ -209,8 +220,10 @@ def test_items_are_read_together_or_one_by_one_where_the_server_is_old(
     )
 
 
-def test_large_items_are_read_in_several_answers(make, requests_of):
-    queue = make()
+@pytest.mark.parametrize("policy", [AtLeastOnce(), ConsumeTimes(3)])
+def test_large_items_are_read_in_several_answers(make, requests_of, policy):
+    """Also where the small znodes of a policy are read between."""
+    queue = make(policy=policy)
     for _ in range(12):
         put(queue, b"x" * 400_000)
     with queue.transaction() as tx:
