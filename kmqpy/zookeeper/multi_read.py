@@ -21,13 +21,13 @@ from kazoo.protocol.states import ZnodeStat
 MISSING: tuple[bytes, Any] = (b"", None)
 """The data and stat of a znode that is not there."""
 _MOST = 100
-"""So many znodes are read by one request at most."""
+"""The most znodes that one request reads."""
 _AT_FIRST = 10
 _ANSWER_BYTES = 1_000_000
-"""An answer is to be about so large at most: the server makes the whole of it before it sends any."""
+"""The intended size of an answer: the server makes the whole of it before it sends any."""
 _FAILED = -1
 _XID = -16
-"""Of our greeting; kazoo and ZooKeeper use others."""
+"""The number of the greeting's request; kazoo and ZooKeeper use others."""
 
 
 class _MultiRead:
@@ -72,7 +72,7 @@ class Greeting:
 
     def __init__(self) -> None:
         self.can_read_many = False
-        """Of the server that we are connected to."""
+        """True if the server that we are connected to can."""
         self._unable: set[Any] = set()
         self._cut_off: Any = None
 

@@ -16,10 +16,10 @@ from kmqpy.zookeeper.watched_children import WatchedChildren
 
 _LISTED = 100
 _LISTING_SHARE = 10
-"""Before the queue is listed again, 100 items are tried, for ten times as long as the listing took. Listing
-finds new priorities, and items given back; in a deep queue it costs as much as hundreds of takes."""
+"""A listing serves for 100 items at least, and for ten times as long as it took. The next one finds new
+priorities, and items given back; in a deep queue it costs as much as hundreds of takes."""
 _RUNS = 8
-"""Where another process is faster, a taker goes on up to so many runs further, and then twice as many."""
+"""A taker that another process overtakes goes on up to so many runs further, and then twice as many."""
 
 
 class Candidates:
@@ -31,7 +31,7 @@ class Candidates:
 
     def __init__(self, session: SessionWatch, paths: QueuePaths) -> None:
         self.changed = threading.Event()
-        """The items or locks may have changed."""
+        """Set when the items or locks may have changed."""
         self._session = session
         self._paths = paths
         self._items = WatchedChildren(session.zk, paths.items, self.changed)
@@ -47,7 +47,7 @@ class Candidates:
         self._reach = 0
 
     def begin(self) -> int:
-        """The number that draw() wants, of a take that begins now."""
+        """Begin a take; returns the number that draw() wants."""
         with self._mutex:
             if self._session_number != self._session.number:  # all locks have gone with the session
                 self._session_number = self._session.number
@@ -58,7 +58,7 @@ class Candidates:
             return self._begun
 
     def draw(self, count: int, number: int) -> list[str]:
-        """Up to `count` names, in the order in which to try them.
+        """Return up to `count` names, in the order in which to try them.
 
         None when all that were listed after begin() returned `number` have been drawn. Raises Unavailable,
         QueueNotFound.
@@ -88,14 +88,14 @@ class Candidates:
         self._names.extendleft(reversed([*some[start:alike], *some[:start], *some[alike:]]))
 
     def give_back(self, names: Iterable[str], *, free: bool = False) -> None:
-        """The names were tried, or their transaction has ended; `free`: others can have them now."""
+        """Let names be drawn again; `free`: others can take them now, and are to be told."""
         with self._mutex:
             self._drawn.difference_update(names)
         if free:
             self.changed.set()
 
     def all_in_order(self) -> list[str]:
-        """The names of all items, those that are locked included, after all that was committed before.
+        """Return the names of all items, locked ones too; it sees all that was committed before.
 
         Raises as draw().
         """
@@ -131,5 +131,5 @@ class Candidates:
 
 
 def missing_queue(paths: QueuePaths) -> QueueNotFound:
-    """The error to raise."""
+    """Return the error that a queue is missing."""
     return QueueNotFound(f"queue {paths.queue!r}: there is no {paths.items}; make it with init()")

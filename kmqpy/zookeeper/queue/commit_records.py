@@ -22,7 +22,7 @@ class CommitRecord:
     def __init__(self, path: str) -> None:
         self.path = path
         self._version: int | None = None
-        """None: it is not there."""
+        """The version that we know; None: the znode is not there."""
 
     def write(self, multi: Any, commit: str) -> None:
         """Add it as the first operation of a kazoo transaction."""
@@ -47,7 +47,7 @@ class CommitRecord:
         return not isinstance(first, _CHANGED)
 
     def read(self, data: bytes, stat: Any) -> str:
-        """The id of the last commit, of what was read; None as `stat`: the znode is not there."""
+        """Return the id of the last commit, of what was read; None as `stat`: the znode is not there."""
         self._version = None if stat is None else stat.version
         return data.decode(errors="replace")
 
@@ -63,7 +63,7 @@ class CommitRecords:
         self._made: list[str] = []
 
     def borrow(self) -> CommitRecord:
-        """A record that no other commit uses."""
+        """Return a record that no other commit uses."""
         with self._mutex:
             if self._free:
                 return self._free.pop()
@@ -71,7 +71,7 @@ class CommitRecords:
             return CommitRecord(self._made[-1])
 
     def give_back(self, record: CommitRecord) -> None:
-        """Its commit has an outcome that everybody knows who may ask."""
+        """Let other commits use a record, when nobody will ask any more whether its commit happened."""
         with self._mutex:
             self._free.append(record)
 

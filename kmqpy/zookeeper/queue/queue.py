@@ -134,7 +134,7 @@ class ZkQueue:
         return QueuePaths(self.settings.root, queue)
 
     def source(self, queue: str) -> Candidates:
-        """What there is to take from a queue; for Transaction."""
+        """Return the candidates of a queue, which are the same for all threads; for Transaction."""
         with self._mutex:
             if queue not in self._sources:
                 self._sources[queue] = Candidates(self.session, self.paths(queue))

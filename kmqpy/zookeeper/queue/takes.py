@@ -71,7 +71,7 @@ class _Wanted:
     meta_version: int | None
 
     def item(self, body: bytes) -> Item:
-        """The item, once it is locked."""
+        """Return the item, once it is locked."""
         taken = self.meta.taken if self.lock.has_meta else None
         return Item(queue=self.lock.paths.queue, name=self.lock.name, body=body, taken=taken)
 
@@ -84,9 +84,9 @@ class Takes:
 
     def __init__(self, session: SessionWatch, reads: Reads, policy: Policy, number: int) -> None:
         self.locks: list[Lock] = []
-        """All that may be ours."""
+        """The locks that may be ours."""
         self.number = number
-        """Of the session in which they were last asked for: the next one, if ours ended just before."""
+        """The session in which they were last asked for: the next one, if ours ended just before."""
         self._session = session
         self._zk = session.zk
         self._reads = reads
