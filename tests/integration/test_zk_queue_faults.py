@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -355,6 +356,7 @@ def test_rollback_without_a_connection_ends_within_the_session_time_out(queue, s
 
 def test_after_a_rollback_without_servers_the_session_is_not_resumed(settings):
     """Sessions outlive a stop of all servers: resumed, this one would keep its locks for good."""
+    settings = replace(settings, session_timeout_ms=3_000)  # a client on a busy machine could resume it
     with Cluster(brokers=0) as own:
         connection = ZooKeeperConnection(hosts=own.zookeeper)
         with ZkQueue(connection, settings) as queue:
@@ -362,9 +364,13 @@ def test_after_a_rollback_without_servers_the_session_is_not_resumed(settings):
             fill(queue, 1)
             tx = queue.transaction()
             tx.try_take("in")
-            own.zookeeper_server().kill()
+            server = own.zookeeper_server()
+            server.pause()  # so that the rollback is under way when it dies
+            death = threading.Timer(0.3, server.kill)
+            death.start()
             assert tx.rollback() is Outcome.ROLLED_BACK
-            own.zookeeper_server().start()
+            death.join()
+            server.start()
             with ZkQueue(connection, settings) as other:
                 until(lambda: no_locks(other))
             until(lambda: queue.session.zk.connected)
