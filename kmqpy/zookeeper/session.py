@@ -6,11 +6,12 @@ import logging
 import math
 import select
 import ssl
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
@@ -55,6 +56,14 @@ _DENIED = {
     NoAuthError: "we may not do this; check username and password of zookeeper_security, "
     "and the ACLs of the znodes",
 }
+
+
+class Greeting(Protocol):
+    """What is to be said to a server before anything else."""
+
+    def __call__(self, zk: KazooClient, server: Any, timeout_s: float) -> None:
+        """Called with each new connection to `server`; whatever it raises ends this connection."""
+        ...
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ships no types
@@ -122,6 +131,7 @@ class _Client(KazooClient):  # type: ignore[misc]
     In a forked child it does nothing, since session and connection belong to the parent.
     """
 
+    greeting: Greeting | None = None
     _zxid = 0
     _zxid_forgotten = 0
 
@@ -132,6 +142,8 @@ class _Client(KazooClient):  # type: ignore[misc]
         """One for each attempt since there was a connection."""
         self.granted_s: float = self._session_timeout / 1000
         """The session time-out that the server granted, which may be shorter than the one asked for."""
+        self.greeted = threading.Event()
+        """The greeting has succeeded once."""
         self._away_since: float | None = None
         connect = self._connection._connect
 
@@ -139,6 +151,9 @@ class _Client(KazooClient):  # type: ignore[misc]
             self._forget_if_expired()
             try:
                 made = connect(*address)
+                if self.greeting is not None:
+                    self.greeting(self, address, made[1] / 1000)
+                    self.greeted.set()
             except Exception as error:
                 found = _Failure(_told(error), _reason(error), isinstance(error, AuthFailedError))
                 self.failures = [*self.failures[-len(self.hosts) :], found]
@@ -222,18 +237,25 @@ def new_client(zookeeper: ZooKeeperConnection, session_timeout_ms: int = 6_000) 
 
 @contextmanager
 def connect(
-    zookeeper: ZooKeeperConnection, session_timeout_ms: int = 6_000, *, timeout: float = 10.0
+    zookeeper: ZooKeeperConnection,
+    session_timeout_ms: int = 6_000,
+    *,
+    timeout: float = 10.0,
+    greeting: Greeting | None = None,
 ) -> Iterator[KazooClient]:
     """A started client, stopped at the end of the block.
+
+    greeting  sends requests over each new connection before all others
 
     Raises Unavailable, naming the addresses, when ZooKeeper does not answer within `timeout` s, and
     AccessDenied at once when it and we do not accept each other.
     """
     zk = new_client(zookeeper, session_timeout_ms)
+    zk.greeting = greeting
     try:
         connected = zk.start_async()
         deadline = SYSTEM_CLOCK.monotonic() + patience_s(Service.ZOOKEEPER, timeout)
-        while not connected.wait(_POLL_S):
+        while not (connected.wait(_POLL_S) and (greeting is None or zk.greeted.wait(_POLL_S))):
             check_access(zk)
             if SYSTEM_CLOCK.monotonic() > deadline:
                 raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}")

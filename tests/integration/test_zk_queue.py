@@ -7,6 +7,7 @@ import pytest
 from zk_support import until
 
 from kmqpy.core.backoff import Backoff
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Closed, ConfigError, MessageError, QueueNotFound, RolledBack
 from kmqpy.zookeeper.queue import (
     AtLeastOnce,
@@ -126,6 +127,126 @@ def test_many_are_taken_in_order_with_few_requests(make):
     assert queue.size("in") == 0
 
 
+@pytest.fixture
+def requests_of(monkeypatch):
+    """Which requests a queue sends from now on, by their names in kazoo."""
+
+    def counted(queue):
+        sent = []
+        zk = queue.session.zk
+        call = zk._call
+
+        def note(request, result):
+            sent.append(type(request).__name__)
+            return call(request, result)
+
+        monkeypatch.setattr(zk, "_call", note)
+        return sent
+
+    return counted
+
+
+def test_threads_that_share_a_session_list_once_and_never_meet(make, requests_of):
+    queue = make()
+    put(queue, *(b"%d" % n for n in range(240)))
+    sent, together, found = requests_of(queue), threading.Barrier(8), []
+    listing = queue.source("in")._items.names
+
+    def slow_listing():
+        names = listing()
+        SYSTEM_CLOCK.sleep(0.1)  # the others want it meanwhile
+        return names
+
+    queue.source("in")._items.names = slow_listing
+
+    def take():
+        with queue.transaction() as tx:
+            together.wait()
+            found.extend(item.body for item in tx.try_take_many("in", 30))
+            together.wait()
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(b"%d" % n for n in range(240))
+    rollbacks = 240
+    assert sent.count("Transaction") == 8 + rollbacks
+    assert sent.count("GetChildren") == 2
+
+
+def test_what_a_thread_is_about_to_lock_no_other_thread_tries(make):
+    queue = make()
+    put(queue, *(b"%d" % n for n in range(20)))
+    source = queue.source("in")
+    drawn = source.draw(5, source.begin())
+    with queue.transaction() as tx:
+        assert [item.body for item in tx.try_take_many("in", 50)] == [b"%d" % n for n in range(5, 20)]
+        source.give_back(drawn)
+        assert [item.body for item in tx.try_take_many("in", 50)] == [b"%d" % n for n in range(5)]
+
+
+def test_a_process_that_meets_another_takes_further_back(make, requests_of):
+    one, two = make(), make()
+    put(one, *(b"%d" % n for n in range(500)))
+    with two.transaction() as tx:
+        tx.try_take("in")  # it knows what there is
+    with one.transaction() as first, two.transaction() as second:
+        assert len(first.try_take_many("in", 50)) == 50
+        sent = requests_of(two)
+        assert len(second.try_take_many("in", 50)) == 50
+        # All of a run, those of it that are free by a new list of the locks, and the rest of another run.
+        assert (sent.count("Transaction"), sent.count("GetChildren")) == (3, 1)
+
+
+@pytest.mark.parametrize("server", ["newer", "older", "cuts"])
+def test_items_are_read_together_or_one_by_one_where_the_server_is_old(
+    make, monkeypatch, requests_of, server
+):
+    if server == "older":
+        monkeypatch.setattr("kmqpy.zookeeper.multi_read._MultiRead.type", 4711)  # no server knows it
+    elif server == "cuts":
+        too_large = b"x" * 2**21
+        monkeypatch.setattr("kmqpy.zookeeper.multi_read._MultiRead.serialize", lambda _: too_large)
+    queue = make()
+    put(queue, *(b"%d" % n for n in range(30)), b"")
+    with queue.transaction() as tx:
+        sent = requests_of(queue)
+        assert [item.body for item in tx.try_take_many("in", 50)] == [*(b"%d" % n for n in range(30)), b""]
+    reads = {name: sent.count(name) for name in ("GetData", "_MultiRead")}
+    assert reads == (
+        {"GetData": 1, "_MultiRead": 3} if server == "newer" else {"GetData": 31, "_MultiRead": 0}
+    )
+
+
+@pytest.mark.parametrize("policy", [AtLeastOnce(), ConsumeTimes(3)])
+def test_large_items_are_read_in_several_answers(make, requests_of, policy):
+    """Also where the small znodes of a policy are read between."""
+    queue = make(policy=policy)
+    for _ in range(12):
+        put(queue, b"x" * 400_000)
+    with queue.transaction() as tx:
+        tx.try_take("in")
+        sent = requests_of(queue)
+        assert len(tx.try_take_many("in", 11)) == 11
+        assert sent.count("_MultiRead") >= 5
+
+
+def test_a_znode_of_commits_that_somebody_deleted_is_made_again(make, zk):
+    queue = make()
+    put(queue, b"a")
+    parent = f"{queue.settings.root}/.transactions"
+    [name] = zk.get_children(parent)
+    zk.delete(f"{parent}/{name}")
+    put(queue, b"b")
+    put(queue, b"c")
+    zk.set(f"{parent}/{name}", b"somebody")
+    put(queue, b"d")
+    assert drained(queue) == [b"a", b"b", b"c", b"d"]
+    assert zk.get_children(parent) == [name]
+
+
 def test_many_leave_out_what_others_have_and_what_is_gone(make, zk):
     one, two = make(), make(policy=ConsumeTimes(2))
     put(one, b"a", b"b", b"c", b"d", b"e")
@@ -167,12 +288,8 @@ def test_the_layout_is_as_documented_and_nothing_is_left(make, zk):
     assert zk.exists(f"{root}/in/locks/{locks[1]}").ephemeralOwner
     assert zk.get(f"{root}/in/meta/meta-0000000000")[0].startswith(b'{"taken": 1, "not_before_ms": ')
     tx.commit()
-    for _ in range(46):
-        put(queue)
-    assert len(zk.get_children(f"{root}/.transactions")) == 49
     put(queue)
-    until(lambda: not zk.get_children(f"{root}/.transactions"))
-    put(queue)
+    assert len(zk.get_children(f"{root}/.transactions")) == 1, "commits one after another share a znode"
     queue.close()
     until(lambda: not zk.get_children(f"{root}/.transactions"))
     assert [zk.get_children(f"{root}/in/{name}") for name in ("items", "locks", "meta", "dlq")] == [[]] * 4
@@ -225,7 +342,7 @@ def test_the_largest_commit_that_passes_the_check_is_accepted_by_the_server(make
         tx = queue.transaction()
         for _ in range(middle):
             tx.put("out", b"x" * 100)
-        multi = tx._multi()
+        multi = tx._multi(queue.records.borrow())
         try:
             from kmqpy.zookeeper.packets import check_multi
 

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 from zk_support import Cable, until
 
 from kmqpy.core.backoff import Backoff
@@ -30,7 +32,8 @@ def settings(queue_name):
 
 @pytest.fixture
 def queue(zookeeper, settings):
-    with ZkQueue(zookeeper, settings) as queue:
+    """Looks on; its session outlasts a busy machine."""
+    with ZkQueue(zookeeper, ZkQueueSettings(root=settings.root, session_timeout_ms=15_000)) as queue:
         queue.init("in", "out")
         yield queue
 
@@ -64,7 +67,7 @@ def child(zookeeper, settings, end, request=0, when="before", stdin=subprocess.D
     )
 
 
-# Taking two: list locks, list items, get, lock, get, lock; then commit, or two unlocks. Requests beyond the
+# Taking two: list locks, list items, lock, get, lock, get; then commit, or two unlocks. Requests beyond the
 # end kill after it.
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_kill_9_at_every_request_of_take_commit_and_rollback(queue, zookeeper, settings, end):
@@ -109,10 +112,10 @@ def both_at_once(tx):
     return tx.try_take_many("in", 2)
 
 
-# At once: list locks, list items, get, get, lock both; then commit.
+# At once: list locks, list items, lock both, get both; then commit.
 @pytest.mark.parametrize(
     ("take", "request_number"),
-    [(one_by_one, number) for number in range(1, 8)] + [(both_at_once, number) for number in range(1, 7)],
+    [(one_by_one, number) for number in range(1, 8)] + [(both_at_once, number) for number in range(1, 6)],
 )
 def test_an_answer_lost_at_any_request_is_found_out(queue, settings, cable, take, request_number):
     """Take two, put three: the connection breaks after one request has arrived and before its answer."""
@@ -149,6 +152,119 @@ def test_an_answer_lost_at_any_request_is_found_out(queue, settings, cable, take
         if request_number >= 3:  # all but the lists
             assert tx.outcome is Outcome.COMMITTED
         until(lambda: no_locks(queue))
+
+
+@pytest.mark.parametrize("request_number", [1, 2])
+def test_an_answer_lost_to_a_rollback_leaves_no_lock(queue, settings, cable, request_number):
+    """One request for each lock."""
+    fill(queue, 2)
+    with ZkQueue(cable.connection, ZkQueueSettings(root=settings.root, session_timeout_ms=15_000)) as other:
+        tx = other.transaction()
+        both_at_once(tx)
+        call, count = other.session.zk._call, 0
+
+        def lossy(*args):
+            nonlocal count
+            count += 1
+            if count == request_number:
+                cable.cut(Cut.MUTE)
+            call(*args)
+            if count == request_number:
+                SYSTEM_CLOCK.sleep(0.1)
+                cable.cut(Cut.REFUSE)
+                cable.heal()
+
+        other.session.zk._call = lossy
+        assert tx.rollback() is Outcome.ROLLED_BACK
+        assert count >= 2
+        assert no_locks(queue)
+        assert counts(queue) == (2, 0)
+
+
+def expire(queue):
+    """End a queue's session at the server, as if its time-out had passed, and wait until the queue knows."""
+    zk, number = queue.session.zk, queue.session.number
+
+    def ended():
+        thief = KazooClient(hosts=",".join(f"{host}:{port}" for host, port in zk.hosts), client_id=client_id)
+        thief.start()
+        thief.stop()
+        thief.close()
+        SYSTEM_CLOCK.sleep(0.1)
+        return queue.session.number > number  # else our own client was quick enough to take it back
+
+    client_id = zk.client_id
+    until(ended)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("take", "request_number"),
+    [(one_by_one, 5), (one_by_one, 6)] + [(both_at_once, number) for number in range(1, 6)],
+)
+def test_a_session_that_expires_at_any_request_takes_all_or_nothing(
+    queue, zookeeper, settings, take, request_number, when
+):
+    """Take two, put three: all of it, if the session ended after the commit had come; else nothing."""
+    fill(queue, 4)
+    with ZkQueue(zookeeper, ZkQueueSettings(root=settings.root, session_timeout_ms=15_000)) as other:
+        zk, count = other.session.zk, 0
+        call = zk._call
+
+        def expiring(*args):
+            nonlocal count
+            count += 1
+            if count != request_number:
+                return call(*args)
+            if when == "before":
+                expire(other)
+                return call(*args)
+            result = call(*args)
+            SYSTEM_CLOCK.sleep(0.1)
+            expire(other)
+            return result
+
+        zk._call = expiring
+        with contextlib.suppress(KmqError), other.transaction() as tx:
+            take(tx)
+            for _ in range(3):
+                tx.put("out", b"x")
+            tx.commit()
+        assert count >= request_number
+        until(lambda: no_locks(queue))
+        expected = (2, 3) if tx.outcome is Outcome.COMMITTED else (4, 0)
+        assert tx.outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)
+        assert counts(queue) == expected
+        zk._call = call
+        with other.transaction() as tx:  # it goes on in the next session
+            until(lambda: zk.connected)
+            assert tx.try_take("in") is not None
+
+
+@pytest.mark.parametrize("how", [Cut.MUTE, Cut.BLACKHOLE])
+def test_a_later_commit_without_an_answer_happens_once(queue, settings, cable, how):
+    """It writes the znode of an earlier one; MUTE lets it arrive, BLACKHOLE does not."""
+    with ZkQueue(cable.connection, ZkQueueSettings(root=settings.root, session_timeout_ms=15_000)) as other:
+        fill(other, 1)
+        zk = other.session.zk
+        call, commits = zk._call, []
+
+        def lossy(request, result):
+            if type(request).__name__ != "Transaction" or commits:
+                return call(request, result)
+            commits.append(request)
+            cable.cut(how)
+            call(request, result)
+            SYSTEM_CLOCK.sleep(0.1)
+            cable.cut(Cut.REFUSE)
+            cable.heal()
+            return None
+
+        zk._call = lossy
+        fill(other, 2)
+        fill(other, 3)
+    assert len(commits) == 1
+    assert queue.size("in") == 6
 
 
 def interrupted_commit(other, cable, how):
@@ -240,6 +356,7 @@ def test_rollback_without_a_connection_ends_within_the_session_time_out(queue, s
 
 def test_after_a_rollback_without_servers_the_session_is_not_resumed(settings):
     """Sessions outlive a stop of all servers: resumed, this one would keep its locks for good."""
+    settings = replace(settings, session_timeout_ms=3_000)  # a client on a busy machine could resume it
     with Cluster(brokers=0) as own:
         connection = ZooKeeperConnection(hosts=own.zookeeper)
         with ZkQueue(connection, settings) as queue:
@@ -247,9 +364,13 @@ def test_after_a_rollback_without_servers_the_session_is_not_resumed(settings):
             fill(queue, 1)
             tx = queue.transaction()
             tx.try_take("in")
-            own.zookeeper_server().kill()
+            server = own.zookeeper_server()
+            server.pause()  # so that the rollback is under way when it dies
+            death = threading.Timer(0.3, server.kill)
+            death.start()
             assert tx.rollback() is Outcome.ROLLED_BACK
-            own.zookeeper_server().start()
+            death.join()
+            server.start()
             with ZkQueue(connection, settings) as other:
                 until(lambda: no_locks(other))
             until(lambda: queue.session.zk.connected)

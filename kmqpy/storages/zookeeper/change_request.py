@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -21,17 +22,29 @@ class ChangeRequest(Generic[T]):
         self.work = work
         self.ids = ids
         self.is_done = False
+        self._news = threading.Event()
         self._result: tuple[T, int] | Exception
 
     def succeed(self, result: T, version: int) -> None:
         """End with a result, and the version of the directory that has the change."""
         self._result = result, version
         self.is_done = True
+        self._news.set()
 
     def fail(self, error: Exception) -> None:
         """End with an exception."""
         self._result = error
         self.is_done = True
+        self._news.set()
+
+    def wake(self) -> None:
+        """Let its thread look whether it can carry it out."""
+        self._news.set()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until it is done, or wake() is called, at most `timeout` s."""
+        self._news.wait(timeout)
+        self._news.clear()
 
     def outcome(self) -> tuple[T, int]:
         """The result, or its exception raised."""

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -43,6 +44,8 @@ _TRIES = 8
 """So many times a process tries again at once when it has asked for its turn, before it asks again."""
 _ROOM_BYTES = 128 * 1024
 """No message is added to a directory that would not leave so much of a request for a page."""
+_LOOK_S = 0.1
+"""A thread that waits for others looks so often itself."""
 _SUSPICIOUS = 3
 """After so many conflicts it is looked whether somebody has made or deleted znodes of the queue."""
 
@@ -57,7 +60,8 @@ class _TooMuch(Exception):
 class LiveQueue:
     """One queue; its lock lets one thread of this process change it at a time.
 
-    The thread that gets the lock carries out what others have asked for meanwhile, in the same commit.
+    The thread that gets the lock carries out what others have asked for meanwhile, in the same commit. Then
+    it wakes one of those that have asked since.
     """
 
     def __init__(self, znodes: Znodes, row: QueueRow, bodies: BodyCache, turns: Turns) -> None:
@@ -94,9 +98,24 @@ class LiveQueue:
         """
         request = ChangeRequest(work, ids)
         self._requests.append(request)
-        with self._lock:
-            if not request.is_done:
-                self._carry_out([self._requests.popleft() for _ in range(len(self._requests))])
+        try:
+            while not request.is_done:
+                # Not in line for the lock: there, who is done would wait for the commit of the next.
+                if not self._lock.acquire(blocking=False):
+                    request.wait(_LOOK_S)
+                    continue
+                try:
+                    if not request.is_done:
+                        self._carry_out([self._requests.popleft() for _ in range(len(self._requests))])
+                finally:
+                    self._lock.release()
+        except BaseException:
+            with suppress(ValueError):
+                self._requests.remove(request)  # nobody has begun it
+            raise
+        finally:
+            with suppress(IndexError):
+                self._requests[0].wake()
         return request.outcome()
 
     def contents(self, places: Sequence[BodyPlace]) -> list[Content | ConfigError]:

@@ -41,6 +41,7 @@ from kmqpy.errors import AccessDenied, Closed, ConfigError, Unavailable
 from kmqpy.storages.zookeeper.draft import Now
 from kmqpy.storages.zookeeper.rows import not_ours
 from kmqpy.storages.zookeeper.server_clock import ServerClock
+from kmqpy.zookeeper.multi_read import Greeting, ManyReads
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES, check_multi
 from kmqpy.zookeeper.session import address, check_access, failure, gather, last_failure, unavailable
 
@@ -69,13 +70,22 @@ class Lost(Exception):
 class Znodes:
     """The znodes below one root. Thread-safe.
 
+    greeting  that of the client, if it has one; without it, znodes are read one by one
+
     Every method raises Unavailable when ZooKeeper has not answered within `timeout_s`.
     """
 
     def __init__(
-        self, zk: KazooClient, root: str, *, timeout_s: float = 10.0, max_packet_bytes: int = MAX_PACKET_BYTES
+        self,
+        zk: KazooClient,
+        root: str,
+        *,
+        greeting: Greeting | None = None,
+        timeout_s: float = 10.0,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.zk = zk
+        self._reads = ManyReads(zk, greeting or Greeting())
         self.timeout_s = timeout_s
         self.max_packet_bytes = max_packet_bytes
         self._root = root
@@ -316,8 +326,9 @@ class Znodes:
         """The contents of znodes; None for those that are not there."""
 
         def read() -> list[bytes | None]:
-            results = [self.zk.get_async(path) for path in paths]
-            return [self._data(result) for result in results]
+            groups = self._reads.ask(paths)
+            found = [one for group, handle in groups for one in self._reads.found(group, handle, self._wait)]
+            return [None if stat is None else data for data, stat in found]
 
         return self.repeated(read) if paths else []
 

@@ -11,6 +11,7 @@ from kazoo.exceptions import NoNodeError
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError, QueueNotFound
 from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item
+from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.session import failure, unavailable
 
@@ -38,8 +39,9 @@ class DeadLetters:
     A call that was interrupted can be repeated: no dead letter is redriven twice.
     """
 
-    def __init__(self, session: SessionWatch, paths: QueuePaths) -> None:
+    def __init__(self, session: SessionWatch, reads: Reads, paths: QueuePaths) -> None:
         self._session = session
+        self._reads = reads
         self._zk = session.zk
         self._paths = paths
 
@@ -95,12 +97,10 @@ class DeadLetters:
 
     def _read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes, Any]]:
         """Name, body and stat of those that are still there."""
-        for name, result in [(name, self._zk.get_async(self._paths.dead_letter(name))) for name in names]:
-            try:
-                body, stat = self._session.get(result)
-            except NoNodeError:
-                continue
-            yield name, body, stat
+        found = self._reads.send([self._paths.dead_letter(name) for name in names])()
+        for name, (body, stat) in zip(names, found, strict=True):
+            if stat is not None:
+                yield name, body, stat
 
     def _removal(self, name: str) -> Any:
         multi = self._zk.transaction()

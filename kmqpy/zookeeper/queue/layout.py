@@ -1,6 +1,6 @@
 """The znodes of a queue; pure.
 
-/zms/.transactions/<uuid>                 a commit that happened; deleted after its client has seen that
+/zms/.transactions/<uuid>                 the UUID of the last commit that used this znode: it happened
 /zms/<queue>/items/item-0000000001        the body; item-p5-0000000001 has priority 5
 /zms/<queue>/locks/lock-0000000001        ephemeral: taken; its data is the UUID of the lock
 /zms/<queue>/locks/lock-0000000001.<uuid> ephemeral: made with the lock, tells whose it is
@@ -107,6 +107,11 @@ def sequence_of(name: str) -> str:
     return found[2]
 
 
+def have_same_priority(name: str, other: str) -> bool:
+    """True when two items have the same priority."""
+    return _priority_of(name) == _priority_of(other)
+
+
 def _item_prefix(priority: int) -> str:
     return f"item-{f'p{priority}-' if priority else ''}"
 
@@ -123,5 +128,9 @@ def in_order(names: Iterable[str], locks: Iterable[str]) -> list[str]:
     """
     locked = {found[1] for lock in locks if (found := _LOCK.fullmatch(lock))}
     matches = [(_ITEM.fullmatch(name), name) for name in names]
-    keyed = [(-int(match[1] or 0), int(match[2]), name) for match, name in matches if match]
-    return [name for _, _, name in sorted(keyed) if sequence_of(name) not in locked]
+    keyed = [
+        (-int(match[1] or 0), int(match[2]), name)
+        for match, name in matches
+        if match and match[2] not in locked
+    ]
+    return [name for _, _, name in sorted(keyed)]

@@ -10,7 +10,8 @@ from typing import Self
 from kmqpy.core.backoff import Backoff
 from kmqpy.errors import Closed, KmqError
 from kmqpy.zookeeper.queue.queue import ZkQueue
-from kmqpy.zookeeper.queue.transaction import Item, Transaction
+from kmqpy.zookeeper.queue.takes import Item
+from kmqpy.zookeeper.queue.transaction import Transaction
 
 log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 1.0

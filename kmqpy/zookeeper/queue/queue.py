@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
-from weakref import WeakSet
 
 from kazoo.exceptions import NoNodeError
 
-from kmqpy.errors import Closed, ConfigError, QueueNotFound
+from kmqpy.errors import Closed, ConfigError
 from kmqpy.zookeeper.containers import ensure_path
+from kmqpy.zookeeper.multi_read import Greeting
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
+from kmqpy.zookeeper.queue.candidates import Candidates, missing_queue
+from kmqpy.zookeeper.queue.commit_records import CommitRecords
 from kmqpy.zookeeper.queue.dead_letters import DeadLetters
-from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item, transactions_path
+from kmqpy.zookeeper.queue.layout import QueuePaths, transactions_path
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, Policy
+from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.queue.transaction import Transaction
 from kmqpy.zookeeper.session import connect, unavailable
 from kmqpy.zookeeper.settings import ZooKeeperConnection
-from kmqpy.zookeeper.watched_children import WatchedChildren
 
-_LISTED = 100
-_LISTED_SHARE = 10
-"""Before the queue is listed again, 100 items are tried, or one in ten of them if that is more. Listing finds
-new priorities, and items given back; in a deep queue it costs as much as many takes."""
-_DONE = 50
-"""The nodes of so many finished transactions are deleted together: one by one, each would cost the server a
-sync of its disk, for which the next commit waits."""
 _FORGOTTEN_AFTER_MS = 86_400_000
-"""Nobody asks any more for a commit that is older."""
+"""Nobody asks any more for a commit that is older, and who still uses its znode makes it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +50,6 @@ class ZkQueueSettings:
             raise ConfigError(f"root: {self.root!r} must be the path of a znode, like /zms")
 
 
-class _Source:
-    """The listing and locks that a process remembers of a queue it takes from."""
-
-    def __init__(self, items: WatchedChildren, locks: WatchedChildren, changed: threading.Event) -> None:
-        self.items = items
-        self.locks = locks
-        self.changed = changed
-        self.names: deque[str] = deque()
-
-
 class ZkQueue:
     """Takes from and puts to any number of queues, with one connection and session. Thread-safe.
 
@@ -80,12 +63,17 @@ class ZkQueue:
         self.settings = settings or ZkQueueSettings()
         self._connection = contextlib.ExitStack()
         given = connection or ZooKeeperConnection.from_environment()
-        zk = self._connection.enter_context(connect(given, self.settings.session_timeout_ms))
+        greeting = Greeting()
+        zk = self._connection.enter_context(
+            connect(given, self.settings.session_timeout_ms, greeting=greeting)
+        )
         self.session = SessionWatch(zk)
         self._mutex = threading.Lock()
-        self._sources: dict[str, _Source] = {}
-        self._open: WeakSet[Transaction] = WeakSet()
-        self._done: list[str] = []
+        self._sources: dict[str, Candidates] = {}
+        self.reads = Reads(self.session, greeting)
+        """For Transaction."""
+        self.records = CommitRecords(zk, transactions_path(self.settings.root))
+        """For Transaction."""
 
     def __enter__(self) -> Self:
         return self
@@ -105,39 +93,36 @@ class ZkQueue:
             for name in zk.get_children(commits):
                 with contextlib.suppress(NoNodeError):
                     stat = zk.exists(f"{commits}/{name}")
-                    if stat is not None and now_ms - stat.ctime > _FORGOTTEN_AFTER_MS:
+                    if stat is not None and now_ms - stat.mtime > _FORGOTTEN_AFTER_MS:
                         zk.delete(f"{commits}/{name}")
 
     def transaction(self) -> Transaction:
         """Begin a unit of work, in the present session."""
         if self.session.closed:
             raise Closed("the queue is closed")
-        made = Transaction(self)
-        with self._mutex:
-            self._open.add(made)
-        return made
+        return Transaction(self)
 
     def size(self, queue: str) -> int:
         """The number of items, those that are taken included. Raises Unavailable, QueueNotFound."""
         with unavailable(self.session.zk):
             stat = self.session.get(self.session.zk.exists_async(self.paths(queue).items))
         if stat is None:
-            raise self._missing(queue)
+            raise missing_queue(self.paths(queue))
         return int(stat.numChildren)
 
     def dead_letters(self, queue: str) -> DeadLetters:
         """Return the items that the policy handed out too often."""
-        return DeadLetters(self.session, self.paths(queue))
+        return DeadLetters(self.session, self.reads, self.paths(queue))
 
     def wait_for_change(self, source: str, timeout: float) -> bool:
         """Wait until the items or locks of a queue may have changed; False after `timeout` s."""
-        return self._source(source).changed.wait(timeout)
+        return self.source(source).changed.wait(timeout)
 
     def close(self) -> None:
         """Close the connection, which gives all items back; may be called twice."""
         with self._mutex:
             if not self.session.closed:
-                self._delete_done()
+                self.records.delete()
         self.session.closed = True
         self._connection.close()
         with self._mutex:
@@ -148,68 +133,9 @@ class ZkQueue:
         """The znodes of a queue; raises ConfigError for a name that can't be one."""
         return QueuePaths(self.settings.root, queue)
 
-    def candidates(self, source: str) -> Iterator[str]:
-        """The names of items that may be free, in the order in which to try them; for Transaction."""
-        known = self._source(source)
-        if self.settings.strict_fifo:
-            yield from self._listed(source, known, fresh=True)
-            return
-        yield from self._drawn(known)
-        names = self._listed(source, known, fresh=False)
-        step = max(_LISTED, len(names) // _LISTED_SHARE)
-        for start in range(0, len(names), step):  # further, where none of the first can be had now
-            with self._mutex:
-                known.names = deque(names[start : start + step])
-            yield from self._drawn(known)
-
-    def forget(self, transaction: Transaction, node: str | None) -> None:
-        """A transaction has ended, and nobody will ask for its `node` any more; for Transaction."""
+    def source(self, queue: str) -> Candidates:
+        """Return the candidates of a queue, which are the same for all threads; for Transaction."""
         with self._mutex:
-            self._open.discard(transaction)
-            if node is not None:
-                self._done.append(node)
-            if len(self._done) >= _DONE:
-                self._delete_done()
-
-    def _delete_done(self) -> None:
-        for node in self._done:
-            self.session.zk.delete_async(node)
-        self._done.clear()
-
-    def _drawn(self, known: _Source) -> Iterator[str]:
-        """The names that are left of a listing, each for one thread."""
-        while True:
-            with self._mutex:
-                if not known.names:
-                    return
-                name = known.names.popleft()
-            yield name
-
-    def _listed(self, source: str, known: _Source, *, fresh: bool) -> list[str]:
-        zk, paths = self.session.zk, self.paths(source)
-        with unavailable(zk):
-            if fresh:
-                zk.sync(paths.items)
-                names = zk.get_children(paths.items) if zk.exists(paths.items) else []
-                locks: list[str] = []
-            else:
-                known.changed.clear()
-                locks, names = known.locks.names(), known.items.names()
-            if not names and zk.exists(paths.items) is None:
-                raise self._missing(source)
-        return in_order(filter(is_item, names), locks)
-
-    def _missing(self, queue: str) -> QueueNotFound:
-        return QueueNotFound(f"queue {queue!r}: there is no {self.paths(queue).items}; make it with init()")
-
-    def _source(self, source: str) -> _Source:
-        with self._mutex:
-            if source not in self._sources:
-                paths, changed = self.paths(source), threading.Event()
-                zk = self.session.zk
-                self._sources[source] = _Source(
-                    WatchedChildren(zk, paths.items, changed),
-                    WatchedChildren(zk, paths.locks, changed),
-                    changed,
-                )
-            return self._sources[source]
+            if queue not in self._sources:
+                self._sources[queue] = Candidates(self.session, self.paths(queue))
+            return self._sources[queue]

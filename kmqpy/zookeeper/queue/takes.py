@@ -1,0 +1,241 @@
+"""The items that a transaction has locked."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.zookeeper.multi_read import MISSING
+from kmqpy.zookeeper.queue.layout import QueuePaths, sequence_of
+from kmqpy.zookeeper.queue.policies import Meta, Policy, Refusal
+from kmqpy.zookeeper.queue.reads import Reads
+from kmqpy.zookeeper.queue.sessions import LOST_ANSWER, SessionWatch
+from kmqpy.zookeeper.session import failure
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """An item that a transaction has taken.
+
+    taken  how often it was handed out, this time included; None where the policy does not count
+    """
+
+    queue: str
+    name: str
+    body: bytes
+    taken: int | None = None
+
+
+class NotTaken(Enum):
+    """Why an item was not taken."""
+
+    GONE = "gone"
+    """It is not there any more."""
+    LOCKED = "locked"
+    """Another transaction has it."""
+    NOT_YET = "not yet"
+    """Its back-off is not over."""
+    REFUSED = "refused"
+    """It was handed out too often, and is a dead letter now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A lock that is ours or, after a lost answer, may be."""
+
+    paths: QueuePaths
+    name: str
+    token: str
+    has_meta: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An item that can be locked.
+
+    meta          what its meta znode is to say, where a policy counts
+    meta_version  of the present one; None if there is none
+    """
+
+    lock: Lock
+    meta: Meta
+    meta_version: int | None
+
+    def item(self, body: bytes) -> Item:
+        """Return the item, once it is locked."""
+        taken = self.meta.taken if self.lock.has_meta else None
+        return Item(queue=self.lock.paths.queue, name=self.lock.name, body=body, taken=taken)
+
+
+class Takes:
+    """Locks items for one transaction, in the session of number `number`.
+
+    Its methods raise SessionExpired and what kazoo raises.
+    """
+
+    def __init__(self, session: SessionWatch, reads: Reads, policy: Policy, number: int) -> None:
+        self.locks: list[Lock] = []
+        """The locks that may be ours."""
+        self.number = number
+        """The session in which they were last asked for: the next one, if ours ended just before."""
+        self._session = session
+        self._zk = session.zk
+        self._reads = reads
+        self._policy = policy
+
+    def take(self, paths: QueuePaths, names: Sequence[str]) -> list[Item | NotTaken]:
+        """For each name its item, or why it is not ours; they are locked by one request, if possible."""
+        looked_at = self._looked_at(paths, names)
+        wanted = [one for one in looked_at if isinstance(one, _Wanted)]
+        found = iter(self._lock(paths, wanted) if wanted else ())
+        return [next(found) if isinstance(one, _Wanted) else one for one in looked_at]
+
+    def unlock(self, deadline: float) -> None:
+        """Remove all locks; raises one of LOST_ANSWER."""
+        for result in self._unlocked(self.locks):
+            self._session.get(result, deadline)  # NoNodeError: it is gone, or was never ours
+
+    def _looked_at(self, paths: QueuePaths, names: Sequence[str]) -> list[_Wanted | NotTaken]:
+        """For each name what is needed to lock the item, or why it can't be ours."""
+        counts = self._policy.counts
+        metas = self._reads.send([paths.meta(name) for name in names])() if counts else [MISSING] * len(names)
+        found: list[_Wanted | NotTaken] = []
+        for name, (data, stat) in zip(names, metas, strict=True):
+            decision = self._policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
+            if decision is Refusal.TOO_OFTEN:
+                found.append(self._refuse(paths, name, stat))
+            elif isinstance(decision, Meta):
+                lock = Lock(paths, name, uuid.uuid4().hex, counts)
+                found.append(_Wanted(lock, decision, None if stat is None else stat.version))
+            else:
+                found.append(NotTaken.NOT_YET)
+        return found
+
+    def _lock(self, paths: QueuePaths, wanted: Sequence[_Wanted]) -> list[Item | NotTaken]:
+        """Lock items and read them, which needs no answer between."""
+        self._session.check(self.number)
+        # Before the locks are asked for: whatever happens, rollback() looks after them.
+        self.locks += [one.lock for one in wanted]
+        sent = self._send([wanted])
+        bodies = self._reads.send([paths.item(one.lock.name) for one in wanted])
+        errors = self._errors(sent) * len(wanted)
+        read = bodies()
+        if errors[0] is not None and len(wanted) > 1:  # somebody has one of them, or it is gone
+            errors = self._lock_the_rest(paths, wanted, [stat is None for _, stat in read])
+        self._forget({one.lock.token for one, error in zip(wanted, errors, strict=True) if error is not None})
+        found: list[Item | NotTaken] = []
+        for one, error, (body, stat) in zip(wanted, errors, read, strict=True):
+            if error is None and stat is not None:
+                found.append(one.item(body))
+            elif error is None:  # somebody deleted it by hand while we locked it
+                [unlocked] = self._unlocked([one.lock])
+                self._session.get(unlocked)
+                self._forget({one.lock.token})
+                found.append(NotTaken.GONE)
+            elif isinstance(error, NoNodeError):
+                found.append(NotTaken.GONE)
+            elif isinstance(error, NodeExistsError | BadVersionError):
+                found.append(NotTaken.LOCKED)
+            else:
+                raise error
+        return found
+
+    def _forget(self, tokens: set[str]) -> None:
+        self.locks = [lock for lock in self.locks if lock.token not in tokens]
+
+    def _lock_the_rest(
+        self, paths: QueuePaths, wanted: Sequence[_Wanted], gone: Sequence[bool]
+    ) -> list[Exception | None]:
+        """After a refusal of all: lock those that nobody has; for each why it was refused."""
+        listing = self._zk.get_children_async
+        deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
+        locked = set(self._session.ask(lambda: listing(paths.locks), deadline))
+        errors: dict[str, Exception | None] = {}
+        rest = []
+        for one, is_gone in zip(wanted, gone, strict=True):
+            if is_gone:
+                errors[one.lock.token] = NoNodeError()
+            elif f"lock-{sequence_of(one.lock.name)}" in locked:
+                errors[one.lock.token] = NodeExistsError()
+            else:
+                rest.append(one)
+        if rest:
+            found = self._errors(self._send([rest])) * len(rest)
+            if found[0] is not None and len(rest) > 1:
+                found = self._errors(self._send([[one] for one in rest]))
+            errors.update(zip((one.lock.token for one in rest), found, strict=True))
+        return [errors[one.lock.token] for one in wanted]
+
+    def _send(self, groups: Iterable[Sequence[_Wanted]]) -> list[tuple[Lock, Any]]:
+        """Ask for the locks of groups of items, each in one step; the first of each, and kazoo's handle."""
+        sent = [(group[0].lock, self._request(group).commit_async()) for group in groups]
+        # What was asked for before kazoo told of the end of the session is not sent in the next one.
+        number, self.number = self.number, self._session.number
+        self._session.check(number)
+        return sent
+
+    def _errors(self, sent: Iterable[tuple[Lock, Any]]) -> list[Exception | None]:
+        """For each group why it was refused, None if it is ours."""
+        return [self._refusal(lock, result) for lock, result in sent]
+
+    def _request(self, group: Sequence[_Wanted]) -> Any:
+        multi = self._zk.transaction()
+        for one in group:
+            lock = one.lock
+            paths, name = lock.paths, lock.name
+            multi.check(paths.item(name), -1)
+            multi.create(paths.lock(name), lock.token.encode(), ephemeral=True)
+            multi.create(paths.owner(name, lock.token), ephemeral=True)
+            if lock.has_meta and one.meta_version is None:
+                multi.create(paths.meta(name), one.meta.encode())
+            elif lock.has_meta:
+                multi.set_data(paths.meta(name), one.meta.encode(), one.meta_version)
+        return multi
+
+    def _refusal(self, lock: Lock, result: Any) -> Exception | None:
+        """Why the locks that were made together with this one were refused."""
+        try:
+            return failure(self._session.get(result))
+        except LOST_ANSWER:
+            deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
+            mine = lock.paths.owner(lock.name, lock.token)
+            self._session.ask(lambda: self._zk.sync_async(mine), deadline)
+            found = self._session.ask(lambda: self._zk.exists_async(mine), deadline)
+            self._session.check(self.number)
+            return None if found is not None else NodeExistsError()
+
+    def _refuse(self, paths: QueuePaths, name: str, stat: Any) -> NotTaken:
+        """Move an item to the dlq, unless somebody has locked it."""
+        [(body, item_stat)] = self._reads.send([paths.item(name)])()
+        if item_stat is None:
+            return NotTaken.GONE
+        multi = self._zk.transaction()
+        multi.create(paths.lock(name), ephemeral=True)
+        multi.delete(paths.item(name))
+        multi.delete(paths.meta(name), stat.version)
+        multi.create(paths.new_dead_letter(name), body, sequence=True)
+        multi.delete(paths.lock(name))
+        error = failure(self._session.get(multi.commit_async()))
+        if error is None:
+            log.warning("queue %s: %s was handed out too often; it is in its dlq now", paths.queue, name)
+            return NotTaken.REFUSED
+        return NotTaken.LOCKED if isinstance(error, NodeExistsError | BadVersionError) else NotTaken.GONE
+
+    def _unlocked(self, locks: Iterable[Lock]) -> list[Any]:
+        """Ask for the removal of locks; kazoo's handles."""
+        sent = []
+        for lock in locks:
+            multi = self._zk.transaction()
+            multi.delete(lock.paths.owner(lock.name, lock.token))  # only then the lock is ours
+            multi.delete(lock.paths.lock(lock.name))
+            sent.append(multi.commit_async())
+        return sent
