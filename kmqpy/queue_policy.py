@@ -38,5 +38,5 @@ class QueuePolicy:
 
     @property
     def longest_ms(self) -> int:
-        """For how long a message can be leased or delayed at most."""
+        """The longest time that a message can be leased or delayed."""
         return max(self.max_delay_ms, self.max_hold_ms)

@@ -24,17 +24,20 @@ _BASE = {
     "TrackerNamesDropped": "TRUE",
     "ClientReads": '"tail"',
     "ClientChecksRetention": "TRUE",
-    "TakesAreFenced": "TRUE",
-    "AliasesCount": "TRUE",
-    "AliasHoldsOffset": '"in flight"',
-    "AliasFromClaim": "TRUE",
-    "FollowFrom": '"claim"',
+    "ClientHeedsAncestors": "TRUE",
+    "LateTakesEnd": "TRUE",
+    "EndsAreStored": "TRUE",
+    "TakerLooks": "TRUE",
+    "TakerLooksFrom": '"plan"',
+    "AncestorsFrom": '"log"',
+    "Forwarded": "{}",
 }
 _TWO_MESSAGES = {"Originals": "2", "PartitionOf": "<<1, 1>>", "MaxMessages": "3", "MaxAcks": "0"}
 _TWO_PARTITIONS = {"Originals": "2", "PartitionOf": "<<1, 2>>", "MaxMessages": "3", "MaxAcks": "0"}
 _PAUSED_CLIENT = {"FetchedEarlier": "{1}"}
 _TAKEOVER = {"MaxTakeovers": "1", "MaxTransactions": "2"}
 _RETENTION = {"MaxDeletions": "1"}
+_FORWARDED = {"Originals": "2", "PartitionOf": "<<1, 1>>", "Forwarded": "{2}"}
 _NO_CLAIM = {"TrackerClaims": "FALSE"}
 
 
@@ -60,7 +63,7 @@ class Run:
     @property
     def clients_are_alike(self) -> bool:
         """The model tells its clients apart only where one fetched a message before it lost the partition."""
-        return self.all_constants["FetchedEarlier"] == "{}"
+        return self.all_constants["FetchedEarlier"] == self.all_constants["Forwarded"] == "{}"
 
 
 def _control(name: str, violates: str, **constants: str) -> Run:
@@ -70,6 +73,8 @@ def _control(name: str, violates: str, **constants: str) -> Run:
 RUNS = (
     Run(name="one message, its copies and an ack"),
     Run(name="a client was paused between fetch and take", constants={**_PAUSED_CLIENT, "MaxAcks": "0"}),
+    Run(name="a paused client and a takeover", constants={**_PAUSED_CLIENT, **_TAKEOVER}),
+    Run(name="headers of a copy, forwarded", constants={**_FORWARDED, "MaxTransactions": "2"}),
     Run(name="two messages", constants={**_TWO_MESSAGES, "MaxTransactions": "2"}),
     Run(name="two partitions", constants={**_TWO_PARTITIONS, "MaxTransactions": "2"}),
     Run(name="takeover", constants=_TAKEOVER),
@@ -94,20 +99,23 @@ RUNS = (
     _control("the tracker does not wait before it decides", "OneFate", TrackerWaits="FALSE"),
     _control("a client ignores claims", "OneFate", ClientReads='"ends"'),
     _control("a client does not look", "ProcessedOnce", ClientReads='"nothing"'),
-    _control("takes are not fenced", "OneFate", **_PAUSED_CLIENT, TakesAreFenced="FALSE", MaxAcks="0"),
-    _control("an ack of an ancestor does not count", "AckHolds", AliasesCount="FALSE"),
-    _control("who takes a copy looks from the take on", "NoStaleHandOut", FollowFrom='"take"'),
+    _control("a client does not look for acks of ancestors", "AckHolds", ClientHeedsAncestors="FALSE"),
+    _control("a late take is redelivered", "OneFate", **_PAUSED_CLIENT, LateTakesEnd="FALSE", MaxAcks="0"),
     _control(
-        "a pending copy does not hold the stored offset", "AckHolds", **_TAKEOVER, AliasHoldsOffset='"no"'
+        "an acked message is taken late and redelivered", "AckHolds", **_PAUSED_CLIENT, LateTakesEnd="FALSE"
     ),
     _control(
-        "a copy in flight does not hold the stored offset",
+        "a successor does not know what was ended",
         "AckHolds",
+        **_PAUSED_CLIENT,
         **_TAKEOVER,
-        AliasHoldsOffset='"pending"',
+        EndsAreStored="FALSE",
     ),
+    _control("who takes a copy does not look", "NoStaleHandOut", TakerLooks="FALSE"),
+    _control("who takes a copy looks from the take on", "NoStaleHandOut", TakerLooksFrom='"take"'),
+    _control("who takes a copy looks from its last plan on", "NoStaleHandOut", TakerLooksFrom='"last plan"'),
     _control(
-        "the end, not the claim, holds the stored offset", "AckHolds", **_TAKEOVER, AliasFromClaim="FALSE"
+        "who takes a message believes its headers", "NothingLost", **_FORWARDED, AncestorsFrom='"headers"'
     ),
     _control("deleted markers are not noticed", "ProcessedOnce", **_RETENTION, ClientChecksRetention="FALSE"),
 )

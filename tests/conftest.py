@@ -62,7 +62,7 @@ _LONG = (
     "tests/docs/",
     "tests/integration/test_client.py",
     "tests/integration/test_contract",
-    "tests/integration/test_outage.py",
+    "tests/integration/test_outage",
     "tests/spark/processes/",
 )
 _shared = contextlib.ExitStack()

@@ -43,7 +43,7 @@ _SLICE_S = 0.2
 _JOIN_S = 15.0
 """How long to wait for partitions: longer than the group waits for a member that was killed, 10 s."""
 _MORE_S = 0.5
-"""After some messages came, how long to wait for more of them."""
+"""How long to wait for more messages after the first ones."""
 
 
 @click.command()

@@ -42,7 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _META = "kmqpy.given"
 _FIRST_CONTACT_S = 2.2
-"""With the start of the process less than 3 s."""
+"""How long a command waits for the first answer: with the start of the process it takes less than 3 s."""
 
 
 class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -96,7 +96,7 @@ class Cli:
         return table
 
     def admin(self) -> Admin:
-        """For administration of the queues there."""
+        """Open the administration of the queues on this connection."""
         return Admin(self.connection, self.zookeeper)
 
     def queue(self, name: str) -> QueueSettings:
@@ -216,12 +216,12 @@ def connected(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def connected_to_any(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a command that works with queues of any storage."""
+    """Like connected(), for a command that works with queues of any storage."""
     return connection_options(_with_cli(_impatient(function), any_storage=True))
 
 
 def connected_service(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as connected() for what runs on and on: it waits for servers that are just starting."""
+    """Like connected(), for a service: it waits for servers that are just starting."""
     return connection_options(_with_cli(function, any_storage=False))
 
 

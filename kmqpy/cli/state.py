@@ -12,8 +12,8 @@ from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, queue_
 from kmqpy.cli.output import confirmed, distance, many, print_json, print_table, print_text, warn
 from kmqpy.cli.text import as_object
 from kmqpy.kafka.admin.findings import Severity
-from kmqpy.kafka.admin.leftover_znodes import Leftover
 from kmqpy.kafka.admin.stats import PartitionStats, QueueStats
+from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 
 
 @click.command(name="in-flight")
@@ -199,15 +199,15 @@ def doctor(ctx: click.Context, cli: Cli, queue: str | None, *, fix: bool, yes: b
       kmq doctor jobs
       kmq doctor --fix
     """
-    removed: list[Leftover] = []
+    removed: list[UnusableZnode] = []
     with cli.admin() as admin:
         cli.check_root(admin)
-        if fix and (leftovers := admin.leftovers(queue)):
-            for znode in leftovers:
+        if fix and (unusable := admin.unusable_znodes(queue)):
+            for znode in unusable:
                 warn(f"{znode.path}: {znode.why}")
-            confirmed(f"Remove {many(len(leftovers), 'znode')}?", yes=yes)
-            removed = admin.clear_leftovers(leftovers)
-            for znode in leftovers:
+            confirmed(f"Remove {many(len(unusable), 'znode')}?", yes=yes)
+            removed = admin.remove_unusable_znodes(unusable)
+            for znode in unusable:
                 if znode not in removed:
                     warn(f"{znode.path}: changed meanwhile, so not removed")
         found = admin.doctor(queue)

@@ -46,7 +46,7 @@ def is_awaited(service: Service) -> bool:
 
 
 def patience_s(service: Service, timeout_s: float) -> float:
-    """For how long to wait for an answer: `timeout_s`, or less where it is the first."""
+    """Return how long to wait for an answer: `timeout_s`, or less for the first one."""
     contact = _current.get()
     if contact is None or service in contact.answered:
         return timeout_s

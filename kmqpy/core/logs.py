@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines of ours, which stay lines."""
+    """Like printable(), for text of several lines that kmqpy wrote: the line ends stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 

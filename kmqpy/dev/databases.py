@@ -27,8 +27,8 @@ class Databases:
     The names are those of KINDS. Servers and data live as long as the context, as those of Cluster do;
     with `keep`, data, logs and (if they are free) ports are those of the last start with that folder.
 
-    What a server acknowledged survives its kill: PostgreSQL and MariaDB sync each commit, Redis and Valkey
-    write an append-only file, which is synced each second. `settings` are added to a server's command
+    Data that a server acknowledged survives its kill: PostgreSQL and MariaDB sync each commit, Redis and
+    Valkey write an append-only file, which is synced each second. `settings` are added to a server's command
     line, by its name, and win: `{"redis": {"appendfsync": "always"}}`.
     """
 

@@ -83,7 +83,7 @@ class DemoReport:
         return broken == 0 and self.acknowledged + self.dead_lettered == self.sent
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the figures as a JSON object."""
         return {**asdict(self), "ok": self.ok}
 
 

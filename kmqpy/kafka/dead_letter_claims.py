@@ -36,9 +36,9 @@ class FinishedDeadLetters:
         self._reader = RepeatedReader(connection, markers_topic, clock=clock)
 
     def ended_before(self, position: int, partition: int, within_s: float) -> OffsetRuns:
-        """What was ended before markers offset `position`, once all transactions before that are decided.
+        """Return the messages that were ended before markers offset `position`.
 
-        Raises Withdrawn when it can't be read in time.
+        Waits until every transaction before that is decided. Raises Withdrawn if it is not in `within_s`.
         """
         deadline = self._clock.monotonic() + within_s
         while self._positions[partition] < position:

@@ -66,7 +66,7 @@ _POLL_S = 0.1
 _VISIBLE_WITHIN_S = 5.0
 _VISIBLE_POLL_S = 0.01
 _GAP = 1_000
-"""So many finished ones in a row are skipped by a seek rather than read over."""
+"""A gap of more finished dead letters than this is skipped by a seek; a shorter one is read."""
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,19})")
 
 Progress = Callable[[int, int], None]
@@ -148,7 +148,7 @@ class KafkaDeadLetters:
         return self._oldest(limit, with_body=False)
 
     def peek(self, limit: int = 100) -> builtins.list[KafkaDeadLetter]:
-        """As list(), with body and headers."""
+        """Like list(), with body and headers."""
         return self._oldest(limit, with_body=True)
 
     def redrive(self, ids: Iterable[str] | None = None, *, limit: int | None = None) -> int:

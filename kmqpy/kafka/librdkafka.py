@@ -57,7 +57,7 @@ _TRY_S = 2.0
 """Time limit of the first try; each later one may take twice as long as the one before."""
 _LEAST_TRY_S = 0.1
 _PAUSE = Backoff(0.02, 2, 1, 0.2)
-"""Between two tries."""
+"""The pause before a request is tried again."""
 
 _AWAY = {
     KafkaError._TIMED_OUT,
@@ -131,7 +131,7 @@ bytes, and the originals may have been compressed: zstd makes the copies about a
 
 _POLL_S = 0.05
 _CONNECT_S = 0.05
-"""In which librdkafka has a connection, if there is one to be had."""
+"""librdkafka connects to a broker that answers within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ def metadata(client: AdminClient, timeout_s: float, connection: KafkaConnection)
 
 
 def look_up(client: AdminClient, try_s: float) -> Any:
-    """The same, asked once; raises KafkaException in time, where other requests may take seconds longer."""
+    """Like metadata(), but tries once and raises KafkaException. It keeps `try_s`; other requests may not."""
     try:
         return client.list_topics(timeout=min(try_s, _GRACE_S))
     except KafkaException:

@@ -104,7 +104,7 @@ def scan_batches(
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, Reached]:
-    """As scan(), but `visit` is called with a partition and its next records, not with each record."""
+    """Like scan(), but `visit` is called with a partition and its next records, not with each record."""
     with _Reader(connection, topic, timeout_s, clock) as reader:
         reached = reader.open(starts)
         for partition, records in reader.batches(reached):
@@ -122,7 +122,7 @@ def scan_since(
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, Reached]:
-    """As scan_batches(), from each partition's first record at or after a time (ms since 1970) on.
+    """Like scan_batches(), from each partition's first record at or after a time (ms since 1970).
 
     Where `visit` returns True, the rest of the partition is not read.
     """
@@ -184,7 +184,7 @@ class RepeatedReader:
         self._reader: _Reader | None = None
 
     def scan(self, starts: Mapping[int, int], visit: Callable[[int, list[Any]], bool]) -> dict[int, Reached]:
-        """As scan_batches(). Where `visit` returns True, the rest of the partition is not read."""
+        """Like scan_batches(). When `visit` returns True, the rest of the partition is not read."""
         if self._reader is None:
             self._reader = self._new_reader()
         reader, self._reader = self._reader, None  # after an error the next one is new

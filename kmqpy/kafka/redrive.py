@@ -47,12 +47,12 @@ _log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 4_000_000
 _TRANSACTION_TIMEOUT_MS = 10_000
-"""For as long a killed run holds back readers of the queue, unless it is run again."""
+"""A killed run holds back readers of the queue for this long, unless the redrive is run again."""
 _TIMEOUT_S = 30.0
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 _TRIES = 4
-"""After a refused message the sequence numbers of the next transaction can be out of order once."""
+"""More than one: after a refused message, the next transaction can fail once, by its sequence numbers."""
 
 _UNREADABLE = Throttle(60.0)
 

@@ -47,7 +47,7 @@ _TOPIC_SETTINGS = {"partitions": int | None, "replication": int | None, "retenti
 """How the topics of a new queue are made."""
 _NEW_QUEUE = (*_QUEUE_FIELDS, *_FIXED, *_TOPIC_SETTINGS, "adopt")
 _LONGEST_NAME = 200
-"""Of a new queue; its other topics have longer names."""
+"""Characters of the name of a new queue; the names of its other topics are longer."""
 _IDLE_TIMEOUT_MS = 60_000
 
 

@@ -382,7 +382,7 @@ class Topics:
         return {name for name in found if not name.startswith("__")}
 
     def groups(self) -> dict[str, list[str]]:
-        """By topic, the consumer groups that have committed offsets; takes one request for each group."""
+        """Return the consumer groups with committed offsets, by topic. Sends one request for each group."""
         (listed,) = self._ask(
             "list consumer groups",
             [None],

@@ -29,11 +29,11 @@ from kmqpy.message import last_header
 _log = logging.getLogger(__name__)
 
 LATE_MS = 60_000
-"""For how long after the end of a message its markers are read, for those that come late."""
+"""Markers of a message are read until this long after its end, since some come late."""
 _CLOCK_MS = 60_000
 """How far the clock of a sender may be ahead of the broker's."""
 _MOST_RECORDS = 10_000
-"""Of one message; others are ignored."""
+"""The most records of one message that are followed; further ones are ignored."""
 _PLACE = re.compile(r"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10})[:-]([0-9]{1,19})")
 _LOG_APPEND_TIME = 2
 _RANGES = (0x02, 0x03, 0x04)

@@ -74,7 +74,7 @@ class Acknowledger(StreamingQueryListener):
         """Runs that have ended, with what each failed with."""
         self._spared: set[str] = set()
         self._refused: dict[str, ConfigError] = {}
-        """By run: why nothing of that query is acknowledged."""
+        """The reason why nothing of a query is acknowledged, by its run id."""
         self._changed = threading.Condition()
         self._writer = MarkerWriter(
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
@@ -200,7 +200,7 @@ class Acknowledger(StreamingQueryListener):
                 _log.warning("Spark does not tell of the end of a query", extra={"run": run_id})
 
     def _spare(self, run_id: str, failure: str | None = None) -> None:
-        """What a query of this queue that has ended has left in flight is to cost no attempt."""
+        """Messages that an ended query of this queue left in flight shall not lose an attempt by that."""
         with self._changed:
             if run_id in self._spared:
                 return

@@ -51,7 +51,7 @@ def claim(session: SparkSession, checkpoint: str, file: str, queue: str, ids: Ma
 class Remembered:
     """A number for each of some messages, in a file of a checkpoint; see `kmqpy.spark.isolation`.
 
-    What can't be read is forgotten: no message pays for that.
+    A file that can't be read is ignored: no message loses an attempt by that.
     """
 
     _SCHEMA = "partition INT, offset LONG, progress LONG"

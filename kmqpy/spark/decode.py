@@ -28,7 +28,7 @@ _END, _START, _START_RUNS, _END_RUNS, _END_BITMAP = (bytes((kind,)) for kind in 
 _FIRST_RESERVED, _LAST_RESERVED = b"\x05", b"\x0f"
 _REST = 2**31 - 1
 _ONE_BYTE = 128
-"""Numbers below are one byte in UTF-8."""
+"""A code point below this is one byte in UTF-8."""
 
 _NUMBER = "((?:[89A-F][0-9A-F]){0,3}[0-7][0-9A-F])"
 """An unsigned LEB128 of at most four bytes, in hex."""
@@ -246,7 +246,7 @@ def _bits_of_runs(numbers: Column) -> Column:
 
 
 def _bits_of_bitmap(digits: Column) -> Column:
-    """The same of a bitmap in hex: each byte its lowest bit first."""
+    """The bits of a bitmap in hex, the lowest bit of each byte first."""
     bits = F.regexp_replace(digits, "(.)(.)", "$2$1")
     # By way of letters, so that no replacement meets the digits of another.
     bits = F.translate(bits, "0123456789ABCDEF", "ghijklmnopqrstuv")

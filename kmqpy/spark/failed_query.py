@@ -1,6 +1,8 @@
-"""What a failed query has left in flight: spared when it ends, and split when it is started again.
+"""Messages that a failed query left in flight.
 
-The rules stand in `kmqpy.spark.isolation`. All state but what that remembers is in the markers.
+They lose no attempt when the query ends, and are processed in smaller micro-batches when it is started
+again. The rules are in `kmqpy.spark.isolation`. All state is in the markers, except what
+isolation.remember() returns.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _HALF = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Left:
-    """What queries have left in flight.
+    """The messages that ended queries left in flight.
 
     held      by partition, the messages that were taken and not finished
     now_ms    by partition, its now
@@ -80,7 +82,7 @@ class FailedQuery:
         self._writer = writer
 
     def spare(self, failure: str | None) -> None:
-        """After the query has ended: what it has left in flight is to cost no attempt.
+        """Write that the messages which an ended query left in flight lose no attempt by that.
 
         failure  what it failed with; None when it was stopped
         """

@@ -54,7 +54,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOut:
-    """What became of the messages of a batch.
+    """The messages of a batch: which are handed out, and which are not.
 
     rows    a mask of numpy: True where the message was taken and is handed out
     taken   by partition, the offsets of those

@@ -1,4 +1,4 @@
-"""How a queue does, for people: tables, and plots as PNG files.
+"""Reports on the state of a queue for people: tables, and plots as PNG files.
 
 print(health(KmqSpark(spark, "host:9092", queue="jobs")).save("report"))
 """

@@ -51,7 +51,7 @@ def split(failed: Iterable[Place], *, keeps_lower: bool) -> tuple[Sequence[Place
 
 
 def remember(failed: Iterable[Place], progress: int, remembered: Mapping[Place, int]) -> Mapping[Place, int]:
-    """What is to be remembered after a micro-batch has failed: by message, the progress when it first did.
+    """Return the memory after a failed micro-batch: for each message, the progress at its first failure.
 
     failed      the messages in it, each by the place of its first copy, which names it across redeliveries
     progress    how far the queue's group has got; it grows when a micro-batch gets through

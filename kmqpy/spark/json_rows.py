@@ -62,7 +62,7 @@ class Bodies:
     """Passes bodies on unchanged; rejects messages whose body is no row of the schema."""
 
     def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """For KmqSpark.process."""
+        """Convert a frame of messages; KmqSpark.process calls this."""
         found = frame[["value"]].copy()
         found[ERROR] = frame[_REFUSED]
         found[REJECT] = frame[_REFUSED].notna()

@@ -174,7 +174,7 @@ class Processing:
         lease: Duration = DEFAULT_LEASE_S,
         backoff: Backoff = _BACKOFF,
     ) -> DataFrame:
-        """The same, a message at a time: `function` is called with a Row.
+        """Like process(), a message at a time: `function` is called with a Row.
 
         It returns a row (a dict or Row with every field of `schema`, or a tuple), several (a list), or None:
         done, nothing to hand on. What it raises has failed: `Reject` dead-letters it now, `Retry` says

@@ -67,7 +67,7 @@ def merged(texts: Iterable[str]) -> BatchReport:
 
 
 def _encoded(found: PartitionOffsets) -> list[list[Any]]:
-    """For each partition its runs (first, count), or the first offset and a bitmap in hex."""
+    """Encode each partition as runs (first, count), or as the first offset and a bitmap in hex."""
     entries: list[list[Any]] = []
     for partition, offsets in found.items():
         runs = list(offsets.runs())

@@ -14,7 +14,7 @@ from kmqpy.spark.records import Bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Up to where each topic is read, what was committed before that, and where the queue ended after it."""
+    """Where each topic is read to, what was committed before that, and where the queue ended after it."""
 
     topics: QueueTopics
     committed: list[Place]

@@ -85,7 +85,7 @@ _WAIT_S = 0.1
 _TIMEOUT_S = 30.0
 
 Position = dict[str, Any]
-"""As Spark's checkpoint has it: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}."""
+"""A position in the form of Spark's checkpoint: {"queue": …, "topic_id": …, "offsets": {"0": 17, …}}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +145,11 @@ class KmqDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        """For spark.read: what is there now."""
+        """The reader of spark.read: all messages that are there now."""
         return _BatchReader(_Options.of(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """For spark.readStream."""
+        """The reader of spark.readStream."""
         return _StreamReader(_Options.of(self.options))
 
 

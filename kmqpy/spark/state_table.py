@@ -38,7 +38,7 @@ _RECORD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateUpdate:
-    """What an update did.
+    """The result of an update.
 
     version         its number
     markers         how many records of the markers topic it read

@@ -23,7 +23,7 @@ Positions = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateVersion:
-    """What an update leaves for the next one.
+    """A version of the table, from which the next update goes on.
 
     number        1 for the first version of a folder
     queue         the name of the queue

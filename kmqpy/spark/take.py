@@ -157,7 +157,7 @@ class FailedMessage:
 
 
 def failed_messages(texts: Iterable[str]) -> Mapping[Place, FailedMessage]:
-    """What the metric FAILURES tells; of several rows of a message the first counts. Raises DecodeError."""
+    """Decode the rows of the metric FAILURES, the first of each message. Raises DecodeError."""
     found: dict[Place, FailedMessage] = {}
     for text in texts:
         try:

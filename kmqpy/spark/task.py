@@ -134,6 +134,6 @@ class ProcessTask:
 
 
 def _given(batch: pa.RecordBatch, handed_out: HandedOut) -> pa.RecordBatch:
-    """What the user's function is given."""
+    """Return the rows that the user's function gets."""
     given = batch.select([name for name in batch.schema.names if name != OURS])
     return given if handed_out.rows.all() else given.filter(pa.array(handed_out.rows))

@@ -41,7 +41,7 @@ from kmqpy.worker.outcome import described
 
 _LARGEST_FLOAT = 3.4028235677973366e38
 _NULLS = "empty"
-"""What pandas infers of a column of objects that are null, all of them."""
+"""The type that pandas infers for a column of objects that are all null."""
 
 
 class NotOfSchema(ValueError):

@@ -31,6 +31,7 @@ reads the topics: nothing may be lost, unfinished, unexpected, or copied twice b
   make chaos ARGS="--quick"                one fault of each kind, less than 4 minutes
   make chaos ARGS="--full"                 1,000,000 messages, 114 faults, less than 60 minutes
   make chaos ARGS="--full --minutes 5"     the same in small
+  make chaos ARGS="--late"                 100,000 acks up to 5 s after the lease, less than 9 minutes
   make chaos ARGS="--seed 7"               other targets, another order
   make chaos ARGS="--control two-sends"    a safeguard is taken out: the checker must find it
   make chaos ARGS="--scenario two-sends"   what that does to kmqpy as it is: nothing
@@ -54,12 +55,20 @@ def main() -> None:
 )
 @click.option("--quick", "level", flag_value="quick", help="One fault of each kind, in less than 4 minutes.")
 @click.option("--full", "level", flag_value="full", help="The acceptance run.")
+@click.option(
+    "--late",
+    "level",
+    flag_value="late",
+    help="100,000 acks up to 5 s after the lease, in less than 9 minutes.",
+)
 @click.option("--minutes", type=click.FloatRange(1), help="Scale faults and messages to so much load.")
 @click.option("--seed", type=int, help="Of the schedule; default: from the clock.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, show_default=False)
 @click.option("--no-claims", is_flag=True, help="The queue has neither claims nor late acks.")
 @click.option("--no-late-acks", is_flag=True, help="The queue has no late acks.")
-@click.option("--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset or two-sends.")
+@click.option(
+    "--control", metavar="NAME", help="no-start-wait, no-fencing, safe-offset, two-sends or no-late-look."
+)
 @click.option("--scenario", metavar="NAME", help="The same scenario with the safeguard in place.")
 def run(
     *,

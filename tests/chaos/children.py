@@ -29,8 +29,6 @@ MAX_IN_FLIGHT = 400
 _BATCH = 50
 _EVERY_S = 0.1
 _CATCH_UP = 5
-_LATE_S = 0.4
-"""A late acknowledgement comes so long after the lease, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,8 @@ class ChildTask:
     first, count, seconds  a sender sends the numbers from `first` on, spread over so many seconds
     work_s                 how long a consumer has a batch before it acknowledges
     drop, nack, poison     per mille of the messages
-    late                   per mille of those that a consumer acknowledges when their leases are over
+    late, late_by_s        per mille of those that a consumer acknowledges when their leases are over, and
+                           by how much at most
     """
 
     name: str
@@ -57,6 +56,7 @@ class ChildTask:
     nack: int = 40
     poison: int = 3
     late: int = 0
+    late_by_s: float = 0.0
     sabotage: str = ""
 
     def command(self, kind: str) -> list[str]:
@@ -106,7 +106,7 @@ def consume(task: ChildTask) -> None:
                 stopping.wait(task.work_s)
                 over_at = time.monotonic() + task.settings.redeliver_after_ms / 1000
                 for one in _finish(client, messages, task, journal):  # while the copy is made, or waits
-                    heappush(late, (over_at + _dice(one.body) * _LATE_S / 1000, one.offset, one))
+                    heappush(late, (over_at + _dice(one.body) * task.late_by_s / 1000, one.offset, one))
             while late and late[0][0] < time.monotonic():
                 _ack(client, [heappop(late)[-1]], journal)
 

@@ -17,13 +17,16 @@ from kmqpy.core.clock import wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
+from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
+from kmqpy.message import Message
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 from .children import ChildTask
-from .journal import Tail
+from .journal import Journal, Tail, places
 from .judge import Seen, Verdict, judge
 from .observe import Times, keep_evidence, read_topics, take_in
 from .stage import Failed, Slot, TrackerSlot, is_stopped, make_queue, until
@@ -72,7 +75,13 @@ class _Scene:
     sabotaged: bool
 
     def __post_init__(self) -> None:
-        self.queue = QueueSettings(name=f"chaos-{self.folder.name}", redeliver_after_ms=_LEASE_MS)
+        late_acks = self.control == "no-late-look"
+        self.queue = QueueSettings(
+            name=f"chaos-{self.folder.name}",
+            redeliver_after_ms=_LEASE_MS,
+            claims=late_acks,
+            late_acks=late_acks,
+        )
         make_queue(self.connection, self.zookeeper, self.queue, 1)
         self.seen = Seen(max_in_flight=_COUNT, interruptions=1)
         self.seen.attempted = self.seen.sent = set(range(_COUNT))
@@ -186,9 +195,37 @@ def _no_start_wait(scene: _Scene) -> None:
     scene.rest()
 
 
+def _no_late_look(scene: _Scene) -> None:
+    """A consumer acknowledges everything when the copies wait already."""
+    scene.tracker("tracker")
+    journal = Journal(scene.folder / "late.journal")
+    with KmqClient(scene.queue, scene.connection) as client:
+        taken: list[Message] = []
+
+        def take() -> bool:
+            messages = client.receive(_COUNT - len(taken), wait=0.2)
+            journal.write(*(("d", *place) for place in places(messages)))
+            taken.extend(messages)
+            return len(taken) == _COUNT
+
+        until(take, _WAIT_S, "all messages are taken")
+        until(lambda: scene.copies() >= _COUNT, _WAIT_S, "all are copied")
+        journal.write(*(("a", *place) for place in places(taken)))
+        client.ack(*taken)
+    scene.consumer("acks", scene.changes())
+    with Admin(scene.connection, scene.zookeeper) as admin:
+
+        def is_empty() -> bool:
+            stats = admin.stats(scene.queue)
+            return stats.depth == 0 and stats.in_flight == 0
+
+        until(is_empty, _WAIT_S, "the queue is empty")
+
+
 SCENARIOS: dict[str, Callable[[_Scene], None]] = {
     "no-start-wait": _no_start_wait,
     "no-fencing": _no_fencing,
     "safe-offset": _safe_offset,
     "two-sends": _two_sends,
+    "no-late-look": _no_late_look,
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.client.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction
 from tracker.offset_keeper import OffsetKeeper
@@ -101,6 +102,11 @@ def no_start_wait() -> None:
     StartMarkerWriter.start = start  # type: ignore[method-assign, assignment]
 
 
+def no_late_look() -> None:
+    """Who takes a copy hands it out, whatever was acknowledged."""
+    LateAckCheck.examine = lambda *_: CheckedCopies()  # type: ignore[method-assign]
+
+
 def stop_before_transaction() -> None:
     """Halt (SIGSTOP) at the worst moment: it may redeliver, knows what, and has sent nothing."""
     real = Redeliverer._transact
@@ -138,6 +144,7 @@ ALL: dict[str, Callable[[], None]] = {
         no_fencing,
         safe_offset,
         no_start_wait,
+        no_late_look,
         stop_before_transaction,
         die_within_transaction,
     )

@@ -79,6 +79,8 @@ class Level:
     gap_s       from one fault to the next; faults that are held may overlap
     hold_s      how long pauses and cuts last, and how long what was killed stays away
     session_ms  of trackers with ZooKeeper; group_ms: of consumers with their group
+    late        per mille of the messages that consumers acknowledge when their leases are over, ...
+    late_by_s   ... by so many seconds at most; late_acks: so many there must be
     """
 
     name: str
@@ -91,12 +93,16 @@ class Level:
     lease_ms: int = 2_000
     calm_s: float = 8.0
     tail_s: float = 15.0
+    late: int = 40
+    late_by_s: float = 0.4
+    late_acks: int = 0
 
     def scaled(self, minutes: float) -> "Level":
         """The same within about so many minutes of load: fewer faults and messages, as long ones."""
         factor = minutes * 60 / (self.calm_s + self.tail_s + self.gap_s * sum(self.faults.values()))
         faults = {kind: max(1, round(count * factor)) for kind, count in self.faults.items()}
-        return replace(self, faults=faults, messages=max(1_000, round(self.messages * factor)))
+        messages, late_acks = max(1_000, round(self.messages * factor)), round(self.late_acks * factor)
+        return replace(self, faults=faults, messages=messages, late_acks=late_acks)
 
 
 def schedule(level: Level, seed: int) -> list[Fault]:
@@ -144,9 +150,9 @@ _ONE_OF_EACH = dict.fromkeys(Kind, 1)
 
 TINY = Level(
     name="tiny",
-    messages=4_000,
+    messages=2_000,
     faults=_ONE_OF_EACH,
-    gap_s=4.0,
+    gap_s=3.0,
     hold_s={**_HOLD_S, Kind.KAFKA_CUT: 12.0},
     session_ms=3_000,
     group_ms=6_000,
@@ -202,4 +208,16 @@ FULL = Level(
     lease_ms=3_000,
     tail_s=30.0,
 )
-LEVELS = {level.name: level for level in (TINY, QUICK, MEDIUM, FULL)}
+LATE = Level(
+    name="late",
+    messages=80_000,
+    faults={**_ONE_OF_EACH, Kind.TRACKER_KILL: 8, Kind.BROKER_KILL: 4, Kind.CONSUMER_KILL: 6},
+    gap_s=12.0,
+    hold_s=_HOLD_S,
+    session_ms=3_000,
+    group_ms=6_000,
+    late=850,
+    late_by_s=5.0,
+    late_acks=100_000,
+)
+LEVELS = {level.name: level for level in (TINY, QUICK, MEDIUM, FULL, LATE)}

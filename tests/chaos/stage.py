@@ -29,8 +29,6 @@ from .schedule import BROKERS, CONSUMERS, TRACKERS, ZOOKEEPERS, Level
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 6
 SENDERS = 2
-LATE = 40
-"""Per mille of the messages that consumers acknowledge when their leases are over."""
 _STOP_S = 30.0
 
 
@@ -283,7 +281,8 @@ class Stage:
                 count=share,
                 seconds=self._load_s,
                 markers="range" if number % 2 else "jvm",
-                late=LATE,
+                late=self.level.late,
+                late_by_s=self.level.late_by_s,
             ).command(kind)
 
         return Slot(name, command, self.out / f"{name}.log")

@@ -316,6 +316,7 @@ _CAUGHT_AS = {
     "no-fencing": "tracker duplicates: ",
     "safe-offset": "unfinished: ",
     "two-sends": "tracker duplicates: ",
+    "no-late-look": "handed out late: ",
 }
 
 

@@ -1,16 +1,13 @@
-"""The image and the manifests: by kubectl, and by the schemas of Kubernetes and KEDA, without a cluster."""
+"""The manifests: by kubectl, and by the schemas of Kubernetes and KEDA, without a cluster."""
 
 import copy
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 import urllib.parse
 import urllib.request
-import venv
 from pathlib import Path
 
 import kubernetes_validate
@@ -122,61 +119,6 @@ def test_prometheus_takes_the_configuration_of_the_page(tmp_path):
     (where,) = yaml.safe_load(block)["scrape_configs"][0]["dns_sd_configs"]
     assert where["names"][0].startswith(f"{service}.kmqpy.svc.")
     assert where["port"] == port
-
-
-# --- the image ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(400)
-def test_what_the_dockerfile_runs_installs_a_tracker(tmp_path):
-    """Without an engine of containers: its steps in a folder, in a new environment."""
-    text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
-    steps = [line.split(" ", 1) for line in text.splitlines() if re.match("[A-Z]+ ", line)]
-    application, programs = tmp_path / "app", tmp_path / "environment" / "bin"
-    application.mkdir()
-    venv.create(programs.parent, symlinks=True)
-    pip = programs / "pip"  # ours, installing there: quicker than another one
-    pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {programs}/python "$@"\n')
-    pip.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KMQ_", "PYTHON"))}
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            command,
-            cwd=application,
-            env={**kept, "PATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    ran = {}
-    for instruction, what in steps:
-        if instruction == "COPY":
-            *sources, target = what.split()
-            for source in sources:
-                if (ROOT / source).is_dir():
-                    shutil.copytree(ROOT / source, application / target, ignore=_compiled)
-                else:
-                    shutil.copy(ROOT / source, application / target)
-        elif instruction == "RUN":
-            run("sh", "-c", what)
-        ran[instruction] = what
-    (kmq,) = json.loads(ran["ENTRYPOINT"])
-    assert "tracker" in run(kmq, *json.loads(ran["CMD"]))
-    assert "--http-host" in run(kmq, *CONTAINER["args"], "--help")
-    assert not (application / "constraints.txt").exists()
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if ran["FROM"] == f"python:{version}-slim":  # else wheels of another Python were tried
-        run("python", "-c", "import puresasl, kazoo, confluent_kafka")
-
-
-def _compiled(_folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name == "__pycache__"]
 
 
 # --- consumers that KEDA scales -----------------------------------------------------------------------

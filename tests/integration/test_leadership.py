@@ -569,7 +569,7 @@ def test_r25_a_leader_that_cannot_be_replaced_is_named_and_holds_up_no_other(reg
     assert [
         problem for problem in a.snapshot().problems if leader in problem and "kmq doctor --fix" in problem
     ]
-    registry.clear(registry.leftovers("q"))
+    registry.remove_unusable_znodes(registry.unusable_znodes("q"))
     until(lambda: len(owned(a)) == 3 and not a.snapshot().problems)
 
 

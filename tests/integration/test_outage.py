@@ -1,4 +1,4 @@
-"""Brokers that stop answering, go away and come back; clusters of their own."""
+"""A broker, or a ZooKeeper, that stops answering, goes away and comes back; of a cluster of its own."""
 
 import contextlib
 import shutil
@@ -8,13 +8,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from confluent_kafka.admin import NewTopic
 from support import LEASE_S, LiveQueue, bodies, collect, nothing_comes, total_queue, until, value
 
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
-from kmqpy.errors import Unavailable
-from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
@@ -30,21 +27,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def own_cluster(cluster_behind_a_gate):
     return cluster_behind_a_gate[0]
-
-
-@pytest.fixture(scope="module")
-def brokers_of_the_module():
-    with Cluster(brokers=3) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def three_brokers(brokers_of_the_module):
-    """A cluster whose third broker may be killed or paused."""
-    yield brokers_of_the_module
-    third = brokers_of_the_module.broker(3)
-    third.resume()
-    third.start()
 
 
 @pytest.fixture
@@ -227,74 +209,6 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
     assert max(queue.copies().values()) == 2
     until(lambda: tracker.problems() == [], 15.0, tracker.problems)
     assert value(tracker, queue.name, "lost_to_retention") == 0
-
-
-def test_r18_a_markers_partition_without_leader_stops_only_itself(three_brokers, queue_name):
-    cluster = three_brokers
-    admin = librdkafka.new_admin(addresses(cluster)[0])
-    topics = [
-        NewTopic(queue_name, 2, replica_assignment=[[1], [1]]),
-        NewTopic(
-            f"{queue_name}__markers",
-            2,
-            replica_assignment=[[1], [3]],
-            config={"message.timestamp.type": "LogAppendTime"},
-        ),
-    ]
-    for future in admin.create_topics(topics).values():
-        future.result(10)
-    with LiveQueue(*addresses(cluster), queue_name, 2, replication=1) as queue:
-        tracker = queue.tracker()
-        client = queue.client()
-        # A new producer would ask the controller, which may be the broker that is killed.
-        producer = queue.producer()
-        queue.send("first", partition=0)
-        queue.send("first", partition=1)
-        client.ack(*collect(client, 2), wait=True)
-        queue.send("taken", partition=1)
-        (taken,) = collect(client, 1, lease=120.0)
-        cluster.broker(3).kill()
-        client.ack(taken)
-        sent = [f"{partition}-{i}" for i in range(20) for partition in (0, 1)]
-        for partition in (0, 1):
-            producer.send_many([s for s in sent if s.startswith(str(partition))], partition=partition)
-        found = collect(client, 20, 20.0, ack=True, lease=60.0)
-        assert {message.partition for message in found} == {0}
-        client.ack(*found, wait=True)  # R26: for no other partition
-        with pytest.raises(Unavailable):
-            client.flush(0.2)
-        producer.send("held", partition=0)
-        queue.mark(Marker(0, 21, Op.TAKE, 100))
-        until(lambda: value(tracker, queue.name, "redelivered") == 1, 40.0, tracker.problems)
-        cluster.broker(3).start()
-        rest = collect(client, 21, 30.0, ack=True, lease=60.0)
-        verdict = total_queue([*sent, "held"], bodies(found + rest))
-        assert (verdict.lost, verdict.unexpected) == (set(), set())
-
-
-def test_r18_a_broker_that_hangs_keeps_up_markers_only_until_another_leads_its_queues(
-    three_brokers, queue_name
-):
-    cluster = three_brokers
-    admin = librdkafka.new_admin(addresses(cluster)[0])
-    config = {"message.timestamp.type": "LogAppendTime"}
-    topics = [
-        NewTopic(queue_name, 2, replica_assignment=[[1, 2, 3], [3, 2, 1]]),
-        NewTopic(f"{queue_name}__markers", 2, replica_assignment=[[1, 2, 3], [1, 2, 3]], config=config),
-    ]
-    for future in admin.create_topics(topics).values():
-        future.result(10)
-    with LiveQueue(*addresses(cluster), queue_name, 2, replication=1) as queue:
-        tracker = queue.tracker()
-        states = [tracker._parts[queue_name, partition].state for partition in (0, 1)]
-        for partition in (0, 1):
-            queue.send(*"abcde", partition=partition)
-        cluster.broker(3).pause()
-        for partition in (0, 1):  # nobody knows yet that there are such messages
-            queue.mark_all(Marker(partition, offset, Op.TAKE, 120_000) for offset in range(5))
-        until(lambda: len(states[0]) == 5, 8.0, tracker.problems)
-        until(lambda: len(states[1]) == 5, 30.0, tracker.problems)
-        cluster.broker(3).resume()
 
 
 @pytest.mark.parametrize("comes_back", ["empty", "older"])

@@ -281,7 +281,7 @@ def test_r25_znodes_that_nobody_can_use_are_named_and_cleared(registry, zk, root
     assert registry.get("orders").partitions == 3
     assert registry.owners("orders") == {}
     assert registry.offsets("orders") == {0: StoredOffset(1, "t", 2)}
-    found = registry.leftovers("orders")
+    found = registry.unusable_znodes("orders")
     assert {one.path.removeprefix(f"{littered}/") for one in found} == {
         *PATHS,
         "partitions/0/extra/a",
@@ -291,14 +291,14 @@ def test_r25_znodes_that_nobody_can_use_are_named_and_cleared(registry, zk, root
     why = {one.path.removeprefix(f"{littered}/"): one.why for one in found}
     assert "without a session" in why["partitions/2/leader"]
     assert "not JSON" in why["partitions/1/offset"]
-    assert registry.clear(found) == found
-    assert registry.leftovers("orders") == []
+    assert registry.remove_unusable_znodes(found) == found
+    assert registry.unusable_znodes("orders") == []
     assert registry.offsets("orders") == {0: StoredOffset(1, "t", 2)}
     assert registry.get("orders").partitions == 3
 
 
 def test_r25_what_was_changed_meanwhile_is_not_cleared(registry, zk, littered):
-    found = registry.leftovers("orders")
+    found = registry.unusable_znodes("orders")
     leader, offset, extra = (
         f"{littered}/{path}" for path in ("partitions/2/leader", "partitions/1/offset", "extra/below")
     )
@@ -308,7 +308,7 @@ def test_r25_what_was_changed_meanwhile_is_not_cleared(registry, zk, littered):
     zk.set(offset, StoredOffset(3, "t", 4).to_json())
     zk.create(f"{extra}/new")
     kept = {leader, offset, f"{offset}/below", extra, f"{littered}/extra"}
-    assert {one.path for one in found} - {one.path for one in registry.clear(found)} == kept
+    assert {one.path for one in found} - {one.path for one in registry.remove_unusable_znodes(found)} == kept
     assert registry.owners("orders") == {2: "t1"}
     assert registry.offsets("orders")[1] == StoredOffset(3, "t", 4)
 
@@ -321,15 +321,15 @@ def test_r25_copied_trackers_and_what_can_be_no_queue(registry, zk, root):
     zk.create(f"{root}/trackers/t2", info.to_json(), ephemeral=True)
     zk.create(f"{root}/queues/no queue/below", makepath=True)
     assert [tracker.id for tracker in registry.trackers()] == ["t2"]
-    found = registry.stray_leftovers()
+    found = registry.stray_unusable_znodes()
     assert [one.path.removeprefix(f"{root}/") for one in found] == [
         "queues/no queue/below",
         "queues/no queue",
         "trackers/t1/below",
         "trackers/t1",
     ]
-    assert registry.clear(found) == found
-    assert registry.stray_leftovers() == []
+    assert registry.remove_unusable_znodes(found) == found
+    assert registry.stray_unusable_znodes() == []
     assert [tracker.id for tracker in registry.trackers()] == ["t2"]
 
 

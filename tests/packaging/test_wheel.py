@@ -1,7 +1,9 @@
-"""The wheel in environments of its own: far from the clone, and without one extra or all of them."""
+"""The wheel and the image in environments of their own: far from the clone, and without one extra or all."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -11,6 +13,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,13 +63,16 @@ NEEDING_AN_EXTRA = {
 class Environment:
     """A new virtual environment with the wheel, used from a folder with a `tracker.py` of the user."""
 
-    def __init__(self, folder: Path, wheel: Path, extras: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder / "project"
         self.folder.mkdir()
         (self.folder / "tracker.py").write_text("raise SystemExit('the tracker.py of the user')\n")
         venv.create(folder / "venv", symlinks=True)
         self._programs = folder / "venv" / "bin"
-        pip("--python", self._programs / "python", "install", f"{wheel}{extras}")
+
+    @property
+    def interpreter(self) -> Path:
+        return self._programs / "python"
 
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
         return self._run("python", "-W", "error", "-c", code)
@@ -109,12 +115,58 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("bare"), wheel)
+    """Has the wheel without extras."""
+    made = Environment(tmp_path_factory.mktemp("bare"))
+    pip("--python", made.interpreter, "install", wheel)
+    return made
+
+
+class Image(Environment):
+    """Has what the steps of the Dockerfile install, run without an engine of containers: the extra cli."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.application = folder / "app"
+        self.application.mkdir()
+        pip = self._programs / "pip"  # ours, installing there: quicker than another one
+        pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {self.interpreter} "$@"\n')
+        pip.chmod(0o755)
+        text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
+        steps = [line.split(" ", 1) for line in text.splitlines() if re.match("[A-Z]+ ", line)]
+        self.last = dict(steps)
+        """The last of each kind of instruction."""
+        for instruction, what in steps:
+            if instruction == "COPY":
+                self._copy(*what.split())
+            elif instruction == "RUN":
+                self._step(what)
+
+    def _copy(self, *places: str) -> None:
+        *sources, target = places
+        for source in sources:
+            if (ROOT / source).is_dir():
+                compiled = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / source, self.application / target, ignore=compiled)
+            else:
+                shutil.copy(ROOT / source, self.application / target)
+
+    def _step(self, command: str) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("KMQ_", "PYTHON"))}
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=self.application,
+            env={**kept, "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def with_cli(wheel, tmp_path_factory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("with-cli"), wheel, "[cli]")
+def image(tmp_path_factory) -> Image:
+    return Image(tmp_path_factory.mktemp("image"))
 
 
 def test_every_public_name_can_be_imported_without_extras(bare, wheel):
@@ -186,8 +238,8 @@ def test_the_command_names_its_extra(bare):
     assert done.stderr.startswith('kmq: error: kmq needs an extra; run: pip install "kmqpy[cli]"')
 
 
-def test_the_commands_of_trackers_are_ours_beside_a_tracker_of_the_user(with_cli):
-    done = with_cli.kmq("tracker", "--help")
+def test_the_commands_of_trackers_are_ours_beside_a_tracker_of_the_user(image):
+    done = image.kmq("tracker", "--help")
     assert "how soon a killed tracker is replaced" in " ".join(done.stdout.split()), done.stderr
 
 
@@ -203,8 +255,22 @@ def test_the_commands_of_trackers_are_ours_beside_a_tracker_of_the_user(with_cli
         ("redis", ["--queue-url", "redis://127.0.0.1:1/0", "queue", "list"]),
     ],
 )
-def test_a_command_that_needs_another_extra_names_it(with_cli, extra, arguments):
-    done = with_cli.kmq(*arguments)
+def test_a_command_that_needs_another_extra_names_it(image, extra, arguments):
+    done = image.kmq(*arguments)
     assert done.returncode == 2
     assert f'pip install "kmqpy[{extra}]"' in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_the_dockerfile_runs_installs_a_tracker(image):
+    (program,) = json.loads(image.last["ENTRYPOINT"])
+    assert program == "kmq"
+    assert "tracker" in image.kmq(*json.loads(image.last["CMD"])).stdout
+    trackers = (ROOT / "deploy/kubernetes/trackers.yaml").read_text()
+    (deployment,) = (one for one in yaml.safe_load_all(trackers) if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--http-host" in image.kmq(*container["args"], "--help").stdout
+    assert not (image.application / "constraints.txt").exists()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if image.last["FROM"] == f"python:{version}-slim":  # else wheels of another Python were tried
+        assert image.python("import puresasl, kazoo, confluent_kafka").returncode == 0

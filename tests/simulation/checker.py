@@ -16,8 +16,10 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.redelivery.redeliverer import TAKEN_LATE
 
 from .invariants import is_of_the_model, model_state, violations
+from .journal import Acked, HandedOut
 from .late_ack_judge import LateAckJudge
 from .model import LIAR, Broker, Log, Process, Record, decoded
+from .refinement import refused_steps
 
 REASON = "kmq-reason"
 
@@ -91,6 +93,7 @@ class History:
         # Until it knows the topics, it can read the markers of the one from a place in the other.
         if log is None or log.number != number or of != number:
             recovered = 0
+        process.world.journal.append(HandedOut(process.name, message.partition, message.offset, recovered))
         self.handouts.append(
             (
                 number,
@@ -104,6 +107,7 @@ class History:
 
     def acks(self, process: Process, message: Any) -> None:
         """A message is acknowledged; of which topics it is, its client may not know yet."""
+        process.world.journal.append(Acked(process.name, message.partition, message.offset))
         self.acked.add((_number(message), process.name, message.partition, message.offset))
 
     def asks(self, process: Process, message: Any) -> None:
@@ -206,6 +210,7 @@ class Checker:
         if is_of_the_model(self.broker, self.history):
             self.stats["judged by the model"] += 1
             self.problems += violations(model_state(self.broker, self.history, self.queue))
+            self.problems += refused_steps(self.broker.world.journal, self.broker, self.queue)
         return self.problems
 
     @property

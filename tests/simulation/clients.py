@@ -14,7 +14,9 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 
 from .checker import History
-from .kafka import Connection, LogReader, Module, RepeatedReader, timed_out
+from .connection import Connection, timed_out
+from .kafka import Module
+from .log_readers import LogReader, RepeatedReader
 from .model import Process, Steps
 from .stepwise import stepwise
 from .surroundings import QUEUE, NoWatch, Thread, Threading, Topics, number_of, records

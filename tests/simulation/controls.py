@@ -17,8 +17,9 @@ from kmqpy.kafka.markers.replay import ALL_EXIST
 from kmqpy.message import headers_of, last_header
 
 from .clients import Claim, GroupMember, LateAckCheck, MarkerWriter
-from .kafka import Connection, Transactions
+from .connection import Connection
 from .model import Steps, decoded
+from .producers import Transactions
 from .simulate import Controls
 from .surroundings import NoWatch
 from .trackers import (

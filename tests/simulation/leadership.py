@@ -9,11 +9,13 @@ from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from tracker.leadership.assignment import Member, assign, next_actions
 from tracker.leadership.published_view import LeadershipView
 
-from .model import ZK_SESSION_MS, NoSession, Steps
+from .journal import Stored
+from .model import Steps
 from .surroundings import QUEUE
+from .zookeeper import SESSION_MS, NoSession
 
 _RECHECK_MS = 1_000
-_LEASE_OF_SESSION_MS = ZK_SESSION_MS * 2 / 3
+_LEASE_OF_SESSION_MS = SESSION_MS * 2 / 3
 _TAKEOVER_DELAY_S = 1.0
 
 
@@ -96,6 +98,7 @@ class Leadership:
             def arrive(key: Any = key, stored: Any = stored, version: int = version) -> None:
                 if self._zk.offsets.get(key, (None, 0))[1] == version:
                     self._zk.offsets[key] = (stored, version + 1)
+                    self._world.journal.append(Stored(key[1], stored))
                     if self._world.tracing:
                         self._world.trace(self._process.name, f"stored {key[1]}: {stored}")
 

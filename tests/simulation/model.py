@@ -1,8 +1,7 @@
-"""The world of a simulation: virtual time, Kafka's logs and transactions, a consumer group, ZooKeeper.
+"""The world of a simulation: virtual time, processes, Kafka's logs, transactions and a consumer group.
 
-Only what kmqpy relies on, and that as Kafka and ZooKeeper do it: aborted and control records occupy
-offsets, a commit reaches each partition by itself, readers stop at the last stable offset, a session
-ends when nothing was heard for its timeout.
+Only what kmqpy relies on, and that as Kafka does it: aborted and control records occupy offsets, a
+commit reaches each partition by itself, readers stop at the last stable offset.
 """
 
 import heapq
@@ -17,6 +16,8 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker
 
+from .journal import Decided, Journal, Opened, Written
+
 Steps = Generator[float, None, Any]
 """What yields before and after each I/O operation: how many ms it takes."""
 
@@ -25,7 +26,6 @@ CONTROL = "control"
 FIRST = 0
 """The number of the topics that there are at first; those that are recreated have the next one."""
 TRANSACTION_TIMEOUT_MS = 2_000
-ZK_SESSION_MS = 2_000
 GROUP_SESSION_MS = 1_500
 
 
@@ -119,6 +119,7 @@ class World:
         self.tracing = trace is not None
         self.internal_errors: list[str] = []
         """What kmqpy caught and went on after, although nobody expects it (rule R21)."""
+        self.journal: Journal = []
         # Set by the simulation, for whoever acts in it.
         self.controls: Any = None
         self.clients: list[Process] = []
@@ -184,9 +185,6 @@ class World:
         return self.faults and self.random() < self.error_rate * rate
 
 
-# --- Kafka ------------------------------------------------------------------------------------------
-
-
 class Fenced(Exception):
     """Another producer has this transactional id now, or the transaction was timed out."""
 
@@ -250,6 +248,7 @@ class Record:
         self.at, self.ms = len(self._log.records), broker.time_ms()
         self.confirmed = confirmed
         self._log.records.append(self)
+        broker.world.journal.append(Written(self))
         self._log.tell()
 
     @property
@@ -348,7 +347,9 @@ class Log:
         if txn is not None and txn not in self.open and value is not CONTROL:
             self.open[txn] = at
             txn.logs.append(self)
-        self.records.append(Record(self, at, self.broker.time_ms(), key, value, headers, txn, by))
+        record = Record(self, at, self.broker.time_ms(), key, value, headers, txn, by)
+        self.records.append(record)
+        self.broker.world.journal.append(Written(record))
         if txn is None:
             self.tell()
         return at
@@ -449,6 +450,7 @@ class Broker:
         self._complete(found)
         found.epoch += 1
         self._abort(found)
+        self.world.journal.append(Opened(transactional_id))
         return found.epoch
 
     def send(
@@ -477,6 +479,7 @@ class Broker:
         found.txn = None
         txn.state = "committed" if commit else "aborted"
         found.ending = txn
+        self.world.journal.append(Decided(txn))
         for log in txn.logs:
             self.world.at(self.world.latency(), lambda log=log: log.finish(txn))
 
@@ -496,6 +499,7 @@ class Broker:
     def _abort(self, found: _Coordinator) -> None:
         if found.txn is not None:
             found.txn.state = "aborted"
+            self.world.journal.append(Decided(found.txn))
             for log in found.txn.logs:
                 log.finish(found.txn)
             found.txn = None
@@ -568,80 +572,6 @@ class Group:
             if self.world.tracing:
                 self.world.trace(member.process.name, f"committed {partition}@{offset} {metadata}")
         return True
-
-
-# --- ZooKeeper --------------------------------------------------------------------------------------
-
-
-class NoSession(Exception):
-    """The session is over."""
-
-
-class ZooKeeper:
-    """Members, leader znodes and offsets; every change wakes the watchers."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.sessions: dict[int, Process] = {}
-        self.members: dict[str, int] = {}
-        self.leaders: dict[Any, tuple[int, int]] = {}
-        self.offsets: dict[Any, Any] = {}
-        self.watchers: list[Callable[[], None]] = []
-        self._zxid = 0
-
-    def connect(self, process: Process) -> int:
-        self._zxid += 1
-        self.sessions[self._zxid] = process
-        process.zk_session = self._zxid
-        return self._zxid
-
-    def silent(self, process: Process) -> None:
-        """Nothing is heard of `process` from now on; its session ends when that lasts."""
-        session = process.zk_session
-        if session is None:
-            return
-
-        def look() -> None:
-            if session in self.sessions and process.silent_to_zookeeper:
-                self.world.trace("zookeeper", f"session of {process.name} expired")
-                self.end(session)
-
-        self.world.at(ZK_SESSION_MS, look)
-
-    def end(self, session: int) -> None:
-        self.sessions.pop(session, None)
-        self.members = {name: s for name, s in self.members.items() if s != session}
-        self.leaders = {key: owner for key, owner in self.leaders.items() if owner[0] != session}
-        self.changed()
-
-    def check(self, session: int) -> None:
-        if session not in self.sessions:
-            raise NoSession
-
-    def register(self, session: int, member: str) -> None:
-        self.check(session)
-        self.members[member] = session
-        self.changed()
-
-    def lead(self, session: int, key: Any) -> bool:
-        """Make the leader znode; False when there is one."""
-        self.check(session)
-        if key in self.leaders:
-            return False
-        self._zxid += 1
-        self.leaders[key] = (session, self._zxid)
-        self.changed()
-        return True
-
-    def give_up(self, session: int, key: Any, czxid: int) -> None:
-        self.check(session)
-        if self.leaders.get(key) == (session, czxid):
-            del self.leaders[key]
-            self.changed()
-
-    def changed(self) -> None:
-        for watcher in self.watchers:
-            watcher()
 
 
 def decoded(record: Record) -> list[Marker]:

@@ -15,8 +15,9 @@ from tracker.settings import TrackerSettings
 from . import clients, trackers
 from .checker import Checker, History, SetBack
 from .clients import GroupMember, LateAckCheck, MarkerWriter, TopicWatch
-from .kafka import Connection, Transactions
-from .model import LIAR, Actor, Broker, Group, Process, World, ZooKeeper, decoded
+from .connection import Connection
+from .model import LIAR, Actor, Broker, Group, Process, World, decoded
+from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
     MarkerReader,
@@ -30,6 +31,7 @@ from .trackers import (
     Tracker,
     TrackerClaim,
 )
+from .zookeeper import ZooKeeper
 
 QUEUE_SETTINGS = QueueSettings(name=QUEUE, max_redeliveries=2, max_hold_ms=60_000, max_delay_ms=60_000)
 _OWN_TOPICS = [QUEUE, QUEUE_SETTINGS.markers_topic]

@@ -10,7 +10,7 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
-from .kafka import Connection
+from .connection import Connection
 from .model import Steps, World
 from .stepwise import stepwise
 

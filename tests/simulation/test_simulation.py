@@ -3,14 +3,21 @@
 A seed that fails is printed and replays: python -m tests.simulation --seed N --trace
 """
 
+import re
+from itertools import chain
+from pathlib import Path
+
 import pytest
 
 from spec.runs import INVARIANTS as INVARIANTS_OF_THE_MODEL
 
 from .controls import CONTROLS
 from .invariants import INVARIANTS
+from .protocol import NOT_IN_KMQPY, Protocol
 from .simulate import simulate
 from .surroundings import INTERNAL_ERROR
+
+ROOT = Path(__file__).parents[2]
 
 SEEDS = 300
 """More than the hardest control needs; `python -m tests.simulation --seeds 10000` runs more."""
@@ -66,6 +73,35 @@ CAUGHT_BY = {
 }
 """Controls whose rule the model has, too, and the invariant that they must violate."""
 
+REFUSED = {
+    "fencing off": ("Takeover", "TrackerPlans"),
+    "retry from memory": ("TrackerPlans",),
+    "late operations open": ("TrackerPlans",),
+    "unfenced take": ("TrackerPlans",),
+    "finished messages forgotten at takeover": ("TrackerPlans",),
+    "no claim": ("TrackerBegins",),
+    "claim after reading": ("TrackerDecides",),
+    "every original taken for gone": ("TrackerEndsLate",),
+    "two sends instead of a transaction": ("TrackerCommits",),
+    "safe offset past the oldest start": ("StoredOffset",),
+    "start markers not waited for": ("Looks",),
+    "failed start markers ignored": ("Looks",),
+    "predecessors forgotten": ("Looks",),
+    "copies handed out whatever was acknowledged": ("Looks",),
+    "late acks looked for from the own take on only": ("Looks",),
+    "every ancestor believed": ("Looks",),
+}
+"""Controls whose rule is a guard of the model, and the actions of which one must be refused."""
+
+REFUSED_AT = {
+    "fencing off": 17,
+    "claim after reading": 16,
+    "unfenced take": 9,
+    "finished messages forgotten at takeover": 142,
+    "failed start markers ignored": 3,
+}
+"""The seed that had a step refused last, to begin with."""
+
 
 def test_same_seed_same_run():
     runs = []
@@ -103,6 +139,25 @@ def test_the_invariant_of_the_model_catches(control):
         if any(problem.startswith(f"{wanted}: ") for problem in problems):
             return
     pytest.fail(f"{wanted} was not violated in {CONTROL_SEEDS} seeds")
+
+
+@pytest.mark.parametrize("control", REFUSED)
+def test_the_model_refuses_the_steps_of(control):
+    for seed in (REFUSED_AT.get(control, 0), *range(CONTROL_SEEDS)):
+        problems = simulate(seed, CONTROLS[control]).problems  # the first refused step ends the replay
+        if any(problem.startswith(f"{action}: ") for problem in problems for action in REFUSED[control]):
+            return
+    pytest.fail(f"no step was refused in {CONTROL_SEEDS} seeds")
+
+
+def test_the_actions_are_those_of_the_model():
+    model = (ROOT / "spec" / "Delivery.tla").read_text()
+    following = re.findall(r"^Next ==\n((?:    .*\n)+)", model, re.MULTILINE)[0]
+    actions = set(re.findall(r"\b[A-Z]\w+", following)) - {"Partitions", "Clients"}
+    methods = {name.title().replace("_", "") for name in vars(Protocol) if not name.startswith("_")}
+    assert methods == actions - NOT_IN_KMQPY | {"StoredOffset", "IsGivenReceipt"}
+    assert actions >= NOT_IN_KMQPY
+    assert {*chain(*REFUSED.values())} <= methods
 
 
 def test_all_invariants_of_the_model_are_judged():

@@ -11,8 +11,11 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
-from .kafka import Connection, Module, QueueEnds, TrackerModule
+from .connection import Connection
+from .journal import Planned
+from .kafka import Module, TrackerModule
 from .leadership import Leadership
+from .log_readers import QueueEnds
 from .model import Process, Steps
 from .stepwise import stepwise
 from .surroundings import CLOCK, QUEUE, NoMetrics, NoMirror, Threading, TrackerTopics, internal_error, records
@@ -145,13 +148,18 @@ class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
     def __init__(self, context: Any, *rest: Any) -> None:
         super().__init__(context, *rest)
         self._broker = context.connection.broker
-        self._history = context.connection.world.history
+        self._world = context.connection.world
+        self._history = self._world.history
+        self._tracker_name = context.connection.process.name
 
     def redeliver(self, part: Any, entries: Any, position: int, taken_late: frozenset[int]) -> Steps:
         markers_end = self._broker.logs[part.queue.markers_topic, part.number].end
         for entry in entries:
             plans = self._history.plans[part.topic_ids[1], part.number, entry.offset]
             plans.append((markers_end, position))
+        offsets = [entry.offset for entry in entries]
+        name = self._tracker_name
+        self._world.journal.append(Planned(name, part.number, offsets, position, taken_late))
         return (yield from super().redeliver(part, entries, position, taken_late))
 
     def _has_dead_letters(self, queue: QueueSettings) -> bool:

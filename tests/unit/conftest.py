@@ -1,5 +1,8 @@
 """Unit tests have no Kafka."""
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
@@ -19,3 +22,27 @@ def unknown_queues(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers ask their queue anew after 20 ms."""
     monkeypatch.setattr("kmqpy.worker.worker._RECEIVE_WAIT_S", 0.02)
+
+
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Commands see no addresses from outside, and their logging ends with the test."""
+    for name in ("BOOTSTRAP", "ZOOKEEPER", "ROOT", "CONFIG", "QUEUE_URL"):
+        monkeypatch.delenv(f"KMQ_{name}", raising=False)
+    yield
+    logging.getLogger("kmqpy").handlers.clear()
+
+
+@pytest.fixture
+def short_leases(monkeypatch):
+    """Gives a queue a default lease of so many seconds."""
+
+    def shorten(fake, lease_s):
+        take = fake.receive
+        monkeypatch.setattr(
+            fake, "receive", lambda most, *, wait, lease: take(most, wait=wait, lease=lease or lease_s)
+        )
+        monkeypatch.setattr(fake, "default_lease", lease_s)
+        return fake
+
+    return shorten

@@ -1,5 +1,6 @@
 """What the tests of the worker share."""
 
+import asyncio
 import time
 
 from kmqpy.core.backoff import Backoff
@@ -29,3 +30,9 @@ def until(condition, timeout=60):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
+
+
+async def eventually(condition, timeout=60.0):
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -13,13 +13,13 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.access import AdminAccess
 from kmqpy.kafka.admin.doctor import Doctor
 from kmqpy.kafka.admin.findings import Finding
-from kmqpy.kafka.admin.leftover_znodes import Leftover
 from kmqpy.kafka.admin.queue_alteration import QueueAlteration
 from kmqpy.kafka.admin.queue_creation import QueueCreation
 from kmqpy.kafka.admin.queue_deletion import Deletion, QueueDeletion
 from kmqpy.kafka.admin.queue_purge import QueuePurge
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.admin.stats import InFlightMessage, QueueStats
+from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection, is_topic_name
 from kmqpy.kafka.topics import QueueTopics, TopicInfo
 from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
@@ -175,7 +175,7 @@ class Admin(Closing):
     def purge(self, queue: str | QueueSettings) -> int:
         """Delete every message of the queue, in flight or not; returns how many there were, about.
 
-        What is in flight is ended first, so that it never counts as lost. Messages sent meanwhile stay.
+        Messages in flight are ended first, so that they never count as lost. Messages sent meanwhile stay.
         """
         return QueuePurge(self._access).purge(queue)
 
@@ -192,18 +192,18 @@ class Admin(Closing):
         """
         return Doctor(self._access).quick_look(queue)
 
-    def leftovers(self, queue: str | None = None) -> list[Leftover]:
-        """Unusable znodes, for clear_leftovers(): of one queue, or of all queues and trackers."""
+    def unusable_znodes(self, queue: str | None = None) -> list[UnusableZnode]:
+        """Unusable znodes, for remove_unusable_znodes(): of one queue, or of all queues and trackers."""
         if queue is not None:
-            return self._access.registry.leftovers(queue)
-        found = self._access.registry.stray_leftovers()
+            return self._access.registry.unusable_znodes(queue)
+        found = self._access.registry.stray_unusable_znodes()
         for name in filter(is_topic_name, self._access.registry.names()):
-            found += self._access.registry.leftovers(name)
+            found += self._access.registry.unusable_znodes(name)
         return found
 
-    def clear_leftovers(self, leftovers: Iterable[Leftover]) -> list[Leftover]:
+    def remove_unusable_znodes(self, znodes: Iterable[UnusableZnode]) -> list[UnusableZnode]:
         """Remove those that are still as they were found; returns them."""
-        return self._access.registry.clear(leftovers)
+        return self._access.registry.remove_unusable_znodes(znodes)
 
     def settings(self, queue: str | QueueSettings) -> QueueSettings:
         """The settings of a queue by the registry; the defaults where it is not registered."""

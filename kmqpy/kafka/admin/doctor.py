@@ -62,7 +62,7 @@ def check(facts: Facts) -> list[Finding]:
         for one_check in CHECKS
         for severity, kind, what, to_do in one_check(facts)
     ]
-    found += unusable_znodes(name, facts.leftovers)
+    found += unusable_znodes(name, facts.unusable_znodes)
     found.sort(key=lambda finding: finding.severity is not Severity.ERROR)
     return found or [
         Finding(Severity.OK, name, Kind.OK, "topics, retention, trackers and offsets are as they should")
@@ -91,7 +91,7 @@ class Doctor:
         used = {topic for one in (*registered, *told.own.values(), *told.others) for topic in topics_of(one)}
         # What a queue uses whose settings can't be read is not known.
         found = [] if damaged or error else check_unregistered_topics(access.topics.names(), used)
-        found += unusable_znodes("registry", registry.stray_leftovers())
+        found += unusable_znodes("registry", registry.stray_unusable_znodes())
         found += check_settings_topic(self._settings_topic(), error, names)
         nobodys = [topic for one in told.own.values() if one.name not in names for topic in topics_of(one)]
         found += check_records_of_no_queue(told, names, access.topics.describe(nobodys, with_config=True))
@@ -101,7 +101,7 @@ class Doctor:
         return found
 
     def quick_look(self, queue: str) -> list[Finding]:
-        """As examine(), without other consumer groups and unusable znodes, which take many requests."""
+        """Like examine(), without other consumer groups and unusable znodes, which take many requests."""
         return check(self._facts(*self._access.find(queue), self._access.records()[0]))
 
     def _diagnosis(
@@ -112,20 +112,20 @@ class Doctor:
             settings, known = self._access.find(queue)
         except ConfigError as error:
             name = queue if isinstance(queue, str) else queue.name
-            return [unreadable_settings(name, error), *unusable_znodes(name, registry.leftovers(name))]
+            return [unreadable_settings(name, error), *unusable_znodes(name, registry.unusable_znodes(name))]
         return check(
             dataclasses.replace(
                 self._facts(settings, known, records),
                 groups=tuple(groups.get(settings.name, ())),
                 shared=tuple(shared_topics(settings, registry.every_queue()[0])),
-                leftovers=tuple(registry.leftovers(settings.name)),
+                unusable_znodes=tuple(registry.unusable_znodes(settings.name)),
             )
         )
 
     def _facts(
         self, settings: QueueSettings, known: RegisteredQueue | None, records: Records | None
     ) -> Facts:
-        """The facts for check(), without `groups`, `shared` and `leftovers`."""
+        """The facts for check(), without `groups`, `shared` and `unusable_znodes`."""
         access, log = self._access, self._access.topics
         topics = access.described(settings, known)
         owners, stored = access.tracked(settings.name, known)

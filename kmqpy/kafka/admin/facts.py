@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kmqpy.kafka.admin.findings import Kind, Severity
-from kmqpy.kafka.admin.leftover_znodes import Leftover
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo
+from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import SharedTopic
@@ -32,7 +32,7 @@ class Facts:
     queue_log   the same of the queue topic
     committed   offsets of the queue's own group
     groups      consumer groups with commits on the queue topic
-    leftovers   unusable znodes of the queue
+    unusable_znodes  znodes of the queue that kmqpy can't use
     shared      topics that another queue uses as well
     records     what clients are told of queues, by kmq.queues; None: there is no such topic, or it can't be
                 read
@@ -51,6 +51,6 @@ class Facts:
     queue_log: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     committed: Mapping[int, int] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
-    leftovers: tuple[Leftover, ...] = ()
+    unusable_znodes: tuple[UnusableZnode, ...] = ()
     shared: tuple[SharedTopic, ...] = ()
     records: Records | None = None

@@ -71,7 +71,7 @@ class Kind(StrEnum):
 class Finding:
     """One thing that `doctor` found: `what` it is, and what `to_do` (empty when all is well).
 
-    What to do is text; commands in it stand in backquotes, settings of a topic as `set key=value on topic`
+    The advice is text; commands in it stand in backquotes, settings of a topic as `set key=value on topic`
     (by Kafka's own tools). Whoever follows it loses nothing.
     """
 

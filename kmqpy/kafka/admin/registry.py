@@ -22,7 +22,6 @@ from kazoo.client import KazooClient
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.kafka.admin.leftover_znodes import Leftover, clear_leftovers, leftovers_of_queue, stray_leftovers
 from kmqpy.kafka.admin.queue_removal import remove_queue
 from kmqpy.kafka.admin.registry_entries import (
     RegisteredQueue,
@@ -37,6 +36,12 @@ from kmqpy.kafka.admin.registry_entries import (
     shown,
 )
 from kmqpy.kafka.admin.registry_znodes import ATTEMPTS, RegistryZnodes
+from kmqpy.kafka.admin.unusable_znodes import (
+    UnusableZnode,
+    remove_unusable_znodes,
+    stray_unusable_znodes,
+    unusable_znodes_of_queue,
+)
 from kmqpy.kafka.settings import QueueSettings, is_topic_name
 from kmqpy.zookeeper.session import session_of, unavailable
 
@@ -160,17 +165,17 @@ class Registry:
         )
         return {partition: offset for partition, offset in decoded if offset is not None}
 
-    def leftovers(self, name: str) -> list[Leftover]:
+    def unusable_znodes(self, name: str) -> list[UnusableZnode]:
         """The unusable znodes of a queue, deepest first; they are harmless."""
-        return leftovers_of_queue(self._znodes, name)
+        return unusable_znodes_of_queue(self._znodes, name)
 
-    def stray_leftovers(self) -> list[Leftover]:
+    def stray_unusable_znodes(self) -> list[UnusableZnode]:
         """Unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
-        return stray_leftovers(self._znodes)
+        return stray_unusable_znodes(self._znodes)
 
-    def clear(self, leftovers: Iterable[Leftover]) -> list[Leftover]:
+    def remove_unusable_znodes(self, znodes: Iterable[UnusableZnode]) -> list[UnusableZnode]:
         """Remove those that have not changed since they were found, in this order; returns them."""
-        return clear_leftovers(self._znodes, leftovers)
+        return remove_unusable_znodes(self._znodes, znodes)
 
     def remove(
         self, name: str, timeout: float = 30.0, *, released: Callable[[], None] = lambda: None

@@ -25,7 +25,7 @@ class ZnodePaths:
         return f"{self.queues}/{name}/partitions/{partition}"
 
     def leader(self, name: str, partition: int) -> str:
-        """Who tracks the partition."""
+        """The znode that names the tracker of the partition."""
         return f"{self.queues}/{name}/partitions/{partition}/leader"
 
     def offset(self, name: str, partition: int) -> str:

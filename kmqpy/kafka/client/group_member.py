@@ -48,7 +48,7 @@ LogBounds = Callable[[int], tuple[int, int]]
 
 
 class _Recovered(NamedTuple):
-    """From where a partition is taken, what was started before, and where librdkafka has begun to read."""
+    """Where the messages of a partition are taken from, which were started before, where librdkafka reads."""
 
     commit: Commit
     found: StartsFound
@@ -290,7 +290,7 @@ class GroupMember:
             raise problem
 
     def _raise_if_fatal(self, error: KafkaError | None) -> None:
-        """After a fatal error the consumer gets nothing more, and others have its partitions."""
+        """Raise for a fatal error: the consumer gets nothing more then, and others have its partitions."""
         if error is None or not (error.fatal() or error.code() in _FATAL):
             return
         why = "another client has its instance_id" if self._static else "Kafka does not take it back"

@@ -1,4 +1,4 @@
-"""A client that is there while somebody uses it."""
+"""A client that is opened at its first use and closed when idle."""
 
 from __future__ import annotations
 

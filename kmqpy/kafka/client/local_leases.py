@@ -11,7 +11,7 @@ _SLACK = 1024
 """Leases of messages that are finished, beside twice as many as are held."""
 
 _WHOLE = 64
-"""So many at least are kept together until some of them are finished."""
+"""A batch of at least this many leases is stored as one until some of its messages are finished."""
 
 
 class LocalLeases:

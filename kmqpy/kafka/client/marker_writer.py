@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 0.05
 """How often the writer's own thread looks for failures while nothing else happens."""
 _LOOK_WHILE_WAITED_FOR_S = 0.001
 _COLLECT_S = 0.002
-"""For how long single end markers are collected, so that they are written together."""
+"""How long single end markers are collected to be written together."""
 _MANY_COLLECTED = 100_000
 _REPOST_AFTER_S = 0.2
 _COMPLAIN_EVERY_S = 10.0
@@ -130,7 +130,7 @@ class MarkerWriter(Closing):
         self._broken = False
         self._complaints = Throttle(_COMPLAIN_EVERY_S, clock)
         self._posted: defaultdict[int, list[_Posted]] = defaultdict(list)
-        """By partition, what is to be written, in order (case F14)."""
+        """By partition, the markers that wait to be written, in order (case F14)."""
         self._collected = 0
         self._sending = 0
         self._failed: deque[_Failed] = deque()
@@ -185,7 +185,7 @@ class MarkerWriter(Closing):
                 self._changed.wait_for(self._has_room, None)
 
     def post(self, marker: Marker) -> None:
-        """As put(), for one marker."""
+        """Like put(), for one marker."""
         self.put([marker])
 
     def give_back(self, places: Iterable[Place]) -> None:
@@ -194,7 +194,7 @@ class MarkerWriter(Closing):
             self.post(Marker(*place, Op.NACK, counts=False))
 
     def end(self, partition: int, offsets: Sequence[int]) -> None:
-        """As put(), for the end markers of these messages."""
+        """Like put(), for the end markers of these messages."""
         self.put([(partition, offsets)])
 
     def write(self, items: Iterable[Item], timeout_s: float) -> int:

@@ -85,8 +85,8 @@ _complained: set[str] = set()
 def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> QueueSettings:
     """The settings that a client of `queue` works with: the queue's own, where `queue` leaves them open.
 
-    What is not known (no record of the queue, no topic kmq.queues, no right to read it) has its default; of
-    the latter two a warning tells, once a process and cluster.
+    A setting that is not known has its default: there is no record of the queue, no topic kmq.queues, or no
+    right to read it. In the latter two cases a warning is logged, once for each process and cluster.
 
     Raises ConfigError where `queue` contradicts the queue's own settings, Unavailable.
     """

@@ -28,7 +28,7 @@ class StartBarrier:
         self._partition = partition
         self._clock = clock
         self._ticks: dict[Producer, object | None] = {}
-        """By producer, its tick that is on its way; None while it has to send one."""
+        """The unconfirmed tick of each producer; None while it has to send one."""
         self._passed_after = 0.0
 
     def add(self, producer: Producer) -> None:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.01
 _ERRORS_ONLY_POLL_S = 0.001
 _MANY_PER_PARTITION = 200
-"""From this many start markers of one partition on, they are written without a report of each."""
+"""This many start markers of one partition, or more, are written without a delivery report for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class StartMarkerWriter:
         self._errors_only: Producer | None = None
         self._used_at = clock.monotonic()
         self._barriers: dict[int, StartBarrier] = {}
-        """By partition, where the outcome of some start markers is not known."""
+        """The barriers of the partitions that have start markers of unknown outcome."""
 
     def get_ready(self) -> None:
         """Connect, so that the first start marker does not wait for that."""

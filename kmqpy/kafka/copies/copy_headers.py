@@ -126,7 +126,7 @@ def _lineage(
 
 
 def _planned_at(original: Headers, origin: Origin, queue: QueueSettings, position: int) -> Headers:
-    """From where to look for late acknowledgements: from the first copy's plan on (rule R32)."""
+    """Header: late acknowledgements count from this markers offset, the first copy's plan, on (rule R32)."""
     if not queue.late_acks:
         return ()
     first = read_planned_at(last_header(original, PLANNED_AT), queue.name, origin.partition)

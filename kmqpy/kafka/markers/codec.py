@@ -19,7 +19,7 @@ means what the single markers would mean in its place. It spans at most MAX_SPAN
 way to write a range: runs of maximal length, a bitmap that begins with a set bit and whose last byte is
 not 0.
 
-What that format has no room for stands in record headers, which JVM readers ignore. Where the JVM
+Fields that the JVM format has no room for are record headers, which JVM readers ignore. Where the JVM
 decoder is lax (any unknown type byte is an end marker to it, trailing bytes are ignored) this one
 raises `DecodeError`. Pure: no I/O.
 """
@@ -129,7 +129,7 @@ class Marker:
 
     @property
     def count(self) -> int:
-        """Of how many messages it speaks."""
+        """The number of messages that the marker names."""
         return sum(count for _, count in self.runs) if self.runs else 1
 
     @property
@@ -169,12 +169,12 @@ def runs_of(offsets: Iterable[int]) -> Runs:
 
 
 def ranges(partition: int, op: Op, offsets: Iterable[int], **fields: Any) -> list[Marker]:
-    """As few range markers as can hold these ascending, distinct offsets."""
+    """Return the fewest range markers that hold these ascending, distinct offsets."""
     return ranges_of_runs(partition, op, runs_of(offsets), **fields)
 
 
 def ranges_of_runs(partition: int, op: Op, runs: Iterable[tuple[int, int]], **fields: Any) -> list[Marker]:
-    """As few range markers as can hold these ascending runs (first, count)."""
+    """Return the fewest range markers that hold these ascending runs (first, count)."""
     found: list[Marker] = []
     current: list[tuple[int, int]] = []
 

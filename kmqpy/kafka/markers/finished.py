@@ -25,24 +25,24 @@ WINDOW = 1 << 18
 MOST_WINDOWS = 8
 
 _MOST_STORED_RUNS = 2_000
-"""Of a few bytes each: what is stored beside the safe offset must be small."""
+"""A run takes a few bytes; all of them are stored beside the safe offset, which must stay small."""
 
 Runs = tuple[tuple[int, int], ...]
 
 
 class StoredFinished(NamedTuple):
-    """What a successor is told: where the windows begin, the oldest first, and the messages ended in them."""
+    """The windows (where each begins, the oldest first) and the messages ended in them, for a successor."""
 
     windows: tuple[int, ...] = ()
     runs: Runs = ()
 
     def below(self, end: int) -> StoredFinished:
-        """The same without messages at or above queue offset `end`: they don't exist."""
+        """Return a copy without messages at or above queue offset `end`: they don't exist."""
         runs = tuple((first, min(count, end - first)) for first, count in self.runs if first < end)
         return self._replace(runs=runs)
 
     def to_json(self) -> dict[str, list[int]]:
-        """For a JSON text: the windows, and the first run, then pairs of a gap and a count."""
+        """Return the JSON form: the windows; the first run, then pairs of a gap and a count."""
         numbers: list[int] = []
         end = 0
         for first, count in self.runs:
@@ -52,7 +52,7 @@ class StoredFinished(NamedTuple):
 
     @classmethod
     def from_json(cls, values: Any) -> StoredFinished:
-        """What to_json() made; raises ValueError."""
+        """Read the output of to_json(). Raises ValueError for anything else."""
         if not isinstance(values, dict):
             raise ValueError("finished: not an object")  # noqa: TRY004 - what is stored, not an argument
         windows, numbers = _numbers(values, "windows"), _numbers(values, "runs")
@@ -118,14 +118,14 @@ class FinishedMessages:
             self._stored = None
 
     def add_all(self, ended: OffsetRuns, first: int, count: int) -> None:
-        """The same for many, which are among the `count` messages from `first` on."""
+        """Like add(), for many messages, all among the `count` messages from `first` on."""
         if self._has_gaps or first < self._first or first + count > self._end:
             ended &= OffsetRuns(self._in_windows(((first, count),)))
         self._offsets.update(ended)
         self._stored = None
 
     def stored(self) -> StoredFinished:
-        """What to store for a successor: all, or where that is too much, what matters most."""
+        """Return what a successor reads: every run, or the most important ones if there are too many."""
         if self._stored is None:
             runs = list(self._offsets.runs())
             if len(runs) > _MOST_STORED_RUNS:

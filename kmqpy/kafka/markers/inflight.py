@@ -260,8 +260,8 @@ class InFlight:
     def restore(self, rows: Iterable[SnapshotRow]) -> None:
         """Begin with the rows of a snapshot; to be called before the first marker is read.
 
-        What was taken from this reader's position on is left out: it is read, and an operation that
-        came before its take must not find it.
+        Messages that were taken from this reader's position on are left out: their markers are read, and an
+        operation that came before its take must not find it.
         """
         for row in sorted(rows, key=lambda row: row.taken_at):
             if row.taken_at >= self._position:

@@ -39,7 +39,7 @@ _OP = codec.encode(Marker(0, 0, Op.EXTEND))[2][0][0]
 _OPERATIONS = (Op.EXTEND, Op.NACK, Op.DEAD_LETTER)
 _SINGLE_COPY = re.compile(rb"([0-9]{1,10}):([0-9]{1,19})")
 _MOST_ANCESTORS = 10_000
-"""No message has as many; markers that somebody made up could name a copy as its own ancestor."""
+"""More than any message has. Forged markers could name a copy as its own ancestor, without end."""
 _MOST_OPERATIONS = 100_000
 """Of a partition; the oldest are forgotten, which means that their copies are handed out as usual."""
 

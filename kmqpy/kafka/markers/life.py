@@ -157,7 +157,7 @@ def shown(queue: str, place: RecordPlace) -> str:
 
 
 class _RecordLife:
-    """What happens to one record; `known`: all records of the message."""
+    """The events of one record. `known` holds all records of its message."""
 
     def __init__(
         self,

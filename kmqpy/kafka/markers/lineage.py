@@ -29,7 +29,7 @@ COPY = "kmq-copy"
 ANCESTORS = "kmq-ancestors"
 
 MAX_ANCESTORS = 1_000
-"""Bytes."""
+"""The longest `kmq-ancestors` that is read, in bytes."""
 MAX_COPIES = 1_000_000
 """Bytes of a `kmq-copy` that is read; a range of MAX_SPAN messages needs less."""
 

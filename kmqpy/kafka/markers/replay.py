@@ -1,4 +1,4 @@
-"""From the records of a markers partition to its in-flight state. Pure: no I/O.
+"""Computes the in-flight state of a partition from the records of its markers. Pure: no I/O.
 
 The hot path of a tracker. Clients write their markers in batches, so most records say the same of the
 next message as the one before; such a series is applied at once, with nothing decoded twice.
@@ -42,7 +42,7 @@ class QueueEnd:
 
 
 ALL_EXIST = QueueEnd(INT64_MAX + 1, INT64_MAX + 1)
-"""For callers that don't ask: every message that a marker names counts as existing."""
+"""Every message that a marker names counts as existing; for callers that do not check."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What the pipeline needs of a sink."""
+"""The interface of a sink, as the pipeline uses it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Sink:
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """Writes micro-batches to a sink. One that was written before may come again, with its number."""
+    """Writes micro-batches to a sink. Spark may repeat one that was written, with the same number."""
 
     sink: Sink
 
     settings: ClassVar[Mapping[str, str]] = {}
-    """What the session must be configured with."""
+    """Settings that the Spark session must have."""
 
     @property
     def jar_sets(self) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ class ZkQueue:
         return int(stat.numChildren)
 
     def dead_letters(self, queue: str) -> DeadLetters:
-        """What the policy refused to hand out any more."""
+        """Return the items that the policy handed out too often."""
         return DeadLetters(self.session, self.paths(queue))
 
     def wait_for_change(self, source: str, timeout: float) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
-from kmqpy.kafka.admin.leftover_znodes import Leftover
+from kmqpy.kafka.admin.unusable_znodes import UnusableZnode
 
 
-def unusable_znodes(name: str, leftovers: Iterable[Leftover]) -> list[Finding]:
+def unusable_znodes(name: str, found: Iterable[UnusableZnode]) -> list[Finding]:
     """A finding for each unusable znode."""
     to_do = "`kmq doctor --fix` removes it"
     kind = Kind.UNUSABLE_ZNODE
-    return [Finding(Severity.WARNING, name, kind, f"{one.path}: {one.why}", to_do) for one in leftovers]
+    return [Finding(Severity.WARNING, name, kind, f"{one.path}: {one.why}", to_do) for one in found]
 
 
 def unreadable_settings(name: str, error: Exception) -> Finding:

@@ -18,7 +18,7 @@ from kmqpy.zookeeper.session import session_of, unavailable
 
 
 @dataclass(frozen=True)
-class Leftover:
+class UnusableZnode:
     """An unusable znode: made by hand, restored from a backup, or damaged.
 
     why           what is wrong with it
@@ -31,7 +31,7 @@ class Leftover:
     mzxid: int
 
 
-def leftovers_of_queue(znodes: RegistryZnodes, name: str) -> list[Leftover]:
+def unusable_znodes_of_queue(znodes: RegistryZnodes, name: str) -> list[UnusableZnode]:
     """The unusable znodes of a queue, deepest first; they are harmless."""
     top, partitions = znodes.paths.queue(name), znodes.paths.partitions(name)
     with unavailable(znodes.zk):
@@ -54,10 +54,10 @@ def leftovers_of_queue(znodes: RegistryZnodes, name: str) -> list[Leftover]:
         except ConfigError as error:
             path = znodes.paths.offset(name, number)
             why[path], stats[path] = f"can't be read: {error}", stat
-    return [_leftover(path, why[path], stats[path]) for path in reversed(stats) if path in why]
+    return [_unusable(path, why[path], stats[path]) for path in reversed(stats) if path in why]
 
 
-def stray_leftovers(znodes: RegistryZnodes) -> list[Leftover]:
+def stray_unusable_znodes(znodes: RegistryZnodes) -> list[UnusableZnode]:
     """Unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
     with unavailable(znodes.zk):
         stats = znodes.tree(znodes.paths.trackers)
@@ -70,14 +70,14 @@ def stray_leftovers(znodes: RegistryZnodes) -> list[Leftover]:
                 below = znodes.tree(znodes.paths.queue(name))
                 stats |= below
                 why |= dict.fromkeys(below, "no queue can have this name")
-    return [_leftover(path, why[path], stats[path]) for path in reversed(stats)]
+    return [_unusable(path, why[path], stats[path]) for path in reversed(stats)]
 
 
-def clear_leftovers(znodes: RegistryZnodes, leftovers: Iterable[Leftover]) -> list[Leftover]:
+def remove_unusable_znodes(znodes: RegistryZnodes, found: Iterable[UnusableZnode]) -> list[UnusableZnode]:
     """Remove those that have not changed since they were found, in this order; returns them."""
     removed = []
     with unavailable(znodes.zk):
-        for one in leftovers:
+        for one in found:
             stat = znodes.wait(znodes.zk.exists_async(one.path))
             if stat is None or (stat.czxid, stat.mzxid) != (one.czxid, one.mzxid):
                 continue
@@ -87,5 +87,5 @@ def clear_leftovers(znodes: RegistryZnodes, leftovers: Iterable[Leftover]) -> li
     return removed
 
 
-def _leftover(path: str, why: str, stat: Any) -> Leftover:
-    return Leftover(path, why, stat.czxid, stat.mzxid)
+def _unusable(path: str, why: str, stat: Any) -> UnusableZnode:
+    return UnusableZnode(path, why, stat.czxid, stat.mzxid)

@@ -1,0 +1,110 @@
+"""One of three brokers is killed or halted: partitions that it leads have no leader for a while."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka.admin import NewTopic
+from support import LiveQueue, bodies, collect, total_queue, until, value
+
+from kmqpy.dev import Cluster
+from kmqpy.dev.server import Server
+from kmqpy.errors import Unavailable
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class ThreeBrokers:
+    """A cluster whose third broker may be killed or paused."""
+
+    connection: KafkaConnection
+    zookeeper: ZooKeeperConnection
+    third: Server
+
+
+@pytest.fixture(scope="module")
+def cluster_of_three() -> Iterator[ThreeBrokers]:
+    with Cluster(brokers=3) as cluster:
+        yield ThreeBrokers(
+            KafkaConnection(bootstrap=cluster.bootstrap),
+            ZooKeeperConnection(hosts=cluster.zookeeper),
+            cluster.broker(3),
+        )
+
+
+@pytest.fixture
+def three_brokers(cluster_of_three: ThreeBrokers) -> Iterator[ThreeBrokers]:
+    yield cluster_of_three
+    cluster_of_three.third.resume()
+    cluster_of_three.third.start()
+
+
+def test_r18_a_markers_partition_without_leader_stops_only_itself(three_brokers, queue_name):
+    admin = librdkafka.new_admin(three_brokers.connection)
+    topics = [
+        NewTopic(queue_name, 2, replica_assignment=[[1], [1]]),
+        NewTopic(
+            f"{queue_name}__markers",
+            2,
+            replica_assignment=[[1], [3]],
+            config={"message.timestamp.type": "LogAppendTime"},
+        ),
+    ]
+    for future in admin.create_topics(topics).values():
+        future.result(10)
+    with LiveQueue(three_brokers.connection, three_brokers.zookeeper, queue_name, 2, replication=1) as queue:
+        tracker = queue.tracker()
+        client = queue.client()
+        # A new producer would ask the controller, which may be the broker that is killed.
+        producer = queue.producer()
+        queue.send("first", partition=0)
+        queue.send("first", partition=1)
+        client.ack(*collect(client, 2), wait=True)
+        queue.send("taken", partition=1)
+        (taken,) = collect(client, 1, lease=120.0)
+        three_brokers.third.kill()
+        client.ack(taken)
+        sent = [f"{partition}-{i}" for i in range(20) for partition in (0, 1)]
+        for partition in (0, 1):
+            producer.send_many([s for s in sent if s.startswith(str(partition))], partition=partition)
+        found = collect(client, 20, 20.0, ack=True, lease=60.0)
+        assert {message.partition for message in found} == {0}
+        client.ack(*found, wait=True)  # R26: for no other partition
+        with pytest.raises(Unavailable):
+            client.flush(0.2)
+        producer.send("held", partition=0)
+        queue.mark(Marker(0, 21, Op.TAKE, 100))
+        until(lambda: value(tracker, queue.name, "redelivered") == 1, 40.0, tracker.problems)
+        three_brokers.third.start()
+        rest = collect(client, 21, 30.0, ack=True, lease=60.0)
+        verdict = total_queue([*sent, "held"], bodies(found + rest))
+        assert (verdict.lost, verdict.unexpected) == (set(), set())
+
+
+def test_r18_a_broker_that_hangs_keeps_up_markers_only_until_another_leads_its_queues(
+    three_brokers, queue_name
+):
+    admin = librdkafka.new_admin(three_brokers.connection)
+    config = {"message.timestamp.type": "LogAppendTime"}
+    topics = [
+        NewTopic(queue_name, 2, replica_assignment=[[1, 2, 3], [3, 2, 1]]),
+        NewTopic(f"{queue_name}__markers", 2, replica_assignment=[[1, 2, 3], [1, 2, 3]], config=config),
+    ]
+    for future in admin.create_topics(topics).values():
+        future.result(10)
+    with LiveQueue(three_brokers.connection, three_brokers.zookeeper, queue_name, 2, replication=1) as queue:
+        tracker = queue.tracker()
+        states = [tracker._parts[queue_name, partition].state for partition in (0, 1)]
+        for partition in (0, 1):
+            queue.send(*"abcde", partition=partition)
+        three_brokers.third.pause()
+        for partition in (0, 1):  # nobody knows yet that there are such messages
+            queue.mark_all(Marker(partition, offset, Op.TAKE, 120_000) for offset in range(5))
+        until(lambda: len(states[0]) == 5, 8.0, tracker.problems)
+        until(lambda: len(states[1]) == 5, 30.0, tracker.problems)
+        three_brokers.third.resume()

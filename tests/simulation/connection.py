@@ -1,0 +1,65 @@
+"""How a simulated process reaches the simulated broker, and the errors when it does not."""
+
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kmqpy.errors import QueueNotFound
+from kmqpy.kafka.topics import QueueTopics, TopicInfo
+
+from .model import Broker, Group, Process, Steps
+
+REQUEST_TIMEOUT_MS = 400.0
+
+
+def timed_out() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def no_topic() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+
+
+class Connection:
+    """What kmqpy's parts are given instead of addresses: the process they are in."""
+
+    bootstrap = "broker"
+    root = "/kmq"
+    kafka: Mapping[str, str] = MappingProxyType({})
+    queue_topic = "q"
+    markers_topic = "q__markers"
+
+    def __init__(self, process: Process, broker: Broker, group: Group, zookeeper: Any) -> None:
+        self.process = process
+        self.world = process.world
+        self.broker = broker
+        self.group = group
+        self.zookeeper = SimpleNamespace(hosts=zookeeper, security=None)
+
+    def reach(self) -> Steps:
+        """One way to a broker; raises when it can't be reached."""
+        yield self.world.latency()
+        if self.process.kafka_cut_until > self.world.now or self.world.unlucky():
+            yield REQUEST_TIMEOUT_MS
+            raise timed_out()
+
+    def is_away(self) -> bool:
+        """Whether Kafka does not answer a question about topics now."""
+        world = self.world
+        unlucky = world.faults and world.topics_rng.random() < world.error_rate
+        return unlucky or self.process.kafka_cut_until > world.now
+
+    def describe(self) -> dict[str, TopicInfo]:
+        """The topics of the queue, as far as they exist, as some broker knows them."""
+        number = self.broker.number_told()
+        names = [name for name in (self.queue_topic, self.markers_topic) if name not in self.broker.missing]
+        return {name: TopicInfo(name, f"{name}-{number}", self.broker.partitions, 3) for name in names}
+
+    def checked(self) -> QueueTopics:
+        """The same, when they are to exist."""
+        found = self.describe()
+        if len(found) < 2:
+            raise QueueNotFound("there is no such topic")
+        return QueueTopics(found[self.queue_topic], found[self.markers_topic], None)

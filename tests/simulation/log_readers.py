@@ -1,0 +1,121 @@
+"""Simulated kmqpy.kafka.partition_reader and tracker.reading.queue_ends: what stands in a partition now."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from kmqpy.errors import TopicError, Unavailable
+from kmqpy.kafka.partition_reader import Reached
+
+from .connection import Connection
+from .model import Record, Steps
+
+
+class LogReader:
+    """Stands where kmqpy.kafka.partition_reader is imported."""
+
+    @staticmethod
+    def bounds(
+        connection: Connection, topic: str, partitions: Sequence[int], _timeout_s: float, *, uncommitted: bool
+    ) -> dict[int, tuple[int, int]]:
+        assert uncommitted
+        if topic in connection.broker.missing:
+            raise TopicError("there is no such topic")
+        logs = {partition: connection.broker.logs[topic, partition] for partition in partitions}
+        return {partition: (log.start, log.end) for partition, log in logs.items()}
+
+    @staticmethod
+    def scan(
+        connection: Connection,
+        topic: str,
+        starts: Mapping[int, int],
+        visit: Callable[[Record], None],
+        *,
+        uncommitted: bool,
+        timeout_s: float,
+        clock: Any,
+        recovers: bool = True,
+    ) -> Steps:
+        """Read one partition up to where it ends now, in some pieces.
+
+        recovers  a client reads what was started before it got the partition
+        """
+        ((partition, start),) = starts.items()
+        world = connection.world
+        try:
+            yield from connection.reach()
+        except KafkaException as exception:
+            raise Unavailable(str(exception)) from exception
+        log = connection.broker.logs[topic, partition]
+        end = log.end if uncommitted else log.stable
+        if recovers:
+            connection.process.recovered[partition] = log, end
+        reached = Reached(log.start, min(max(start, log.start), max(end, log.start)), end)
+        while not reached.done:
+            yield world.latency()
+            if topic in connection.broker.missing:
+                raise TopicError("there is no such topic")
+            log = connection.broker.logs[topic, partition]
+            if reached.position >= log.end:  # recreated, and shorter: read from its start, what is there
+                reached.position = log.start
+            if connection.process.kafka_cut_until > world.now or reached.position >= log.end:
+                yield timeout_s * 1000
+                raise Unavailable("sends nothing")
+            some = min(end - reached.position, 1 + int(100 * world.random()))
+            found, reached.position = log.read(reached.position, some, uncommitted=uncommitted)
+            for record in found:
+                if record.offset() < end:
+                    visit(record)
+        return {partition: reached}
+
+
+class RepeatedReader:
+    """kmqpy.kafka.partition_reader.RepeatedReader: each partition, one after the other."""
+
+    def __init__(
+        self, connection: Connection, topic: str, *, uncommitted: bool, timeout_s: float, clock: Any
+    ) -> None:
+        self.connection = connection
+        self.topic = topic
+        self._how = {"uncommitted": uncommitted, "timeout_s": timeout_s, "clock": clock}
+
+    def scan(self, starts: Mapping[int, int], visit: Callable[[int, list[Record]], bool]) -> Steps:
+        reached: dict[int, Reached] = {}
+        for partition, start in starts.items():
+            found: list[Record] = []
+            reached |= yield from LogReader.scan(
+                self.connection, self.topic, {partition: start}, found.append, recovers=False, **self._how
+            )
+            if found:
+                visit(partition, found)
+        return reached
+
+    def close(self) -> None:
+        pass
+
+
+class QueueEnds:
+    """Stands where tracker.reading.queue_ends is imported."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def end_beyond(self, place: tuple[str, int], _offset: int) -> int:
+        (end,) = self.each_of([place], anew=False).values()
+        if isinstance(end, Unavailable):
+            raise end
+        return end
+
+    def each_of(
+        self, places: Iterable[tuple[str, int]], *, anew: bool
+    ) -> dict[tuple[str, int], int | Unavailable]:
+        connection, places = self._connection, list(places)
+        if connection.process.kafka_cut_until > connection.world.now or connection.world.unlucky():
+            return dict.fromkeys(places, Unavailable("does not answer"))
+        if connection.queue_topic in connection.broker.missing:
+            return dict.fromkeys(places, Unavailable("there is no such topic"))
+        return {place: connection.broker.logs[place].end for place in places}
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,297 @@
+"""spec/Delivery.tla in Python, as far as kmqpy has its actions: guards and effects, one partition at a time.
+
+An action of Delivery.tla that is called Takes is the method `takes` here. Where its guard does not hold, it
+raises NotEnabled. Positions are offsets of the markers topic; messages are offsets of the queue's topic.
+
+Three things are smaller or larger here. The bounds (`MaxMessages` and the like) are left out. A snapshot may
+stand for the takes before a stored offset. And a message may be ended without a copy because retention has
+deleted it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+NOT_IN_KMQPY = frozenset(
+    ("ClientBegins", "ClientEnds", "ClientLooks", "ClientCommits", "ClientIsRefused", "Retention")
+)
+"""Actions of the model that no method has: those of clients' transactions, and deletion of markers."""
+
+
+class NotEnabled(Exception):
+    """The model does not have this step in this state."""
+
+
+def _need(holds: object, why: str) -> None:
+    if not holds:
+        raise NotEnabled(why)
+
+
+class Spoken(NamedTuple):
+    """A record that speaks of a message: a "take", "ack", "unseen" or "end", as the model calls them."""
+
+    at: int
+    kind: str
+    tx: Any
+    by: str
+
+
+class Window(NamedTuple):
+    """An assignment, told at a position: ends of messages from `first` on are remembered from now on (R30).
+
+    again  those that were ended before are forgotten: they may be taken again
+    """
+
+    at: int
+    first: int
+    end: int
+    again: bool
+
+
+@dataclass
+class Plan:
+    """The model's tracker[p]."""
+
+    step: str = "idle"
+    tx: Any = None
+    ms: frozenset[int] = frozenset()
+    left: set[int] = field(default_factory=set)
+    late: frozenset[int] = frozenset()
+    at: int = 0
+
+
+@dataclass
+class State:
+    """The model's variables of one partition.
+
+    claims, taker_looks  the constants TrackerClaims and TakerLooks
+    """
+
+    claims: bool
+    taker_looks: bool
+    end: int = 0
+    """NextPosition of the log."""
+    spoken: defaultdict[int, list[Spoken]] = field(default_factory=lambda: defaultdict(list))
+    """The log, by message."""
+    open: dict[Any, int] = field(default_factory=dict)
+    """Open transactions, each with the position of its first record (FirstOf)."""
+    committed: set[Any] = field(default_factory=set)
+    tracker: Plan = field(default_factory=Plan)
+    begun_at: int = 0
+    """LastStable when the tracker that leads took over: it has read all before it (R1)."""
+    visible: set[int] = field(default_factory=set)
+    parent: dict[int, int] = field(default_factory=dict)
+    planned: dict[int, int] = field(default_factory=dict)
+    received: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    looking: defaultdict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    paused: set[int] = field(default_factory=set)
+    """Where takes stand of clients that had lost the partition."""
+    unseen: set[tuple[str, int]] = field(default_factory=set)
+    """What clients ended unseen."""
+    windows: list[Window] = field(default_factory=list)
+
+    @property
+    def last_stable(self) -> int:
+        return min(self.open.values(), default=self.end)
+
+    def is_committed(self, one: Spoken) -> bool:
+        return one.tx is None or one.tx in self.committed
+
+    def ends(self, m: int, begin: int, end: int) -> Iterator[Spoken]:
+        """The ends of a message from `begin` to `end`, as a reader of committed records sees them."""
+        for one in self.spoken[m]:
+            if begin <= one.at < end and one.kind != "take" and self.is_committed(one):
+                yield one
+
+    def last_take(self, m: int, end: int) -> int | None:
+        return max((one.at for one in self.spoken[m] if one.kind == "take" and one.at < end), default=None)
+
+    def in_flight(self, m: int, end: int) -> bool:
+        """InFlight, of one message, for who has read all before `end`."""
+        taken = self.last_take(m, end)
+        return taken is not None and not any(self.ends(m, taken, end))
+
+    def finished(self, m: int, end: int) -> int | None:
+        """IsFinished: where the message was ended last while it was in flight."""
+        return max((one.at for one in self.ends(m, 0, end) if self.in_flight(m, one.at)), default=None)
+
+    def is_acked(self, m: int, begin: int, end: int) -> bool:
+        """IsAcked, of the message and of all its ancestors."""
+        chain: int | None = m
+        while chain is not None:
+            if any(one.kind in ("ack", "unseen") for one in self.ends(chain, begin, end)):
+                return True
+            chain = self.parent.get(chain)
+        return False
+
+    def append(self, at: int, kind: str, ms: Collection[int], by: str, tx: Any = None) -> None:
+        if tx is not None:
+            self.open.setdefault(tx, at)
+        for m in ms:
+            self.spoken[m].append(Spoken(at, kind, tx, by))
+        self.end = at + 1
+
+
+class Protocol(State):
+    """The actions, and what else a journal tells of: an offset stored, a receipt given to another client."""
+
+    # --- a tracker ------------------------------------------------------------------------------------
+
+    def tracker_plans(self, ms: Collection[int], at: int, late: Collection[int]) -> None:
+        """A step of the moment when all before `at` was decided: what was in flight there stays so.
+
+        One plan may be several of the model, one for each transaction, if what the tracker itself has
+        committed since it read to `at` is none of it.
+        """
+        _need(self.tracker.step == "idle", "it is not done with another transaction")
+        _need(ms, "it has planned nothing")
+        _need(at <= self.last_stable, f"it planned at {at}, behind what is decided")
+        _need(at >= self.begun_at, f"it planned at {at}, and took over at {self.begun_at} (R1)")
+        for m in ms:
+            _need(self.in_flight(m, at), f"{m} was not in flight at {at}")
+            own = [one.at for one in self.ends(m, at, self.end) if one.kind == "end"]
+            _need(not own, f"{m} was ended at {own}, by a tracker itself, after {at}")
+            ended = self.finished(m, at)
+            if m in late:
+                _need(ended is not None, f"{m} was planned as taken late, and had not been ended at {at}")
+            elif ended is not None:
+                _need(not self._is_remembered(m, ended, at), f"{m}, ended at {ended}, was taken late (R30)")
+        self.tracker = Plan("planned", ms=frozenset(ms), late=frozenset(late) & frozenset(ms), at=at)
+
+    def _is_remembered(self, m: int, ended: int, end: int) -> bool:
+        """Whether a tracker must know that a message was ended there (R30)."""
+        since = [one for one in self.windows if ended < one.at < end and one.again and one.first <= m]
+        return not since and any(one.at < ended and one.first <= m < one.end for one in self.windows)
+
+    def tracker_begins(self, tx: Any, at: int | None, ms: Collection[int] | None) -> None:
+        """`at`, `ms`: where its claim stands, and what that names; None: it makes none."""
+        plan = self.tracker
+        _need(plan.step == "planned", "it has no plan")
+        _need(self.claims == (ms is not None), "it makes no claim" if self.claims else "it makes a claim")
+        if ms is not None and at is not None:
+            _need(set(ms) == plan.ms, f"it claims {sorted(ms)}, and planned {sorted(plan.ms)}")
+            self.open[tx] = at
+            self.end = at + 1
+        plan.step = "copying" if ms is None else "claimed"
+        plan.tx, plan.left = tx, set(plan.ms)
+
+    def tracker_decides(self, dropped: Collection[int], at: int | None = None) -> None:
+        """`at`: where it lists what it drops; it may drop more, of which the model does not know."""
+        plan = self.tracker
+        mine = self.open.get(plan.tx)
+        _need(plan.step == "claimed" and mine is not None, "its transaction has no claim that stands")
+        assert mine is not None
+        _need(self.last_stable == mine, f"not all before its claim at {mine} is decided")
+        for m in plan.ms - set(dropped):
+            since = [one.at for one in self.spoken[m] if plan.at <= one.at < mine and self.is_committed(one)]
+            _need(not since, f"{m} is not dropped, of which {since} speak, before the claim at {mine}")
+        _need(set(dropped) <= plan.ms, f"it drops {sorted(dropped)}, which it has not claimed")
+        plan.step, plan.left = "copying", plan.left - set(dropped)
+        if at is not None:
+            self.end = at + 1
+
+    def tracker_copies(self, m: int, copy: int | None, at: int, by: str) -> None:
+        """`copy`: its offset; None: a dead letter."""
+        plan = self.tracker
+        self._need_open("copying")
+        _need(m in plan.left, f"{m} is not in its plan")
+        _need(m not in plan.late, f"{m} was taken late, and is to be ended without a copy")
+        self.append(at, "end", (m,), by, plan.tx)
+        if copy is not None:
+            self.parent[copy] = m
+            self.planned[copy] = self.planned.get(m, plan.at)
+        plan.left.discard(m)
+
+    def tracker_ends_late(self, m: int, at: int, by: str, *, gone: bool = False) -> None:
+        """`gone`: retention has deleted the message, which the model does not know."""
+        plan = self.tracker
+        self._need_open("copying")
+        _need(m in plan.left, f"{m} is not in its plan")
+        _need(m in plan.late or gone, f"{m} was not taken late, is there, and is ended without a copy")
+        self.append(at, "end", (m,), by, plan.tx)
+        plan.left.discard(m)
+
+    def tracker_commits(self) -> None:
+        plan = self.tracker
+        self._need_open("copying")
+        _need(not plan.left, f"{sorted(plan.left)} are neither copied nor dropped")
+        self.committed.add(plan.tx)
+        self.open.pop(plan.tx, None)
+        self.tracker = Plan()
+
+    def some_transaction_aborts(self, tx: Any) -> None:
+        self.open.pop(tx, None)
+        if self.tracker.tx is tx:
+            self.tracker_is_refused()
+
+    def tracker_is_refused(self) -> None:
+        """At once: what it does until it knows is refused by the broker."""
+        self.tracker = Plan()
+
+    def takeover(self) -> None:
+        """Its predecessor's transaction was aborted by the fencing, which comes first."""
+        _need(not self.open, "a transaction of its predecessor is still open")
+        self.tracker = Plan()
+        self.begun_at = self.last_stable
+
+    def stored_offset(self, offset: int, in_flight: Collection[int]) -> None:
+        """StoredOffset: what is in flight was taken at or behind it, or is in the snapshot."""
+        for m in self.spoken:
+            if m not in in_flight and self.in_flight(m, self.last_stable):
+                taken = self.last_take(m, self.last_stable)
+                _need(taken is not None and taken >= offset, f"{m}, taken at {taken}, stands before {offset}")
+
+    def _need_open(self, step: str) -> None:
+        _need(self.tracker.step == step, f"it is {self.tracker.step}, not {step}")
+
+    # --- a client -------------------------------------------------------------------------------------
+
+    def takes(self, c: str, m: int, at: int, *, paused: bool = False) -> None:
+        """What it has read of others' takes is known when it hands the message out: see `looks`.
+
+        paused  it was, between fetching the message and its take, and lost the partition (FetchedEarlier): no
+                successor need look where this take stands
+        """
+        if paused:
+            self.paused.add(at)
+        _need(m in self.visible, f"{m} can't be seen")
+        self.append(at, "take", (m,), c)
+        self.looking[c].setdefault(m, at)
+
+    def looks(self, c: str, m: int, *, recovered: int = 0, unseen_at: int | None = None) -> None:
+        """It has taken a message, and hands it out, or ends it unseen at a position.
+
+        recovered  it had read the takes before this position when it took the message (R10)
+        """
+        if unseen_at is not None and (c, m) in self.unseen:  # what was not confirmed is written again
+            self.append(unseen_at, "unseen", (m,), c)
+            return
+        taken = self.looking[c].pop(m, None)
+        _need(taken is not None, f"it has not taken {m}, or was handed it out before")
+        assert taken is not None
+        is_copy = m in self.parent and self.taker_looks
+        since = self.planned.get(m, 0)
+        if unseen_at is not None:
+            _need(is_copy and self.is_acked(m, since, unseen_at), f"it ends {m}, which nobody acknowledged")
+            self.append(unseen_at, "unseen", (m,), c)
+            self.unseen.add((c, m))
+            return
+        takes = [
+            one for one in self.spoken[m] if one.kind == "take" and one.by != c and one.at not in self.paused
+        ]
+        before = [one.at for one in takes if one.at < recovered]
+        _need(not before, f"it takes {m}, and had read that it was taken at {before} (R10)")
+        _need(not is_copy or not self.is_acked(m, since, taken), f"{m}, taken at {taken}, was acknowledged")
+        self.received[c].add(m)
+
+    def is_given_receipt(self, c: str, m: int) -> None:
+        """Clients share receipts: who acknowledges a message may have got its receipt from another."""
+        _need(any(m in some for some in self.received.values()), f"{m} was handed out to nobody")
+        self.received[c].add(m)
+
+    def acknowledges(self, c: str, m: int, at: int) -> None:
+        _need(m in self.received[c], f"it was not handed out {m}")
+        self.append(at, "ack", (m,), c)

@@ -1,0 +1,238 @@
+"""Replays a run as steps of spec/Delivery.tla: each must be one that the model has in that state.
+
+Some steps can't be seen in a log, and are put in where they must have been:
+
+- A plan is a step of the moment when all before its position was decided.
+- What a transaction is to end where there are no claims, is what it ends.
+- A tracker decides before it writes its first copy, if it drops nothing.
+- A client looks after its take, and some time before it hands the copy out. So what stands before the take
+  decides; what stands behind it may count or not.
+- Markers that move a lease are no steps, since the model has no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import singledispatchmethod
+
+from kmqpy import message as m
+from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
+from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
+from kmqpy.kafka.markers.finished import WINDOW
+from kmqpy.kafka.markers.late_acks import PLANNED_AT, read_planned_at
+from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
+from kmqpy.kafka.settings import QueueSettings
+
+from .journal import Acked, Decided, HandedOut, Journal, Opened, Planned, Stored, Written
+from .model import CONTROL, LIAR, Broker, Record, Txn, decoded
+from .protocol import NotEnabled, Protocol, Window
+
+_TRACKERS_ID = re.compile(r"kmq-tracker-[^-]+-(\d+)")
+
+
+def refused_steps(journal: Journal, broker: Broker, queue: QueueSettings) -> Iterator[str]:
+    """The first step that the model does not have, in words; none is the rule."""
+    replay = _Replay(broker, queue)
+    replay.learn_ends(journal)
+    for number, event in enumerate(journal):
+        try:
+            replay.step(event)
+        except NotEnabled as why:
+            yield f"{replay.action}: {replay.who}, step {number}: {why}"
+            return
+
+
+def _original_of(copy: Record) -> int:
+    here = RecordPlace(copy.topic(), copy.partition(), copy.at)
+    return read_ancestors(m.last_header(m.headers_of(copy.headers()), ANCESTORS), here)[-1].offset
+
+
+def _messages(row: SnapshotRow) -> Iterator[int]:
+    if isinstance(row, TakenRun):
+        yield from (row.first + bit for bit in range(row.bits.bit_length()) if row.bits >> bit & 1)
+    else:
+        yield row.offset
+
+
+class _Replay:
+    def __init__(self, broker: Broker, queue: QueueSettings) -> None:
+        self.action = self.who = ""
+        self._broker = broker
+        self._queue = queue
+        self._parts = [
+            Protocol(claims=queue.claims, taker_looks=queue.late_acks) for _ in range(broker.partitions)
+        ]
+        self._plans: dict[tuple[str, int], list[Planned]] = defaultdict(list)
+        self._ends: dict[Txn, set[int]] = defaultdict(set)
+        """What transactions of trackers end."""
+        self._records: dict[Txn, list[Record]] = defaultdict(list)
+        self._begun: set[Txn] = set()
+
+    def learn_ends(self, journal: Journal) -> None:
+        """What each transaction copies or ends, for those that do not say it at their begin."""
+        for event in journal:
+            if isinstance(event, Written) and (record := event.record).txn is not None:
+                if self._is_marker(record):
+                    ends = [one.offset for one in decoded(record) if one.op is Op.END and one.offset >= 0]
+                    self._ends[record.txn].update(ends)
+                elif record.copied:
+                    self._ends[record.txn].add(_original_of(record))
+
+    @singledispatchmethod
+    def step(self, event: object) -> None:
+        raise TypeError(event)
+
+    def _at(self, action: str, who: str, partition: int) -> Protocol:
+        """The state of a partition, for an action of somebody, which is named if it is refused."""
+        self.action, self.who = action, f"{who} in {partition}"
+        return self._parts[partition]
+
+    # --- what stands in no log ------------------------------------------------------------------------
+
+    @step.register
+    def _(self, plan: Planned) -> None:
+        self._plans[plan.tracker, plan.partition].append(plan)
+
+    @step.register
+    def _(self, event: Opened) -> None:
+        if found := _TRACKERS_ID.match(event.transactional_id):
+            self._at("Takeover", event.transactional_id, int(found[1])).takeover()
+
+    @step.register
+    def _(self, event: Decided) -> None:
+        txn = event.txn
+        if txn.state == "committed" and (found := _TRACKERS_ID.match(txn.transactional_id)):
+            partition = int(found[1])
+            self._settle(txn, partition)
+            self._at("TrackerCommits", txn.by, partition).tracker_commits()
+        elif txn.state == "committed":
+            for part in self._parts:
+                part.open.pop(txn, None)
+        else:
+            for part in self._parts:
+                part.some_transaction_aborts(txn)
+        for record in self._records.pop(txn, ()):
+            self._appears(record)
+
+    @step.register
+    def _(self, event: Stored) -> None:
+        part = self._at("StoredOffset", "a tracker", event.partition)
+        part.stored_offset(event.stored.offset, {m for row in event.stored.in_flight for m in _messages(row)})
+
+    @step.register
+    def _(self, event: HandedOut) -> None:
+        part = self._at("Looks", event.client, event.partition)
+        part.looks(event.client, event.offset, recovered=event.recovered)
+
+    @step.register
+    def _(self, event: Acked) -> None:
+        part = self._at("Acknowledges", event.client, event.partition)
+        part.is_given_receipt(event.client, event.offset)
+
+    # --- records --------------------------------------------------------------------------------------
+
+    @step.register
+    def _(self, event: Written) -> None:
+        record = event.record
+        if self._is_marker(record):
+            self._marker(record)
+        elif record.topic() == self._queue.name:
+            if record.txn is None:
+                self._appears(record)
+            else:
+                self._records[record.txn].append(record)
+                self._settle(record.txn, record.partition())
+
+    def _is_marker(self, record: Record) -> bool:
+        return record.topic() == self._queue.markers_topic
+
+    def _appears(self, record: Record) -> None:
+        if record.txn is None or record.txn.state == "committed":
+            part = self._parts[record.partition()]
+            part.visible.add(record.at)
+            if not record.copied and (planned := self._planned_at(record)) is not None:
+                part.planned[record.at] = planned  # the headers of a copy, forwarded: its copies keep them
+
+    def _settle(self, txn: Txn, partition: int) -> None:
+        """It goes on with its transaction: so it has begun, and decided what to drop."""
+        if txn not in self._begun:
+            self._begin(txn, partition, None, None)
+        if self._parts[partition].tracker.step == "claimed":
+            self._at("TrackerDecides", txn.by, partition).tracker_decides(())
+
+    def _begin(self, txn: Txn, partition: int, at: int | None, claimed: set[int] | None) -> None:
+        self._begun.add(txn)
+        ms = self._ends[txn] if claimed is None else claimed
+        plans = [one for one in self._plans[txn.by, partition] if ms <= set(one.offsets)]
+        part = self._at("TrackerPlans", txn.by, partition)
+        if not plans:
+            raise NotEnabled(f"it has no plan for {sorted(ms)}")
+        part.tracker_plans(ms, plans[-1].position, plans[-1].taken_late)
+        self._at("TrackerBegins", txn.by, partition).tracker_begins(txn, at, claimed)
+
+    def _marker(self, record: Record) -> None:
+        partition, txn = record.partition(), record.txn
+        part = self._parts[partition]
+        if record.by == LIAR or record.value() is CONTROL:
+            pass
+        elif txn is None:
+            self._by_client(part, record)
+        else:
+            headers = m.headers_of(record.headers())
+            claimed = named_offsets(headers, CLAIM, partition)
+            dropped = named_offsets(headers, DROPPED, partition)
+            if claimed:
+                self._begin(txn, partition, record.at, claimed)
+            elif dropped:
+                self._at("TrackerDecides", txn.by, partition).tracker_decides(dropped, record.at)
+            else:
+                self._settle(txn, partition)
+                self._by_tracker(part, record)
+        part.end = record.at + 1
+
+    def _by_tracker(self, part: Protocol, record: Record) -> None:
+        partition = record.partition()
+        log = self._broker.logs[self._queue.name, partition]
+        for marker in decoded(record):
+            offset, copy = marker.offset, record.copies.get(marker.offset)
+            if copy is None and record.txn is not None and record.txn.state != "committed":
+                part.append(record.at, "end", (offset,), record.by, record.txn)  # cut short
+            elif copy is None:
+                gone = offset < log.start or not log.records[offset].is_data
+                self._at("TrackerEndsLate", record.by, partition)
+                part.tracker_ends_late(offset, record.at, record.by, gone=gone)
+            else:
+                self._at("TrackerCopies", record.by, partition)
+                dead = copy.topic() != self._queue.name
+                part.tracker_copies(offset, None if dead else copy.at, record.at, record.by)
+                if not dead and self._queue.late_acks:
+                    self._check_planned_at(part, copy)
+
+    def _check_planned_at(self, part: Protocol, copy: Record) -> None:
+        """A copy names the position that the model keeps for it."""
+        planned = self._planned_at(copy)
+        if planned != part.planned[copy.at]:
+            raise NotEnabled(f"copy {copy.at} names {planned}, and was planned at {part.planned[copy.at]}")
+
+    def _planned_at(self, record: Record) -> int | None:
+        named = m.last_header(m.headers_of(record.headers()), PLANNED_AT)
+        return read_planned_at(named, self._queue.name, record.partition())
+
+    def _by_client(self, part: Protocol, record: Record) -> None:
+        partition, by = record.partition(), record.by
+        for marker in decoded(record):
+            if marker.takes_from is not None:
+                first = marker.takes_from
+                part.windows.append(Window(record.at, first, first + WINDOW, marker.takes_again))
+            elif marker.offset < 0:
+                continue
+            elif marker.op in (Op.TAKE, Op.DELAY):
+                part = self._at("Takes", by, partition)
+                part.takes(by, marker.offset, record.at, paused=record.is_of_halted)
+            elif marker.op is Op.END and marker.offset in part.received[by]:
+                self._at("Acknowledges", by, partition).acknowledges(by, marker.offset, record.at)
+            elif marker.op is Op.END:
+                self._at("Looks", by, partition).looks(by, marker.offset, unseen_at=record.at)
