@@ -54,6 +54,11 @@ BEGIN_AT = {
     "topics not watched": 34,
     "state kept for other topics": 24,
     "committed without a look": 2_048,
+    "late dead letters ignored": 57,
+    "late extensions ignored": 36,
+    "late nacks ignored": 46,
+    "every copy lost": 1,
+    "every ancestor of a dead letter believed": 57,
 }
 """The seed that caught a control last, to begin the search with; an outdated one costs only time."""
 
