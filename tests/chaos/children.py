@@ -108,7 +108,9 @@ def consume(task: ChildTask) -> None:
                 for one in _finish(client, messages, task, journal):  # while the copy is made, or waits
                     heappush(late, (over_at + _dice(one.body) * task.late_by_s / 1000, one.offset, one))
             while late and late[0][0] < time.monotonic():
-                _ack(client, [heappop(late)[-1]], journal)
+                message = heappop(late)[-1]
+                journal.write(*(("l", *place) for place in places([message])))
+                _ack(client, [message], journal)
 
 
 def _ack(client: KmqClient, messages: list[Message], journal: Journal) -> None:

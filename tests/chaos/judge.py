@@ -40,6 +40,7 @@ class Seen:
     copied_after_ack  places that a tracker ended although an acknowledgement stands before its claim
     handed_out_late   copies that were handed out although a message of which they are copies had been
                       acknowledged before they were taken; ended_unseen: those that therefore were not
+    acked_late        how many acknowledgements consumers made when the lease was over
     undecodable       markers that are none
     interruptions     kills and pauses of consumers: each may cost what was in flight a second delivery
     log_start         by partition, the first offset there is
@@ -60,6 +61,7 @@ class Seen:
     copied_after_ack: set[Place] = field(default_factory=set)
     handed_out_late: set[Place] = field(default_factory=set)
     ended_unseen: set[Place] = field(default_factory=set)
+    acked_late: int = 0
     undecodable: int = 0
     interruptions: int = 0
     max_in_flight: int = 0
@@ -130,6 +132,7 @@ def judge(seen: Seen) -> Verdict:
         "lost_to_retention": len(seen.deleted & seen.moved.keys()),
         "unknown_sends": len(seen.attempted - seen.sent),
         "taken_again": sum(count - 1 for count in seen.lives.values()),
+        "acked_late": seen.acked_late,
         "late_acks": sum(place in seen.moved for place in seen.ended - seen.copied_after_ack),
     }
     return Verdict(found.problems, found.counts, found.found)

@@ -46,6 +46,8 @@ def take_in(lines: Iterable[list[str]], seen: Seen, times: Times) -> None:
             times.deliveries[partition].append(int(at_ms))
         elif what == "a":
             seen.acked.add(numbers[2])
+        elif what == "l":
+            seen.acked_late += 1
         elif what == "t":
             seen.attempted.update(range(numbers[0], numbers[0] + numbers[1]))
         elif what == "k":

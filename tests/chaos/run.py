@@ -136,9 +136,8 @@ class _Run:
             queue.name: self._judge(queue, partitions, seen)
             for queue, partitions, seen in ((stage.queue, PARTITIONS, self._seen), (stage.second, 1, second))
         }
-        late_acks = verdicts[stage.queue.name].counts["late_acks"]
-        if late_acks < stage.level.late_acks:
-            self._problems.append(f"too few late acks: {late_acks}, not {stage.level.late_acks}")
+        if self._seen.acked_late < stage.level.late_acks:
+            self._problems.append(f"too few late acks: {self._seen.acked_late}, not {stage.level.late_acks}")
         result = Result(
             stage.level,
             self._seed,

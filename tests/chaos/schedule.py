@@ -210,9 +210,9 @@ FULL = Level(
 )
 LATE = Level(
     name="late",
-    messages=80_000,
+    messages=100_000,
     faults={**_ONE_OF_EACH, Kind.TRACKER_KILL: 8, Kind.BROKER_KILL: 4, Kind.CONSUMER_KILL: 6},
-    gap_s=12.0,
+    gap_s=15.0,
     hold_s=_HOLD_S,
     session_ms=3_000,
     group_ms=6_000,
