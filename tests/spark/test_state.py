@@ -1,12 +1,14 @@
 """The state of messages as Spark works it out, against that of the tracker and that of `kmq stats`."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from frames import frame_of, naive
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op, encode_count
 from kmqpy.kafka.markers.entry import EntryState
@@ -32,6 +34,7 @@ def some_log(rng, size, partition):
         after = rng.choice([0, 100, 400, 5_000, -1, INT64_MAX])
         fields = {"redeliver_after_ms": 0 if op is Op.END else after}
         fields["by_tracker"] = op is Op.END and rng.random() < 0.4
+        fields["reason"] = TAKEN_LATE if op is Op.END and rng.random() < 0.3 else None
         offset = rng.choice([rng.randrange(MESSAGES), -1 if op is Op.END else 0])
         if rng.random() < 0.3:
             runs = codec.runs_of(sorted(rng.sample(range(MESSAGES), rng.choice([1, 2, 5]))))
@@ -55,8 +58,11 @@ def truth(log):
         was_in_flight = {offset for offset in marker.offsets() if offset in state}
         state.apply(marker, at, ms)
         for offset in marker.offsets() if marker.op is Op.END else ():
-            if offset in was_in_flight or offset not in ended:
-                ended[offset] = ("redelivered" if marker.by_tracker else "processed", state.now_ms)
+            late = marker.by_tracker and marker.reason == TAKEN_LATE
+            is_told = offset in ended and ended[offset][0] != "taken late"
+            if (offset in was_in_flight or offset not in ended) and not (late and is_told):
+                what = "taken late" if late else "redelivered" if marker.by_tracker else "processed"
+                ended[offset] = (what, state.now_ms)
     return state, ended
 
 
@@ -64,8 +70,10 @@ def expected_row(offset, state, ended, now_ms, moved):
     entry = state.get(offset)
     if entry is None:
         what, ended_ms = ended.get(offset, ("pending", None))
-        if what == "redelivered" and offset in moved:
+        if what in ("redelivered", "taken late") and offset in moved:
             what = "dead"
+        elif what == "taken late":
+            what = "processed"
         return what, None, None, naive(ended_ms)
     due_at = None if entry.due_ms >= INT64_MAX - 1 else naive(entry.due_ms)
     what = (
@@ -183,6 +191,24 @@ def test_a_delay_is_no_delivery(of_one_partition):
     rows = of_one_partition(queue, log).orderBy("offset").collect()
     assert [row["state"] for row in rows][1] == "redelivered"
     assert [(row["attempts"], row["taken_at"]) for row in rows] == [(0, None), (0, None)]
+
+
+def test_what_was_taken_late_was_not_redelivered(of_one_partition):
+    """The tracker ends it without a copy (rule R30); what became of it was known before."""
+    queue = [(0, n, START_MS, None, b"", None) for n in range(2)]
+    late = Marker(0, 0, Op.END, by_tracker=True, reason=TAKEN_LATE)
+    log = [
+        take(0, 0, 0, START_MS + 1),
+        end(0, 1, 0, START_MS + 5),
+        take(0, 2, 0, START_MS + 20),
+        (0, 3, START_MS + 400, *codec.encode(late)),
+        (0, 4, START_MS + 400, *codec.encode(replace(late, offset=1))),  # retention took its end
+    ]
+    rows = of_one_partition(queue, log).orderBy("offset").collect()
+    assert [(row["state"], row["taken_at"], row["ended_at"]) for row in rows] == [
+        ("processed", None, naive(START_MS + 5)),
+        ("processed", None, naive(START_MS + 400)),
+    ]
 
 
 def test_below_the_committed_offset_all_were_taken_once(of_one_partition):

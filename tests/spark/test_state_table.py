@@ -11,6 +11,7 @@ from support import collect, delete_topic, stopped_after, until
 from kmqpy.cli.app import kmq
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, KmqError
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.spark import KmqSpark, state_table, state_version
@@ -50,6 +51,7 @@ def some_marker(rng, partition, messages):
     fields = {
         "redeliver_after_ms": 0 if op is Op.END else rng.choice([0, 400, 5_000, 10**15]),
         "by_tracker": op is Op.END and rng.random() < 0.4,
+        "reason": TAKEN_LATE if op is Op.END and rng.random() < 0.3 else None,
     }
     if rng.random() < 0.4:
         runs = codec.runs_of(sorted(rng.sample(range(messages), rng.choice([1, 2, 9]))))
