@@ -55,7 +55,10 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
 @click.command(name="pipeline", short_help="Process a queue on Spark into files or tables, by message.")
 @click.argument("queue")
 @click.option(
-    "--out", required=True, metavar="PLACE", help="A folder, the JDBC URL of a database, or a topic."
+    "--out",
+    required=True,
+    metavar="PLACE",
+    help="A folder, an Iceberg table, the JDBC URL of a database, or a topic.",
 )
 @click.option("--schema", required=True, metavar="DDL", help="Columns of the rows: 'id long, total double'.")
 @click.option(

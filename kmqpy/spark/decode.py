@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers.codec import MAX_SPAN, Op
 
 UNDECODABLE = "undecodable"
@@ -58,6 +59,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
     offsets             of all messages of a range; null for a single marker
     redeliver_after_ms  duration; null for an end
     by_tracker          whether a tracker wrote this end: the message was redelivered or dead-lettered
+    taken_late          whether this end is of a message that was taken after its end (rule R30): it was not
     problem             null, `undecodable`, or `newer`: written by a newer kmqpy
 
     Raises ConfigError when a column of Spark's Kafka source is missing.
@@ -90,6 +92,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
         ).alias("after"),
         header_text("kmq-op").alias("asked"),
         header_text("kmq-by").alias("by"),
+        header_text("kmq-reason").alias("reason"),
     )
     kind, first, asked = F.col("kind"), F.col("first"), F.col("asked")
     is_end = kind.isin([_binary(end) for end in _ENDS])
@@ -102,6 +105,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
     )
     is_newer = is_reserved | (~is_end & asked.isNotNull() & ~asked.isin(_OPS_WITH_HEADER))
     good = ~is_bad & ~is_newer
+    by_tracker = good & is_end & F.equal_null("by", F.lit("tracker"))
     return looked.select(
         "partition",
         "at",
@@ -110,7 +114,8 @@ def decode_markers(records: DataFrame) -> DataFrame:
         F.when(good, first).alias("offset"),
         F.when(good, F.col("offsets")).alias("offsets"),
         F.when(good & ~is_end, F.col("after")).alias("redeliver_after_ms"),
-        (good & is_end & F.equal_null("by", F.lit("tracker"))).alias("by_tracker"),
+        by_tracker.alias("by_tracker"),
+        (by_tracker & F.equal_null("reason", F.lit(TAKEN_LATE))).alias("taken_late"),
         F.when(is_bad, UNDECODABLE).when(is_newer, NEWER).alias("problem"),
     )
 

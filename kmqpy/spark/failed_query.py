@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import Entry, EntryState
 from kmqpy.kafka.markers.records import message_headers
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header, redelivery_count
+from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
@@ -154,16 +156,17 @@ class FailedQuery:
 
     def _left(self) -> _Left:
         topics = Topics(self._connection).check(self._queue)
-        commits = stats.committed_offsets(self._connection, self._queue, topics.partitions, topics.ids)
+        commits = stats.committed_offsets(self._connection, self._queue, range(topics.partitions), topics.ids)
         held: dict[int, list[Entry]] = {}
         now_ms: dict[int, int] = {}
-        for partition in range(topics.partitions):
-            first, at = commits.get(partition, (0, None))
-            found = read_taken(self._queue, self._connection, partition, first, at or 0)
-            held[partition] = [
-                entry for entry in found.state if entry.state is EntryState.HELD and entry.offset >= first
-            ]
-            now_ms[partition] = found.now_ms
+        with closing(RepeatedReader(self._connection, self._queue.markers_topic)) as markers:
+            for partition in range(topics.partitions):
+                first, at = commits.get(partition, (0, None))
+                found = read_taken(self._queue, self._connection, markers, partition, first, at or 0)
+                held[partition] = [
+                    entry for entry in found.state if entry.state is EntryState.HELD and entry.offset >= first
+                ]
+                now_ms[partition] = found.now_ms
         return _Left(held=held, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values()))
 
     def _identified(self, places: Iterable[Place]) -> dict[Place, _Message]:

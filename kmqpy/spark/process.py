@@ -392,7 +392,7 @@ class Processing:
             return start
         topics = Topics(self.connection).check(self.queue)
         partitions = topics.partitions
-        commits = stats.committed_offsets(self.connection, self.queue, partitions, topics.ids)
+        commits = stats.committed_offsets(self.connection, self.queue, range(partitions), topics.ids)
         logs = partition_reader.bounds(self.connection, self.queue.name, range(partitions))
         # A purge may have deleted what is behind a commit.
         offsets = {str(p): max(commits.get(p, (low, None))[0], low) for p, (low, _) in logs.items()}

@@ -28,7 +28,7 @@ def take_snapshot(connection: KafkaConnection, queue: QueueSettings) -> Snapshot
     """Look at the topics of a queue; raises QueueNotFound, TopicError, Unavailable."""
     topics = Topics(connection).check(queue)
     dead, numbers = topics.dead_letters, range(topics.partitions)
-    committed = stats.committed_offsets(connection, queue, topics.partitions, topics.ids)
+    committed = stats.committed_offsets(connection, queue, range(topics.partitions), topics.ids)
     # Committed before the markers' end is known: whatever lies below has its markers there. A copy is there
     # when the end marker of its original is.
     markers = partition_reader.bounds(connection, queue.markers_topic, numbers)

@@ -200,7 +200,7 @@ class _StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNo
         if self._options.start == "committed":
             queue = self._options.queue
             for partition, (offset, _) in stats.committed_offsets(
-                self._options.connection, queue, partitions, topics.ids
+                self._options.connection, queue, range(partitions), topics.ids
             ).items():
                 offsets[partition] = max(offset, offsets[partition])
         return self._position(topic_id, offsets)

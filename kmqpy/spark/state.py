@@ -62,7 +62,9 @@ OUTCOME = (
 """The state of a message apart from the time: `enqueued` is null while it was not read, `moved` while
 no dead letter is a copy of it; for the columns from `hold` on see _outcome()."""
 
-_BY_CLIENT, _BY_TRACKER = 1, 2
+_BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
+"""Who ended a message. The last one is a tracker that does not say: the message had been ended before (rule
+R30). It counts where retention has taken the markers that said it."""
 _FORMER, _ENDED, _OPENED, _CHANGED = -5, -4, -3, -2
 """Markers offsets of the markers that outcomes are turned back into, below all others."""
 _NOWHERE = -6
@@ -158,11 +160,14 @@ def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> Data
         F.when(in_flight & (due <= now_ms), State.OVERDUE.value)
         .when(hold == EntryState.DELAYED.value, State.PENDING.value)
         .when(in_flight, State.IN_FLIGHT.value)
-        .when(F.col("moved").isNotNull() & (by == _BY_TRACKER), State.DEAD.value)
+        .when(F.col("moved").isNotNull() & (by >= _BY_TRACKER), State.DEAD.value)
         .when(by == _BY_TRACKER, State.REDELIVERED.value)
-        .when((by == _BY_CLIENT) | below, State.PROCESSED.value)
+        .when(by.isNotNull() | below, State.PROCESSED.value)
         .otherwise(State.PENDING.value)
     )
+    # Who took it late is not who ended it; when that one took it, nobody knows any more.
+    taken, ended = F.col("taken_ms"), F.col("ended_ms")
+    taken = F.when(in_flight | ended.isNull() | (taken <= ended), taken)
     not_delivered = F.col("only_delayed") | (F.col("state") == State.PENDING.value)
     return found.withColumn("state", state).select(
         "partition",
@@ -172,7 +177,7 @@ def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> Data
         "state",
         (F.col("count") + F.when(not_delivered, 0).otherwise(1)).alias("attempts"),
         hold,
-        _moment(F.col("taken_ms")).alias("taken_at"),
+        _moment(taken).alias("taken_at"),
         _moment(due).alias("due_at"),
         F.when(~in_flight, _moment(F.col("ended_ms"))).alias("ended_at"),
     )
@@ -289,8 +294,8 @@ def events(
         F.least(F.greatest(F.col("redeliver_after_ms"), F.lit(0)), limit_ms)
     )
     due = F.when(after > INT64_MAX - F.col("now_ms"), INT64_MAX).otherwise(F.col("now_ms") + after)
-    by = F.when(F.col("by_tracker"), _BY_TRACKER).otherwise(_BY_CLIENT)
-    told = decoded.withColumns({"due_ms": due, "by": by})
+    by = F.when(F.col("taken_late"), _TAKEN_LATE).when(F.col("by_tracker"), _BY_TRACKER)
+    told = decoded.withColumns({"due_ms": due, "by": by.otherwise(_BY_CLIENT)})
     without_ticks = each_message(told).filter((F.col("offset") >= 0) & (F.col("offset") < end))
     return without_ticks.select("partition", "offset", "at", "op", "now_ms", "due_ms", "by")
 
@@ -395,13 +400,14 @@ def _outcome() -> list[Column]:
     last = F.max_by(code, "applies")
     in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_NOWHERE))
     names = F.array(*map(F.lit, _HOLDS.values()))
+    first_end = F.when(F.col("by") != _TAKEN_LATE, F.col("ends"))
     return [
         F.when(in_flight, F.try_element_at(names, last.cast("int"))).alias("hold"),
         F.max_by("now_ms", "takes").alias("taken_ms"),
         (F.max("opens").isNotNull() & F.max("takes").isNull()).alias("only_delayed"),
         F.when(in_flight, F.max_by("due_ms", "applies")).alias("due_ms"),
-        F.max_by("by", "ends").alias("by"),
-        F.max_by("now_ms", "ends").alias("ended_ms"),
+        F.coalesce(F.max_by("by", first_end), F.max_by("by", "ends")).alias("by"),
+        F.coalesce(F.max_by("now_ms", first_end), F.max_by("now_ms", "ends")).alias("ended_ms"),
     ]
 
 

@@ -23,6 +23,7 @@ from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
+from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
@@ -128,11 +129,17 @@ class TakenBefore:
 
 
 def read_taken(
-    queue: QueueSettings, connection: KafkaConnection, partition: int, first: int, start: int
+    queue: QueueSettings,
+    connection: KafkaConnection,
+    markers: RepeatedReader,
+    partition: int,
+    first: int,
+    start: int,
 ) -> TakenBefore:
     """Read which messages of `partition`, from offset `first` on, were taken.
 
-    start  a markers offset at or before which there is no start of those messages
+    markers  of the markers topic
+    start    a markers offset at or before which there is no start of those messages
 
     Raises Unavailable.
     """
@@ -159,7 +166,12 @@ def read_taken(
         if marker.op is Op.END or marker.highest < end:
             found.note(marker, record.offset(), record.timestamp()[1])
 
-    partition_reader.scan(connection, queue.markers_topic, {partition: found.start}, visit)
+    def visit_all(_: int, records: list[Any]) -> bool:
+        for record in records:
+            visit(record)
+        return False
+
+    markers.scan({partition: found.start}, visit_all)
     return found
 
 
@@ -173,6 +185,7 @@ class Taker:
         self._connection = connection
         self._ranges = markers_format == "range"
         self._writer = MarkerWriter(connection, queue.markers_topic, coalesce_ms=1 if self._ranges else None)
+        self._markers = RepeatedReader(connection, queue.markers_topic)
         self._after: dict[int, Place] = {}
 
     def taken_before(self, partition: int, first: int) -> TakenBefore:
@@ -181,7 +194,7 @@ class Taker:
         Raises Unavailable.
         """
         start = self._markers_from(partition, first)
-        return read_taken(self._queue, self._connection, partition, first, start)
+        return read_taken(self._queue, self._connection, self._markers, partition, first, start)
 
     def take(
         self, offsets: Mapping[int, Sequence[int]], delays: Mapping[Place, int], lease_ms: int
@@ -247,7 +260,7 @@ class Taker:
         if next_offset <= first:
             return at
         ids = Topics(self._connection).check(self._queue).ids
-        commits = stats.committed_offsets(self._connection, self._queue, partition + 1, ids)
+        commits = stats.committed_offsets(self._connection, self._queue, [partition], ids)
         next_offset, known = commits.get(partition, (first + 1, None))
         return known or 0 if next_offset <= first else 0
 

@@ -135,7 +135,7 @@ class _Scene:
 
     def committed(self) -> int:
         ids = Topics(self.connection).check(self.queue).ids
-        offset, _ = stats.committed_offsets(self.connection, self.queue, 1, ids).get(0, (0, None))
+        offset, _ = stats.committed_offsets(self.connection, self.queue, [0], ids).get(0, (0, None))
         return offset
 
     def copies(self) -> int:

@@ -11,11 +11,11 @@ from typing import Any
 from kmqpy import message as m
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import partition_reader
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from tracker.redelivery.redeliverer import TAKEN_LATE
 
 from .claims import ClaimOrder, LateAckOrder
 from .judge import Place, Seen, Stored, Verdict, concerned

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kmqpy import message as m
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
 from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings
-from tracker.redelivery.redeliverer import TAKEN_LATE
 
 from .invariants import is_of_the_model, model_state, violations
 from .journal import Acked, HandedOut

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from support import LiveQueue
 
 from kmqpy.kafka.settings import KafkaConnection
-from tests.spark.sessions import DELTA, INTERPRETED, JARS, QUICK_WORKERS, small
+from tests.spark.sessions import INTERPRETED, JARS, QUICK_WORKERS, SINKS, small
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -32,7 +32,7 @@ def spark() -> Iterator[SparkSession]:
     """Spark in this process; make no session of your own, tests of one that dies start a process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
-        settings = {**INTERPRETED, **QUICK_WORKERS, **DELTA}
+        settings = {**INTERPRETED, **QUICK_WORKERS, **SINKS}
         builder = SparkSession.builder.master("local[2]").config(map=settings)
         session = small(builder, JARS).getOrCreate()
     yield session

@@ -7,6 +7,7 @@ It dies, with its JVM and its Python workers, by SIGKILL, when all of this is so
     process, take     calls of the user's function are going on, in their second micro-batch
     delta-committing  files of the table are there, their commit is not
     delta-written     the table has a micro-batch, and Spark does not know
+    iceberg           files of the table are there, their commit is not
     jdbc              a transaction of the database is just before its commit
 """
 
@@ -21,6 +22,7 @@ import uuid
 from pathlib import Path
 
 import pandas as pd
+from pyiceberg.table import Transaction
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
@@ -30,12 +32,13 @@ from kmqpy.spark import KmqSpark
 from kmqpy.spark.pipeline import run_pipeline
 from kmqpy.spark.session import start
 from kmqpy.spark.sinks.delta import DeltaTarget
+from kmqpy.spark.sinks.iceberg import IcebergTarget
 from kmqpy.spark.sinks.jdbc import JdbcTarget
 from kmqpy.spark.sinks.target import Sink
 from tests.spark.sessions import JARS
 
 FUNCTIONS = ("process", "take")
-PIPELINES = ("delta-committing", "delta-written", "jdbc")
+PIPELINES = ("delta-committing", "delta-written", "iceberg", "jdbc")
 SCHEMA = "id int"
 BATCH = 40
 """Messages of a micro-batch of `process` and `take`; their functions are called with a quarter of it."""
@@ -49,6 +52,10 @@ def sink_of(name: str, folder: Path) -> Sink:
     if name == "jdbc":
         url, checkpoint = f"jdbc:sqlite:{folder}/rows.db", str(folder / "jdbc-checkpoint")
         return Sink(path=url, format="jdbc", options={"table": "rows"}, checkpoint=checkpoint)
+    if name == "iceberg":
+        catalog = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+        checkpoint = str(folder / "iceberg-checkpoint")
+        return Sink(path="all.rows", format="iceberg", options=catalog, checkpoint=checkpoint)
     return Sink(path=str(folder / name), format="delta")
 
 
@@ -104,7 +111,7 @@ class Death:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.reached = {name: threading.Event() for name in ("delta-written", "jdbc")}
+        self.reached = {name: threading.Event() for name in ("delta-written", "iceberg", "jdbc")}
 
     def stand_still(self, name: str) -> None:
         self.reached[name].set()
@@ -139,6 +146,15 @@ class Death:
 
         threading.Thread(target=watch, daemon=True).start()
 
+    def patch_iceberg(self) -> None:
+        write = IcebergTarget.write
+
+        def writing(target, *arguments, **named):
+            Transaction.commit_transaction = lambda _: self.stand_still("iceberg")
+            write(target, *arguments, **named)
+
+        IcebergTarget.write = writing
+
     def patch_jdbc(self) -> None:
         connected, write, stand_still = JdbcTarget._connected, JdbcTarget.write, self.stand_still
 
@@ -172,6 +188,7 @@ def main() -> None:
     }
     death = Death(folder)
     death.patch_delta()
+    death.patch_iceberg()
     death.patch_jdbc()
     # Tasks of `process` and `take` wait in four slots.
     builder = SparkSession.builder.master("local[8]").config(map=json.loads(sys.argv[2]))

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from kmqpy.spark import configure_spark_with_kmq
 from kmqpy.spark.sinks.delta import DeltaTarget
+from kmqpy.spark.sinks.iceberg import IcebergTarget
 
 # PySpark asks for the same Java classes again and again, and each time Java searches hundreds of jars.
 JVMView.__getattr__ = functools.cache(JVMView.__getattr__)
@@ -56,7 +57,11 @@ JARS = ("spark-delta", "spark-postgresql", "spark-sqlite")
 """Those that tests of sinks need."""
 
 # 50 partitions are for large tables.
-DELTA = {**DeltaTarget.settings, "spark.databricks.delta.snapshotPartitions": "1"}
+SINKS = {
+    **DeltaTarget.settings,
+    **IcebergTarget.settings,
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
 
 
 def small(builder: SparkSession.Builder, jar_sets: Sequence[str] = ()) -> SparkSession.Builder:

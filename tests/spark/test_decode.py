@@ -10,6 +10,7 @@ from frames import naive
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
 from kmqpy.spark.decode import decode_markers, each_message, number
@@ -30,7 +31,7 @@ def of_codec(records):
             marker = codec.decode(key, value, headers, partition=0)
         except DecodeError as error:
             problem = "newer" if isinstance(error, UnsupportedMarker) else "undecodable"
-            expected.append((at, None, None, None, None, False, problem))
+            expected.append((at, None, None, None, None, False, False, problem))
         else:
             is_end = marker.op is Op.END
             expected.append(
@@ -41,6 +42,7 @@ def of_codec(records):
                     list(marker.offsets()) if marker.runs else None,
                     None if is_end else marker.redeliver_after_ms,
                     is_end and marker.by_tracker,
+                    is_end and marker.by_tracker and marker.reason == TAKEN_LATE,
                     None,
                 )
             )
@@ -52,7 +54,7 @@ def frame_of(spark, records):
 
 
 def of_spark(spark, records):
-    columns = ["at", "op", "offset", "offsets", "redeliver_after_ms", "by_tracker", "problem"]
+    columns = ["at", "op", "offset", "offsets", "redeliver_after_ms", "by_tracker", "taken_late", "problem"]
     found = decode_markers(frame_of(spark, records)).select(*columns)
     return sorted((tuple(row) for row in found.collect()), key=lambda row: row[0])
 
@@ -77,7 +79,9 @@ def some_markers(rng):
         op = rng.choice(list(Op))
         after = 0 if op is Op.END else rng.choice([0, 1, 300, 30_000, -1, INT64_MAX, -(2**63)])
         fields = {"redeliver_after_ms": after, "by_tracker": rng.random() < 0.3}
-        if op is not Op.END:
+        if op is Op.END:
+            fields["reason"] = rng.choice([*texts, TAKEN_LATE])
+        else:
             fields |= {"counts": rng.random() < 0.8, "reason": rng.choice(texts), "holder": rng.choice(texts)}
         if rng.random() < 0.5:
             yield Marker(0, rng.choice([0, 1, 127, 128, 2**31, 2**32, INT64_MAX]), op, **fields)

@@ -1,12 +1,15 @@
 """The state of messages as Spark works it out, against that of the tracker and that of `kmq stats`."""
 
 import random
+from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from frames import frame_of, naive
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op, encode_count
 from kmqpy.kafka.markers.entry import EntryState
@@ -32,6 +35,7 @@ def some_log(rng, size, partition):
         after = rng.choice([0, 100, 400, 5_000, -1, INT64_MAX])
         fields = {"redeliver_after_ms": 0 if op is Op.END else after}
         fields["by_tracker"] = op is Op.END and rng.random() < 0.4
+        fields["reason"] = TAKEN_LATE if op is Op.END and rng.random() < 0.3 else None
         offset = rng.choice([rng.randrange(MESSAGES), -1 if op is Op.END else 0])
         if rng.random() < 0.3:
             runs = codec.runs_of(sorted(rng.sample(range(MESSAGES), rng.choice([1, 2, 5]))))
@@ -55,8 +59,11 @@ def truth(log):
         was_in_flight = {offset for offset in marker.offsets() if offset in state}
         state.apply(marker, at, ms)
         for offset in marker.offsets() if marker.op is Op.END else ():
-            if offset in was_in_flight or offset not in ended:
-                ended[offset] = ("redelivered" if marker.by_tracker else "processed", state.now_ms)
+            late = marker.by_tracker and marker.reason == TAKEN_LATE
+            is_told = offset in ended and ended[offset][0] != "taken late"
+            if (offset in was_in_flight or offset not in ended) and not (late and is_told):
+                what = "taken late" if late else "redelivered" if marker.by_tracker else "processed"
+                ended[offset] = (what, state.now_ms)
     return state, ended
 
 
@@ -64,8 +71,10 @@ def expected_row(offset, state, ended, now_ms, moved):
     entry = state.get(offset)
     if entry is None:
         what, ended_ms = ended.get(offset, ("pending", None))
-        if what == "redelivered" and offset in moved:
+        if what in ("redelivered", "taken late") and offset in moved:
             what = "dead"
+        elif what == "taken late":
+            what = "processed"
         return what, None, None, naive(ended_ms)
     due_at = None if entry.due_ms >= INT64_MAX - 1 else naive(entry.due_ms)
     what = (
@@ -130,7 +139,7 @@ def end(partition, at, offset, ms):
 
 
 @pytest.fixture
-def of_one_partition(spark):
+def states(spark):
     def states(queue, markers_log, **arguments):
         arguments = {"now_ms": START_MS, "count_header": "n", **arguments}
         return message_states(frame_of(spark, queue), frame_of(spark, markers_log), None, **arguments)
@@ -138,68 +147,133 @@ def of_one_partition(spark):
     return states
 
 
-def test_attempts_are_deliveries_so_far(of_one_partition):
-    counts = [None, encode_count(3), encode_count(-1), encode_count(1000), b"abc", encode_count(3), b""]
-    queue = [(0, n, START_MS, None, b"", None if c is None else [("n", c)]) for n, c in enumerate(counts)]
-    rows = of_one_partition(queue, [take(0, 0, 5, START_MS)]).orderBy("offset").collect()
-    assert [row["attempts"] for row in rows] == [0, 3, 0, 1000, 0, 4, 0]
+class Scene(NamedTuple):
+    """A partition with its messages (ms, headers) and its markers (ms, marker), and what is to be shown.
+
+    All are read by one query: making its plan costs more than what it reads.
+    """
+
+    shows: tuple[str, ...]
+    expected: list[tuple]
+    messages: list[tuple]
+    markers: tuple | list = ()
+    committed: int = 0
+    end: int = MESSAGES
 
 
-def test_when_a_message_was_first_sent(of_one_partition):
-    values = [b"1795262400000", b"-5", b"99999999999999999999", b"9000000000000000000", b"1 ", None]
-    queue = [(0, n, START_MS + 7, None, b"", [("kmq-original-timestamp", v)]) for n, v in enumerate(values)]
-    rows = of_one_partition(queue, []).orderBy("offset").collect()
-    expected = [START_MS, -5, START_MS + 7, START_MS + 7, START_MS + 7, START_MS + 7]
-    assert [row["first_enqueued"] for row in rows] == [naive(ms) for ms in expected]
+COUNTS = [None, encode_count(3), encode_count(-1), encode_count(1000), b"abc", encode_count(3), b""]
+FIRST_SENT = [b"1795262400000", b"-5", b"99999999999999999999", b"9000000000000000000", b"1 ", None]
+LIMITS = {"max_hold_ms": 400, "max_delay_ms": 300}
+LATE = Marker(0, 0, Op.END, by_tracker=True, reason=TAKEN_LATE)
+PLAIN = (START_MS, None)
+SCENES = {
+    "attempts are deliveries so far": Scene(
+        ("attempts",),
+        [(0,), (3,), (0,), (1000,), (0,), (4,), (0,)],
+        [(START_MS, None if count is None else [("n", count)]) for count in COUNTS],
+        [(START_MS, Marker(0, 5, Op.TAKE, 300))],
+    ),
+    "when a message was first sent": Scene(
+        ("first_enqueued",),
+        [(naive(ms),) for ms in (START_MS, -5, *[START_MS + 7] * 4)],
+        [(START_MS + 7, [("kmq-original-timestamp", value)]) for value in FIRST_SENT],
+    ),
+    "a take of what does not exist is none, and leases have a limit": Scene(
+        ("state", "due_at"),
+        [
+            ("in_flight", naive(START_MS + LIMITS["max_hold_ms"])),
+            ("pending", naive(START_MS + LIMITS["max_delay_ms"])),
+            ("pending", None),
+            ("processed", None),
+        ],
+        [PLAIN] * 4,
+        [
+            (START_MS, Marker(0, 0, Op.TAKE, 5_000)),
+            (START_MS, Marker(0, 0, Op.TAKE, 0, runs=((0, 2), (3, 2)))),
+            (START_MS, Marker(0, 1, Op.DELAY, 5_000)),
+            (START_MS, Marker(0, 4, Op.TAKE, 300)),
+            (START_MS, Marker(0, 3, Op.END, runs=((3, 9),))),
+        ],
+        end=4,
+    ),
+    "a delay is no delivery": Scene(
+        ("state", "attempts", "taken_at"),
+        [("pending", 0, None), ("redelivered", 0, None)],
+        [PLAIN] * 2,
+        [
+            (START_MS, Marker(0, 0, Op.DELAY, 5)),
+            (START_MS, Marker(0, 1, Op.DELAY, 5)),
+            (START_MS + 9, Marker(0, 1, Op.END, by_tracker=True)),
+        ],
+    ),
+    # Of the second message, retention took the markers that said what became of it.
+    "what was taken late was not redelivered": Scene(
+        ("state", "taken_at", "ended_at"),
+        [("processed", None, naive(START_MS + 5)), ("processed", None, naive(START_MS + 400))],
+        [PLAIN] * 2,
+        [
+            (START_MS + 1, Marker(0, 0, Op.TAKE, 300)),
+            (START_MS + 5, Marker(0, 0, Op.END)),
+            (START_MS + 20, Marker(0, 0, Op.TAKE, 300)),
+            (START_MS + 400, LATE),
+            (START_MS + 400, replace(LATE, offset=1)),
+        ],
+    ),
+    "below the committed offset all were taken once": Scene(
+        ("state",),
+        [("processed",), ("in_flight",), ("pending",), ("pending",)],
+        [PLAIN] * 4,
+        [(START_MS, Marker(0, 1, Op.TAKE, 300))],
+        committed=2,
+    ),
+}
 
 
-def test_a_take_of_what_does_not_exist_is_none_and_leases_have_a_limit(of_one_partition):
-    queue = [(0, n, START_MS, None, b"", None) for n in range(4)]
-    span = codec.encode(Marker(0, 0, Op.TAKE, 0, runs=((0, 2), (3, 2))))
+@pytest.fixture(scope="module")
+def scenes(spark):
+    """The rows of each scene."""
+    numbered = list(enumerate(SCENES.values()))
+    queue = [
+        (p, offset, ms, None, b"", headers)
+        for p, scene in numbered
+        for offset, (ms, headers) in enumerate(scene.messages)
+    ]
     log = [
-        take(0, 0, 0, START_MS, 5_000),
-        (0, 1, START_MS, *span),
-        (0, 2, START_MS, *codec.encode(Marker(0, 1, Op.DELAY, 5_000))),
-        take(0, 3, 4, START_MS),
-        (0, 4, START_MS, *codec.encode(Marker(0, 3, Op.END, runs=((3, 9),)))),
+        (p, at, ms, *codec.encode(replace(marker, partition=p)))
+        for p, scene in numbered
+        for at, (ms, marker) in enumerate(scene.markers)
     ]
-    limits = {"max_hold_ms": 400, "max_delay_ms": 300}
-    rows = of_one_partition(queue, log, ends=[(0, 4), (5, 0)], **limits).orderBy("offset").collect()
-    assert [(row["state"], row["due_at"]) for row in rows] == [
-        ("in_flight", naive(START_MS + 400)),
-        ("pending", naive(START_MS + 300)),
-        ("pending", None),
-        ("processed", None),
-    ]
+    found = message_states(
+        frame_of(spark, queue),
+        frame_of(spark, log),
+        None,
+        now_ms=START_MS,
+        count_header="n",
+        committed=[(p, scene.committed) for p, scene in numbered if scene.committed],
+        ends=[(p, scene.end) for p, scene in numbered],
+        **LIMITS,
+    )
+    rows = found.orderBy("partition", "offset").collect()
+    return {name: [row for row in rows if row["partition"] == p] for p, name in enumerate(SCENES)}
 
 
-def test_a_delay_is_no_delivery(of_one_partition):
-    queue = [(0, n, START_MS, None, b"", None) for n in range(2)]
-    log = [
-        (0, 0, START_MS, *codec.encode(Marker(0, 0, Op.DELAY, 5))),
-        (0, 1, START_MS, *codec.encode(Marker(0, 1, Op.DELAY, 5))),
-        (0, 2, START_MS + 9, *codec.encode(Marker(0, 1, Op.END, by_tracker=True))),
-    ]
-    rows = of_one_partition(queue, log).orderBy("offset").collect()
-    assert [row["state"] for row in rows][1] == "redelivered"
-    assert [(row["attempts"], row["taken_at"]) for row in rows] == [(0, None), (0, None)]
+@pytest.mark.parametrize("name", SCENES)
+def test_what_is_shown(scenes, name):
+    scene = SCENES[name]
+    assert [tuple(row[column] for column in scene.shows) for row in scenes[name]] == scene.expected
 
 
-def test_below_the_committed_offset_all_were_taken_once(of_one_partition):
-    queue = [(0, n, START_MS, None, b"", None) for n in range(4)]
-    rows = of_one_partition(queue, [take(0, 5, 1, START_MS)], committed=[(0, 2), (7, 9)]).orderBy("offset")
-    assert [row["state"] for row in rows.collect()] == ["processed", "in_flight", "pending", "pending"]
+def test_markers_of_messages_that_are_gone_make_no_rows(states):
+    found = states([], [take(0, 0, 3, START_MS)])
+    assert found.count() == 0
+    assert latency(found, [0.5]).collect() == []
 
 
-def test_markers_of_messages_that_are_gone_make_no_rows(of_one_partition):
-    assert of_one_partition([], [take(0, 0, 3, START_MS)]).count() == 0
-
-
-def test_depth_has_a_row_for_each_partition(spark, of_one_partition):
+def test_depth_has_a_row_for_each_partition(spark, states):
     queue = [(0, 0, START_MS + 5, None, b"", None), (0, 1, START_MS + 2, None, b"", None)]
     queue.append((2, 0, START_MS, None, b"", None))
     partitions = spark.range(3).selectExpr("cast(id as int) partition")
-    found = depth(of_one_partition(queue, [take(2, 0, 0, START_MS)]), partitions).orderBy("partition")
+    found = depth(states(queue, [take(2, 0, 0, START_MS)]), partitions).orderBy("partition")
     assert found.columns == [
         *("partition", "pending", "in_flight", "overdue", "processed", "redelivered", "dead"),
         "oldest_pending",
@@ -211,13 +285,13 @@ def test_depth_has_a_row_for_each_partition(spark, of_one_partition):
     ]
 
 
-def test_latency_of_what_was_processed(of_one_partition):
+def test_latency_of_what_was_processed(states):
     """In total since it was first sent: these are copies, redelivered a second later."""
     first_sent = [("kmq-original-timestamp", b"%d" % (START_MS - 1_000))]
     queue = [(0, n, START_MS, None, b"", first_sent) for n in range(101)]
     log = [take(0, n, n, START_MS + n) for n in range(101)]
     log += [end(0, 101 + n, n, START_MS + 100 + 3 * n) for n in range(101)]
-    found = latency(of_one_partition(queue, log), [0.5, 0.95, 1]).collect()
+    found = latency(states(queue, log), [0.5, 0.95, 1]).collect()
     assert [tuple(row) for row in found] == [
         (0.5, 50, 200, 1_250),
         (0.95, 95, 290, 1_385),
@@ -225,14 +299,10 @@ def test_latency_of_what_was_processed(of_one_partition):
     ]
 
 
-def test_latency_without_a_message(of_one_partition):
-    assert latency(of_one_partition([], []), [0.5]).collect() == []
-
-
 @pytest.mark.parametrize("wrong", [[], [0.5, 50], [-0.1]])
-def test_quantiles_that_are_none(wrong, of_one_partition):
+def test_quantiles_that_are_none(wrong):
     with pytest.raises(ConfigError, match=r"quantiles: .* must be numbers from 0 to 1"):
-        latency(of_one_partition([], []), wrong)
+        latency(None, wrong)
 
 
 @pytest.mark.parametrize("partition", [b"x", b"3000000000"])

@@ -11,6 +11,7 @@ from support import collect, delete_topic, stopped_after, until
 from kmqpy.cli.app import kmq
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, KmqError
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.spark import KmqSpark, state_table, state_version
@@ -47,9 +48,11 @@ def files(path):
 
 def some_marker(rng, partition, messages):
     op = rng.choice([*Op, Op.TAKE, Op.TAKE, Op.END, Op.END])
+    drawn = rng.random() if op is Op.END else 1
     fields = {
         "redeliver_after_ms": 0 if op is Op.END else rng.choice([0, 400, 5_000, 10**15]),
-        "by_tracker": op is Op.END and rng.random() < 0.4,
+        "by_tracker": drawn < 0.4,
+        "reason": TAKEN_LATE if drawn < 0.15 else None,
     }
     if rng.random() < 0.4:
         runs = codec.runs_of(sorted(rng.sample(range(messages), rng.choice([1, 2, 9]))))
@@ -72,7 +75,7 @@ def test_any_markers_in_any_number_of_updates(make_queue, kmq_of, tmp_path):
                 None, b"", [*names, ("kmq-dead-letter-offset", b"%d" % rng.randrange(sent))], **where
             )
         table.update()
-        assert rows(table.messages()) == rows(kmq.messages())
+    assert rows(table.messages()) == rows(kmq.messages())
     assert {state for state, *_ in kmq.attempts(table.messages()).collect()} == {
         *("pending", "in_flight", "overdue", "processed", "redelivered", "dead"),
     }

@@ -69,3 +69,29 @@ def test_start_markers_that_take_most_of_the_lease_hand_out_nothing(taker_with):
 def test_start_markers_that_can_not_be_written_fail_the_task(taker_with):
     with pytest.raises(Unavailable, match="start markers can't be written; nothing was handed out"):
         taker_with(failed=[{0: 10}] * 1_000)[0].take({0: [10]}, {}, LEASE_MS)
+
+
+def test_tasks_share_a_reader_of_markers_and_ask_for_their_partition_alone(taker_with, monkeypatch):
+    made, scans, asked = [], [], []
+    topics = SimpleNamespace(check=lambda _: SimpleNamespace(ids=None))
+
+    class Reader:
+        def __init__(self, *_):
+            made.append(self)
+
+        def scan(self, starts, _):
+            scans.append(starts)
+
+    def committed(_connection, _queue, partitions, _ids):
+        asked.append(list(partitions))
+        return {7: (500, 60)}
+
+    monkeypatch.setattr(taking, "RepeatedReader", Reader)
+    monkeypatch.setattr(taking, "Topics", lambda _: topics)
+    monkeypatch.setattr(taking.stats, "committed_offsets", committed)
+    taker, _ = taker_with()
+    taker.taken_before(7, 500)
+    taker.remember({7: (600, 70)})
+    taker.taken_before(7, 600)
+    taker.taken_before(7, 550)  # once more, after a failure
+    assert (len(made), scans, asked) == (1, [{7: 60}, {7: 70}, {7: 60}], [[7], [7]])

@@ -64,7 +64,10 @@ class Committed:
 def test_commits_are_asked_for_until_the_coordinator_knows_them(monkeypatch):
     consumer = Committed("all", KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.UNSTABLE_OFFSET_COMMIT)
     monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: consumer)
-    assert stats.committed_offsets(KafkaConnection(), QUEUE, 2, TopicIds("Q", "M")) == {0: (5, 7), 1: (5, 7)}
+    assert stats.committed_offsets(KafkaConnection(), QUEUE, [0, 1], TopicIds("Q", "M")) == {
+        0: (5, 7),
+        1: (5, 7),
+    }
     assert consumer.asked == 4
 
 
@@ -73,4 +76,4 @@ def test_a_partition_whose_commit_may_not_be_read_does_not_count_as_without(monk
         librdkafka, "new_consumer", lambda *_: Committed(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     )
     with pytest.raises(AccessDenied):
-        stats.committed_offsets(KafkaConnection(), QUEUE, 2, TopicIds("Q", "M"))
+        stats.committed_offsets(KafkaConnection(), QUEUE, [0, 1], TopicIds("Q", "M"))

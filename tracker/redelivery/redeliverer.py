@@ -23,7 +23,7 @@ from kmqpy.kafka.copies.copy_transaction import (
     Withdrawn,
     open_producer,
 )
-from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.copies.end_markers import TAKEN_LATE, end_markers
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -34,8 +34,6 @@ from tracker.settings import TrackerSettings
 
 _log = logging.getLogger(__name__)
 
-TAKEN_LATE = "taken late"
-"""The reason in end markers of messages that were taken after they had been ended (rule R30)."""
 SOON_S = 0.05
 """Until the next try of what only had no room."""
 _AT_ONCE = 3

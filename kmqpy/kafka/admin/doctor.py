@@ -134,7 +134,7 @@ class Doctor:
         committed: dict[int, tuple[int, int | None]] = {}
         if messages is not None:
             ids = TopicIds(messages.topic_id, markers.topic_id if markers else "")
-            committed = stats.committed_offsets(access.connection, settings, count, ids)
+            committed = stats.committed_offsets(access.connection, settings, range(count), ids)
         return Facts(
             settings=settings,
             registered=known,

@@ -166,7 +166,9 @@ class QueueCreation:
         library, without a right to read kmq.queues) took messages all the same, and the markers which said
         so are gone. Commits can't be taken back while clients are members of the group.
         """
-        committed = stats.committed_offsets(self._access.connection, settings, topics.partitions, topics.ids)
+        committed = stats.committed_offsets(
+            self._access.connection, settings, range(topics.partitions), topics.ids
+        )
         taken = [partition for partition, (offset, _) in committed.items() if offset > 0]
         with MarkerWriter(self._access.connection, settings.markers_topic) as writer:
             for partition, (low, end) in self._access.topics.offsets(settings.name, taken).items():

@@ -210,7 +210,7 @@ def queue_stats(
     """
     stored, owners = stored or {}, owners or {}
     topics = Topics(connection).check(queue)
-    committed = committed_offsets(connection, queue, topics.partitions, topics.ids)
+    committed = committed_offsets(connection, queue, range(topics.partitions), topics.ids)
     read = _Markers(connection, queue, topics, stored, committed)
     starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
     waiting = _count(connection, queue.name, starts, read.touched)
@@ -269,7 +269,7 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
     Reads markers from where the group's commits say; all of them where another kind of client committed.
     """
     topics = Topics(connection).check(queue)
-    committed = committed_offsets(connection, queue, topics.partitions, topics.ids)
+    committed = committed_offsets(connection, queue, range(topics.partitions), topics.ids)
     touched = _Markers(connection, queue, topics, {}, committed, touched_only=True).touched
     found: list[Any] = []
 
@@ -295,7 +295,7 @@ def open_entries(
 def committed_offsets(
     connection: KafkaConnection,
     queue: QueueSettings,
-    partitions: int,
+    partitions: Iterable[int],
     ids: TopicIds,
     *,
     clock: Clock = SYSTEM_CLOCK,
@@ -306,7 +306,7 @@ def committed_offsets(
     of client committed. Partitions without a commit are left out, and commits of topics that had the same
     names before those of `ids` (rule R24).
     """
-    wanted = [TopicPartition(queue.name, partition) for partition in range(partitions)]
+    wanted = [TopicPartition(queue.name, partition) for partition in partitions]
     consumer = librdkafka.new_consumer(connection, {"group.id": queue.consumer_group})
 
     def ask(try_s: float) -> list[TopicPartition]:

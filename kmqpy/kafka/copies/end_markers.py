@@ -12,6 +12,9 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.lineage import COPY, copy_header, prefix_of
 from kmqpy.kafka.places import Place
 
+TAKEN_LATE = "taken late"
+"""The reason in end markers of messages that were taken after they had been ended (rule R30)."""
+
 
 def end_markers(
     topic: str,

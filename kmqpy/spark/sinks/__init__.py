@@ -14,9 +14,17 @@ from kmqpy.spark.sinks.jdbc import JdbcTarget
 from kmqpy.spark.sinks.kafka import KafkaTarget
 from kmqpy.spark.sinks.target import Sink, Target
 
+
+def _iceberg(sink: Sink) -> Target:
+    from kmqpy.spark.sinks.iceberg import IcebergTarget  # an extra; raises MissingExtra
+
+    return IcebergTarget(sink)
+
+
 _TARGETS: Mapping[str, Callable[[Sink], Target]] = {
     **dict.fromkeys(FORMATS, FileTarget),
     "delta": DeltaTarget,
+    "iceberg": _iceberg,
     "jdbc": JdbcTarget,
     "kafka": KafkaTarget,
 }
@@ -26,7 +34,7 @@ NAMES = tuple(_TARGETS)
 
 
 def target_of(sink: Sink, connection: KafkaConnection) -> Target:
-    """The sink of that name, at that place; raises ConfigError."""
+    """The sink of that name, at that place; raises ConfigError, MissingExtra."""
     if sink.format not in _TARGETS:
         raise ConfigError(f"format: {sink.format!r} is no sink; there are {', '.join(NAMES)}")
     if sink.format == "kafka":

@@ -40,7 +40,7 @@ class DeltaTarget(Target):
         """See Target."""
         with persisted(batch) as rows:
             count = rows.count()
-            new = without_known(rows, batch.sparkSession.read.format("delta").load(self._uri))
+            new = without_known(rows, lambda *_: batch.sparkSession.read.format("delta").load(self._uri))
             new = arranged(new, self.sink, count, FIRST_GUESS)
             once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
             writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")

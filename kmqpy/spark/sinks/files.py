@@ -70,10 +70,10 @@ class FileTarget(Target):
             count = rows.count()
             if not count:
                 return
-            new = without_known(rows, self.read(batch.sparkSession, _fields(batch)))
+            new = without_known(rows, lambda *_: self.read(batch.sparkSession, _fields(batch)))
             size = before.get("row_bytes", FIRST_GUESS)
             self._stage(arranged(new, self.sink, count, size), place, size)
-            staged = _data_files(place.system, staging)
+            staged = data_files(place.system, staging)
             moves = {
                 info.path: _named(info.path.removeprefix(f"{staging}/"), f"{run}-{number:09d}")
                 for info in staged
@@ -170,7 +170,8 @@ def _listed(system: fs.FileSystem, root: str) -> list[Any]:
     return [info for info in found if info.type == fs.FileType.File]
 
 
-def _data_files(system: fs.FileSystem, root: str) -> list[Any]:
+def data_files(system: fs.FileSystem, root: str) -> list[Any]:
+    """The files with rows that Spark has written into a folder, as Arrow tells of them."""
     return [i for i in _listed(system, root) if not i.path.rpartition("/")[2].startswith(("_", "."))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -59,17 +60,23 @@ def with_origin(schema: StructType) -> StructType:
     return StructType([*schema.fields, *(StructField(name, _TYPES[name]) for name in ORIGIN)])
 
 
+def origin_schema() -> StructType:
+    """The columns MESSAGE alone."""
+    return StructType([StructField(name, _TYPES[name]) for name in MESSAGE])
+
+
 def with_copy(schema: StructType) -> StructType:
     """The same with the column COPY, as the pipeline makes rows."""
     return StructType([*with_origin(schema).fields, StructField(COPY, _TYPES[COPY])])
 
 
-def without_known(batch: DataFrame, written: DataFrame) -> DataFrame:
-    """The rows of `batch` but those of messages that `written` has rows of, without COPY.
+def without_known(batch: DataFrame, written: Callable[[int, int], DataFrame]) -> DataFrame:
+    """The rows of `batch` but those of messages that the sink has rows of, without COPY.
 
-    batch  must be persisted, because it is evaluated twice
+    batch    must be persisted, because it is evaluated twice
+    written  what the sink has: at least its rows of the original offsets from the one to the other
 
-    Only a copy can be of such a message, so where there is none, `written` is not read.
+    Only a copy can be of such a message, so where there is none, `written` is not called.
     """
     rows = batch.drop(COPY)
     copies = batch.where(COPY)
@@ -78,5 +85,5 @@ def without_known(batch: DataFrame, written: DataFrame) -> DataFrame:
     low, high = found
     if low is None:
         return rows
-    near = written.where(F.col("original_offset").between(low, high)).select(*MESSAGE)
+    near = written(low, high).where(F.col("original_offset").between(low, high)).select(*MESSAGE)
     return rows.join(near, [*MESSAGE], "left_anti").select(*rows.columns)

@@ -1,0 +1,190 @@
+"""Iceberg tables of a SQLite catalog: each row once, for pyiceberg and Arrow. Kafka is not needed."""
+
+import sys
+from datetime import date
+
+import pyarrow.dataset
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.table import Transaction
+from pyiceberg.types import LongType, NestedField, StringType
+
+from kmqpy.cli.app import run
+from kmqpy.errors import ConfigError, MissingExtra, Unavailable
+from kmqpy.spark.process import parsed
+from kmqpy.spark.sinks import target_of
+from kmqpy.spark.sinks.origin import with_copy, with_origin
+from kmqpy.spark.sinks.target import Sink
+from tests.spark.test_sinks import NOWHERE, batch_of, ids_in, made
+
+
+@pytest.fixture
+def options(tmp_path):
+    folder = tmp_path / "all of it"
+    folder.mkdir()
+    return {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def sink_of(catalog, **more):
+    return Sink(**{"path": "shop.rows", "format": "iceberg", "options": catalog, "checkpoint": "c", **more})
+
+
+def table_of(options):
+    return load_catalog("default", **options).load_table("shop.rows")
+
+
+def test_each_row_once(spark, options):
+    target = made(spark, sink_of(options))
+    target.write(batch_of(spark, range(10)), 0, "a")
+    target.write(batch_of(spark, range(10)), 0, "a")  # the driver died before Spark knew of it
+    target.write(batch_of(spark, range(10, 20)), 1, "a")
+    target.write(batch_of(spark, range(18, 22), copied=True), 2, "a")  # of which two were written
+    target.write(batch_of(spark, []), 3, "a")
+    made(spark, sink_of(options)).write(batch_of(spark, range(22, 24)), 0, "b")  # of a new checkpoint
+    table = table_of(options)
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(24))
+    assert ids_in(spark, target) == list(range(24))
+    files = [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
+    assert sorted(pyarrow.dataset.dataset(files).to_table()["id"].to_pylist()) == list(range(24))
+    told = [(one.summary["kmq.run"], one.summary["kmq.batch"]) for one in table.snapshots()]
+    assert told == [("a", "0"), ("a", "1"), ("a", "2"), ("b", "0")]
+
+
+def test_a_death_between_files_and_commit_and_commits_of_others(spark, options, monkeypatch):
+    target = made(spark, sink_of(options))
+    tries = []
+
+    def dying(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "commit_transaction", dying)
+        with pytest.raises(KeyboardInterrupt):
+            target.write(batch_of(spark, range(9)), 0, "a")
+    assert ids_in(spark, target) == []
+    commit = Transaction.commit_transaction
+
+    def second(transaction):
+        tries.append(transaction)
+        if len(tries) == 1:
+            raise CommitFailedException("somebody was first")
+        return commit(transaction)
+
+    monkeypatch.setattr(Transaction, "commit_transaction", second)
+    target.write(batch_of(spark, range(5)), 0, "a")
+    assert ids_in(spark, target) == list(range(5))
+    # One that was thought dead comes to its commit.
+    with monkeypatch.context() as patch:
+        patch.setattr("kmqpy.spark.sinks.iceberg._has", lambda *_, seen=[]: len(seen) or seen.append(1))
+        target.write(batch_of(spark, range(5)), 0, "a")
+    assert ids_in(spark, target) == list(range(5))
+    tries.clear()
+    monkeypatch.setattr(Transaction, "commit_transaction", lambda _: tries.append(1) or _fail())
+    with pytest.raises(Unavailable, match=r"out: Iceberg table 'shop\.rows': somebody was first"):
+        target.write(batch_of(spark, range(5, 9)), 1, "a")
+    assert len(tries) > 1
+
+
+def _fail():
+    raise CommitFailedException("somebody was first")
+
+
+def test_types_and_partitions(spark, options):
+    schema = (
+        "name string, day date, at timestamp, plain timestamp_ntz, small byte, price decimal(10, 2), "
+        "tags array<string>, part struct<a: int>, counts map<string, long>, raw binary, fine boolean"
+    )
+    values = "named_struct('a', 1) part, map('k', 2L) counts, cast('b' as binary) raw, true fine"
+    rows = spark.sql(
+        "select if(id = 3, null, concat('n ', id % 2)) name, date '2026-11-25' day, "
+        "timestamp '2026-11-25 01:02:03.000004' at, timestamp_ntz '1850-01-01 00:00:00' plain, "
+        f"cast(1 as byte) small, 1.50BD price, array('x', null) tags, {values}, "
+        "0 original_partition, id original_offset, 0L original_row, false original_copied from range(6)"
+    )
+    rows = rows.to(with_copy(parsed(spark, schema)))
+    target = target_of(sink_of(options, partition_by=("name", "day")), NOWHERE)
+    for number in range(2):  # the second finds the table
+        target.check(spark, with_origin(parsed(spark, schema)))
+        target.write(rows, number, "a")
+    table = table_of(options)
+    found = table.scan(row_filter="name = 'n 1' and day = '2026-11-25'").to_arrow().to_pylist()
+    assert len(found) == 4
+    assert (found[0]["at"].microsecond, found[0]["plain"].year, found[0]["day"]) == (
+        4,
+        1850,
+        date(2026, 11, 25),
+    )
+    assert (found[0]["tags"], found[0]["part"], found[0]["counts"]) == (["x", None], {"a": 1}, [("k", 2)])
+    assert len(list(table.scan(row_filter="name = 'n 0'").plan_files())) == 2
+    assert len(list(table.scan(row_filter="name is null").plan_files())) == 2
+    assert "kmq_folder" not in str(table.schema())
+    assert target.read(spark, with_origin(parsed(spark, schema))).select("name", "at").distinct().count() == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"path": "rows"}, "out: 'rows' names no Iceberg table; write it as namespace.table"),
+        ({"path": "shop..rows"}, r"out: Iceberg table 'shop\.\.rows': .*empty"),
+        ({"options": {}}, "out: Iceberg table 'shop.rows': URI missing"),
+        ({"options": {"uri": "sqlite:////nope/x.db"}}, "out: .*unable to open database file"),
+        ({"options": {"uri": "http://127.0.0.1:1"}}, "out: .*Connection refused"),
+        ({"options": {"type": "nope"}}, "out: .*'nope' is not a valid CatalogType"),
+        ({"partition_by": ("nope",)}, "partition by: no column 'nope'"),
+        ({"options": {"warehouse": "file:///proc/nope"}}, "out: Iceberg table 'shop.rows': "),
+    ],
+)
+def test_bad_tables(spark, options, more, expected):
+    if "warehouse" in more.get("options", {}):
+        more = {"options": {**options, **more["options"]}}
+    with pytest.raises(ConfigError, match=expected) as caught:
+        made(spark, sink_of(options, **more))
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_of_others_that_do_not_fit(spark, options):
+    catalog = load_catalog("default", **options)
+    catalog.create_namespace("shop")
+    target = target_of(sink_of(options), NOWHERE)
+
+    def refused(schema, fields, expected):
+        catalog.create_table("shop.rows", Schema(*fields))
+        with pytest.raises(ConfigError, match=expected):
+            target.check(spark, parsed(spark, schema))
+        catalog.drop_table("shop.rows")
+
+    long, name = NestedField(1, "id", LongType()), NestedField(2, "name", StringType(), required=True)
+    refused("id int", [long], "schema: column 'id': int, but table 'shop.rows' has long")
+    refused("id long, more int", [long], "Could not find field with name: more")
+    refused("id long", [long, name], "column 'name' is required; Spark's may be null")
+    made(spark, sink_of(options, partition_by=("name",)))
+    with pytest.raises(ConfigError, match=r"partition by: table 'shop\.rows' has"):
+        made(spark, sink_of(options))
+
+
+def test_rows_that_were_deleted(spark, options):
+    """They stay known: a message that comes again is not written again; but Spark can't leave them out."""
+    target = made(spark, sink_of(options))
+    target.write(batch_of(spark, range(10)), 0, "a")
+    table_of(options).delete("id = 3")  # pyiceberg writes the file again
+    assert ids_in(spark, target) == [0, 1, 2, *range(4, 10)]
+
+
+def test_without_the_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
+    monkeypatch.delitem(sys.modules, "kmqpy.spark.sinks.iceberg")
+    line = ["pipeline", "q", "--schema", "id int", "--out", "a.b", "--format", "iceberg", "--checkpoint", "c"]
+    assert run(line) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"kmq: error: {MissingExtra('iceberg', 'Writing to Iceberg tables')}"
+    ]
+
+
+def test_a_session_without_the_setting(spark, options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(target := target_of(sink_of(options), NOWHERE)), "settings", {"spark.x": "y"})
+        spark.conf.set("spark.x", "z")
+        with pytest.raises(ConfigError, match=r"Spark: spark\.x is z; an Iceberg table needs y"):
+            target.check(spark, parsed(spark, "id int"))
