@@ -82,13 +82,19 @@ def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timed
     """Keep messages for longer (or shorter) than their lease.
 
     RECEIPTS are those that receive printed; without any, they are read from standard input, as by kmq ack.
-    Does nothing to those that are acknowledged or redelivered already.
+    Does nothing to those that are acknowledged or redelivered already. Storages other than Kafka can tell:
+    such receipts are named then, and the exit code is 1, or 2 if no lease was extended.
 
     \b
     Example:
       kmq extend 1.WyJqb2JzIiwi... --lease 5m
     """
-    _each(ctx, cli, receipts, "extended", lambda client, receipt: client.extend(receipt, lease=lease))
+
+    def act(client: Finisher, receipt: str) -> None:
+        if client.extend(receipt, lease=lease):
+            raise ReceiptError(f"receipt: {receipt!r} has no lease any more that could be extended")
+
+    _each(ctx, cli, receipts, "extended", act)
 
 
 @click.command(name="dead-letter")

@@ -79,6 +79,9 @@ def test_a_queue_from_its_creation_to_its_deletion(kmq_at):
     assert kmq_at("ack", receipts["first"])[:2] == (0, ["1 acknowledged"])
     assert kmq_at("nack", receipts["one"], "--no-count")[:2] == (0, ["1 given back"])
     assert kmq_at("extend", receipts["two"], "--lease", "5m")[:2] == (0, ["1 extended"])
+    code, lines, problem = kmq_at("extend", receipts["first"], receipts["two"], "--lease", "5m")
+    assert (code, lines) == (1, ["1 extended"])
+    assert f"{receipts['first']!r} has no lease any more" in problem
     assert kmq_at("dead-letter", receipts["three"], "--reason", "bad")[:2] == (0, ["1 rejected"])
     stats = json.loads(kmq_at("stats", "jobs", "-o", "json")[1][0])
     assert stats == {"queue": "jobs", "depth": 1, "ready": 1, "delayed": 0, "in_flight": 1, "dead": 1}
