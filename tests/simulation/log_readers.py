@@ -57,8 +57,7 @@ class LogReader:
             if topic in connection.broker.missing:
                 raise TopicError("there is no such topic")
             log = connection.broker.logs[topic, partition]
-            if reached.position >= log.end:  # recreated, and shorter: read from its start, what is there
-                reached.position = log.start
+            # In a log that was recreated, and is shorter, nothing stands there.
             if connection.process.kafka_cut_until > world.now or reached.position >= log.end:
                 yield timeout_s * 1000
                 raise Unavailable("sends nothing")
