@@ -25,9 +25,9 @@ class Telemetry:
     def finished(self, queue: str, op: str, count: int = 1) -> None:
         """`count` messages were given an `op`: ack, nack, extend, dead-letter, or one of those of copies.
 
-        late-ack          the client ended copies, since who had the message before has acknowledged it
-        late-dead-letter  it had copies dead-lettered and handed out to nobody, as who had them before asked
-        late-postpone     it gave copies back, since who had them before is at work, or asked for a delay
+        late-ack          the client ended copies that an earlier consumer of the message has acknowledged
+        late-dead-letter  it dead-lettered copies, handed out to nobody, as an earlier consumer had asked
+        late-postpone     it gave copies back: a lease or delay of an earlier consumer is not over
         """
 
     def processing(self, message: Message) -> AbstractContextManager[None]:

@@ -17,9 +17,9 @@ _OPS = {
     "nack": ("nacked", "Messages given back."),
     "extend": ("extended", "Leases extended."),
     "dead-letter": ("dead_lettered", "Messages moved to the dead letters by a client."),
-    "late-ack": ("late_acked", "Copies ended, since their messages were acknowledged after they were made."),
-    "late-dead-letter": ("late_dead_lettered", "Copies dead-lettered unseen, as an earlier taker asked."),
-    "late-postpone": ("late_postponed", "Copies given back unseen, as an earlier taker is still at work."),
+    "late-ack": ("late_acked", "Copies ended, since an earlier consumer acknowledged the message."),
+    "late-dead-letter": ("late_dead_lettered", "Copies dead-lettered unseen, as an earlier consumer asked."),
+    "late-postpone": ("late_postponed", "Copies given back unseen: an earlier lease or delay is not over."),
 }
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800)
 

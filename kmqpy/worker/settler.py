@@ -16,8 +16,8 @@ from kmqpy.worker.outcome import Acknowledge, Outcome
 class Settler:
     """Acknowledges, gives back and dead-letters messages, those of one outcome in one call.
 
-    Messages that are lost to the worker are only acknowledged: that may still count, and does no harm; a nack
-    would be one of a message that others have, or have finished.
+    Lost messages (HeldMessage.lost) are acknowledged, which may still count and does no harm.
+    They are neither given back nor dead-lettered: others have them, or have finished them.
 
     While one call is under way, further messages gather for the next, so batches grow as calls get slower.
     `settled` is called with the messages that are settled, or could not be.

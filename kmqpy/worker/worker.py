@@ -87,10 +87,10 @@ class Worker:
     backoff        the wait after a failure, growing with the message's attempts
     drain_timeout  how long stop() waits for running handlers; what is not done then is given back
                    and not counted as an attempt
-    on_lost        called with a message that turns out to be no longer the worker's when its lease is to be
-                   extended: the lease had ended, or who had the message before has acknowledged it. A
-                   handler that runs may as well stop; of what it ends with, only an acknowledgement is
-                   written. The thread that extends leases calls it, so it must return soon
+    on_lost        called with a message whose lease can't be extended because the message is no longer
+                   the worker's: the lease had ended, or an earlier consumer has acknowledged the message.
+                   Its handler may stop; of its outcome only an acknowledgement is
+                   written. The thread that extends leases calls on_lost, so it must return soon
     handle_signals whether run() in the main thread takes SIGTERM and SIGINT while it runs
 
     Messages are acknowledged, given back and dead-lettered in batches, in a thread of its own.

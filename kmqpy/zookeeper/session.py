@@ -59,7 +59,7 @@ _DENIED = {
 
 
 class Greeting(Protocol):
-    """What is to be said to a server before anything else."""
+    """Sends the first requests over each new connection, before all others."""
 
     def __call__(self, zk: KazooClient, server: Any, timeout_s: float) -> None:
         """Called with each new connection to `server`; whatever it raises ends this connection."""

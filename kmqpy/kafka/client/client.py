@@ -252,7 +252,8 @@ class KmqClient:
         """Give messages back: they are redelivered after `delay` seconds.
 
         `count=False`: this delivery does not count as an attempt. `reason` stands in the dead letter
-        if it comes to that.
+        if it comes to that. Where the queue has late acks, the last attempt of a message that an earlier
+        consumer has acknowledged is ended instead, where that is found out within 2 s.
         """
         check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
@@ -274,9 +275,9 @@ class KmqClient:
         """Let the lease of messages end `lease` seconds from now, sooner or later than it would.
 
         Returns the receipts of messages that are no longer the caller's, as far as that is found out. Where
-        the queue has late acks, and messages are given (not receipts), these are redelivered ones that who
-        had them before has acknowledged since; they are ended, so that nobody gets them again. It waits at
-        most a quarter of the lease, and 2 s, for the markers that tell.
+        the queue has late acks, and messages are given (not receipts), these are redelivered messages that an
+        earlier consumer has acknowledged; they are ended, so that nobody gets them again. Reading the
+        markers for that takes a quarter of the lease at most, and no more than 2 s.
 
         Does nothing when the message was finished or redelivered meanwhile. `lease=0` means
         `nack(count=False)`; raises ConfigError for other leases below 0.1 s.

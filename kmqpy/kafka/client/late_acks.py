@@ -1,10 +1,10 @@
-"""Looks what was done with copies, and with what they are copies of, before and after a client took them.
+"""Finds acknowledgements and other operations of earlier consumers that concern the copies a client takes.
 
 The lease of a message may end while its consumer is still at work. A tracker copies it then, and the
 acknowledgement comes when the copy waits already. Whoever takes the copy finds that acknowledgement in the
 markers, before its own start marker, and hands the copy out to nobody (rules R32, R33). Who has the copy
-already finds it when it extends the lease. So it is with nacks, extensions and dead-letter requests that come
-late, but these change nothing for who has the copy.
+already finds it when it extends the lease. Late nacks, extensions and dead-letter requests apply to a copy
+in the same way, but only before it is taken.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class CheckedCopies:
     """Copies that are not to be handed out.
 
     acknowledged  they, or messages of which they are copies, were acknowledged before they were taken
-    rejected      somebody asked for messages of which they are copies to be dead-lettered, with these reasons
-    postponed     leases and delays of messages of which they are copies have still so many ms to go
+    rejected      an earlier consumer has asked for a dead letter of their original, for these reasons
+    postponed     a lease or delay that an earlier consumer has asked for runs for so many ms more
     unread        nobody knows: the markers can't be read now
     """
 
@@ -156,7 +156,7 @@ class LateAckCheck:
             self._reader.close()
 
     def _entered(self, until: float) -> bool:
-        """Take the lock; False: not until then, or it is closed."""
+        """Take the lock; False if it was not free until then, or if this is closed."""
         if not self._lock.acquire(timeout=max(0.0, until - self._clock.monotonic())):
             return False
         if self._closed:

@@ -143,10 +143,10 @@ class Receiver:
         return (started.messages, started.offsets) if are_held else ([], {})
 
     def find_acknowledged(self, messages: Mapping[Place, Message], within_s: float) -> list[Place]:
-        """Those of these messages that are copies, and acknowledged by now by who had the message before.
+        """Return the copies among these messages that an earlier consumer has acknowledged by now.
 
-        Waits at most `within_s`, and 2 s; of those that are left out nobody knows. Empty where the queue has
-        no late acks.
+        Waits for `within_s` at most, and no more than 2 s; copies that it could not check are left out. Empty
+        where the queue has no late acks.
         """
         if self._late_acks is None:
             return []

@@ -40,7 +40,7 @@ except ImportError:
     raise MissingExtra("iceberg", "Writing to Iceberg tables") from None
 
 _TRIES = 10
-"""Of a commit that others get ahead of."""
+"""How often a commit is tried where another commit comes first."""
 
 _FOLDER = "kmq_folder_"
 """Prefix of copies of columns, which name folders. Spark leaves those out of files; Iceberg needs them."""
@@ -96,7 +96,7 @@ class IcebergTarget(Target):
             tasks = list(self._catalog().load_table(self.sink.path).scan().plan_files())
         if any(task.delete_files for task in tasks):
             raise NotSupported(
-                f"out: Iceberg table {self.sink.path!r}: Spark can't read what was deleted of it"
+                f"out: Iceberg table {self.sink.path!r}: Spark can't read deleted rows; compact it first"
             )
         return _rows_of(spark, tasks, schema)
 

@@ -42,7 +42,7 @@ class Picked(NamedTuple):
     """The result of a take: rows in order; or none, and the state of the queue just after that.
 
     due_ms        when the next delay or lease ends; None: there is none, or there are rows
-    has_ready     the queue has rows to take, all the same: others hold them, or have just passed the time
+    has_ready     the queue has ready rows nevertheless: other takers had locked them, or they became ready
     """
 
     rows: Sequence[MessageRow]

@@ -45,7 +45,7 @@ _TRIES = 8
 _ROOM_BYTES = 128 * 1024
 """No message is added to a directory that would not leave so much of a request for a page."""
 _LOOK_S = 0.1
-"""A thread that waits for others looks so often itself."""
+"""How often a thread that waits for another one to carry out its request looks itself."""
 _SUSPICIOUS = 3
 """After so many conflicts it is looked whether somebody has made or deleted znodes of the queue."""
 

@@ -19,7 +19,7 @@ _LISTING_SHARE = 10
 """A listing serves for 100 items at least, and for ten times as long as it took. The next one finds new
 priorities, and items given back; in a deep queue it costs as much as hundreds of takes."""
 _RUNS = 8
-"""A taker that another process overtakes goes on up to so many runs further, and then twice as many."""
+"""A taker that finds items locked skips up to this many times the items it wants; then twice as many."""
 
 
 class Candidates:
@@ -60,7 +60,7 @@ class Candidates:
     def draw(self, count: int, number: int) -> list[str]:
         """Return up to `count` names, in the order in which to try them.
 
-        None when all that were listed after begin() returned `number` have been drawn. Raises Unavailable,
+        Empty when all that were listed after begin() returned `number` have been drawn. Raises Unavailable,
         QueueNotFound.
         """
         while True:

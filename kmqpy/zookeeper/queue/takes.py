@@ -123,7 +123,7 @@ class Takes:
     def _lock(self, paths: QueuePaths, wanted: Sequence[_Wanted]) -> list[Item | NotTaken]:
         """Lock items and read them, which needs no answer between."""
         self._session.check(self.number)
-        # Before the locks are asked for: whatever happens, rollback() looks after them.
+        # Before the locks are asked for: whatever happens, rollback() removes them.
         self.locks += [one.lock for one in wanted]
         sent = self._send([wanted])
         bodies = self._reads.send([paths.item(one.lock.name) for one in wanted])
