@@ -39,7 +39,7 @@ def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[byte
 
 
 def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetRuns:
-    """The offsets that the headers `name` of a record hold; raises DecodeError, also for more than 16 million.
+    """The offsets that the headers `name` of a record hold; raises DecodeError, also for more than 16 M.
 
     Few bytes can name many offsets, and anybody can write such headers.
     """

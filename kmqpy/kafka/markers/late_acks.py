@@ -43,8 +43,8 @@ _MOST_ANCESTORS = 10_000
 _MOST_OPERATIONS = 100_000
 """Of a partition; the oldest are forgotten, which means that their copies are handed out as usual."""
 _MOST_BLOCKS = 1 << 18
-"""Of 1,024 offsets each in which messages are watched. Forged markers can name as many offsets as they like in
-few bytes; what is named once there are so many is not watched, and its copies are handed out as usual."""
+"""Of 1,024 offsets each in which messages are watched. Forged markers can name many offsets in few
+bytes; what is named once there are so many is not watched, and its copies are handed out as usual."""
 
 
 def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, bytes]:
@@ -84,7 +84,7 @@ class LateAcks:
 
     Memory: two bits for each message that was claimed or copied, 24 bytes for each run of messages that were
     copied to a run of offsets, and some 200 bytes for each message with an operation other than an
-    acknowledgement, of the latest 100,000; and the reason of a dead-letter request, of 1,000 characters at most.
+    acknowledgement, of the latest 100,000; and the reason of a dead-letter request, up to 1,000 characters.
     """
 
     def __init__(self, queue: str, partition: int, begin: int) -> None:
