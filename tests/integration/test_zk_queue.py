@@ -552,6 +552,25 @@ def test_names_of_commits_of_dead_clients_are_removed_after_a_day(make, zk, monk
     assert not zk.exists(left)
 
 
+def test_a_name_that_a_commit_uses_again_just_then_is_not_removed(make, zk, monkeypatch):
+    """It tells whether that commit happened; without it, the commit would be made twice."""
+    queue = make()
+    left = f"{queue.settings.root}/.transactions/left"
+    zk.create(left)
+    monkeypatch.setattr("kmqpy.zookeeper.queue.queue._FORGOTTEN_AFTER_MS", -1)
+    exists = queue.session.zk.exists
+
+    def exists_and_is_used(path, *args, **kwargs):
+        stat = exists(path, *args, **kwargs)
+        if path == left:
+            zk.set(left, b"the id of a commit")
+        return stat
+
+    monkeypatch.setattr(queue.session.zk, "exists", exists_and_is_used)
+    queue.init()
+    assert zk.get(left)[0] == b"the id of a commit"
+
+
 def test_a_queue_can_be_listed_while_others_come_and_go(make):
     """More than one listing's worth of items."""
     queue = make()

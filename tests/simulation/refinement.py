@@ -182,8 +182,8 @@ class _Replay:
             self._by_client(part, record)
         else:
             headers = m.headers_of(record.headers())
-            claimed = named_offsets(headers, CLAIM, partition)
-            dropped = named_offsets(headers, DROPPED, partition)
+            claimed = set(named_offsets(headers, CLAIM, partition))
+            dropped = set(named_offsets(headers, DROPPED, partition))
             if claimed:
                 self._begin(txn, partition, record.at, claimed)
             elif dropped:

@@ -22,8 +22,8 @@ def record(marker, key=None):
 )
 def test_what_is_written_is_read(offsets):
     _, _, headers = naming_tick(3, CLAIM, offsets)
-    assert named_offsets(headers, CLAIM, 3) == set(offsets)
-    assert named_offsets(headers, DROPPED, 3) == set()
+    assert list(named_offsets(headers, CLAIM, 3)) == list(offsets)
+    assert not named_offsets(headers, DROPPED, 3)
 
 
 def test_readers_that_know_no_claims_see_a_tick():
@@ -41,6 +41,13 @@ def test_five_thousand_messages_in_a_row_are_few_bytes():
 def test_what_cannot_be_read_is_refused(data):
     with pytest.raises(DecodeError):
         named_offsets([(CLAIM, data)], CLAIM, 3)
+
+
+def test_few_bytes_cannot_name_more_than_a_reader_has_memory_for():
+    data = [naming_tick(3, CLAIM, range(n * MAX_SPAN, (n + 1) * MAX_SPAN))[2][1] for n in range(257)]
+    assert len(named_offsets(data[:256], CLAIM, 3)) == 256 * MAX_SPAN
+    with pytest.raises(DecodeError, match="more than 16777216 offsets"):
+        named_offsets(data, CLAIM, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Who reads the markers of copies, without a server: while another thread reads, and when it is closed."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,3 +46,18 @@ def test_when_it_is_closed_nobody_knows(check):
     assert check.examine(COPIES, 1) == CheckedCopies(unread=[(0, 10)])
     assert check.find_acknowledged(COPIES, 1) == []
     check.close()
+
+
+def test_old_copies_are_known_some_time_though_newer_ones_come_between(check, monkeypatch):
+    end, at_once = 6_000_000, 1_000_000
+
+    def scan(_, starts, visit):
+        known = check._known[0]
+        known.end = min(end, starts[0] + at_once)
+        return {0: SimpleNamespace(done=known.end == end)}
+
+    monkeypatch.setattr(RepeatedReader, "scan", scan)
+    old, new = {0: {1: 0}}, {0: {end + 1: end - 100}}
+    answers = [bool(check.examine(copies, 1).unread) for _ in range(8) for copies in (old, new)]
+    assert answers[:4] == [True] * 4, "nobody knows until all is read"
+    assert answers[6:] == [False] * 10

@@ -6,7 +6,7 @@ import pytest
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.copies.end_markers import end_markers
-from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers import codec, late_acks
 from kmqpy.kafka.markers.claims import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.late_acks import PLANNED_AT, LateAcks, planned_at_header, read_planned_at
@@ -123,8 +123,9 @@ def test_what_a_client_asks_for_behind_the_claim_applies_to_the_copy_and_its_cop
     log.mark(Marker(PARTITION, 2, op, 500, reason="why"))
     log.copy({10: 20, 11: 21}, ranges=ranges)
     assert [log.asked(copy) for copy in (1, 2, 10, 20)] == [[], [], [], []]
+    reason = "why" if op is Op.DEAD_LETTER else None
     for copy in (11, 21):
-        assert log.acks.operations(copy) == [(op, 1_000, 500, "why")]
+        assert log.acks.operations(copy) == [(op, 1_000, 500, reason)]
 
 
 def test_range_markers_of_clients_ask_for_many(log):
@@ -290,3 +291,35 @@ def test_the_header_is_read_where_it_was_written():
 @pytest.mark.parametrize("data", [None, b"", b"jobs:3:", b"jobs:3:-1", b"jobs:3:9" + b"9" * 18, b"\xff:3:7"])
 def test_a_header_that_says_nothing_is_none(data):
     assert read_planned_at(data, QUEUE, PARTITION) is None
+
+
+def test_forged_markers_cannot_have_more_watched_than_there_is_memory_for(log, monkeypatch):
+    monkeypatch.setattr(late_acks, "_MOST_BLOCKS", 3)
+    log.copy({5: 9})
+    log.claim(*range(0, 60_000, 1_024))
+    assert log.acks._watched.block_count == 59
+    log.claim(*range(2**40, 2**40 + 60_000, 1_024))
+    log.end_copied({2**50: 2**50 + 1})
+    assert log.acks._watched.block_count == 59
+    log.end(5)
+    assert log.acknowledged(9) == [9]
+
+
+def test_copies_are_known_whatever_the_order_in_which_they_are_named(log):
+    log.copy({5: 90})
+    log.copy({6: 80})
+    log.copy({7: 85})
+    log.copy({8: 85})  # what is known stays
+    log.copy({4: 70, 5: 71}, ranges=True)
+    assert len(log.acks._copies._copies) == 1, "where others stand behind, no run is inserted"
+    log.end(5, 6, 7)
+    assert log.acknowledged(70, 71, 80, 85, 90) == [71, 80, 85, 90]
+
+
+def test_only_the_reason_that_is_handed_on_is_kept(log):
+    log.copy({5: 9, 6: 10})
+    log.mark(
+        Marker(PARTITION, 5, Op.NACK, 5, reason="x" * 1_000_000),
+        Marker(PARTITION, 6, Op.DEAD_LETTER, reason="x" * 1_000_000),
+    )
+    assert [one.reason for copy in (9, 10) for one in log.acks.operations(copy)] == [None, "x" * 1_000]

@@ -68,6 +68,10 @@ class LateAckCheck:
         self._lock = threading.RLock()
         self._closed = False
         self._known: dict[int, LateAcks] = {}
+        self._former: dict[int, LateAcks] = {}
+        """What was known for other copies, older or newer: they take turns."""
+        self._behind: frozenset[int] = frozenset()
+        """Partitions of which what is known does not reach to the end yet."""
         # Uncommitted: the transaction that made a copy is done, and one that is open must not hold us up.
         self._reader = partition_reader.RepeatedReader(
             connection, queue.markers_topic, uncommitted=True, timeout_s=_TIMEOUT_S, clock=clock
@@ -148,6 +152,8 @@ class LateAckCheck:
         """Forget all that was read: the topics are other ones."""
         with self._lock:
             self._known.clear()
+            self._former.clear()
+            self._behind = frozenset()
 
     def close(self) -> None:
         """Release the connection."""
@@ -176,26 +182,42 @@ class LateAckCheck:
 
     def _known_from(self, partition: int, planned_at: int) -> LateAcks:
         known = self._known.get(partition)
-        if known is not None and known.begin <= planned_at <= known.end + _SKIPPED:
-            middle = (known.begin + known.end) // 2
-            if known.end - known.begin <= _SPAN or planned_at <= middle:
-                return known
-        known = self._known[partition] = LateAcks(self._queue.name, partition, planned_at)
-        return known
+        if known is not None and known.begin <= planned_at and partition in self._behind:
+            return known  # what was read for older copies would have to be read again
+        for found in (known, self._former.get(partition)):
+            if found is not None and _serves(found, planned_at):
+                break
+        else:
+            found = LateAcks(self._queue.name, partition, planned_at)
+        if found is not known:
+            if known is not None:
+                self._former[partition] = known
+            self._known[partition] = found
+        return found
 
     def _read(self, known: Mapping[int, LateAcks], until: float) -> frozenset[int]:
         """Read these partitions to their ends; returns those of which something is left to read."""
         starts = {partition: one.end for partition, one in known.items()}
         try:
             reached = self._reader.scan(starts, partial(self._visit, known, until))
+            left = frozenset(partition for partition, place in reached.items() if not place.done)
         except KmqError as error:
             _log.warning(
                 "late acknowledgements can't be looked for now",
                 extra={"queue": self._queue.name, "error": str(error)},
             )
-            return frozenset(starts)
-        return frozenset(partition for partition, place in reached.items() if not place.done)
+            left = frozenset(starts)
+        self._behind = self._behind - starts.keys() | left
+        return left
 
     def _visit(self, known: Mapping[int, LateAcks], until: float, partition: int, records: list[Any]) -> bool:
         known[partition].read(records)
         return self._clock.monotonic() > until
+
+
+def _serves(known: LateAcks, planned_at: int) -> bool:
+    """Return True if it costs less to go on from what is known than to begin at `planned_at`."""
+    if not known.begin <= planned_at <= known.end + _SKIPPED:
+        return False
+    middle = (known.begin + known.end) // 2
+    return known.end - known.begin <= _SPAN or planned_at <= middle

@@ -18,12 +18,15 @@ from typing import Any
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Headers, Op
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
 
 CLAIM = "kmq-claim"
 DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12
+_MOST_OFFSETS = 1 << 24
+"""Of one claim; many times what a transaction ends."""
 
 
 def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:
@@ -35,16 +38,23 @@ def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[byte
     return key, value, headers
 
 
-def named_offsets(headers: Headers | None, name: str, partition: int) -> set[int]:
-    """The offsets that the headers `name` of a record hold; raises DecodeError."""
-    found: set[int] = set()
+def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetRuns:
+    """The offsets that the headers `name` of a record hold; raises DecodeError, also for more than 16 M.
+
+    Few bytes can name many offsets, and anybody can write such headers.
+    """
+    found = OffsetRuns()
+    count = 0
     for header, data in headers or ():
         if header == name:
             if data is None:
                 raise DecodeError(f"header {name}: null", data)
             data = data.encode() if isinstance(data, str) else data
             marker = codec.decode(data[:_KEY_SIZE], data[_KEY_SIZE:], partition=partition)
-            found.update(marker.offsets())
+            count += marker.count
+            if count > _MOST_OFFSETS:
+                raise DecodeError(f"header {name}: more than {_MOST_OFFSETS} offsets", data)
+            found.add_runs(marker.offset_runs)
     return found
 
 

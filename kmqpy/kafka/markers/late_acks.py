@@ -42,6 +42,9 @@ _MOST_ANCESTORS = 10_000
 """More than any message has. Forged markers could name a copy as its own ancestor, without end."""
 _MOST_OPERATIONS = 100_000
 """Of a partition; the oldest are forgotten, which means that their copies are handed out as usual."""
+_MOST_BLOCKS = 1 << 18
+"""Of 1,024 offsets each in which messages are watched. Forged markers can name many offsets in few
+bytes; what is named once there are so many is not watched, and its copies are handed out as usual."""
 
 
 def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, bytes]:
@@ -81,7 +84,7 @@ class LateAcks:
 
     Memory: two bits for each message that was claimed or copied, 24 bytes for each run of messages that were
     copied to a run of offsets, and some 200 bytes for each message with an operation other than an
-    acknowledgement, of the latest 100,000.
+    acknowledgement, of the latest 100,000; and the reason of a dead-letter request, up to 1,000 characters.
     """
 
     def __init__(self, queue: str, partition: int, begin: int) -> None:
@@ -162,7 +165,7 @@ class LateAcks:
                 return
             readable = [] if not headers or headers is UNREADABLE else read_headers(record)[0]
             if marker.offset < 0:
-                self._read_claim(sorted(named_offsets(readable, CLAIM, self._partition)))
+                self._read_claim(named_offsets(readable, CLAIM, self._partition))
             elif marker.by_tracker:
                 self._read_copies(marker.offset_runs, marker.count, dict(readable).get(COPY))
             else:
@@ -170,16 +173,25 @@ class LateAcks:
         except DecodeError:
             return
 
-    def _read_claim(self, offsets: Sequence[int]) -> None:
-        runs = codec.runs_of(offsets)
-        self._watched.add_runs(runs)
-        if self._operations:  # the tracker knew those before the claim
-            for offset in offsets:
-                self._operations.pop(offset, None)
+    def _read_claim(self, claimed: OffsetRuns) -> None:
+        self._watch(claimed.runs())
+        # The tracker knew the operations before the claim.
+        if len(self._operations) < len(claimed):
+            known = [offset for offset in self._operations if offset in claimed]
+        else:
+            known = [offset for offset in claimed if offset in self._operations]
+        for offset in known:
+            del self._operations[offset]
+
+    def _watch(self, runs: Iterable[tuple[int, int]]) -> None:
+        if self._watched.block_count < _MOST_BLOCKS:
+            self._watched.add_runs(runs)
 
     def _read_operation(self, marker: Marker, at_ms: int) -> None:
         """A nack, extension or dead-letter request of a client; the last one applies, as to one in flight."""
-        reason = None if marker.reason is None else marker.reason[: codec.MAX_REASON]
+        reason = None
+        if marker.op is Op.DEAD_LETTER and marker.reason is not None:
+            reason = marker.reason[: codec.MAX_REASON]
         operation = LateOperation(marker.op, at_ms, max(0, marker.redeliver_after_ms), reason)
         for offset in OffsetRuns(marker.offset_runs) & self._watched:
             before = self._operations.pop(offset, operation)
@@ -206,8 +218,8 @@ class LateAcks:
             if one < copy.offset <= INT64_MAX
         ]
         if count > 1 or runs[0][0] not in self._watched:  # retention may have deleted the claim
-            self._watched.add_runs(runs)
-        self._watched.add_runs((copy, 1) for _, copy in pairs)
+            self._watch(runs)
+        self._watch((copy, 1) for _, copy in pairs)
         self._copies.add(pairs)
 
 
@@ -233,26 +245,34 @@ class _CopyRuns:
         self._copies = array("q")  # the first offset of each run, ascending
         self._originals = array("q")
         self._counts = array("q")
+        # Copies that were named after higher ones. They are few, unless somebody forges them: to insert a run
+        # takes longer the more there are.
+        self._others: dict[int, int] = {}
 
     def add(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Note pairs of an original and its copy, in any order; what is known already stays."""
         for original, copy in pairs:
-            at = bisect_right(self._copies, copy)
-            if at:
-                passed = copy - self._copies[at - 1]
-                if passed < self._counts[at - 1]:
-                    continue
-                if passed == self._counts[at - 1] and original == self._originals[at - 1] + passed:
-                    self._counts[at - 1] += 1
-                    continue
-            self._copies.insert(at, copy)
-            self._originals.insert(at, original)
-            self._counts.insert(at, 1)
+            passed = copy - self._copies[-1] if self._copies else 0
+            if not self._copies or passed > self._counts[-1]:
+                self._append(original, copy)
+            elif passed == self._counts[-1]:
+                if original == self._originals[-1] + passed:
+                    self._counts[-1] += 1
+                else:
+                    self._append(original, copy)
+            elif self.original_of(copy) is None:
+                self._others[copy] = original
 
     def original_of(self, copy: int) -> int | None:
         """The offset of which this is a copy; None where it is none that is known."""
         at = bisect_right(self._copies, copy) - 1
-        if at < 0:
-            return None
-        passed = copy - self._copies[at]
-        return self._originals[at] + passed if passed < self._counts[at] else None
+        if at >= 0:
+            passed = copy - self._copies[at]
+            if passed < self._counts[at]:
+                return self._originals[at] + passed
+        return self._others.get(copy)
+
+    def _append(self, original: int, copy: int) -> None:
+        self._copies.append(copy)
+        self._originals.append(original)
+        self._counts.append(1)

@@ -154,6 +154,11 @@ class OffsetRuns:
         return first, int.from_bytes(data, "little") >> (first - lowest * _BLOCK)
 
     @property
+    def block_count(self) -> int:
+        """How many blocks of 1,024 offsets have a member: a measure of the memory."""
+        return len(self._blocks)
+
+    @property
     def first(self) -> int:
         """The lowest offset; there must be one."""
         block = min(self._blocks)

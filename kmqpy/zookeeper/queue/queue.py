@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Self
 
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import BadVersionError, NoNodeError
 
 from kmqpy.errors import Closed, ConfigError
 from kmqpy.zookeeper.containers import ensure_path
@@ -91,10 +91,11 @@ class ZkQueue:
                     ensure_path(zk, path)
             now_ms = zk.set(commits, b"").mtime  # by the server's clock, as the times of the others
             for name in zk.get_children(commits):
-                with contextlib.suppress(NoNodeError):
+                # One that a commit uses meanwhile is left alone: it tells whether that happened.
+                with contextlib.suppress(NoNodeError, BadVersionError):
                     stat = zk.exists(f"{commits}/{name}")
                     if stat is not None and now_ms - stat.mtime > _FORGOTTEN_AFTER_MS:
-                        zk.delete(f"{commits}/{name}")
+                        zk.delete(f"{commits}/{name}", version=stat.version)
 
     def transaction(self) -> Transaction:
         """Begin a unit of work, in the present session."""
