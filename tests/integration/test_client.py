@@ -219,7 +219,9 @@ def _share(one, two) -> bool:
 @pytest.mark.slow
 def test_slow_user_code_keeps_its_partitions_and_loses_nothing(make_queue):
     # The shortest that brokers allow by default; without a sign of life the member would be out.
-    queue = make_queue(kafka={"max.poll.interval.ms": 6_000, "session.timeout.ms": 6_000})
+    queue = make_queue(
+        redeliver_after_ms=60_000, kafka={"max.poll.interval.ms": 6_000, "session.timeout.ms": 6_000}
+    )
     queue.send("first")
     client, other = queue.client(), queue.client()
     client.ack(*collect(client, 1))
