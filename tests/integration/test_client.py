@@ -149,7 +149,7 @@ def test_r10_a_commit_without_metadata_is_plain_at_least_once(queue):
     group = librdkafka.new_consumer(queue.connection, {"group.id": queue.settings.consumer_group})
     group.commit(offsets=[TopicPartition(queue.name, 0, 2)], asynchronous=False)
     group.close()
-    assert bodies(collect(queue.client(), 3)) == ["m2", "m3", "m4"]
+    assert bodies(collect(queue.client(), 3, lease=60.0)) == ["m2", "m3", "m4"]
 
 
 def test_r10_a_commit_says_from_where_a_successor_must_read_markers(queue):
@@ -159,7 +159,7 @@ def test_r10_a_commit_says_from_where_a_successor_must_read_markers(queue):
         until(lambda: queue.committed() == 3)
         # A start that no commit covers, as of a member that died between the two.
         queue.mark(Marker(0, 3, Op.TAKE, 60_000))
-    assert bodies(collect(queue.client(), 1)) == ["m4"]
+    assert bodies(collect(queue.client(), 1, lease=60.0)) == ["m4"]
 
 
 # --- sharing, leaving, staying ------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_receipts_are_good_in_other_clients_and_processes(queue):
 def test_r8_receipts_of_a_deleted_topic_are_refused(queue):
     queue.send("old")
     with queue.client() as client:
-        (old,) = collect(client, 1)
+        (old,) = collect(client, 1, lease=60.0)
     queue.topics.delete(topics_of(queue.settings))
     until(lambda: queue.name not in queue.topics.names())
     queue.topics.create(queue.settings, 1)
@@ -305,7 +305,7 @@ def test_r8_receipts_of_a_deleted_topic_are_refused(queue):
 def test_an_ack_that_waits_returns_when_it_is_written(queue):
     queue.send("m")
     client = queue.client()
-    (message,) = collect(client, 1)
+    (message,) = collect(client, 1, lease=60.0)
     topic = queue.settings.markers_topic
     queue.configure(topic, UNWRITABLE)
     mend = threading.Timer(1.0, queue.topics.configure, (topic, WRITABLE))
@@ -341,7 +341,7 @@ def test_r26_an_ack_that_waits_waits_for_no_other_marker(make_queue, fmt):
 def test_a_flush_that_fails_says_so_and_nothing_is_given_up(queue):
     queue.send("m")
     client = queue.client()
-    (message,) = collect(client, 1)
+    (message,) = collect(client, 1, lease=60.0)
     queue.configure(queue.settings.markers_topic, UNWRITABLE)
     client.ack(message)
     with pytest.raises(Unavailable, match="1 markers are not confirmed"):
@@ -384,9 +384,9 @@ def test_what_librdkafka_reads_again_is_not_handed_out_again(queue):
     sent = [f"m{i}" for i in range(60)]
     queue.send(*sent)
     client = queue.client()
-    first = collect(client, 10, max_messages=10, ack=True)
+    first = collect(client, 10, max_messages=10, ack=True, lease=60.0)
     client._receiver._member._consumer.seek(TopicPartition(queue.name, 0, 0))
-    rest = collect(client, 50, ack=True)
+    rest = collect(client, 50, ack=True, lease=60.0)
     assert sorted(bodies(first + rest)) == sorted(sent)
     nothing_comes(client, 0.5)
 
