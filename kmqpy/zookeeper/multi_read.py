@@ -63,7 +63,7 @@ class _MultiRead:
                 found.append((data or b"", stat))
 
 
-class Greeting:
+class MultiReadProbe:
     """Asks each server, when a client has connected to it, whether it can read many (since ZooKeeper 3.6).
 
     A server ends the connection over a request that it does not know, and answers it out of turn. So nothing
@@ -97,7 +97,7 @@ class Greeting:
 class ManyReads:
     """Reads znodes, as many by one request as their size and the server allow. Thread-safe."""
 
-    def __init__(self, zk: KazooClient, greeting: Greeting) -> None:
+    def __init__(self, zk: KazooClient, greeting: MultiReadProbe) -> None:
         self._zk = zk
         self._greeting = greeting
         self._together = _AT_FIRST

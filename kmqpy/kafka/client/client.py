@@ -8,6 +8,7 @@ A message whose end marker does not come before its lease ends is redelivered by
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -45,8 +46,7 @@ _WATCHED_S = 2.0
 _LOOK_TIMEOUT_S = 3.0
 _LOOK_POLL_S = 0.01
 
-_LOOK_FOR_ACKS_S = 2.0
-_LOOK_FOR_ACKS = 1 / 4
+_LOOK_SHARE = 1 / 4
 """An extension looks for at most this part of the lease whether the message was acknowledged meanwhile."""
 _CONFIRM_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 10.0
@@ -263,7 +263,7 @@ class KmqClient:
         places = [self._places.place_of(message) for message in named]
         # The tracker would make dead letters of these, since it does not know what is a copy of what.
         last = self._last_attempts(named) if count and self._queue.late_acks else []
-        ended = self._end_acknowledged(writer, last, _LOOK_FOR_ACKS_S)
+        ended = self._end_acknowledged(writer, last)
         self._finish(
             writer,
             [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places if place not in ended],
@@ -294,7 +294,7 @@ class KmqClient:
         self._in_flight.extend_leases(places, until)
         self._write(writer, [Marker(*place, Op.EXTEND, lease_ms) for place in places], wait=wait)
         self._telemetry.finished(self._queue.name, "extend", len(places))
-        ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LOOK_FOR_ACKS)
+        ended = self._end_acknowledged(writer, named, lease_ms / 1000 * _LOOK_SHARE)
         return [message.receipt for message in ended.values()]
 
     def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
@@ -307,7 +307,7 @@ class KmqClient:
         writer = self._topics.writer
         named = m.each_of(messages)
         places = [self._places.place_of(message) for message in named]
-        ended = self._end_acknowledged(writer, named, _LOOK_FOR_ACKS_S)
+        ended = self._end_acknowledged(writer, named)
         self._finish(
             writer,
             [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places if place not in ended],
@@ -382,9 +382,12 @@ class KmqClient:
         return [one for one in messages if isinstance(one, Message) and one.attempts > limit]
 
     def _end_acknowledged(
-        self, writer: MarkerWriter, messages: Sequence[Message | str], within_s: float
+        self, writer: MarkerWriter, messages: Sequence[Message | str], within_s: float = math.inf
     ) -> dict[Place, Message]:
-        """End those of the messages that consumers of earlier deliveries have acknowledged; returns them."""
+        """End those of the messages that consumers of earlier deliveries have acknowledged; returns them.
+
+        Looks for `within_s` at most, and never for more than 2 s (LateAckCheck).
+        """
         if not self._queue.late_acks:
             return {}
         self._check_open()

@@ -32,7 +32,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     """
     from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
     from kmqpy.storages.zookeeper.znodes import Znodes
-    from kmqpy.zookeeper.multi_read import Greeting
+    from kmqpy.zookeeper.multi_read import MultiReadProbe
     from kmqpy.zookeeper.session import connect
 
     url.refuse_unknown([*_SETTINGS, *URL_SETTINGS])
@@ -53,7 +53,7 @@ def open_storage(url: QueueUrl, telemetry: Telemetry | None = None) -> StoredSto
     if not 0 < timeout_s <= DAY_MS / 1000:
         raise ConfigError("timeout: it must be longer than 0, and at most a day")
     with ExitStack() as opened:
-        greeting = Greeting()
+        greeting = MultiReadProbe()
         zk = opened.enter_context(connect(_connection(url), timeout=timeout_s, greeting=greeting))
         engine = ZooKeeperEngine(Znodes(zk, root, greeting=greeting, timeout_s=timeout_s, **more))
         engine.on_close(opened.pop_all().close)

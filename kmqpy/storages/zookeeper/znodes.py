@@ -41,7 +41,7 @@ from kmqpy.errors import AccessDenied, Closed, ConfigError, Unavailable
 from kmqpy.storages.zookeeper.draft import Now
 from kmqpy.storages.zookeeper.rows import not_ours
 from kmqpy.storages.zookeeper.server_clock import ServerClock
-from kmqpy.zookeeper.multi_read import Greeting, ManyReads
+from kmqpy.zookeeper.multi_read import ManyReads, MultiReadProbe
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES, check_multi
 from kmqpy.zookeeper.session import address, check_access, failure, gather, last_failure, unavailable
 
@@ -80,12 +80,12 @@ class Znodes:
         zk: KazooClient,
         root: str,
         *,
-        greeting: Greeting | None = None,
+        greeting: MultiReadProbe | None = None,
         timeout_s: float = 10.0,
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.zk = zk
-        self._reads = ManyReads(zk, greeting or Greeting())
+        self._reads = ManyReads(zk, greeting or MultiReadProbe())
         self.timeout_s = timeout_s
         self.max_packet_bytes = max_packet_bytes
         self._root = root

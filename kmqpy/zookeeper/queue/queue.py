@@ -11,7 +11,7 @@ from kazoo.exceptions import BadVersionError, NoNodeError
 
 from kmqpy.errors import Closed, ConfigError
 from kmqpy.zookeeper.containers import ensure_path
-from kmqpy.zookeeper.multi_read import Greeting
+from kmqpy.zookeeper.multi_read import MultiReadProbe
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
 from kmqpy.zookeeper.queue.candidates import Candidates, missing_queue
 from kmqpy.zookeeper.queue.commit_records import CommitRecords
@@ -63,7 +63,7 @@ class ZkQueue:
         self.settings = settings or ZkQueueSettings()
         self._connection = contextlib.ExitStack()
         given = connection or ZooKeeperConnection.from_environment()
-        greeting = Greeting()
+        greeting = MultiReadProbe()
         zk = self._connection.enter_context(
             connect(given, self.settings.session_timeout_ms, greeting=greeting)
         )

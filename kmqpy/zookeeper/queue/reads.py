@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.zookeeper.multi_read import Greeting, ManyReads
+from kmqpy.zookeeper.multi_read import ManyReads, MultiReadProbe
 from kmqpy.zookeeper.queue.sessions import LOST_ANSWER, SessionWatch
 
 
 class Reads:
     """Reads znodes, and asks again for what was lost. Thread-safe."""
 
-    def __init__(self, session: SessionWatch, greeting: Greeting) -> None:
+    def __init__(self, session: SessionWatch, greeting: MultiReadProbe) -> None:
         self._session = session
         self._many = ManyReads(session.zk, greeting)
 
