@@ -34,15 +34,15 @@ def test_r28_each_redelivery_begins_with_a_claim(claiming):
 
 
 def test_r27_what_is_acknowledged_between_plan_and_claim_is_not_copied(claiming, monkeypatch):
-    write_claim = CopyTransaction._write_claim
+    execute = CopyTransaction.execute
     acknowledged = []
 
-    def acknowledge_first(transaction, claim):
+    def acknowledge_first(transaction, *args, **more):
         if not acknowledged:
             acknowledged.append(claiming.mark(Marker(0, 1, Op.END)))
-        write_claim(transaction, claim)
+        execute(transaction, *args, **more)
 
-    monkeypatch.setattr(CopyTransaction, "_write_claim", acknowledge_first)
+    monkeypatch.setattr(CopyTransaction, "execute", acknowledge_first)
     claiming.send("a", "b", "c")
     claiming.mark_all(map(take, range(3)))
     tracker = claiming.tracker()

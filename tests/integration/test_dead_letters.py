@@ -357,19 +357,19 @@ def test_redrive_waits_for_end_markers_behind_an_open_transaction(letters, conne
 
 def test_r27_what_is_finished_while_a_redrive_runs_is_not_sent_back(letters, connection, queue, monkeypatch):
     bury(connection, queue, 6)
-    write_claim = CopyTransaction._write_claim
+    execute = CopyTransaction.execute
     finished: list[bool] = []
 
-    def finish_one_first(transaction: CopyTransaction, claim: Any) -> None:
+    def finish_one_first(transaction: CopyTransaction, *args: Any, **more: Any) -> None:
         if not finished:
             finished.append(True)
             with MarkerWriter(connection, dead_letter_queue(queue).markers_topic) as writer:
                 writer.end(0, [1])
                 writer.end(2, [0])
                 assert writer.flush(10) == 0
-        write_claim(transaction, claim)
+        execute(transaction, *args, **more)
 
-    monkeypatch.setattr(CopyTransaction, "_write_claim", finish_one_first)
+    monkeypatch.setattr(CopyTransaction, "execute", finish_one_first)
     assert letters.redrive() == 4
     assert len(committed_records(connection, queue.name)) == 4
     assert letters.list() == []

@@ -25,7 +25,7 @@ _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=records.
 
 _originals = stepwise(
     "tracker.redelivery.originals",
-    {"fetch", "_fetch", "log_start", "read_between", "_read_between", "_read"},
+    {"fetch", "_fetch", "log_start", "read_between", "_read_between", "_read_up_to", "_read"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
@@ -34,7 +34,7 @@ _tick_writer = stepwise(
 )
 _transaction = stepwise(
     "kmqpy.kafka.copies.copy_transaction",
-    {"open_producer", "execute", "_abort", "_write_claim"},
+    {"open_producer", "execute", "_abort", "_flush_claim"},
     librdkafka=Module,
 )
 _claim = stepwise("tracker.redelivery.claim", {"settle"}, Withdrawn=_transaction.Withdrawn)
@@ -47,9 +47,10 @@ def _controlled_claim(*given: Any) -> Any:
 
 _redeliverer = stepwise(
     "tracker.redelivery.redeliverer",
-    {"open", "redeliver", "_redeliver_some", "_send_all", "_transact"},
+    {"open", "redeliver", "_redeliver_some", "_send_all", "_transact", "_transact_once"},
     librdkafka=Module,
     Claim=_controlled_claim,
+    ClaimOvertaken=_transaction.ClaimOvertaken,
     CopyTransaction=_transaction.CopyTransaction,
     ProducerUnusable=_transaction.ProducerUnusable,
     TransactionAborted=_transaction.TransactionAborted,

@@ -110,9 +110,17 @@ class OriginalsReader:
             raise
 
     def _read_between(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
-        if begin < end:
-            low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
-            begin = max(begin, low)
+        try:
+            return self._read_up_to(topic, partition, begin, end, timeout_s)
+        except KafkaException as exception:
+            error = librdkafka.error_of(exception)
+            if error is None or error.code() != KafkaError._AUTO_OFFSET_RESET:
+                raise
+        # Retention has deleted the record at `begin`.
+        low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
+        return self._read_up_to(topic, partition, max(begin, low), end, timeout_s)
+
+    def _read_up_to(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
         if begin >= end:
             return []
         found: list[Any] = []

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from kmqpy.core.backoff import Backoff
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import (
+    ClaimOvertaken,
     CopyTransaction,
     NewRecord,
     ProducerUnusable,
@@ -284,6 +285,14 @@ class Redeliverer:
         self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]
     ) -> Collection[int]:
         """Commit `batch` and the ends of `gone`; returns the offsets of those that the claim left alone."""
+        try:
+            return self._transact_once(batch, gone, may_go_on, settle_first=False)
+        except ClaimOvertaken:
+            return self._transact_once(batch, gone, may_go_on, settle_first=True)
+
+    def _transact_once(
+        self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool], *, settle_first: bool
+    ) -> Collection[int]:
         if self._producer is None:
             raise ProducerUnusable("no producer")
         dead = any(copy.dead_letter for copy in batch)  # then all of them are
@@ -307,7 +316,9 @@ class Redeliverer:
             )
 
         try:
-            transaction.execute(self._copies(batch, claim), ends, may_go_on, claim)
+            transaction.execute(
+                self._copies(batch, claim), ends, may_go_on, claim, settle_first=settle_first
+            )
         except TransactionAborted as error:
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)

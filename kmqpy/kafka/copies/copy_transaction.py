@@ -44,7 +44,7 @@ class Claim(Protocol):
     def settle(self, position: int) -> Sequence[NewRecord]:
         """Decide, now that the record stands at markers offset `position`, what is copied; raises Withdrawn.
 
-        Returns records to write to the markers topic before the copies.
+        Returns records for the markers topic that name what is not copied after all; none: all is copied.
         """
 
 
@@ -66,6 +66,10 @@ class TransactionAborted(Exception):
 
 class Withdrawn(Exception):
     """The transaction was aborted, since it must not be committed; nothing of it happened."""
+
+
+class ClaimOvertaken(Withdrawn):
+    """The transaction was aborted, since it had copied what its claim, once settled, leaves alone."""
 
 
 class ProducerUnusable(Exception):
@@ -114,6 +118,7 @@ class CopyTransaction:
         self._timeout_s = timeout_s
         self._failures: list[tuple[KafkaError, str]] = []
         self._places: list[Place | None] = []
+        self._claim_position = -1
 
     def execute(
         self,
@@ -121,11 +126,16 @@ class CopyTransaction:
         ends: Callable[[Sequence[Place | None]], Iterable[NewRecord]],
         may_go_on: Callable[[], bool] = lambda: True,
         claim: Claim | None = None,
+        *,
+        settle_first: bool = True,
     ) -> None:
         """Write everything, ask `may_go_on`, commit.
 
         `copies` are asked for after the claim is settled. `ends` is called when they are written, with the
         partition and offset of each, in their order; None where Kafka does not tell.
+
+        `settle_first=False`: the claim is settled behind the copies, so that nothing waits until the claim is
+        written by itself. If it then leaves anything alone, ClaimOvertaken is raised.
 
         Raises TransactionAborted, Withdrawn (`may_go_on` or the claim said no) or ProducerUnusable.
         """
@@ -136,12 +146,17 @@ class CopyTransaction:
             producer.begin_transaction()
             if claim is not None:
                 topic = self.markers_topic
-                self._write_claim(claim)
+                self._produce_one(topic, claim.record, self._note_claim)
+                if settle_first:
+                    self._flush_claim()
+                    self._produce(topic, claim.settle(self._claim_position))
                 topic = self.topic
             self._produce_copies(copies)
             unsent = producer.flush(timeout_s)
             if not unsent and not self._failures:
                 topic = self.markers_topic
+                if claim is not None and not settle_first and claim.settle(self._claim_position):
+                    raise ClaimOvertaken
                 self._produce(topic, ends(self._places))
                 # Records that are sent after may_go_on() could go to a topic that was recreated meanwhile.
                 unsent = producer.flush(timeout_s)
@@ -176,21 +191,12 @@ class CopyTransaction:
         if withdrawn:
             raise Withdrawn
 
-    def _write_claim(self, claim: Claim) -> None:
-        """Write the claim, alone, and what it decides once its position is known."""
-        positions: list[int] = []
-
-        def report(error: KafkaError | None, record: Any) -> None:
-            self._note(self.markers_topic, error, record)
-            if error is None:
-                positions.append(record.offset())
-
-        self._produce_one(self.markers_topic, claim.record, report)
+    def _flush_claim(self) -> None:
+        """Wait until the claim is written."""
         if self._producer.flush(self._timeout_s):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         if self._failures:
             raise KafkaException(self._failures[0][0])
-        self._produce(self.markers_topic, claim.settle(positions[0]))
 
     def _abort(self, error: KafkaError) -> None:
         """Abort because of `error`. Kafka answers only if nobody has taken over (rule R1)."""
@@ -222,6 +228,11 @@ class CopyTransaction:
                 self._producer.poll(0.05)
             else:
                 return
+
+    def _note_claim(self, error: KafkaError | None, record: Any) -> None:
+        self._note(self.markers_topic, error, record)
+        if error is None:
+            self._claim_position = record.offset()
 
     def _note_copy(self, index: int, error: KafkaError | None, record: Any) -> None:
         if error is not None:
