@@ -40,7 +40,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
         )
 
 
-def turn(lab: Lab, peer: str, partitions: int, count: int, *, claims: bool = False) -> Callable[[], Figures]:
+def turn(lab: Lab, peer: str, partitions: int, count: int, *, claims: bool = True) -> Callable[[], Figures]:
     """What measures a tracker once."""
     share = count // partitions
 

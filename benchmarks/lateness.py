@@ -45,7 +45,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
 
 
 def turn(
-    lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes, *, claims: bool = False
+    lab: Lab, tracker: Tracker, marker_format: str, sizes: Sizes, *, claims: bool = True
 ) -> Callable[[], Figures]:
     """What measures a tracker once."""
     bootstrap = lab.connection.bootstrap

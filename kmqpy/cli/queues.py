@@ -42,12 +42,12 @@ _LIMITS = (
     click.option(
         "--claims/--no-claims",
         default=None,
-        help="Redeliver nothing that is acknowledged while its redelivery is planned [no].",
+        help="Redeliver nothing that is acknowledged while its redelivery is planned [yes].",
     ),
     click.option(
         "--late-acks/--no-late-acks",
         default=None,
-        help="Hand no copy out that is acknowledged before it is taken; needs claims [no].",
+        help="Hand no copy out that is acknowledged before it is taken; needs claims, which are on [no].",
     ),
 )
 

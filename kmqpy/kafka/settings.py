@@ -36,7 +36,7 @@ _SECRET = re.compile(
 OTHER_TABLES = ("tracker", "gateway")
 """Tables of the config file that are not the connections'."""
 FLAGS = ("claims", "late_acks")
-"""Settings of QueueSettings that are on or off, and off by default."""
+"""Settings of QueueSettings that are on or off."""
 SETTINGS_TOPIC = "kmq.queues"
 """The topic that tells clients the settings of all queues; see kmqpy.kafka.client.settings_mirror."""
 
@@ -53,7 +53,7 @@ class QueueSettings(QueuePolicy):
     stored are taken as they are.
 
     claims  trackers look, inside the transaction of a redelivery, for acknowledgements that came since they
-            planned it (rule R27). Trackers of versions without claims refuse such a queue
+            planned it (rule R27). Where this is off, trackers of versions without claims refuse the queue
     late_acks  a client that takes a copy hands it out only if the message was not acknowledged, extended,
             given back for later or rejected after it had been copied (rule R32). Needs claims. Trackers of
             versions without late acks refuse such a queue; their clients hand such copies out
@@ -63,7 +63,7 @@ class QueueSettings(QueuePolicy):
     dead_letter_topic: str = ""
     consumer_group: str = ""
     redelivery_count_header: str = "kmq-redelivery-count"
-    claims: bool = False
+    claims: bool = True
     late_acks: bool = False
 
     def __new__(cls, *_: Any, **given: Any) -> Self:  # noqa: D102
@@ -123,10 +123,10 @@ class QueueSettings(QueuePolicy):
         return told
 
     def to_json(self) -> bytes:
-        """The registry's form; without flags that are off, so that versions without them can read it."""
+        """The registry's form; without flags at their defaults, so that versions without them can read it."""
         values = dataclasses.asdict(self)
         for flag in FLAGS:
-            if not values[flag]:
+            if values[flag] == getattr(QueueSettings, flag):
                 del values[flag]
         return json.dumps(values, sort_keys=True).encode()
 

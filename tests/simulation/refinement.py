@@ -4,7 +4,7 @@ Some steps can't be seen in a log, and are put in where they must have been:
 
 - A plan is a step of the moment when all before its position was decided.
 - What a transaction is to end where there are no claims, is what it ends.
-- A tracker decides before it writes its first copy, if it drops nothing.
+- A tracker decides before it writes its first end marker, if it drops nothing.
 - A client looks after its take, and some time before it hands the copy out. So what stands before the take
   decides; what stands behind it may count or not.
 - Markers that move a lease are no steps, since the model has no clock.
@@ -144,7 +144,7 @@ class _Replay:
                 self._appears(record)
             else:
                 self._records[record.txn].append(record)
-                self._settle(record.txn, record.partition())
+                self._has_begun(record.txn, record.partition())
 
     def _is_marker(self, record: Record) -> bool:
         return record.topic() == self._queue.markers_topic
@@ -158,10 +158,13 @@ class _Replay:
 
     def _settle(self, txn: Txn, partition: int) -> None:
         """It goes on with its transaction: so it has begun, and decided what to drop."""
-        if txn not in self._begun:
-            self._begin(txn, partition, None, None)
+        self._has_begun(txn, partition)
         if self._parts[partition].tracker.step == "claimed":
             self._at("TrackerDecides", txn.by, partition).tracker_decides(())
+
+    def _has_begun(self, txn: Txn, partition: int) -> None:
+        if txn not in self._begun:
+            self._begin(txn, partition, None, None)
 
     def _begin(self, txn: Txn, partition: int, at: int | None, claimed: set[int] | None) -> None:
         self._begun.add(txn)

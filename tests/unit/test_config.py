@@ -611,19 +611,19 @@ class TestQueueSettings:
             b'"redeliver_after_ms": 30000, "redelivery_count_header": "kmq-redelivery-count"}'
         )
 
-    def test_claims_are_stored_where_they_are_on(self):
-        settings = QueueSettings(name="q", claims=True)
-        assert b'"claims": true' in settings.to_json()
+    def test_claims_are_stored_where_they_are_off(self):
+        settings = QueueSettings(name="q", claims=False)
+        assert b'"claims": false' in settings.to_json()
         assert QueueSettings.from_json(settings.to_json()) == settings
-        assert QueueSettings.from_json(QueueSettings(name="q").to_json()).claims is False
+        assert QueueSettings.from_json(QueueSettings(name="q").to_json()).claims is True
         with pytest.raises(ConfigError, match="claims"):
             QueueSettings.from_json(b'{"name": "q", "claims": 1}')
 
     def test_late_acks_need_claims(self):
-        settings = QueueSettings(name="q", claims=True, late_acks=True)
+        settings = QueueSettings(name="q", late_acks=True)
         assert QueueSettings.from_json(settings.to_json()) == settings
         with pytest.raises(ConfigError, match="late_acks: needs claims"):
-            QueueSettings(name="q", late_acks=True)
+            QueueSettings(name="q", claims=False, late_acks=True)
 
     def test_zero_is_fine(self):
         settings = QueueSettings(name="q", max_redeliveries=0, max_delay_ms=0)

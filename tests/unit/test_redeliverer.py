@@ -139,7 +139,7 @@ def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
             return FetchResult({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
 
     redeliverer = Redeliverer(
-        KafkaConnection(), QueueSettings(name="q", max_redeliveries=None), 0, TrackerSettings()
+        KafkaConnection(), QueueSettings(name="q", max_redeliveries=None, claims=False), 0, TrackerSettings()
     )
     producer = redeliverer._producer = Producer({b"3"})
     entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in range(8)]
@@ -157,7 +157,9 @@ def test_r24_what_was_written_is_committed_only_if_its_topics_are_still_the_same
             return FetchResult({at: Original(at, 0, None, b"%d" % at, ()) for at in offsets})
 
     settings = TrackerSettings(max_batch_messages=4)
-    redeliverer = Redeliverer(KafkaConnection(), QueueSettings(name="q", max_redeliveries=None), 0, settings)
+    redeliverer = Redeliverer(
+        KafkaConnection(), QueueSettings(name="q", max_redeliveries=None, claims=False), 0, settings
+    )
     producer = redeliverer._producer = Producer(set())
     entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in range(8)]
     outcome = redeliverer.redeliver(entries, Bodies(), partial(answers.pop, 0), lambda: True)

@@ -316,9 +316,7 @@ class Redeliverer:
             )
 
         try:
-            transaction.execute(
-                self._copies(batch, claim), ends, may_go_on, claim, settle_first=settle_first
-            )
+            transaction.execute(self._copies(batch, claim), ends, may_go_on, claim, settle_first=settle_first)
         except TransactionAborted as error:
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
