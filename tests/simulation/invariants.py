@@ -11,7 +11,7 @@ Four things differ, where the model is stricter or smaller than kmqpy (see spec/
   message itself, and only since it was taken last: who takes a message again (R30) begins anew.
 - A tracker notes ends from the tick on in which a client says from where it takes messages (R30); the model's
   knows all ends. So `one_fate` forgives a second copy of what was ended before any such tick, and taken late.
-- The model has no dead letters. One is a copy like others, and for `nothing_lost` its message has ended.
+- A tracker that can't read the markers in time makes a dead letter whatever was acknowledged, and says so.
 - `ProcessedOnce` is of clients' transactions, which kmqpy does not have.
 
 Runs in which the topics were recreated, the group was set back or markers were deleted before their time are
@@ -75,6 +75,8 @@ class ModelState:
     """By partition, where ticks say from where their clients take messages, and that offset (R30)."""
     ended: set[Place] = field(default_factory=set)
     """Those with a committed end marker, of a client or a tracker."""
+    unread: set[Place] = field(default_factory=set)
+    """Those of which a tracker could not find out in time whether they were acknowledged."""
     handed_out: list[tuple[Place, int]] = field(default_factory=list)
     """Messages that were handed out, each with the position of its take."""
 
@@ -95,6 +97,7 @@ def is_of_the_model(broker: Broker, history: History) -> bool:
 def model_state(broker: Broker, history: History, queue: QueueSettings) -> ModelState:
     """Read the logs of a run that `is_of_the_model`."""
     state = ModelState(claims=queue.claims, late_acks=queue.late_acks)
+    state.unread.update(Place(*place) for place in history.unread)
     for partition in range(broker.partitions):
         _read_markers(state, broker, queue, partition)
         log = broker.logs[queue.name, partition]
@@ -194,11 +197,24 @@ def no_stale_hand_out(state: ModelState) -> Iterator[str]:
                 yield f"{message}, taken at {taken_at}, is a copy of {ancestor}, acknowledged at {acked[0]}"
 
 
+def no_stale_dead_letter(state: ModelState) -> Iterator[str]:
+    """R32: no copy becomes a dead letter whose claim stands after an acknowledgement of an ancestor."""
+    if not state.late_acks:
+        return
+    for message in state.dead - state.unread:
+        for transaction in state.copied_by[message]:
+            claim = state.first_of.get((transaction, message.partition), 0)
+            acked = [at for one in state.ancestors(message) for at in state.acks[one] if at < claim]
+            if acked:
+                yield f"{message}, claimed at {claim}, is a copy of what was acknowledged at {acked[0]}"
+
+
 INVARIANTS: Mapping[str, Callable[[ModelState], Iterator[str]]] = {
     "OneFate": one_fate,
     "AckHolds": ack_holds,
     "NothingLost": nothing_lost,
     "NoStaleHandOut": no_stale_hand_out,
+    "NoStaleDeadLetter": no_stale_dead_letter,
 }
 """By their names in the model."""
 

@@ -72,6 +72,7 @@ CAUGHT_BY = {
     "every original taken for gone": "NothingLost",
     "copies handed out whatever was acknowledged": "NoStaleHandOut",
     "late acks looked for from the own take on only": "NoStaleHandOut",
+    "dead letters made whatever was acknowledged": "NoStaleDeadLetter",
 }
 """Controls whose rule the model has, too, and the invariant that they must violate."""
 
@@ -91,6 +92,7 @@ REFUSED = {
     "predecessors forgotten": ("Looks",),
     "copies handed out whatever was acknowledged": ("Looks",),
     "late acks looked for from the own take on only": ("Looks",),
+    "dead letters made whatever was acknowledged": ("TrackerDeadLetters",),
     "every ancestor believed": ("Looks",),
 }
 """Controls whose rule is a guard of the model, and the actions of which one must be refused."""
