@@ -178,10 +178,7 @@ class MarkerWriter(_writer.MarkerWriter):
 
     def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:
         """The same, step by step."""
-        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks if tick.takes_again}
-        for tick in ticks:
-            if not tick.takes_again:
-                self._put_unflushed(tick)
+        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks}
         until = self._world.now + timeout_s * 1000
         while any(waiter.size() for waiter in waiters.values()) and self._world.now < until:
             yield 10.0

@@ -147,6 +147,17 @@ class CommitsUnled(Redeliverer):
         return (yield from super()._transact(batch, gone, may_go_on if looks else lambda: True))
 
 
+class TicksLater(MarkerWriter):
+    """Takes messages before it is written from where it takes them (rule R30)."""
+
+    def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:
+        again = [tick for tick in ticks if tick.takes_again]
+        for tick in ticks:
+            if not tick.takes_again:
+                self._put_unflushed(tick)
+        return (yield from super().write_assignments(again, timeout_s))
+
+
 class NoClaim(Redeliverer):
     """Writes no claim: what it planned is copied, whatever was acknowledged since (rule R27)."""
 
@@ -399,6 +410,7 @@ CONTROLS = {
     "claim after reading": Controls(claim=ClaimsAfterReading, claims=True),
     "unfenced take": Controls(redelivery=TakenLate),
     "finished messages forgotten at takeover": Controls(offset_keeper=ForgetsFinished),
+    "ticks of assignments not waited for": Controls(marker_writer=TicksLater),
     "taken again unsaid": Controls(member=TakesAgainUnsaid, set_back=True),
     "copies handed out whatever was acknowledged": Controls(copy_check=HandsOutAll, late_acks=True),
     "dead letters made whatever was acknowledged": Controls(last_attempts=DeadLettersAll, late_acks=True),

@@ -41,6 +41,7 @@ BEGIN_AT = {
     "unfenced take": 5,
     "finished messages forgotten at takeover": 80,
     "taken again unsaid": 1,
+    "ticks of assignments not waited for": 8_052,
     "safe offset past the oldest start": 58,
     "start markers not waited for": 3,
     "failed markers count as written": 26,
