@@ -11,10 +11,11 @@ import pytest
 
 from spec.runs import INVARIANTS as INVARIANTS_OF_THE_MODEL
 
+from . import clients
 from .controls import CONTROLS
 from .invariants import INVARIANTS
 from .protocol import NOT_IN_KMQPY, Protocol
-from .simulate import simulate
+from .simulate import Controls, simulate
 from .surroundings import INTERNAL_ERROR
 
 ROOT = Path(__file__).parents[2]
@@ -169,3 +170,10 @@ def test_all_invariants_of_the_model_are_judged():
     of_clients_transactions = {"ProcessedOnce"}
     assert {*INVARIANTS_OF_THE_MODEL} - of_clients_transactions == INVARIANTS.keys()
     assert INVARIANTS.keys() == {*CAUGHT_BY.values()}
+
+
+def test_copies_are_examined_whatever_was_forgotten_of_the_markers(monkeypatch):
+    monkeypatch.setattr(clients._copy_check, "_SPAN", 12)
+    monkeypatch.setattr(clients._copy_check, "_SKIPPED", 4)
+    late_acks = Controls(late_acks=True)
+    assert {seed: problems for seed in range(40) if (problems := simulate(seed, late_acks).problems)} == {}
