@@ -1,5 +1,7 @@
 """What trackers keep to find out which copies were acknowledged: bounded, with pauses (rule R32)."""
 
+from typing import ClassVar
+
 import pytest
 
 from kmqpy.core.clock import SystemClock
@@ -21,7 +23,7 @@ class Clock(SystemClock):
 class Check:
     """Takes a second for each look, and finishes none."""
 
-    made: list["Check"] = []
+    made: ClassVar[list["Check"]] = []
 
     def __init__(self, _connection, _queue, clock):
         self.clock, self.looks, self.closed = clock, 0, False
