@@ -15,7 +15,7 @@ from benchmarks.sizes import Sizes
 from kmqpy.kafka.copies.copy_transaction import NewRecord
 from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.markers.claims import CLAIM, naming_tick
-from kmqpy.kafka.markers.late_acks import planned_at_header
+from kmqpy.kafka.markers.late_operations import planned_at_header
 from kmqpy.kafka.settings import QueueSettings
 
 _PER_MILLE = (0, 10, 100)

@@ -32,6 +32,7 @@ CONSTANTS
     MaxAcks,          \* plain acknowledgements, outside of transactions
     MaxTakeovers,     \* how often a tracker starts anew at its stored offset
     MaxDeletions,     \* how often retention deletes the oldest markers
+    MaxDeadLetters,
     Clients,          \* they share receipts: each may end what another took
     Owner,            \* the client that has the partitions now
     FetchedEarlier,   \* originals that the other clients fetched before they lost the partition
@@ -45,6 +46,7 @@ CONSTANTS
     TakerLooks,           \* R32: who takes a copy looks for acknowledgements of it and of its ancestors
     TakerLooksFrom,       \* R32: from the "plan" of the first copy, which later copies keep; from the plan of
                           \* its own copy, "last plan" (a control); or from its own "take" (a control)
+    TrackerLooks,         \* R32: a tracker looks for them, too, before a copy becomes a dead letter
     AncestorsFrom,        \* R33: what is a copy of what, it knows from the "log", or from "headers" (a control)
     Forwarded,            \* originals that somebody sent with the headers of a copy of message 1
     ClientReads,          \* "tail": R31, all up to its own end of a message counts, decided or not;
@@ -135,7 +137,8 @@ StoredOffset(p) == Min({LastStable(p)} \cup {i \in Positions(p) :
 -------------------------------------------------------------------------------
 NoTransaction == [step |-> "idle", tx |-> 0, ms |-> {}, left |-> {}]
 NoPlan == [step |-> "idle", tx |-> 0, ms |-> {}, left |-> {}, late |-> {}, at |-> 0]
-NewTransaction == Append(txs, [state |-> "open", processed |-> {}, copied |-> {}, copies |-> {}])
+NewTransaction ==
+    Append(txs, [state |-> "open", processed |-> {}, copied |-> {}, copies |-> {}, dead |-> {}])
 TakenByAll == IF FetchedEarlier = {} THEN 1..Originals \ Forwarded ELSE {}
 
 Init ==
@@ -205,6 +208,30 @@ TrackerCopies(p) ==  \* a copy and the end of its original; messages one by one
 TrackerEndsLate(p) ==  \* R30: what was taken after its end is ended again, without a copy
     /\ tracker[p].step = "copying" /\ txs[tracker[p].tx].state = "open"
     /\ \E m \in tracker[p].left \cap tracker[p].late :
+         /\ Append1(p, Record("end", tracker[p].tx, {m}))
+         /\ tracker' = [tracker EXCEPT ![p].left = @ \ {m}]
+    /\ UNCHANGED <<txs, client, received, looking, parent, planned, made, acks, handedOut>> /\ unchangedHistory
+
+(* R32: a copy becomes no dead letter if it, or an ancestor, was acknowledged before the claim; it is only ended. *)
+(* The tracker reads the log once, from its claim on: what is acknowledged behind the claim may count or not.     *)
+AckedLate(p, m, to) == parent[m] # 0 /\ IsAcked(p, Max(planned[m], lowest[p]), to, {m} \cup Ancestors(m))
+DeadLetters == UNION {txs[t].dead : t \in DOMAIN txs}
+
+TrackerDeadLetters(p) ==
+    /\ tracker[p].step = "copying" /\ txs[tracker[p].tx].state = "open"
+    /\ Cardinality(DeadLetters) < MaxDeadLetters
+    /\ \E m \in tracker[p].left \ tracker[p].late :
+         /\ TrackerLooks => ~AckedLate(p, m, FirstOf(p, tracker[p].tx))
+         /\ Append1(p, Record("end", tracker[p].tx, {m}))
+         /\ txs' = [txs EXCEPT ![tracker[p].tx].dead = @ \cup {m}, ![tracker[p].tx].copied = @ \cup {m}]
+         /\ tracker' = [tracker EXCEPT ![p].left = @ \ {m}]
+    /\ UNCHANGED <<client, received, looking, parent, planned, made, acks, handedOut>> /\ unchangedHistory
+
+TrackerSpares(p) ==
+    /\ tracker[p].step = "copying" /\ txs[tracker[p].tx].state = "open"
+    /\ TrackerLooks /\ Cardinality(DeadLetters) < MaxDeadLetters
+    /\ \E m \in tracker[p].left \ tracker[p].late :
+         /\ AckedLate(p, m, NextPosition(p))
          /\ Append1(p, Record("end", tracker[p].tx, {m}))
          /\ tracker' = [tracker EXCEPT ![p].left = @ \ {m}]
     /\ UNCHANGED <<txs, client, received, looking, parent, planned, made, acks, handedOut>> /\ unchangedHistory
@@ -346,7 +373,7 @@ Next ==
     \/ SomeTransactionAborts
     \/ \E p \in Partitions :
          \/ TrackerPlans(p) \/ TrackerBegins(p) \/ TrackerDecides(p) \/ TrackerCopies(p) \/ TrackerEndsLate(p)
-         \/ TrackerCommits(p) \/ TrackerIsRefused(p) \/ Takeover(p) \/ Retention(p)
+         \/ TrackerDeadLetters(p) \/ TrackerSpares(p) \/ TrackerCommits(p) \/ TrackerIsRefused(p) \/ Takeover(p) \/ Retention(p)
     \/ \E c \in Clients :
          \/ ClientBegins(c) \/ ClientEnds(c) \/ ClientLooks(c) \/ ClientCommits(c) \/ ClientIsRefused(c)
          \/ Acknowledges(c) \/ Takes(c) \/ Looks(c)
@@ -367,19 +394,23 @@ OneFate == \A m \in Existing :
     Cardinality({t \in Committed : m \in txs[t].processed \cup txs[t].copied}) <= 1
 
 (* R27, R28: no committed transaction redelivers what was acknowledged before its first record, and none processes what *)
-(* was, or is a copy of what was.  A tracker does not look for acknowledgements of ancestors: who takes the copy does.  *)
+(* was, or is a copy of what was.  A tracker does not look for acknowledgements of ancestors, but before a dead letter: who takes the copy does.  *)
 AckHolds == \A t \in Committed :
     /\ \A m \in txs[t].copied : ~IsAcked(Partition(m), 1, FirstOf(Partition(m), t), {m})
     /\ \A m \in txs[t].processed : ~IsAcked(Partition(m), 1, FirstOf(Partition(m), t), {m} \cup Ancestors(m))
 
-(* Each original, or a copy of it, is processed, acknowledged, or not ended yet. *)
+(* Each original, or a copy of it, is processed, acknowledged, a dead letter, or not ended yet. *)
 NothingLost == \A o \in 1..Originals : \E m \in Existing :
     LET p == Partition(m) IN
     /\ Original(m) = o /\ IsVisible(m)
-    /\ \/ \E t \in Committed : m \in txs[t].processed
+    /\ \/ \E t \in Committed : m \in txs[t].processed \cup txs[t].dead
        \/ \E i \in Positions(p) : log[p][i].kind = "ack" /\ m \in log[p][i].ms
        \/ ~\E i \in Positions(p) : IsCommitted(log[p][i]) /\ IsEndOf(log[p][i], m)
 
 (* R32: no copy is handed out whose take stands after an acknowledgement of an ancestor, unless retention deleted that. *)
 NoStaleHandOut == \A h \in handedOut : LET p == Partition(h[1]) IN ~IsAcked(p, lowest[p], h[2], Ancestors(h[1]))
+
+(* R32: nor does a copy become a dead letter in a transaction whose claim stands after such an acknowledgement. *)
+NoStaleDeadLetter == \A t \in Committed : \A m \in txs[t].dead :
+    LET p == Partition(m) IN ~IsAcked(p, lowest[p], FirstOf(p, t), Ancestors(m))
 ===============================================================================

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-INVARIANTS = ("ProcessedOnce", "OneFate", "AckHolds", "NothingLost", "NoStaleHandOut")
+INVARIANTS = ("ProcessedOnce", "OneFate", "AckHolds", "NothingLost", "NoStaleHandOut", "NoStaleDeadLetter")
 
 _BASE = {
     "Originals": "1",
@@ -15,6 +15,7 @@ _BASE = {
     "MaxAcks": "1",
     "MaxTakeovers": "0",
     "MaxDeletions": "0",
+    "MaxDeadLetters": "0",
     "Clients": "{a, b}",
     "Owner": "b",
     "FetchedEarlier": "{}",
@@ -29,6 +30,7 @@ _BASE = {
     "EndsAreStored": "TRUE",
     "TakerLooks": "TRUE",
     "TakerLooksFrom": '"plan"',
+    "TrackerLooks": "TRUE",
     "AncestorsFrom": '"log"',
     "Forwarded": "{}",
 }
@@ -37,6 +39,7 @@ _TWO_PARTITIONS = {"Originals": "2", "PartitionOf": "<<1, 2>>", "MaxMessages": "
 _PAUSED_CLIENT = {"FetchedEarlier": "{1}"}
 _TAKEOVER = {"MaxTakeovers": "1", "MaxTransactions": "2"}
 _RETENTION = {"MaxDeletions": "1"}
+_DEAD_LETTER = {"MaxDeadLetters": "1", "MaxTransactions": "2"}
 _FORWARDED = {"Originals": "2", "PartitionOf": "<<1, 1>>", "Forwarded": "{2}"}
 _NO_CLAIM = {"TrackerClaims": "FALSE"}
 
@@ -79,6 +82,7 @@ RUNS = (
     Run(name="two partitions", constants={**_TWO_PARTITIONS, "MaxTransactions": "2"}),
     Run(name="takeover", constants=_TAKEOVER),
     Run(name="retention", constants={**_RETENTION, "MaxTransactions": "2"}),
+    Run(name="dead letters", constants=_DEAD_LETTER),
     Run(name="four transactions", constants={"MaxTransactions": "4"}, full=True),
     Run(name="two messages and an ack", constants={**_TWO_MESSAGES, "MaxAcks": "1"}, full=True),
     Run(name="two messages, two copies", constants={**_TWO_MESSAGES, "MaxMessages": "4"}, full=True),
@@ -86,6 +90,11 @@ RUNS = (
     Run(
         name="a paused client, four transactions",
         constants={**_PAUSED_CLIENT, "MaxTransactions": "4"},
+        full=True,
+    ),
+    Run(
+        name="dead letters and a takeover",
+        constants={**_DEAD_LETTER, **_TAKEOVER, "MaxTransactions": "3"},
         full=True,
     ),
     Run(name="two takeovers", constants={"MaxTakeovers": "2"}, full=True),
@@ -114,6 +123,12 @@ RUNS = (
     _control("who takes a copy does not look", "NoStaleHandOut", TakerLooks="FALSE"),
     _control("who takes a copy looks from the take on", "NoStaleHandOut", TakerLooksFrom='"take"'),
     _control("who takes a copy looks from its last plan on", "NoStaleHandOut", TakerLooksFrom='"last plan"'),
+    _control(
+        "a tracker makes dead letters without a look",
+        "NoStaleDeadLetter",
+        **_DEAD_LETTER,
+        TrackerLooks="FALSE",
+    ),
     _control(
         "who takes a message believes its headers", "NothingLost", **_FORWARDED, AncestorsFrom='"headers"'
     ),

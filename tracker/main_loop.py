@@ -20,6 +20,7 @@ from tracker.partition_lifecycle import PartitionLifecycle
 from tracker.partition_redelivery import PartitionRedelivery
 from tracker.reading.existence_check import ExistenceCheck
 from tracker.reading.marker_reader import MarkerReader
+from tracker.redelivery.last_attempts import LastAttempts
 from tracker.redelivery.originals_readers import OriginalsReaders
 from tracker.takeover import Takeover
 from tracker.topic_probe import TopicProbe
@@ -55,6 +56,7 @@ class MainLoop:
         self._jobs = context.jobs
         self._supervisor = context.supervisor
         self._originals = OriginalsReaders(context.connection, context.clock)
+        self._last_attempts = LastAttempts(context.connection, context.clock, context.settings.workers)
         self._offsets = OffsetKeeper(context)
         self._reader = MarkerReader(context, kafka.markers)
         self._existence = ExistenceCheck(context, kafka.ends, self._reader)
@@ -62,7 +64,9 @@ class MainLoop:
         self._mirror = MirrorKeeper(context)
         self._health = HealthKeeper(context, stopping.is_set)
         takeover = Takeover(context, kafka, self._offsets, self._originals)
-        redelivery = PartitionRedelivery(context, kafka.topics, self._probe, self._originals, telemetry)
+        redelivery = PartitionRedelivery(
+            context, kafka.topics, self._probe, self._originals, self._last_attempts, telemetry
+        )
         self._lifecycle = PartitionLifecycle(context, kafka, takeover, redelivery, self._offsets)
 
     def turn(self, now: float) -> None:
@@ -110,6 +114,7 @@ class MainLoop:
         self._jobs.close()
         self._member.leave()
         self._originals.close()
+        self._last_attempts.close()
         self._kafka.close()
         self._health.close()
         _log.info("tracker stopped", extra={"tracker": self._settings.tracker_id})

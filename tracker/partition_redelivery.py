@@ -11,6 +11,7 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.telemetry.base import Telemetry
 from tracker.context import TrackerContext
 from tracker.partition.owned_partition import OwnedPartition
+from tracker.redelivery.last_attempts import LastAttempts, PartitionAttempts
 from tracker.redelivery.originals_readers import OriginalsReaders
 from tracker.redelivery.redeliverer import RedeliveryResult
 from tracker.topic_probe import TopicProbe
@@ -30,11 +31,13 @@ class PartitionRedelivery:
         topics: Topics,
         probe: TopicProbe,
         originals: OriginalsReaders,
+        last_attempts: LastAttempts,
         telemetry: Telemetry,
     ) -> None:
         self._topics = topics
         self._probe = probe
         self._originals = originals
+        self._last_attempts = last_attempts
         self._telemetry = telemetry
         self._clock = context.clock
         self._leadership = context.leadership
@@ -57,6 +60,7 @@ class PartitionRedelivery:
                 lambda: self._has_dead_letters(part.queue),
                 position,
                 taken_late,
+                PartitionAttempts(self._last_attempts, part.queue, part.number, part.topic_ids[1]),
             )
 
     def redelivered(self, part: OwnedPartition, entries: list[Entry], result: RedeliveryResult) -> None:
@@ -79,6 +83,14 @@ class PartitionRedelivery:
         self._metrics.redelivered.labels(name).inc(len(result.redelivered))
         self._metrics.dead_lettered.labels(name).inc(len(result.dead_lettered))
         self._metrics.taken_late.labels(name).inc(len(result.taken_late))
+        self._metrics.acknowledged.labels(name).inc(len(result.acknowledged))
+        if result.unread:
+            self._problems.warn(
+                "last attempts",
+                part.key,
+                "copies became dead letters before it was known whether they had been acknowledged",
+                count=result.unread,
+            )
         self._metrics.undecodable_counts.labels(name).inc(result.undecodable_counts)
         if result.undecodable_ancestors:
             self._problems.warn(

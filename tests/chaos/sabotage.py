@@ -13,8 +13,8 @@ from typing import Any
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.admin.registry_entries import StoredOffset
-from kmqpy.kafka.client.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.client.start_markers import StartMarkerWriter, StartOutcome
+from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction
 from tracker.offset_keeper import OffsetKeeper
 from tracker.redelivery.redeliverer import Redeliverer
@@ -104,7 +104,7 @@ def no_start_wait() -> None:
 
 def no_late_look() -> None:
     """Who takes a copy hands it out, whatever was acknowledged."""
-    LateAckCheck.examine = lambda *_: CheckedCopies()  # type: ignore[method-assign]
+    CopyCheck.examine = lambda *_: CheckedCopies()  # type: ignore[method-assign]
 
 
 def stop_before_transaction() -> None:

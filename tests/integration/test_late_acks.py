@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from prometheus_client import CollectorRegistry
-from support import collect, until
+from support import collect, until, value
 
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.partition_reader import RepeatedReader
@@ -134,6 +134,23 @@ def test_r32_who_has_a_copy_is_told_that_it_is_acknowledged_and_makes_no_dead_le
     assert [dead.value() for dead in queue.dead_letters()] == [b"d"]
     until(lambda: all_ended(queue))
     assert set(queue.copies().values()) == {2}
+    assert [dead.value() for dead in queue.dead_letters()] == [b"d"]
+
+
+def test_r32_an_acknowledged_copy_whose_taker_dies_in_its_last_attempt_is_no_dead_letter(make_queue):
+    queue = make_queue(claims=True, late_acks=True, max_redeliveries=1)
+    tracker = queue.tracker()
+    client = queue.client()
+    queue.send(*"abc")
+    messages = collect(client, 3, lease=SHORT_S)
+    copied(queue)
+    collect(client, 3, lease=2 * SHORT_S)
+    client.ack(*messages[:2], wait=True)
+    until(queue.dead_letters)
+    until(lambda: all_ended(queue))
+    assert [dead.value() for dead in queue.dead_letters()] == [b"c"]
+    assert set(queue.copies().values()) == {2}
+    assert value(tracker, queue.name, "dead_letters_spared") == 2
 
 
 def test_r32_a_worker_is_told_and_gives_nothing_back(make_queue):

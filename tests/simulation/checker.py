@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kmqpy import message as m
-from kmqpy.kafka.copies.end_markers import TAKEN_LATE
+from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
@@ -64,6 +64,8 @@ class History:
     )
     """By the id of the markers topic, partition and offset, when a tracker planned to redeliver a message:
     the end of the markers then, and how far the tracker had read them."""
+    unread: set[tuple[int, int]] = field(default_factory=set)
+    """Partition and offset of copies of which a tracker could not find out whether they were acknowledged."""
     problems: list[str] = field(default_factory=list)
     """What was wrong when it happened."""
     deleted: set[bytes] = field(default_factory=set)
@@ -210,7 +212,9 @@ class Checker:
         if is_of_the_model(self.broker, self.history):
             self.stats["judged by the model"] += 1
             self.problems += violations(model_state(self.broker, self.history, self.queue))
-            self.problems += refused_steps(self.broker.world.journal, self.broker, self.queue)
+            self.problems += refused_steps(
+                self.broker.world.journal, self.broker, self.queue, self.history.unread
+            )
         return self.problems
 
     @property
@@ -392,6 +396,8 @@ class Checker:
             if (
                 late
                 and not was_ended
+                # Without claims, nobody sees that it was taken again between plan and commit.
+                and (self.queue.claims or entry is None or entry.at < read_to)
                 and (taker is None or taker in self.history.taking_again.get(partition, ()))
             ):
                 self.problems.append(f"R30: {what} was ended as taken late, and had not been ended before")
@@ -399,6 +405,11 @@ class Checker:
                 self.problems.append(f"R30: {what} was copied, although it was taken after its end")
         if late:
             self.stats["taken late"] += 1
+            return
+        if (REASON, ACKNOWLEDGED.encode()) in record.headers():
+            self.stats["ended, not dead letters"] += 1
+            if not self.broker.past and (problem := self._late_acks.spared(offset, record.by)) is not None:
+                self.problems.append(f"{problem}, in {partition}")
             return
         if copy is None:
             self._check_gone(queue, offset, what)
@@ -420,8 +431,13 @@ class Checker:
             self.problems.append(f"a second copy of {what}, which only {takers} had taken")
         self._copied.add((partition, offset))
         self._check_claim(record, partition, offset, what)
+        claim_at = _begin_of_transaction(record)
         if not dead:
-            self._late_acks.copied(offset, copy.at, _begin_of_transaction(record))
+            self._late_acks.copied(offset, copy.at, claim_at)
+        elif self.queue.late_acks and not self.broker.past and (partition, offset) not in self.history.unread:
+            problem = self._late_acks.dead_lettered(offset, claim_at)
+            if problem is not None and not self.history.markers_deleted:
+                self.problems.append(f"{problem}, in {partition}")
         if entry is not None and entry.at >= read_to:  # taken late, after it was planned to copy it
             entry = self._late.pop((partition, offset), entry)
         if entry is None:

@@ -88,17 +88,17 @@ _topics_in_use = stepwise(
     TopicWatch=watch,
     check_topics=lambda *_: None,
 )
-_late_acks = stepwise(
-    "kmqpy.kafka.client.late_acks",
+_copy_check = stepwise(
+    "kmqpy.kafka.copies.copy_check",
     {"examine", "find_acknowledged", "_read"},
     partition_reader=SimpleNamespace(RepeatedReader=RepeatedReader),
     threading=Threading,
 )
-LateAckCheck = _late_acks.LateAckCheck
+CopyCheck = _copy_check.CopyCheck
 _receiver = stepwise(
     "kmqpy.kafka.client.receiver",
     {"receive", "keep_alive", "_start", "find_acknowledged"},
-    LateAckCheck=lambda connection, *rest: connection.world.controls.late_ack_check(connection, *rest),
+    CopyCheck=lambda connection, *rest: connection.world.controls.copy_check(connection, *rest),
     GroupMember=lambda connection, *rest, **more: connection.world.controls.member(connection, *rest, **more),
     offsets_of_records=records.offsets_of_records,
     have_headers=records.have_headers,
@@ -178,10 +178,7 @@ class MarkerWriter(_writer.MarkerWriter):
 
     def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:
         """The same, step by step."""
-        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks if tick.takes_again}
-        for tick in ticks:
-            if not tick.takes_again:
-                self._put_unflushed(tick)
+        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks}
         until = self._world.now + timeout_s * 1000
         while any(waiter.size() for waiter in waiters.values()) and self._world.now < until:
             yield 10.0
@@ -424,5 +421,5 @@ def producer(
         yield gap_ms * world.random()
 
 
-STEPWISE = (_group_member, _start_markers, _writer, _topics_in_use, _late_acks, _receiver, _client)
+STEPWISE = (_group_member, _start_markers, _writer, _topics_in_use, _copy_check, _receiver, _client)
 """The modules that run in here, which log by their names."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.assigned_partition import ReceivePhase
-from kmqpy.kafka.client.late_acks import CheckedCopies
 from kmqpy.kafka.client.offset_commits import commit_metadata
+from kmqpy.kafka.copies.copy_check import CheckedCopies
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.finished import StoredFinished
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
@@ -16,13 +16,14 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
 from kmqpy.message import headers_of, last_header
 
-from .clients import Claim, GroupMember, LateAckCheck, MarkerWriter
+from .clients import Claim, CopyCheck, GroupMember, MarkerWriter
 from .connection import Connection
 from .model import Steps, decoded
 from .producers import Transactions
 from .simulate import Controls
 from .surroundings import NoWatch
 from .trackers import (
+    LastAttempts,
     MarkerReader,
     OffsetKeeper,
     OriginalsReader,
@@ -146,6 +147,17 @@ class CommitsUnled(Redeliverer):
         return (yield from super()._transact(batch, gone, may_go_on if looks else lambda: True))
 
 
+class TicksLater(MarkerWriter):
+    """Takes messages before it is written from where it takes them (rule R30)."""
+
+    def write_assignments(self, ticks: Any, timeout_s: float) -> Steps:
+        again = [tick for tick in ticks if tick.takes_again]
+        for tick in ticks:
+            if not tick.takes_again:
+                self._put_unflushed(tick)
+        return (yield from super().write_assignments(again, timeout_s))
+
+
 class NoClaim(Redeliverer):
     """Writes no claim: what it planned is copied, whatever was acknowledged since (rule R27)."""
 
@@ -160,7 +172,7 @@ class ClaimsAfterReading(TrackerClaim):
         return (yield from super().settle(self._known.position))
 
 
-class HandsOutAll(LateAckCheck):
+class HandsOutAll(CopyCheck):
     """Hands every copy out, whatever was acknowledged (rule R32)."""
 
     def examine(self, _copies: Any, _within_s: float) -> Steps:
@@ -168,7 +180,7 @@ class HandsOutAll(LateAckCheck):
         return CheckedCopies()
 
 
-class IgnoresLate(LateAckCheck):
+class IgnoresLate(CopyCheck):
     """Takes no notice of one kind of late operations (rule R32)."""
 
     ignored: Op
@@ -192,7 +204,7 @@ class IgnoresLateNacks(IgnoresLate):
     ignored = Op.NACK
 
 
-class LosesAll(LateAckCheck):
+class LosesAll(CopyCheck):
     """Says of each copy whose lease is extended that it is acknowledged (rule R33)."""
 
     def find_acknowledged(self, copies: Any, _within_s: float) -> Steps:
@@ -200,7 +212,7 @@ class LosesAll(LateAckCheck):
         return [(partition, offset) for partition, ones in copies.items() for offset in ones]
 
 
-class LooksFromItsTake(LateAckCheck):
+class LooksFromItsTake(CopyCheck):
     """Looks for acknowledgements behind its own start marker only (rule R31)."""
 
     def examine(self, copies: Any, within_s: float) -> Steps:
@@ -211,7 +223,7 @@ class LooksFromItsTake(LateAckCheck):
         return (yield from super().examine(later, within_s))
 
 
-class BelievesAncestors(LateAckCheck):
+class BelievesAncestors(CopyCheck):
     """Takes the ancestors that a message names for its own (rule R33)."""
 
     believed = Op.END
@@ -250,6 +262,14 @@ class BelievesAncestorsOfDeadLetters(BelievesAncestors):
 
     def _believe(self, place: Any, checked: CheckedCopies) -> None:
         checked.rejected[place] = "simulated"
+
+
+class DeadLettersAll(LastAttempts):
+    """Makes dead letters of copies, whatever was acknowledged (rule R32)."""
+
+    def examine(self, *_: Any) -> Steps:
+        yield 0.0
+        return CheckedCopies()
 
 
 class ForgetsPredecessors(GroupMember):
@@ -390,19 +410,19 @@ CONTROLS = {
     "claim after reading": Controls(claim=ClaimsAfterReading, claims=True),
     "unfenced take": Controls(redelivery=TakenLate),
     "finished messages forgotten at takeover": Controls(offset_keeper=ForgetsFinished),
+    "ticks of assignments not waited for": Controls(marker_writer=TicksLater),
     "taken again unsaid": Controls(member=TakesAgainUnsaid, set_back=True),
-    "copies handed out whatever was acknowledged": Controls(late_ack_check=HandsOutAll, late_acks=True),
-    "late acks looked for from the own take on only": Controls(
-        late_ack_check=LooksFromItsTake, late_acks=True
-    ),
-    "every ancestor believed": Controls(late_ack_check=BelievesAncestors, late_acks=True),
+    "copies handed out whatever was acknowledged": Controls(copy_check=HandsOutAll, late_acks=True),
+    "dead letters made whatever was acknowledged": Controls(last_attempts=DeadLettersAll, late_acks=True),
+    "late acks looked for from the own take on only": Controls(copy_check=LooksFromItsTake, late_acks=True),
+    "every ancestor believed": Controls(copy_check=BelievesAncestors, late_acks=True),
     "every ancestor of a dead letter believed": Controls(
-        late_ack_check=BelievesAncestorsOfDeadLetters, late_acks=True
+        copy_check=BelievesAncestorsOfDeadLetters, late_acks=True
     ),
-    "late dead letters ignored": Controls(late_ack_check=IgnoresLateDeadLetters, late_acks=True),
-    "late extensions ignored": Controls(late_ack_check=IgnoresLateExtensions, late_acks=True),
-    "late nacks ignored": Controls(late_ack_check=IgnoresLateNacks, late_acks=True),
-    "every copy lost": Controls(late_ack_check=LosesAll, late_acks=True),
+    "late dead letters ignored": Controls(copy_check=IgnoresLateDeadLetters, late_acks=True),
+    "late extensions ignored": Controls(copy_check=IgnoresLateExtensions, late_acks=True),
+    "late nacks ignored": Controls(copy_check=IgnoresLateNacks, late_acks=True),
+    "every copy lost": Controls(copy_check=LosesAll, late_acks=True),
     "predecessors forgotten": Controls(member=ForgetsPredecessors),
     "failed starts taken again unread": Controls(member=TakesAgainUnread),
     "own starts read too early": Controls(member=ReadsTooEarly),

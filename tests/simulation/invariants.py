@@ -5,13 +5,11 @@ it, where in the markers a message was taken, acknowledged and claimed. It is re
 each function below is the invariant of that name. What they forbid stays in the logs for good (a transaction
 that was committed, a marker at its offset), so the end of a run shows what was wrong after any of its steps.
 
-Four things differ, where the model is stricter or smaller than kmqpy (see spec/README.md):
+Three things differ, where the model is stricter or smaller than kmqpy (see spec/README.md):
 
 - kmqpy's trackers do not look for acknowledgements of ancestors (R34), so `ack_holds` counts those of the
   message itself, and only since it was taken last: who takes a message again (R30) begins anew.
-- A tracker notes ends from the tick on in which a client says from where it takes messages (R30); the model's
-  knows all ends. So `one_fate` forgives a second copy of what was ended before any such tick, and taken late.
-- The model has no dead letters. One is a copy like others, and for `nothing_lost` its message has ended.
+- A tracker that can't read the markers in time makes a dead letter whatever was acknowledged, and says so.
 - `ProcessedOnce` is of clients' transactions, which kmqpy does not have.
 
 Runs in which the topics were recreated, the group was set back or markers were deleted before their time are
@@ -23,7 +21,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from kmqpy import message as m
@@ -71,10 +68,10 @@ class ModelState:
     """Where clients ended it."""
     moved: defaultdict[Place, dict[Txn | None, int]] = field(default_factory=lambda: defaultdict(dict))
     """Where transactions of trackers ended it."""
-    windows: defaultdict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    """By partition, where ticks say from where their clients take messages, and that offset (R30)."""
     ended: set[Place] = field(default_factory=set)
     """Those with a committed end marker, of a client or a tracker."""
+    unread: set[Place] = field(default_factory=set)
+    """Those of which a tracker could not find out in time whether they were acknowledged."""
     handed_out: list[tuple[Place, int]] = field(default_factory=list)
     """Messages that were handed out, each with the position of its take."""
 
@@ -95,6 +92,7 @@ def is_of_the_model(broker: Broker, history: History) -> bool:
 def model_state(broker: Broker, history: History, queue: QueueSettings) -> ModelState:
     """Read the logs of a run that `is_of_the_model`."""
     state = ModelState(claims=queue.claims, late_acks=queue.late_acks)
+    state.unread.update(Place(*place) for place in history.unread)
     for partition in range(broker.partitions):
         _read_markers(state, broker, queue, partition)
         log = broker.logs[queue.name, partition]
@@ -135,9 +133,7 @@ def _read_markers(state: ModelState, broker: Broker, queue: QueueSettings, parti
         state.first_of.setdefault((record.txn, partition), record.at)
         for marker in decoded(record):
             place = Place(partition, marker.offset)
-            if marker.takes_from is not None:
-                state.windows[partition].append((record.at, marker.takes_from))
-            elif marker.op is Op.TAKE:
+            if marker.op is Op.TAKE:
                 state.takes[place].append((record.at, record.by))
             elif marker.op is Op.END and marker.offset >= 0:
                 state.ended.add(place)
@@ -150,15 +146,8 @@ def _read_markers(state: ModelState, broker: Broker, queue: QueueSettings, parti
 def one_fate(state: ModelState) -> Iterator[str]:
     """A message is redelivered, or dead-lettered, by one committed transaction at most."""
     for message, transactions in state.copied_by.items():
-        ends = sorted(state.moved[message].get(transaction, 0) for transaction in transactions)
-        if len(ends) > 1 and not all(_is_forgotten(state, message, *pair) for pair in pairwise(ends)):
+        if len(transactions) > 1:
             yield f"{message} was copied by {len(transactions)} transactions"
-
-
-def _is_forgotten(state: ModelState, message: Place, ended: int, again: int) -> bool:
-    """R30: taken late between two ends, of which no tracker need know the first: no tick precedes it."""
-    known = any(at < ended and first <= message.offset for at, first in state.windows[message.partition])
-    return not known and any(ended < at < again for at, _ in state.takes[message])
 
 
 def ack_holds(state: ModelState) -> Iterator[str]:
@@ -194,11 +183,24 @@ def no_stale_hand_out(state: ModelState) -> Iterator[str]:
                 yield f"{message}, taken at {taken_at}, is a copy of {ancestor}, acknowledged at {acked[0]}"
 
 
+def no_stale_dead_letter(state: ModelState) -> Iterator[str]:
+    """R32: no copy becomes a dead letter whose claim stands after an acknowledgement of an ancestor."""
+    if not state.late_acks:
+        return
+    for message in state.dead - state.unread:
+        for transaction in state.copied_by[message]:
+            claim = state.first_of.get((transaction, message.partition), 0)
+            acked = [at for one in state.ancestors(message) for at in state.acks[one] if at < claim]
+            if acked:
+                yield f"{message}, claimed at {claim}, is a copy of what was acknowledged at {acked[0]}"
+
+
 INVARIANTS: Mapping[str, Callable[[ModelState], Iterator[str]]] = {
     "OneFate": one_fate,
     "AckHolds": ack_holds,
     "NothingLost": nothing_lost,
     "NoStaleHandOut": no_stale_hand_out,
+    "NoStaleDeadLetter": no_stale_dead_letter,
 }
 """By their names in the model."""
 

@@ -84,17 +84,33 @@ class LateAckJudge:
 
         `at_ms`: when, by the broker's clock; None: the clock can't be relied on.
         """
-        chain = self._chain(offset)
-        for copy, one in pairwise(chain):
-            since = self._copies[copy].claim_at
-            late = [end for end in self._ends[one] if since < end.at < taken_at]
-            if late:
-                return f"R32: {offset}, taken at {taken_at}, is a copy of {one}, ended at {late[0].at}"
+        if (late := self._acknowledged(offset, taken_at)) is not None:
+            return f"R32: {offset}, taken at {taken_at}, {late}"
         for operation in self._late(offset, taken_at):
             if operation.marker.op is Op.DEAD_LETTER:
                 return f"R32: {offset}, taken at {taken_at}, was rejected at {operation.at}"
             if at_ms is not None and operation.due_ms > at_ms:
                 return f"R32: {offset}, taken at {taken_at}, was to wait since {operation}, it was {at_ms}"
+        return None
+
+    def dead_lettered(self, offset: int, claim_at: int) -> str | None:
+        """A message became a dead letter, claimed at `claim_at`; returns what is wrong with that."""
+        late = self._acknowledged(offset, claim_at)
+        return None if late is None else f"R32: a dead letter of {offset}, claimed at {claim_at}, {late}"
+
+    def spared(self, offset: int, by: str) -> str | None:
+        """A tracker ended a copy that was to become a dead letter; returns what is wrong with that."""
+        if any(end.asked for one in self._chain(offset) for end in self._ends[one]):
+            return None
+        return f"R33: {by} ended {offset}, which nobody acknowledged, nor {self._chain(offset)[1:]}"
+
+    def _acknowledged(self, offset: int, before: int) -> str | None:
+        """Where the message of which this is a copy was ended behind its claim, in words."""
+        for copy, one in pairwise(self._chain(offset)):
+            since = self._copies[copy].claim_at
+            late = [end for end in self._ends[one] if since < end.at < before]
+            if late:
+                return f"is a copy of {one}, ended at {late[0].at}"
         return None
 
     def _late(self, offset: int, before: int) -> Iterator[_Operation]:

@@ -67,11 +67,12 @@ class Plan:
 class State:
     """The model's variables of one partition.
 
-    claims, taker_looks  the constants TrackerClaims and TakerLooks
+    claims     the constant TrackerClaims
+    late_acks  the constants TakerLooks and TrackerLooks
     """
 
     claims: bool
-    taker_looks: bool
+    late_acks: bool
     end: int = 0
     """NextPosition of the log."""
     spoken: defaultdict[int, list[Spoken]] = field(default_factory=lambda: defaultdict(list))
@@ -193,16 +194,37 @@ class Protocol(State):
         if at is not None:
             self.end = at + 1
 
-    def tracker_copies(self, m: int, copy: int | None, at: int, by: str) -> None:
-        """`copy`: its offset; None: a dead letter."""
+    def tracker_copies(self, m: int, copy: int, at: int, by: str) -> None:
+        """`copy`: its offset."""
         plan = self.tracker
         self._need_open("copying")
         _need(m in plan.left, f"{m} is not in its plan")
         _need(m not in plan.late, f"{m} was taken late, and is to be ended without a copy")
         self.append(at, "end", (m,), by, plan.tx)
-        if copy is not None:
-            self.parent[copy] = m
-            self.planned[copy] = self.planned.get(m, plan.at)
+        self.parent[copy] = m
+        self.planned[copy] = self.planned.get(m, plan.at)
+        plan.left.discard(m)
+
+    def tracker_dead_letters(self, m: int, at: int, by: str, *, unread: bool = False) -> None:
+        """`unread`: it could not find out in time whether the message was acknowledged."""
+        plan = self.tracker
+        self._need_open("copying")
+        _need(m in plan.left, f"{m} is not in its plan")
+        _need(m not in plan.late, f"{m} was taken late, and is to be ended without a copy")
+        if self.late_acks and m in self.parent and not unread:
+            acked = self.is_acked(m, self.planned[m], self.open[plan.tx])
+            _need(not acked, f"{m}, claimed at {self.open[plan.tx]}, was acknowledged")
+        self.append(at, "end", (m,), by, plan.tx)
+        plan.left.discard(m)
+
+    def tracker_spares(self, m: int, at: int, by: str) -> None:
+        """It ends a copy that is no dead letter, since it was acknowledged."""
+        plan = self.tracker
+        self._need_open("copying")
+        _need(m in plan.left, f"{m} is not in its plan")
+        is_copy = m in self.parent and self.late_acks
+        _need(is_copy and self.is_acked(m, self.planned[m], at), f"it ends {m}, which nobody acknowledged")
+        self.append(at, "end", (m,), by, plan.tx)
         plan.left.discard(m)
 
     def tracker_ends_late(self, m: int, at: int, by: str, *, gone: bool = False) -> None:
@@ -272,7 +294,7 @@ class Protocol(State):
         taken = self.looking[c].pop(m, None)
         _need(taken is not None, f"it has not taken {m}, or was handed it out before")
         assert taken is not None
-        is_copy = m in self.parent and self.taker_looks
+        is_copy = m in self.parent and self.late_acks
         since = self.planned.get(m, 0)
         if unseen_at is not None:
             _need(is_copy and self.is_acked(m, since, unseen_at), f"it ends {m}, which nobody acknowledged")

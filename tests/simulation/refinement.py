@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import singledispatchmethod
 
 from kmqpy import message as m
+from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import WINDOW
-from kmqpy.kafka.markers.late_acks import PLANNED_AT, read_planned_at
+from kmqpy.kafka.markers.late_operations import PLANNED_AT, read_planned_at
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.settings import QueueSettings
 
@@ -33,9 +34,14 @@ from .protocol import NotEnabled, Protocol, Window
 _TRACKERS_ID = re.compile(r"kmq-tracker-[^-]+-(\d+)")
 
 
-def refused_steps(journal: Journal, broker: Broker, queue: QueueSettings) -> Iterator[str]:
-    """The first step that the model does not have, in words; none is the rule."""
-    replay = _Replay(broker, queue)
+def refused_steps(
+    journal: Journal, broker: Broker, queue: QueueSettings, unread: Collection[tuple[int, int]]
+) -> Iterator[str]:
+    """The first step that the model does not have, in words; none is the rule.
+
+    unread  partition and offset of copies of which a tracker could not find out if they were acknowledged
+    """
+    replay = _Replay(broker, queue, unread)
     replay.learn_ends(journal)
     for number, event in enumerate(journal):
         try:
@@ -58,12 +64,13 @@ def _messages(row: SnapshotRow) -> Iterator[int]:
 
 
 class _Replay:
-    def __init__(self, broker: Broker, queue: QueueSettings) -> None:
+    def __init__(self, broker: Broker, queue: QueueSettings, unread: Collection[tuple[int, int]]) -> None:
         self.action = self.who = ""
         self._broker = broker
         self._queue = queue
+        self._unread = unread
         self._parts = [
-            Protocol(claims=queue.claims, taker_looks=queue.late_acks) for _ in range(broker.partitions)
+            Protocol(claims=queue.claims, late_acks=queue.late_acks) for _ in range(broker.partitions)
         ]
         self._plans: dict[tuple[str, int], list[Planned]] = defaultdict(list)
         self._ends: dict[Txn, set[int]] = defaultdict(set)
@@ -203,16 +210,21 @@ class _Replay:
             offset, copy = marker.offset, record.copies.get(marker.offset)
             if copy is None and record.txn is not None and record.txn.state != "committed":
                 part.append(record.at, "end", (offset,), record.by, record.txn)  # cut short
+            elif copy is None and marker.reason == ACKNOWLEDGED:
+                self._at("TrackerSpares", record.by, partition).tracker_spares(offset, record.at, record.by)
             elif copy is None:
                 gone = offset < log.start or not log.records[offset].is_data
                 self._at("TrackerEndsLate", record.by, partition)
                 part.tracker_ends_late(offset, record.at, record.by, gone=gone)
-            else:
+            elif copy.topic() == self._queue.name:
                 self._at("TrackerCopies", record.by, partition)
-                dead = copy.topic() != self._queue.name
-                part.tracker_copies(offset, None if dead else copy.at, record.at, record.by)
-                if not dead and self._queue.late_acks:
+                part.tracker_copies(offset, copy.at, record.at, record.by)
+                if self._queue.late_acks:
                     self._check_planned_at(part, copy)
+            else:
+                self._at("TrackerDeadLetters", record.by, partition)
+                unread = (partition, offset) in self._unread
+                part.tracker_dead_letters(offset, record.at, record.by, unread=unread)
 
     def _check_planned_at(self, part: Protocol, copy: Record) -> None:
         """A copy names the position that the model keeps for it."""

@@ -14,12 +14,13 @@ from tracker.settings import TrackerSettings
 
 from . import clients, trackers
 from .checker import Checker, History, SetBack
-from .clients import GroupMember, LateAckCheck, MarkerWriter, TopicWatch
+from .clients import CopyCheck, GroupMember, MarkerWriter, TopicWatch
 from .connection import Connection
 from .model import LIAR, Actor, Broker, Group, Process, World, decoded
 from .producers import Transactions
 from .surroundings import CLOCK, QUEUE, number_of
 from .trackers import (
+    LastAttempts,
     MarkerReader,
     OffsetKeeper,
     OriginalsReader,
@@ -77,7 +78,8 @@ class Controls:
     reader: Any = OriginalsReader
     watch: Any = TopicWatch
     claim: Any = TrackerClaim
-    late_ack_check: Any = LateAckCheck
+    copy_check: Any = CopyCheck
+    last_attempts: Any = LastAttempts
     topics_change: bool = False
     claims: bool = False
     set_back: bool = False

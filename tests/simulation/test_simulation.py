@@ -11,10 +11,11 @@ import pytest
 
 from spec.runs import INVARIANTS as INVARIANTS_OF_THE_MODEL
 
+from . import clients
 from .controls import CONTROLS
 from .invariants import INVARIANTS
 from .protocol import NOT_IN_KMQPY, Protocol
-from .simulate import simulate
+from .simulate import Controls, simulate
 from .surroundings import INTERNAL_ERROR
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,7 @@ BEGIN_AT = {
     "unfenced take": 5,
     "finished messages forgotten at takeover": 80,
     "taken again unsaid": 1,
+    "ticks of assignments not waited for": 8_052,
     "safe offset past the oldest start": 58,
     "start markers not waited for": 3,
     "failed markers count as written": 26,
@@ -72,6 +74,7 @@ CAUGHT_BY = {
     "every original taken for gone": "NothingLost",
     "copies handed out whatever was acknowledged": "NoStaleHandOut",
     "late acks looked for from the own take on only": "NoStaleHandOut",
+    "dead letters made whatever was acknowledged": "NoStaleDeadLetter",
 }
 """Controls whose rule the model has, too, and the invariant that they must violate."""
 
@@ -91,6 +94,7 @@ REFUSED = {
     "predecessors forgotten": ("Looks",),
     "copies handed out whatever was acknowledged": ("Looks",),
     "late acks looked for from the own take on only": ("Looks",),
+    "dead letters made whatever was acknowledged": ("TrackerDeadLetters",),
     "every ancestor believed": ("Looks",),
 }
 """Controls whose rule is a guard of the model, and the actions of which one must be refused."""
@@ -166,3 +170,10 @@ def test_all_invariants_of_the_model_are_judged():
     of_clients_transactions = {"ProcessedOnce"}
     assert {*INVARIANTS_OF_THE_MODEL} - of_clients_transactions == INVARIANTS.keys()
     assert INVARIANTS.keys() == {*CAUGHT_BY.values()}
+
+
+def test_copies_are_examined_whatever_was_forgotten_of_the_markers(monkeypatch):
+    monkeypatch.setattr(clients._copy_check, "_SPAN", 12)
+    monkeypatch.setattr(clients._copy_check, "_SKIPPED", 4)
+    late_acks = Controls(late_acks=True)
+    assert {seed: problems for seed in range(40) if (problems := simulate(seed, late_acks).problems)} == {}

@@ -11,6 +11,7 @@ from kmqpy.kafka.settings import QueueSettings
 from tracker.partition.owned_partition import TrackingPhase
 from tracker.settings import TrackerSettings
 
+from .clients import CopyCheck
 from .connection import Connection
 from .journal import Planned
 from .kafka import Module, TrackerModule
@@ -88,7 +89,10 @@ _offset_keeper = stepwise("tracker.offset_keeper", {"read_offset"}, threading=Th
 _marker_reader = stepwise("tracker.reading.marker_reader", set(), replay_markers=_replay.replay_markers)
 _topic_probe = stepwise("tracker.topic_probe", set())
 _takeover = stepwise("tracker.takeover", {"prepare"})
-_partition_redelivery = stepwise("tracker.partition_redelivery", {"redeliver"})
+_last_attempts = stepwise("tracker.redelivery.last_attempts", {"examine"}, CopyCheck=CopyCheck)
+_partition_redelivery = stepwise(
+    "tracker.partition_redelivery", {"redeliver"}, PartitionAttempts=_last_attempts.PartitionAttempts
+)
 _partition_lifecycle = stepwise(
     "tracker.partition_lifecycle",
     set(),
@@ -143,6 +147,15 @@ class Takeover(_takeover.Takeover):
         self._diagnosed.add(QUEUE)
 
 
+class LastAttempts(_last_attempts.LastAttempts):
+    """tracker.redelivery.last_attempts.LastAttempts; the history notes what could not be read in time."""
+
+    def examine(self, queue: Any, partition: int, *rest: Any) -> Steps:
+        checked = yield from super().examine(queue, partition, *rest)
+        self._connection.world.history.unread.update(checked.unread)
+        return checked
+
+
 class PartitionRedelivery(_partition_redelivery.PartitionRedelivery):
     """tracker.partition_redelivery.PartitionRedelivery, which knows if there is a dead-letter topic."""
 
@@ -172,9 +185,14 @@ def _controlled(name: str) -> Callable[..., Any]:
     return lambda context, *rest: getattr(context.connection.world.controls, name)(context, *rest)
 
 
+def _controlled_attempts(connection: Connection, *rest: Any) -> Any:
+    return connection.world.controls.last_attempts(connection, *rest)
+
+
 _main_loop = stepwise(
     "tracker.main_loop",
     set(),
+    LastAttempts=_controlled_attempts,
     MarkerReader=_controlled("marker_reader"),
     MirrorKeeper=stepwise("tracker.mirror_keeper", set(), SettingsMirror=NoMirror).MirrorKeeper,
     OffsetKeeper=_controlled("offset_keeper"),
@@ -262,7 +280,16 @@ class Tracker(_tracker.Tracker):
 
 
 STEPWISE = (
-    *(_originals, _tick_writer, _redeliverer, _transaction, _problems, _markers_consumer, _marker_reader),
+    *(
+        _last_attempts,
+        _originals,
+        _tick_writer,
+        _redeliverer,
+        _transaction,
+        _problems,
+        _markers_consumer,
+        _marker_reader,
+    ),
     *(_offset_keeper, _topic_probe, _takeover, _partition_redelivery, _partition_lifecycle),
     *(_membership, _main_loop, _tracker),
 )

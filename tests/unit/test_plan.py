@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kmqpy import message as m
 from kmqpy.kafka.markers.codec import decode_count, encode_count
 from kmqpy.kafka.markers.entry import Entry, EntryState
-from kmqpy.kafka.markers.late_acks import PLANNED_AT
+from kmqpy.kafka.markers.late_operations import PLANNED_AT
 from kmqpy.kafka.markers.lineage import ANCESTORS
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,

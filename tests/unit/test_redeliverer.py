@@ -41,7 +41,6 @@ class Refusing(Redeliverer):
         self.sent.append((topic, offsets))
         if topic in self.refusing and any(offset % 10 == 0 for offset in offsets):
             raise TransactionAborted(TOO_LARGE, topic)
-        return ()
 
     def again(self, offsets):
         self.sent.clear()

@@ -31,6 +31,10 @@ class TrackerMetrics:
         self.taken_late = counter(
             "kmq_taken_late", "Messages taken after their end, and ended without a copy"
         )
+        self.acknowledged = counter(
+            "kmq_dead_letters_spared",
+            "Acknowledged copies that became no dead letters",
+        )
         self.lost_to_retention = counter("kmq_lost_to_retention", "Messages gone before they were finished")
         self.markers_lost = counter("kmq_markers_lost_to_retention", "Takeovers above the stored safe offset")
         self.failures = counter("kmq_redelivery_failures", "Redelivery attempts that failed and are retried")

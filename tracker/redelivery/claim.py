@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from confluent_kafka import KafkaException
@@ -10,37 +10,58 @@ from confluent_kafka import KafkaException
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import NewRecord, Withdrawn
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick, spoken_of
+from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.originals import OriginalsReader
 
 
 class MarkersRead(NamedTuple):
     """The markers that a plan was made from: those of `topic` before markers offset `position`.
 
-    `reader` can read those that follow.
+    `reader` can read those that follow; `last_attempts` knows which copies were acknowledged.
     """
 
     reader: OriginalsReader
     topic: str
     position: int
+    last_attempts: PartitionAttempts | None = None
 
 
 class Claim:
     """Names the messages of one transaction, before anything else of the transaction is written.
 
-    dropped  messages that are left alone: a marker that the plan did not know stands before the claim
+    dropped       messages that are left alone: a marker that the plan did not know stands before the claim
+    acknowledged  copies that become no dead letters, but are ended: a consumer of an earlier delivery has
+                  acknowledged them (rule R32)
+    unread        copies of which that could not be found out in time: they become dead letters
 
-    Such a marker may be an end, or it may give the message a longer lease. The tracker reads it later, as any
-    other, and plans again what is still due.
+    A marker that the plan did not know may be an end, or it may give the message a longer lease. The tracker
+    reads it later, as any other, and plans again what is still due.
+
+    `last_copies`: copies that are to become dead letters, and from which markers offset to look for their
+    acknowledgements.
     """
 
     def __init__(
-        self, partition: int, offsets: Collection[int], known: MarkersRead, timeout_s: float
+        self,
+        partition: int,
+        offsets: Collection[int],
+        known: MarkersRead,
+        timeout_s: float,
+        last_copies: Mapping[int, int],
     ) -> None:
         self.dropped: frozenset[int] = frozenset()
+        self.acknowledged: frozenset[int] = frozenset()
+        self.unread = 0
+        self._last_copies = last_copies
         self._partition = partition
         self._offsets = sorted(offsets)
         self._known = known
         self._timeout_s = timeout_s
+
+    @property
+    def not_copied(self) -> frozenset[int]:
+        """What is left alone or ended."""
+        return self.dropped | self.acknowledged
 
     @property
     def record(self) -> NewRecord:
@@ -53,7 +74,7 @@ class Claim:
         The list is empty where nothing is dropped. Raises Withdrawn when not everything before the claim is
         decided in time, or can be read.
         """
-        reader, topic, begin = self._known
+        reader, topic, begin, last_attempts = self._known
         try:
             records = reader.read_between(topic, self._partition, begin, position, self._timeout_s)
         except KafkaException as exception:
@@ -61,6 +82,11 @@ class Claim:
                 f"markers before a claim can't be read: {librdkafka.error_name(exception)}"
             ) from exception
         self.dropped = spoken_of(records, self._offsets)
+        copies = {offset: at for offset, at in self._last_copies.items() if offset not in self.dropped}
+        if copies and last_attempts is not None:
+            checked = last_attempts.examine(copies, self._timeout_s / 2)
+            self.acknowledged = frozenset(offset for _, offset in checked.acknowledged)
+            self.unread = len(checked.unread)
         return [self._named(sorted(self.dropped))] if self.dropped else []
 
     def _named(self, dropped: Sequence[int]) -> NewRecord:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException, Producer
@@ -24,11 +25,12 @@ from kmqpy.kafka.copies.copy_transaction import (
     Withdrawn,
     open_producer,
 )
-from kmqpy.kafka.copies.end_markers import TAKEN_LATE, end_markers
+from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED, TAKEN_LATE, end_markers
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from tracker.redelivery.claim import Claim, MarkersRead
+from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redelivery_plan import Copy, Refusal, batches, copy_of, halves
 from tracker.settings import TrackerSettings
@@ -52,8 +54,10 @@ _MOST_SHOWN = 10
 class RedeliveryResult:
     """The outcome for the entries of one call.
 
-    redelivered, dead_lettered, gone, taken_late
+    redelivered, dead_lettered, gone, taken_late, acknowledged
                                        committed: their end markers are in the log
+    unread                             how many became dead letters before it was known whether an earlier
+                                       consumer has acknowledged them
     failed                             offset -> seconds until the next try
     broken                             take over again before anything else
     refused                            texts about copies that Kafka refused this time
@@ -63,6 +67,8 @@ class RedeliveryResult:
     dead_lettered: list[Copy] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
     taken_late: list[int] = field(default_factory=list)
+    acknowledged: list[int] = field(default_factory=list)
+    unread: int = 0
     failed: dict[int, float] = field(default_factory=dict)
     undecodable_counts: int = 0
     undecodable_ancestors: int = 0
@@ -124,6 +130,7 @@ class Redeliverer:
         dead_letters_exist: Callable[[], bool],
         position: int = 0,
         taken_late: frozenset[int] = frozenset(),
+        last_attempts: PartitionAttempts | None = None,
     ) -> RedeliveryResult:
         """Append the copies of `entries`, or dead-letter them; what fails is in the result.
 
@@ -133,13 +140,16 @@ class Redeliverer:
         `position`: the markers offset before which all markers were applied when `entries` were due. Where
         the queue has claims, a message of which a marker between that and the claim speaks is left alone.
 
+        `last_attempts` tells which copies become no dead letters, since an earlier consumer has acknowledged
+        them (rule R32). They are only ended, too.
+
         `may_go_on` is asked before the first transaction, and before each is committed, when all of it has
         been written: it tells whether that went to the topics that the entries are of (rule R24). Dead
         letters have transactions of their own, so that a missing dead-letter topic holds back nobody (rule
         R7).
         """
         outcome = RedeliveryResult()
-        self._known = MarkersRead(reader, self.queue.markers_topic, position)
+        self._known = MarkersRead(reader, self.queue.markers_topic, position, last_attempts)
         self._taken_late = taken_late
         by_offset = {entry.offset: entry for entry in entries}
         # Messages refused before come last, one by one and few per call, so that they hardly delay others.
@@ -154,7 +164,8 @@ class Redeliverer:
             except ProducerUnusable as error:
                 outcome.broken = True
                 outcome.problem = str(error)
-        done = {copy.entry.offset for copy in outcome.copies} | {*outcome.gone, *outcome.taken_late}
+        done = {copy.entry.offset for copy in outcome.copies}
+        done |= {*outcome.gone, *outcome.taken_late, *outcome.acknowledged}
         for offset in by_offset.keys() - done - outcome.failed.keys():
             outcome.failed[offset] = _PUT_OFF_S if offset in self._refusals else SOON_S
         self._forget(done)
@@ -239,7 +250,7 @@ class Redeliverer:
         while pending and refused < _REFUSED_AT_ONCE:
             batch = pending.pop(0)
             try:
-                dropped = self._transact(batch, gone, may_go_on)
+                claim = self._transact(batch, gone, may_go_on)
             except Withdrawn as withdrawn:
                 outcome.problem = str(withdrawn) or outcome.problem
                 return
@@ -261,11 +272,14 @@ class Redeliverer:
                 outcome.refused.append(self._refuse(batch[0], error))
                 continue  # the offender waits by itself; nobody else is held up
             again = 0
+            if claim is not None:
+                outcome.acknowledged += sorted(claim.acknowledged)
+                outcome.unread += claim.unread
             for offset in gone:
-                if offset not in dropped:
+                if claim is None or offset not in claim.dropped:
                     (outcome.taken_late if offset in self._taken_late else outcome.gone).append(offset)
             gone = []
-            for copy in _without(batch, dropped):
+            for copy in _kept(batch, claim):
                 (outcome.dead_lettered if copy.dead_letter else outcome.redelivered).append(copy)
 
     def _refuse(self, copy: Copy, error: TransactionAborted) -> str:
@@ -283,16 +297,17 @@ class Redeliverer:
 
     def _transact(
         self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool]
-    ) -> Collection[int]:
-        """Commit `batch` and the ends of `gone`; returns the offsets of those that the claim left alone."""
-        try:
-            return self._transact_once(batch, gone, may_go_on, settle_first=False)
-        except ClaimOvertaken:
-            return self._transact_once(batch, gone, may_go_on, settle_first=True)
+    ) -> Claim | None:
+        """Commit `batch` and the ends of `gone`; returns its claim, which tells what is not copied."""
+        # Copies that are looked up, whether they were acknowledged, are only made when that is known.
+        if all(copy.planned_at is None for copy in batch):
+            with suppress(ClaimOvertaken):
+                return self._transact_once(batch, gone, may_go_on, settle_first=False)
+        return self._transact_once(batch, gone, may_go_on, settle_first=True)
 
     def _transact_once(
         self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool], *, settle_first: bool
-    ) -> Collection[int]:
+    ) -> Claim | None:
         if self._producer is None:
             raise ProducerUnusable("no producer")
         dead = any(copy.dead_letter for copy in batch)  # then all of them are
@@ -302,17 +317,20 @@ class Redeliverer:
             self.queue.markers_topic,
             self._settings.effective_transaction_timeout_ms / 1000,
         )
-        claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *gone}))
+        last_copies = {one.entry.offset: one.planned_at for one in batch if one.planned_at is not None}
+        claim = self._claim(sorted({*(copy.entry.offset for copy in batch), *gone}), last_copies)
 
         def ends(places: Sequence[Place | None]) -> Iterable[NewRecord]:
             copied = dict(zip((copy.entry.offset for copy in _kept(batch, claim)), places, strict=True))
             left = [offset for offset in gone if claim is None or offset not in claim.dropped]
             late = [offset for offset in left if offset in self._taken_late]
             left = [offset for offset in left if offset not in self._taken_late]
+            acknowledged = () if claim is None else sorted(claim.acknowledged)
             return itertools.chain(
                 self._ends(copied, transaction.topic),
                 self._ends(dict.fromkeys(left), transaction.topic),
                 self._ends(dict.fromkeys(late), transaction.topic, TAKEN_LATE),
+                self._ends(dict.fromkeys(acknowledged), transaction.topic, ACKNOWLEDGED),
             )
 
         try:
@@ -321,13 +339,13 @@ class Redeliverer:
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
             raise
-        return () if claim is None else claim.dropped
+        return claim
 
-    def _claim(self, offsets: Sequence[int]) -> Claim | None:
+    def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, int]) -> Claim | None:
         if not self.queue.claims or self._known is None:
             return None
         within_s = self._settings.effective_transaction_timeout_ms / 2000
-        return Claim(self._partition, offsets, self._known, within_s)
+        return Claim(self._partition, offsets, self._known, within_s, last_copies)
 
     def _copies(self, batch: list[Copy], claim: Claim | None) -> Iterator[NewRecord]:
         for copy in _kept(batch, claim):
@@ -349,12 +367,10 @@ class Redeliverer:
 
 
 def _kept(batch: list[Copy], claim: Claim | None) -> list[Copy]:
-    """The copies that the claim, once settled, did not leave alone; their offsets ascend."""
-    return batch if claim is None else _without(batch, claim.dropped)
-
-
-def _without(batch: list[Copy], dropped: Collection[int]) -> list[Copy]:
-    return [copy for copy in batch if copy.entry.offset not in dropped] if dropped else batch
+    """The copies that the claim, once settled, lets be made; their offsets ascend."""
+    if claim is None or not claim.not_copied:
+        return batch
+    return [copy for copy in batch if copy.entry.offset not in claim.not_copied]
 
 
 def _refused_text(offset: int, refusal: Refusal) -> str:

@@ -9,6 +9,7 @@ from kmqpy.errors import DecodeError
 from kmqpy.kafka.copies.copy_headers import Origin, dead_letter_headers, redelivery_headers
 from kmqpy.kafka.markers.codec import MAX_COUNT, MAX_REASON
 from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.late_operations import PLANNED_AT, read_planned_at
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, read_ancestors
 from kmqpy.kafka.message_headers import redelivery_count, size_of
 from kmqpy.kafka.settings import QueueSettings
@@ -39,7 +40,11 @@ class Refusal(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The record that replaces an original; `size` in bytes, an upper estimate."""
+    """The record that replaces an original; `size` in bytes, an upper estimate.
+
+    planned_at  of a dead letter whose original is a copy itself, in a queue with late acks: from which
+                markers offset to look for acknowledgements of that one
+    """
 
     entry: Entry
     dead_letter: bool
@@ -48,6 +53,7 @@ class Copy(NamedTuple):
     headers: m.Headers
     undecodable_count: bool = False
     undecodable_ancestors: bool = False
+    planned_at: int | None = None
 
     @property
     def size(self) -> int:
@@ -90,13 +96,16 @@ def copy_of(
     if not dead_letter and refusal is not None and limit is not None:
         dead_letter = refusal.times >= max(1, limit - count)
         reason = f"refused: {refusal.why}; {reason}"
+    planned_at = None
     if dead_letter:
+        if queue.late_acks:
+            planned_at = read_planned_at(m.last_header(original.headers, PLANNED_AT), queue.name, partition)
         headers = dead_letter_headers(original.headers, origin, queue, count, ancestors, reason)
     else:
         new_count = min(count + 1, MAX_COUNT) if entry.counts else count
         headers = redelivery_headers(original.headers, origin, queue, new_count, ancestors, position)
     undecodable = undecodable_count, undecodable_ancestors
-    return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable)
+    return Copy(entry, dead_letter, original.key, original.value, headers, *undecodable, planned_at)
 
 
 def reason_of(entry: Entry) -> str:

@@ -8,7 +8,6 @@ A message whose end marker does not come before its lease ends is redelivered by
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -252,24 +251,16 @@ class KmqClient:
         """Give messages back: they are redelivered after `delay` seconds.
 
         `count=False`: this delivery does not count as an attempt. `reason` stands in the dead letter
-        if it comes to that. Where the queue has late acks, the last attempt of a message that an earlier
-        consumer has acknowledged is ended instead, where that is found out within 2 s.
+        if it comes to that. Where the queue has late acks, a message that an earlier consumer has
+        acknowledged becomes none: the tracker looks for that, for a few seconds at most.
         """
         check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
         cut = _cut(reason)
         writer = self._topics.writer
-        named = m.each_of(messages)
-        places = [self._places.place_of(message) for message in named]
-        # The tracker would make dead letters of these, since it does not know what is a copy of what.
-        last = self._last_attempts(named) if count and self._queue.late_acks else []
-        ended = self._end_acknowledged(writer, last)
-        self._finish(
-            writer,
-            [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places if place not in ended],
-            "nack",
-            wait=wait,
-        )
+        places = [self._places.place_of(message) for message in m.each_of(messages)]
+        nacks = [Marker(*place, Op.NACK, delay_ms, count, cut) for place in places]
+        self._finish(writer, nacks, "nack", wait=wait)
 
     def extend(self, *messages: MessagesLike, lease: Duration, wait: bool = False) -> list[str]:
         """Let the lease of messages end `lease` seconds from now, sooner or later than it would.
@@ -300,20 +291,14 @@ class KmqClient:
     def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
         """Have messages moved to the dead-letter topic, without another try.
 
-        Where the queue has late acks, those that a consumer of an earlier delivery has acknowledged are ended
-        instead, where that is found out within 2 s.
+        Where the queue has late acks, those that an earlier consumer has acknowledged become none: the
+        tracker looks for that, for a few seconds at most.
         """
         cut = _cut(reason)
         writer = self._topics.writer
-        named = m.each_of(messages)
-        places = [self._places.place_of(message) for message in named]
-        ended = self._end_acknowledged(writer, named)
-        self._finish(
-            writer,
-            [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places if place not in ended],
-            "dead-letter",
-            wait=wait,
-        )
+        places = [self._places.place_of(message) for message in m.each_of(messages)]
+        requests = [Marker(*place, Op.DEAD_LETTER, 0, reason=cut) for place in places]
+        self._finish(writer, requests, "dead-letter", wait=wait)
 
     def flush(self, timeout: Duration = 10.0) -> None:
         """Wait until every ack, nack and extend so far is confirmed; raises Unavailable if not.
@@ -374,19 +359,12 @@ class KmqClient:
 
     # --- finishing --------------------------------------------------------------------------------
 
-    def _last_attempts(self, messages: Sequence[Message | str]) -> list[Message]:
-        """Those that are redelivered as often as they may be."""
-        limit = self._queue.max_redeliveries
-        if limit is None:
-            return []
-        return [one for one in messages if isinstance(one, Message) and one.attempts > limit]
-
     def _end_acknowledged(
-        self, writer: MarkerWriter, messages: Sequence[Message | str], within_s: float = math.inf
+        self, writer: MarkerWriter, messages: Sequence[Message | str], within_s: float
     ) -> dict[Place, Message]:
         """End those of the messages that consumers of earlier deliveries have acknowledged; returns them.
 
-        Looks for `within_s` at most, and never for more than 2 s (LateAckCheck).
+        Looks for `within_s` at most, and never for more than 2 s (CopyCheck).
         """
         if not self._queue.late_acks:
             return {}

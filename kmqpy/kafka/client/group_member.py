@@ -62,8 +62,8 @@ class GroupMember:
                    each call drives the check on
     ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
                    not, a look-up is begun
-    announce       announce(ticks) writes the ticks of assignments, and returns the partitions that have to
-                   wait since theirs is not written (rule R30)
+    announce       announce(ticks) writes the ticks of assignments, and returns the partitions whose messages
+                   have to wait since their tick is not confirmed (rule R30)
     """
 
     def __init__(
@@ -373,7 +373,8 @@ class GroupMember:
     def _take_from(self, recovered: Mapping[int, _Recovered]) -> None:
         """Say from where messages of these partitions are taken, and begin with that (rule R30).
 
-        Where a partition was set back on purpose, that must be known before the first message is taken again.
+        That must be known before the first message is taken: ends are noted from then on, and where a
+        partition was set back on purpose, messages are taken again.
         """
         ticks = [
             codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
@@ -382,7 +383,7 @@ class GroupMember:
         try:
             waiting = self._announce(ticks)
         except KmqError:  # the writer is closed, or its topic is no more
-            waiting = {tick.partition for tick in ticks if tick.takes_again}
+            waiting = recovered.keys()
         for partition, (commit, found, begun_at) in recovered.items():
             known = self._partitions[partition]
             if partition in waiting:

@@ -205,15 +205,12 @@ class MarkerWriter(Closing):
         return self._wait(self._put_apart(items), timeout_s)
 
     def write_assignments(self, ticks: Collection[Marker], timeout_s: float) -> set[int]:
-        """Write the ticks of assignments (see codec.assignment_tick); waits for those with `takes_again`.
+        """Write the ticks of assignments (see codec.assignment_tick), and wait for them together.
 
-        Returns the partitions whose tick must stand before their first start marker, and does not yet. The
-        others need only stand before end markers of this writer, whose order is kept. flush() waits for none.
+        Returns the partitions whose tick is not confirmed yet: it must stand before their first start marker.
+        flush() waits for none of them.
         """
-        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks if tick.takes_again}
-        for tick in ticks:
-            if not tick.takes_again:
-                self._put_unflushed(tick)
+        waiters = {tick.partition: self._put_unflushed(tick) for tick in ticks}
         deadline = self._clock.monotonic() + timeout_s
         return {
             partition

@@ -18,11 +18,11 @@ from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.client.group_member import GroupMember
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
-from kmqpy.kafka.client.late_acks import CheckedCopies, LateAckCheck
 from kmqpy.kafka.client.message_places import offsets_by_partition
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, ReceiveContext
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
+from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import have_headers, offsets_of_records, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
@@ -97,7 +97,7 @@ class Receiver:
         self._look_for_topics = look_for_topics
         self._telemetry = telemetry
         self._clock = clock
-        self._late_acks = LateAckCheck(connection, queue, clock) if queue.late_acks else None
+        self._copy_check = CopyCheck(connection, queue, clock) if queue.late_acks else None
         self._member: GroupMember | None = None
         self._start_batch: StartBatch | None = None  # of messages that are not handed out yet
         self._confirmed_in_s = 0.0  # how long it took to write the last start markers
@@ -148,14 +148,14 @@ class Receiver:
         Waits for `within_s` at most, and no more than 2 s; copies that it could not check are left out. Empty
         where the queue has no late acks.
         """
-        if self._late_acks is None:
+        if self._copy_check is None:
             return []
         copies: dict[int, dict[int, int]] = {}
         for (partition, offset), message in messages.items():
-            planned_at = self._late_acks.planned_at(message.headers, partition)
+            planned_at = self._copy_check.planned_at(message.headers, partition)
             if planned_at is not None:
                 copies.setdefault(partition, {})[offset] = planned_at
-        return self._late_acks.find_acknowledged(copies, within_s) if copies else []
+        return self._copy_check.find_acknowledged(copies, within_s) if copies else []
 
     def keep_alive(self) -> None:
         """Stay in the group and commit while nobody receives; call it often."""
@@ -176,8 +176,8 @@ class Receiver:
         recreated = ids.queue != self._topics.ids.queue
         if recreated:
             self._start_batch = None
-        if self._late_acks is not None:
-            self._late_acks.forget()
+        if self._copy_check is not None:
+            self._copy_check.forget()
         self._topics.change_to(ids)
         if self._member is not None:
             self._member.follow(ids)
@@ -186,8 +186,8 @@ class Receiver:
 
     def close(self) -> None:
         """Commit and leave the group."""
-        if self._late_acks is not None:
-            self._late_acks.close()
+        if self._copy_check is not None:
+            self._copy_check.close()
         if self._member is not None:
             self._member.close()
 
@@ -236,11 +236,11 @@ class Receiver:
             offsets = offsets_of_records(list(map(_record_of, messages)))
         if outcome.given_back:
             return _Started(messages, offsets, -math.inf)  # nothing is left of their leases
-        if self._late_acks is not None and with_headers:
-            copies = self._late_acks.copies_among(list(map(_record_of, messages)))
+        if self._copy_check is not None and with_headers:
+            copies = self._copy_check.copies_among(list(map(_record_of, messages)))
             if copies:
                 left_s = _hand_out_until(until, lease_ms) - self._clock.monotonic()
-                checked = self._late_acks.examine(copies, left_s / 2)
+                checked = self._copy_check.examine(copies, left_s / 2)
                 messages, offsets = self._without_late_acked(messages, offsets, checked)
         return _Started(messages, offsets, until)
 

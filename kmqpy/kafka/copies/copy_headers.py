@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kmqpy.kafka.markers.codec import encode_count
-from kmqpy.kafka.markers.late_acks import PLANNED_AT, planned_at_header, read_planned_at
+from kmqpy.kafka.markers.late_operations import PLANNED_AT, planned_at_header, read_planned_at
 from kmqpy.kafka.markers.lineage import ANCESTORS, RecordPlace, ancestors_header
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,

@@ -15,6 +15,10 @@ from kmqpy.kafka.places import Place
 TAKEN_LATE = "taken late"
 """The reason in end markers of messages that were taken after they had been ended (rule R30)."""
 
+ACKNOWLEDGED = "acknowledged"
+"""The reason in end markers of copies that would have become dead letters, and that an earlier consumer has
+acknowledged (rule R32)."""
+
 
 def end_markers(
     topic: str,

@@ -20,7 +20,7 @@ from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
 from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers.codec import Op
-from kmqpy.kafka.markers.late_acks import PLANNED_AT, LateAcks, read_planned_at
+from kmqpy.kafka.markers.late_operations import PLANNED_AT, LateOperations, read_planned_at
 from kmqpy.kafka.markers.records import UNREADABLE, headers_of_each, read_headers
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -58,7 +58,7 @@ class CheckedCopies:
         return {*self.acknowledged, *self.rejected, *self.postponed, *self.unread}
 
 
-class LateAckCheck:
+class CopyCheck:
     """Reads the markers of a queue's copies, each marker once; safe to use from any thread."""
 
     def __init__(self, connection: KafkaConnection, queue: QueueSettings, clock: Clock) -> None:
@@ -67,8 +67,8 @@ class LateAckCheck:
         # Reentrant: a handler of signals may call close() in the middle of any call.
         self._lock = threading.RLock()
         self._closed = False
-        self._known: dict[int, LateAcks] = {}
-        self._former: dict[int, LateAcks] = {}
+        self._known: dict[int, LateOperations] = {}
+        self._former: dict[int, LateOperations] = {}
         """What was known for other copies, older or newer: they take turns."""
         self._behind: frozenset[int] = frozenset()
         """Partitions of which what is known does not reach to the end yet."""
@@ -169,7 +169,7 @@ class LateAckCheck:
             self._lock.release()
         return not self._closed
 
-    def _apply_operations(self, known: LateAcks, place: Place, checked: CheckedCopies) -> None:
+    def _apply_operations(self, known: LateOperations, place: Place, checked: CheckedCopies) -> None:
         left_ms = 0
         for operation in known.operations(place[1]):
             if operation.op is Op.DEAD_LETTER:
@@ -180,7 +180,7 @@ class LateAckCheck:
         if left_ms:
             checked.postponed[place] = left_ms
 
-    def _known_from(self, partition: int, planned_at: int) -> LateAcks:
+    def _known_from(self, partition: int, planned_at: int) -> LateOperations:
         known = self._known.get(partition)
         if known is not None and known.begin <= planned_at and partition in self._behind:
             return known  # what was read for older copies would have to be read again
@@ -188,14 +188,14 @@ class LateAckCheck:
             if found is not None and _serves(found, planned_at):
                 break
         else:
-            found = LateAcks(self._queue.name, partition, planned_at)
+            found = LateOperations(self._queue.name, partition, planned_at)
         if found is not known:
             if known is not None:
                 self._former[partition] = known
             self._known[partition] = found
         return found
 
-    def _read(self, known: Mapping[int, LateAcks], until: float) -> frozenset[int]:
+    def _read(self, known: Mapping[int, LateOperations], until: float) -> frozenset[int]:
         """Read these partitions to their ends; returns those of which something is left to read."""
         starts = {partition: one.end for partition, one in known.items()}
         try:
@@ -210,12 +210,14 @@ class LateAckCheck:
         self._behind = self._behind - starts.keys() | left
         return left
 
-    def _visit(self, known: Mapping[int, LateAcks], until: float, partition: int, records: list[Any]) -> bool:
+    def _visit(
+        self, known: Mapping[int, LateOperations], until: float, partition: int, records: list[Any]
+    ) -> bool:
         known[partition].read(records)
         return self._clock.monotonic() > until
 
 
-def _serves(known: LateAcks, planned_at: int) -> bool:
+def _serves(known: LateOperations, planned_at: int) -> bool:
     """Return True if it costs less to go on from what is known than to begin at `planned_at`."""
     if not known.begin <= planned_at <= known.end + _SKIPPED:
         return False

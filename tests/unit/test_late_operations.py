@@ -6,10 +6,10 @@ import pytest
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.copies.end_markers import end_markers
-from kmqpy.kafka.markers import codec, late_acks
+from kmqpy.kafka.markers import codec, late_operations
 from kmqpy.kafka.markers.claims import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.late_acks import PLANNED_AT, LateAcks, planned_at_header, read_planned_at
+from kmqpy.kafka.markers.late_operations import PLANNED_AT, LateOperations, planned_at_header, read_planned_at
 
 QUEUE, PARTITION = "jobs", 3
 HOUR_MS = 3_600_000
@@ -19,7 +19,7 @@ class Log:
     """A markers partition that is read as it is written."""
 
     def __init__(self, begin=100):
-        self.acks = LateAcks(QUEUE, PARTITION, begin)
+        self.acks = LateOperations(QUEUE, PARTITION, begin)
         self.records = []
         self.ms = 1_000
         self._begin = begin
@@ -221,7 +221,7 @@ def test_a_reason_as_long_as_none_can_be_is_cut(log):
 
 
 def test_the_oldest_operations_are_forgotten_where_they_are_very_many(log, monkeypatch):
-    monkeypatch.setattr("kmqpy.kafka.markers.late_acks._MOST_OPERATIONS", 2)
+    monkeypatch.setattr("kmqpy.kafka.markers.late_operations._MOST_OPERATIONS", 2)
     log.copy({1: 10, 2: 11, 3: 12})
     for offset in (1, 2, 1, 3):
         log.mark(Marker(PARTITION, offset, Op.NACK, 500))
@@ -294,7 +294,7 @@ def test_a_header_that_says_nothing_is_none(data):
 
 
 def test_forged_markers_cannot_have_more_watched_than_there_is_memory_for(log, monkeypatch):
-    monkeypatch.setattr(late_acks, "_MOST_BLOCKS", 3)
+    monkeypatch.setattr(late_operations, "_MOST_BLOCKS", 3)
     log.copy({5: 9})
     log.claim(*range(0, 60_000, 1_024))
     assert log.acks._watched.block_count == 59

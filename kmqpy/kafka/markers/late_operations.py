@@ -79,7 +79,7 @@ class LateOperation(NamedTuple):
         return max(0, min(self.at_ms + for_ms - now_ms, for_ms))
 
 
-class LateAcks:
+class LateOperations:
     """The late operations in one partition, as far as its markers are read: from `begin` to `end`.
 
     Memory: two bits for each message that was claimed or copied, 24 bytes for each run of messages that were

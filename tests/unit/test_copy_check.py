@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.kafka.client.late_acks import CheckedCopies, LateAckCheck
+from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
@@ -19,7 +19,7 @@ def check(monkeypatch):
         raise AssertionError("nothing is to be read")
 
     monkeypatch.setattr(RepeatedReader, "scan", scan)
-    return LateAckCheck(KafkaConnection(bootstrap="localhost:1"), QueueSettings(name="jobs"), SYSTEM_CLOCK)
+    return CopyCheck(KafkaConnection(bootstrap="localhost:1"), QueueSettings(name="jobs"), SYSTEM_CLOCK)
 
 
 def test_while_another_thread_reads_nobody_knows(check):
