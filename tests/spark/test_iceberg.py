@@ -162,6 +162,14 @@ def test_a_property_that_somebody_has_changed(spark, options, value, expected):
     assert ids_in(spark, target) == list(range(5))
 
 
+def test_a_table_with_rows_of_another_queue(spark, options):
+    target = made(spark, sink_of(options))
+    for _ in range(2):
+        target.claim("jobs", "id")
+    with pytest.raises(ConfigError, match=r"'shop\.rows' has rows of queue 'jobs', not of 'others'"):
+        target.claim("others", "id")
+
+
 def _fail():
     raise CommitFailedException("somebody was first")
 

@@ -81,6 +81,13 @@ def test_an_aggregate_of_nothing(spark, tmp_path):
     assert [tuple(row) for row in spark.read.csv(path).collect()] == [(None, "0")]
 
 
+def test_a_sink_with_rows_of_another_queue(spark, make_queue, tmp_path):
+    queue, sink = make_queue(1), Sink(path=str(tmp_path / "rows"))
+    target_of(sink, queue.connection).claim("others", "id")
+    with pytest.raises(ConfigError, match="has rows of queue 'others'"):
+        run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
+
+
 @pytest.mark.parametrize("signalled", [True, False])
 def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signalled):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)

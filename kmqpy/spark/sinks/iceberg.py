@@ -50,6 +50,9 @@ _TRIES = 10
 _RUN, _BATCH, _TRY = "kmq.run", "kmq.batch", "kmq.try"
 """What the summary of a snapshot says: of which checkpoint, which micro-batch, and which of its folders."""
 
+_QUEUE = "kmq.queue"
+"""The property that says of which queue the rows are."""
+
 _TRY_NAME = re.compile("[0-9a-f]{32}")
 _DIGITS = 19
 """A number with as many may be too large for a micro-batch."""
@@ -233,6 +236,14 @@ class IcebergTarget(Target):
                 f"partition by: table {name!r} has {table.spec()}; name columns as it does, and only such"
             )
         return table
+
+    def _noted_queue(self, queue: str) -> str:
+        with self._told(ConfigError):
+            table = self._table()
+            if _QUEUE not in table.properties:
+                with table.transaction() as transaction:
+                    transaction.set_properties({_QUEUE: queue})
+            return table.properties.get(_QUEUE, queue)
 
     def _has(self, table: Table, run: str, number: int) -> bool:
         """Whether the table has this micro-batch; raises ConfigError where it can't tell."""
