@@ -110,11 +110,12 @@ def test_a_stop_lets_the_running_batch_end(spark, make_queue, tmp_path, how):
     """Else its messages would stay in flight until their leases end."""
     queue = make_queue(1)
     queue.send(*(str(number) for number in range(20)))
-    begun, told = tmp_path / "begun", []
+    begun, asked, told = tmp_path / "begun", tmp_path / "asked", []
 
     def slowly(frame):
         begun.touch()
-        time.sleep(3)
+        while not asked.exists():
+            time.sleep(0.05)
         return frame.assign(body=frame["value"].str.decode("utf-8"))
 
     ended = run_pipeline(
@@ -124,7 +125,7 @@ def test_a_stop_lets_the_running_batch_end(spark, make_queue, tmp_path, how):
         schema="body string",
         sink=Sink(path=str(tmp_path / "rows")),
         function=slowly,
-        stop=begun.exists,
+        stop=lambda: begun.exists() and (asked.touch() or True),
         progress=told.append,
         **{how: True},
     )
