@@ -3,7 +3,8 @@
 Start and end markers in turns, a thousand of each, in the JVM format, into a sink that does nothing. Spark
 only reads them by its defaults, and with the options that kmqpy gives to its Kafka source.
 
-And as a table that is kept up: made from all of them, then updated with new messages and their markers.
+And as a table that is kept up: made from all of them, then updated with new messages and their markers; so is
+the table of a queue with a tenth of them, to see whether what is old costs anything.
 """
 
 import itertools
@@ -32,9 +33,7 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
     """One case; every turn has a Spark session of its own."""
     share = sizes.spark_markers // 2 // _PARTITIONS
     with lab.queue(_PARTITIONS) as queue:
-        lab.preload(queue, _PARTITIONS, share * _PARTITIONS, 20)
-        for partition in range(_PARTITIONS):
-            lab.fill(queue.markers_topic, partition, _markers(partition, share))
+        fill(lab, queue, share)
         yield Case(
             work="Spark state",
             name=f"{2 * share * _PARTITIONS:,} markers, {_PARTITIONS} partitions, local[2]",
@@ -42,18 +41,38 @@ def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
             peers={name: _turn(lab, queue, how, share * _PARTITIONS) for name, how in _PEERS.items()},
             repeats=sizes.few_repeats,
         )
-        new = sizes.spark_new_markers // 2 // _PARTITIONS
-        with tempfile.TemporaryDirectory() as folder:
-            yield Case(
-                work="Spark state table",
-                name=f"{2 * share * _PARTITIONS:,} markers, then {2 * new * _PARTITIONS:,} more in each turn",
-                metrics={"seconds": "s"},
-                peers={
-                    _MADE: _turn(lab, queue, "restart", 0, folder),
-                    "kmqpy, table updated": _after_more(lab, queue, share, new, folder),
-                },
-                repeats=sizes.few_repeats,
-            )
+        yield from table_cases(lab, sizes, queue)
+
+
+def table_cases(lab: Lab, sizes: Sizes, queue: QueueSettings) -> Iterator[Case]:
+    """The table of `queue`, which has all the markers, and that of another with a tenth of them."""
+    share = sizes.spark_markers // 2 // _PARTITIONS
+    few, new = share // 10, sizes.spark_new_markers // 2 // _PARTITIONS
+    with (
+        lab.queue(_PARTITIONS) as small,
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as small_folder,
+    ):
+        fill(lab, small, few)
+        _turn(lab, small, "restart", 0, small_folder)()
+        yield Case(
+            work="Spark state table",
+            name=f"{2 * share * _PARTITIONS:,} markers, then {2 * new * _PARTITIONS:,} more in each turn",
+            metrics={"seconds": "s"},
+            peers={
+                _MADE: _turn(lab, queue, "restart", 0, folder),
+                "kmqpy, table updated": _after_more(lab, queue, share, new, folder),
+                "kmqpy, updated, a tenth of the old": _after_more(lab, small, few, new, small_folder),
+            },
+            repeats=sizes.few_repeats,
+        )
+
+
+def fill(lab: Lab, queue: QueueSettings, count: int, begin: int = 0) -> None:
+    """Put `count` messages in each partition, and the markers of those from offset `begin` on."""
+    lab.preload(queue, _PARTITIONS, count * _PARTITIONS, 20)
+    for partition in range(_PARTITIONS):
+        lab.fill(queue.markers_topic, partition, _markers(partition, count, begin))
 
 
 def _markers(partition: int, count: int, begin: int = 0) -> Iterator[Record]:
@@ -86,10 +105,7 @@ def _after_more(lab: Lab, queue: QueueSettings, first: int, count: int, folder: 
     update = _turn(lab, queue, "update", 2 * count * _PARTITIONS, folder)
 
     def turn() -> Figures:
-        begin = next(firsts)
-        lab.preload(queue, _PARTITIONS, count * _PARTITIONS, 20)
-        for partition in range(_PARTITIONS):
-            lab.fill(queue.markers_topic, partition, _markers(partition, count, begin))
+        fill(lab, queue, count, next(firsts))
         return update()
 
     return turn

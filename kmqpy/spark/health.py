@@ -122,7 +122,8 @@ def _depth(axes: Any, table: pd.DataFrame) -> None:
 def _latency(axes: Any, table: pd.DataFrame) -> None:
     names = [f"{100 * quantile:g} %" for quantile in table["quantile"]]
     for column in ("waiting_ms", "processing_ms", "total_ms"):
-        axes.plot(names, table[column].clip(lower=1), marker="o", label=column)
+        times = table[column].astype("float64")  # none is known, perhaps
+        axes.plot(names, times.clip(lower=1), marker="o", label=column)
     axes.set_yscale("log")
     axes.set_ylabel("ms")
     axes.legend()

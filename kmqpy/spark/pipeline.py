@@ -21,6 +21,7 @@ from kmqpy.errors import ConfigError, Unfinished
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topics import Topics
 from kmqpy.spark import json_rows
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.frame_function import Frames
@@ -82,6 +83,7 @@ def run_pipeline(
     stopped = stop or (lambda: False)
     with KmqSpark(spark, connection, queue, markers=markers) as kmq:
         target.check(spark, wanted)
+        target.claim(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
         watch = ProgressWatch(connection, kmq.queue, progress, clock)
         while True:
             out = _rows(kmq, fields, function, lease, max_batch)

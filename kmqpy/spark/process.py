@@ -33,7 +33,7 @@ from kmqpy.spark.checkpoint import Remembered, claim, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import FailurePolicy
 from kmqpy.spark.frame_function import Frames
-from kmqpy.spark.records import stream_topic
+from kmqpy.spark.records import check_options, stream_topic
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.row_function import Rows
 from kmqpy.spark.source import MAX_ATTEMPTS
@@ -121,6 +121,7 @@ class Processing:
         """
         if start not in get_args(Start):
             raise ConfigError(f"start: {start!r} is none of {', '.join(get_args(Start))}")
+        check_options(options)
         given = {**self.options, **(options or {})}
         if max_offsets_per_trigger is not None:
             whole = isinstance(max_offsets_per_trigger, int) and not isinstance(max_offsets_per_trigger, bool)

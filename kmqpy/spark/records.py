@@ -23,6 +23,12 @@ _UNDERSTOOD = {
     "ssl.endpoint.identification.algorithm",
 }
 _SECURITY = ("sasl.", "ssl.", "security.", "enable.ssl.")
+_OWN = {
+    *("kafka.isolation.level", "includeheaders", "subscribe", "subscribepattern", "assign"),
+    *(f"{end}{how}" for end in ("startingoffsets", "endingoffsets") for how in ("", "bytimestamp")),
+    *("startingtimestamp", "endingtimestamp"),
+}
+"""Options that decide which records are read; another choice would hand out aborted or foreign ones."""
 
 
 def read_topic(spark: SparkSession, options: Mapping[str, str], topic: str, bounds: Bounds) -> DataFrame:
@@ -45,14 +51,26 @@ def stream_topic(
     )
 
 
+def check_options(options: Mapping[str, str] | None) -> None:
+    """Raise ConfigError for options of Spark's Kafka source that are not the user's to choose."""
+    for name, value in (options or {}).items():
+        if name.lower() in _OWN:
+            raise ConfigError(
+                f"options: {name}: {value!r} is not yours to choose: kmqpy reads the committed records of "
+                "the queue's topics, with their headers, from where it knows; leave it out"
+            )
+
+
 def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Options of Spark's Kafka source that say what `connection` says to librdkafka, under `more`.
 
     Carried over are security.protocol, SASL with a password, and TLS files in PEM, which are read here:
     executors need no files. Other settings of librdkafka tune it, and mean nothing to Spark.
 
-    Raises ConfigError for another setting of security, and for a file that can't be read.
+    Raises ConfigError for another setting of security, for a file that can't be read, and for an option that
+    decides which records are read.
     """
+    check_options(more)
     given = {key: str(value) for key, value in connection.kafka.items()}
     for key in given.keys() - _UNDERSTOOD:
         if key.startswith(_SECURITY) and f"kafka.{key}" not in (more or {}):

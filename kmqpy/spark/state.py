@@ -206,11 +206,12 @@ def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
     }
     processed = messages.filter(F.col("state") == State.PROCESSED.value)
     ranks = F.array(*map(F.lit, wanted))
+    # Of no times there is no percentile, and zipping arrays with a null would lose the others.
+    unknown = F.array_repeat(F.lit(None).cast("bigint"), len(wanted))
     found = processed.agg(
         ranks.alias("quantile"),
-        *(F.percentile_approx(time, wanted).alias(name) for name, time in times.items()),
+        *(F.coalesce(F.percentile_approx(time, wanted), unknown).alias(name) for name, time in times.items()),
     )
-    # Without a message there are no percentiles, and then no rows.
     return (
         found.select(F.explode(F.arrays_zip("quantile", *times)).alias("row"))
         .select("row.*")

@@ -81,6 +81,13 @@ def test_an_aggregate_of_nothing(spark, tmp_path):
     assert [tuple(row) for row in spark.read.csv(path).collect()] == [(None, "0")]
 
 
+def test_a_sink_with_rows_of_another_queue(spark, make_queue, tmp_path):
+    queue, sink = make_queue(1), Sink(path=str(tmp_path / "rows"))
+    target_of(sink, queue.connection).claim("others", "id")
+    with pytest.raises(ConfigError, match="has rows of queue 'others'"):
+        run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
+
+
 @pytest.mark.parametrize("signalled", [True, False])
 def test_the_command_when_its_jvm_goes_first(spark, tmp_path, monkeypatch, signalled):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
@@ -103,11 +110,12 @@ def test_a_stop_lets_the_running_batch_end(spark, make_queue, tmp_path, how):
     """Else its messages would stay in flight until their leases end."""
     queue = make_queue(1)
     queue.send(*(str(number) for number in range(20)))
-    begun, told = tmp_path / "begun", []
+    begun, asked, told = tmp_path / "begun", tmp_path / "asked", []
 
     def slowly(frame):
         begun.touch()
-        time.sleep(3)
+        while not asked.exists():
+            time.sleep(0.05)
         return frame.assign(body=frame["value"].str.decode("utf-8"))
 
     ended = run_pipeline(
@@ -117,7 +125,7 @@ def test_a_stop_lets_the_running_batch_end(spark, make_queue, tmp_path, how):
         schema="body string",
         sink=Sink(path=str(tmp_path / "rows")),
         function=slowly,
-        stop=begun.exists,
+        stop=lambda: begun.exists() and (asked.touch() or True),
         progress=told.append,
         **{how: True},
     )

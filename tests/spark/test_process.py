@@ -329,6 +329,8 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_run, make_queue, qu
     for number in (0, -1, "many", True):
         with pytest.raises(ConfigError, match=f"max_offsets_per_trigger: {number!r} is no whole number"):
             run.kmq.read_stream(max_offsets_per_trigger=number)
+    with pytest.raises(ConfigError, match=r"options: kafka\.isolation\.level: .* is not yours to choose"):
+        run.kmq.read_stream(options={"kafka.isolation.level": "read_uncommitted"})
     for folder in ("", "/", None):
         with pytest.raises(ConfigError, match=r"checkpoint: .* is no folder"):
             run.kmq.write_stream(df, folder)

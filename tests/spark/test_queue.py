@@ -44,10 +44,10 @@ def aborted(queue, *marks):
     queue.records(queue.settings.markers_topic)
 
 
-@pytest.mark.parametrize("markers_format", ["jvm", "range"])
-def test_a_queue_whose_truth_is_known(spark, make_queue, markers_format):
+def test_a_queue_whose_truth_is_known(spark, make_queue):
+    """With range markers; test_state_table has another one with those of JVM clients."""
     queue = make_queue(2, max_redeliveries=1, redeliver_after_ms=600_000)
-    queue.markers = markers_format
+    queue.markers = "range"
     producer = queue.producer()
     for number in range(16):
         producer.send(str(number), partition=number % 2)
@@ -104,9 +104,6 @@ def test_a_queue_whose_truth_is_known(spark, make_queue, markers_format):
 
     problems = kmq.markers().groupBy("problem").count().collect()
     assert {row["problem"]: row["count"] for row in problems}["undecodable"] == 2
-    if markers_format == "jvm":
-        return  # all that follows is computed from these rows, whatever the format
-
     truth = stats.queue_stats(queue.connection, queue.settings)
     depth = {row["partition"]: row for row in kmq.depth().collect()}
     for part in truth.partitions:
@@ -265,6 +262,14 @@ class TestSecurity:
     def test_a_file_that_cant_be_read(self):
         with pytest.raises(KmqError, match=r"kafka: ssl\.ca\.location: '/nothing' can't be read"):
             kafka_options(KafkaConnection(kafka={"ssl.ca.location": "/nothing"}))
+
+    @pytest.mark.parametrize(
+        "name", ["kafka.isolation.level", "Subscribe", "startingOffsetsByTimestamp", "includeHeaders"]
+    )
+    def test_an_option_by_which_other_records_would_be_read(self, name):
+        """Those of aborted transactions, for one."""
+        with pytest.raises(ConfigError, match=f"options: {name}: 'x' is not yours to choose"):
+            kafka_options(KafkaConnection(), {name: "x"})
 
     def test_a_setting_that_would_get_lost(self):
         with pytest.raises(ConfigError, match=r"kafka: ssl\.engine\.id: has no like in Spark's Kafka source"):

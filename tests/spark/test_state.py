@@ -299,6 +299,15 @@ def test_latency_of_what_was_processed(states):
     ]
 
 
+def test_latency_where_it_is_not_known_when_messages_were_taken(states):
+    """Their start markers were deleted by retention."""
+    queue = [(0, n, START_MS, None, b"", None) for n in range(3)]
+    log = [end(0, n, n, START_MS + 100 * n) for n in range(3)]
+    found = latency(states(queue, log), [0.5, 1]).collect()
+    assert [tuple(row) for row in found] == [(0.5, None, None, 100), (1.0, None, None, 200)]
+    assert latency(states(queue, [], committed=[(0, 3)]), [0.5]).collect() == []
+
+
 @pytest.mark.parametrize("wrong", [[], [0.5, 50], [-0.1]])
 def test_quantiles_that_are_none(wrong):
     with pytest.raises(ConfigError, match=r"quantiles: .* must be numbers from 0 to 1"):

@@ -14,8 +14,8 @@ from kmqpy.errors import ConfigError, KmqError
 from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.spark import KmqSpark, state_table, state_version
-from kmqpy.spark.state_folder import KEPT_VERSIONS, StateFolder
+from kmqpy.spark import KmqSpark, state_folder, state_table, state_version
+from kmqpy.spark.state_folder import StateFolder
 from kmqpy.spark.state_version import StateVersion
 from kmqpy.testing import ManualClock
 
@@ -83,7 +83,7 @@ def test_any_markers_in_any_number_of_updates(make_queue, kmq_of, tmp_path):
 
 def test_a_queue_that_is_worked_on(make_queue, kmq_of, tmp_path):
     queue = make_queue(2, max_redeliveries=1, redeliver_after_ms=600_000)
-    queue.markers = "range"
+    queue.markers = "jvm"
     kmq = kmq_of(queue)
     table = kmq.state_table(str(tmp_path / "table"))
     assert (table.update().markers, table.messages().count()) == (0, 0)
@@ -141,6 +141,7 @@ def dying(*_):
 
 def test_an_update_that_dies_leaves_a_version_that_is_whole(make_queue, kmq_of, tmp_path, monkeypatch):
     """With its rows written; before its version counts; after that, with old files still there."""
+    monkeypatch.setattr(state_folder, "KEPT_VERSIONS", 2)
     queue = make_queue(1)
     queue.send(*["m"] * 20)
     kmq, path = kmq_of(queue), tmp_path / "table"
@@ -156,12 +157,12 @@ def test_an_update_that_dies_leaves_a_version_that_is_whole(make_queue, kmq_of, 
         expected = rows(kmq.messages()) if step == "_clean" else before
         assert rows(table.messages()) == expected, step
     (path / "versions" / f"{3:020d}.json.new").write_text("{")  # the half of a version
-    for _ in range(KEPT_VERSIONS):
+    for _ in range(2):
         queue.mark(Marker(0, 0, Op.TAKE, 10**12))
         table.update()
     assert rows(table.messages()) == rows(kmq.messages())
     versions = [name for name in files(path / "versions") if name.endswith(".json")]
-    assert len(versions) == KEPT_VERSIONS
+    assert len(versions) == 2
     blocks = [StateVersion.from_json((path / "versions" / name).read_bytes()).blocks for name in versions]
     used = {
         f"{folder}/in_partition=0/in_block={block}"

@@ -12,7 +12,14 @@ from pyspark.sql.types import StructType
 
 from kmqpy.errors import ConfigError
 from kmqpy.spark.checkpoint import one_line
-from kmqpy.spark.sinks.files import FIRST_GUESS, arranged, check_partitioning, persisted, place_of
+from kmqpy.spark.sinks.files import (
+    FIRST_GUESS,
+    arranged,
+    check_partitioning,
+    noted_queue,
+    persisted,
+    place_of,
+)
 from kmqpy.spark.sinks.origin import without_known
 from kmqpy.spark.sinks.target import Target
 
@@ -49,6 +56,9 @@ class DeltaTarget(Target):
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
         return spark.read.format("delta").load(self._uri).select(*schema.names)
+
+    def _noted_queue(self, queue: str) -> str:
+        return noted_queue(place_of(self.sink.path), queue)
 
     @property
     def jar_sets(self) -> tuple[str, ...]:

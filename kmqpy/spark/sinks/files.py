@@ -22,14 +22,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.errors import ConfigError, Unavailable, shown
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.origin import COPY, without_known
 from kmqpy.spark.sinks.target import Sink, Target
 
 FORMATS = ("parquet", "orc", "json", "csv")
 
-_LAST = "last.json"
+_LAST, _QUEUE = "last.json", "queue.json"
 FIRST_GUESS = 100
 """Bytes of a row, assumed until a written file tells."""
 
@@ -62,22 +62,20 @@ class FileTarget(Target):
         """See Target."""
         place = self._place()
         staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST}"
+        prefix = f"kmq-{run}-{number:09d}-"
         with _unavailable(self.sink.path), persisted(batch) as rows:
-            before = _last(place.system, last)
+            before = _object_in(place.system, last)
             if (before.get("run"), before.get("batch")) == (run, number):
-                for name in before["files"]:
+                for name in _names(before, prefix, last):
                     _remove(place.system, f"{place.root}/{name}")
             count = rows.count()
             if not count:
                 return
             new = without_known(rows, lambda *_: self.read(batch.sparkSession, _fields(batch)))
-            size = before.get("row_bytes", FIRST_GUESS)
+            size = found if isinstance(found := before.get("row_bytes"), int) and found > 0 else FIRST_GUESS
             self._stage(arranged(new, self.sink, count, size), place, size)
             staged = data_files(place.system, staging)
-            moves = {
-                info.path: _named(info.path.removeprefix(f"{staging}/"), f"{run}-{number:09d}")
-                for info in staged
-            }
+            moves = {info.path: _named(info.path.removeprefix(f"{staging}/"), prefix) for info in staged}
             told = {
                 "run": run,
                 "batch": number,
@@ -95,6 +93,9 @@ class FileTarget(Target):
         place = self._place()
         place.system.create_dir(place.root, recursive=True)
         return spark.read.format(self.sink.format).options(**self.sink.options).schema(schema).load(place.uri)
+
+    def _noted_queue(self, queue: str) -> str:
+        return noted_queue(self._place(), queue)
 
     def _stage(self, rows: DataFrame, place: _Files, row_bytes: int = FIRST_GUESS) -> None:
         most = {"maxRecordsPerFile": str(max(1, self.sink.file_bytes // row_bytes))}
@@ -177,19 +178,51 @@ def data_files(system: fs.FileSystem, root: str) -> list[Any]:
 
 def _named(path: str, prefix: str) -> str:
     folder, slash, name = path.rpartition("/")
-    return f"{folder}{slash}kmq-{prefix}-{name}"
+    return f"{folder}{slash}{prefix}{name}"
 
 
 def _fields(batch: DataFrame) -> StructType:
     return StructType([field for field in batch.schema if field.name != COPY])
 
 
-def _last(system: fs.FileSystem, path: str) -> dict[str, Any]:
+def noted_queue(place: _Files, queue: str) -> str:
+    """What a file beside the folder says; it is made with `queue` where there is none."""
+    path = f"{place.root}.kmq/{_QUEUE}"
+    with _unavailable(path):
+        found = _object_in(place.system, path)
+        if not found:
+            _replace(place.system, path, json.dumps({"queue": queue}).encode())
+        return str(found.get("queue", queue))
+
+
+def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:
+    """The JSON object in a file, empty without one; raises ConfigError where it holds something else."""
     if system.get_file_info(path).type != fs.FileType.File:
         return {}
     with system.open_input_file(path) as file:
-        found: dict[str, Any] = json.loads(file.read())
+        data = file.read()
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"out: the file {path!r} holds no JSON object; {_CHANGED}")
     return found
+
+
+_CHANGED = "somebody has changed it: put back what it was, or name a new folder, and a new checkpoint"
+
+
+def _names(last: dict[str, Any], prefix: str, path: str) -> list[str]:
+    """The files of the last micro-batch; raises ConfigError unless they are of its naming."""
+    names = last.get("files")
+    for name in names if isinstance(names, list) else [names]:
+        *folders, file = str(name).split("/")
+        if ".." in folders or not file.startswith(prefix):
+            raise ConfigError(
+                f"out: the file {path!r}: files: {shown(name)} is none of {prefix}…; {_CHANGED}"
+            )
+    return list(names or ())
 
 
 def _replace(system: fs.FileSystem, path: str, data: bytes) -> None:

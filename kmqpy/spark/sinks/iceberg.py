@@ -5,19 +5,22 @@ There is no runtime of Iceberg for Spark 4.2, so Spark sees Parquet files, and P
 
 from __future__ import annotations
 
+import logging
+import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
+from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable
+from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable, shown
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.files import (
     FIRST_GUESS,
@@ -27,23 +30,52 @@ from kmqpy.spark.sinks.files import (
     persisted,
     place_of,
 )
-from kmqpy.spark.sinks.origin import origin_schema, without_known
+from kmqpy.spark.sinks.origin import COPY, offsets_of, origin_schema, without
 from kmqpy.spark.sinks.target import Target
 
 try:
     from pyiceberg.catalog import Catalog, load_catalog
     from pyiceberg.exceptions import CommitFailedException
     from pyiceberg.io.pyarrow import pyarrow_to_schema
-    from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.table import Table, TableProperties
     from pyiceberg.transforms import IdentityTransform
 except ImportError:
     raise MissingExtra("iceberg", "Writing to Iceberg tables") from None
 
+_log = logging.getLogger(__name__)
+
 _TRIES = 10
 """How often a commit is tried where another commit comes first."""
 
+_RUN, _BATCH, _TRY = "kmq.run", "kmq.batch", "kmq.try"
+"""What the summary of a snapshot says: of which checkpoint, which micro-batch, and which of its folders."""
+
+_QUEUE = "kmq.queue"
+"""The property that says of which queue the rows are."""
+
+_TRY_NAME = re.compile("[0-9a-f]{32}")
+_DIGITS = 19
+"""A number with as many may be too large for a micro-batch."""
+
 _FOLDER = "kmq_folder_"
 """Prefix of copies of columns, which name folders. Spark leaves those out of files; Iceberg needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """Files of the table that may hold messages of a micro-batch, and its original offsets in question."""
+
+    span: tuple[int, int] = (0, 0)
+    files: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Staged:
+    """Files that are written, and no part of the table yet."""
+
+    name: str
+    paths: list[str]
+    near: _Near
 
 
 @dataclass(frozen=True)
@@ -74,58 +106,102 @@ class IcebergTarget(Target):
     def write(self, batch: DataFrame, number: int, run: str) -> None:
         """See Target."""
         with self._told(Unavailable):
-            table = self._catalog().load_table(self.sink.path)
-            if _has(table, run, number):
+            table = self._table()
+            if self._has(table, run, number):
+                self._tidy(table, run, number)
                 return
         with persisted(batch) as rows:
-            if not (count := rows.count()):
-                return
-            new = without_known(rows, lambda low, high: self._near(batch.sparkSession, table, low, high))
-            copies = {f"{_FOLDER}{name}": F.col(name) for name in self.sink.partition_by}
-            new = arranged(new, self.sink, count, FIRST_GUESS).withColumns(copies)
-            # A name of its own for each try: a driver that was thought dead may still add its files.
-            folder = place_of(f"{table.location()}/data/kmq-{run}-{number:09d}-{uuid.uuid4().hex[:8]}")
-            new.write.partitionBy(*copies).parquet(folder.uri)
-        with self._told(Unavailable):
-            found = data_files(folder.system, folder.root)
-            self._add([f"{folder.uri}{info.path.removeprefix(folder.root)}" for info in found], number, run)
+            if count := rows.count():
+                self._add(rows, count, run, number)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target. Raises NotSupported where rows of files were deleted, which Spark would not see."""
         with self._told(Unavailable):
-            tasks = list(self._catalog().load_table(self.sink.path).scan().plan_files())
+            tasks = list(self._table().scan().plan_files())
         if any(task.delete_files for task in tasks):
             raise NotSupported(
                 f"out: Iceberg table {self.sink.path!r}: Spark can't read deleted rows; compact it first"
             )
-        return _rows_of(spark, tasks, schema)
+        return _rows_of(spark, [task.file.file_path for task in tasks], schema)
 
-    def _near(self, spark: SparkSession, table: Table, low: int, high: int) -> DataFrame:
-        """Origins of rows in the files that may hold messages between two offsets."""
+    def _add(self, rows: DataFrame, count: int, run: str, number: int) -> None:
+        """Add the rows to the table in one commit, unless it has this micro-batch.
+
+        The commit holds only for the table that was searched for messages it has; where another one comes
+        first, the table is searched again.
+        """
+        staged: _Staged | None = None
+        for left in reversed(range(_TRIES)):
+            with self._told(Unavailable):
+                table = self._table()
+                if self._has(table, run, number):
+                    break
+            near = self._near(table, rows, run)
+            if staged is None or staged.near != near:
+                staged = self._stage(rows, count, near, _folder_of(table, run, number))
+            with self._told(Unavailable):
+                try:
+                    if staged.paths:
+                        _commit(table, staged, run, number)
+                except CommitFailedException:
+                    if not left:
+                        raise
+                else:
+                    break
+        with self._told(Unavailable):
+            self._tidy(self._table(), run, number)
+
+    def _near(self, table: Table, rows: DataFrame, run: str) -> _Near:
+        """The files of the table that may hold messages of these rows.
+
+        Since the run's own last commit, only other runs can have added copies of its messages; without such a
+        commit, only its copies can be of messages that are there.
+        """
+        newest = table.current_snapshot()
+        if newest is None:
+            return _Near()
+        is_last = newest.summary is not None and newest.summary.get(_RUN) == run
+        span = offsets_of(rows.where(COPY) if is_last else rows)
+        if span is None:
+            return _Near()
+        low, high = span
         between = f"original_offset >= {low} and original_offset <= {high}"
         with self._told(Unavailable):
-            tasks = list(table.scan(row_filter=between).plan_files())
-        return _rows_of(spark, tasks, origin_schema())
+            files = {task.file.file_path for task in table.scan(row_filter=between).plan_files()}
+        return _Near(span, frozenset(files))
 
-    def _add(self, paths: list[str], number: int, run: str) -> None:
-        """Add files to the table, unless it has this micro-batch; again where another commit came first."""
-        if not paths:
-            return
-        for left in reversed(range(_TRIES)):
-            table = self._catalog().load_table(self.sink.path)
-            if _has(table, run, number):
-                return
-            batch = {"kmq.run": run, "kmq.batch": str(number)}
-            try:
-                with table.transaction() as transaction:
-                    # Their names are new, so they are not looked for in the whole table.
-                    transaction.add_files(paths, snapshot_properties=batch, check_duplicate_files=False)
-                    transaction.set_properties({_property(run): str(number)})
-            except CommitFailedException:
-                if not left:
-                    raise
-            else:
-                return
+    def _stage(self, rows: DataFrame, count: int, near: _Near, parent: str) -> _Staged:
+        """Write the rows of messages that are in none of the files `near` into a folder in `parent`."""
+        new = rows.drop(COPY)
+        if near.files:
+            new = without(rows, _rows_of(rows.sparkSession, sorted(near.files), origin_schema()), near.span)
+        copies = {f"{_FOLDER}{name}": F.col(name) for name in self.sink.partition_by}
+        new = arranged(new, self.sink, count, FIRST_GUESS).withColumns(copies)
+        # A name of its own for each try: a driver that was thought dead may still add its files.
+        name = uuid.uuid4().hex
+        folder = place_of(f"{parent}/{name}")
+        new.write.partitionBy(*copies).parquet(folder.uri)
+        with self._told(Unavailable):
+            found = data_files(folder.system, folder.root)
+        paths = [f"{folder.uri}{info.path.removeprefix(folder.root)}" for info in found]
+        return _Staged(name=name, paths=paths, near=near)
+
+    def _tidy(self, table: Table, run: str, number: int) -> None:
+        """Delete files of tries to write a micro-batch that the table has, but those that it has.
+
+        They are left by drivers that died, and by tries that another commit came before. Nothing is deleted
+        where the snapshot that says which ones count has expired.
+        """
+        try:
+            own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN] == run]
+            kept = {summary[_TRY] for summary in own if summary[_BATCH] == str(number)} - {None}
+            folder = place_of(_folder_of(table, run, number))
+            tries = folder.system.get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
+            for one in tries if kept else ():
+                if _TRY_NAME.fullmatch(one.base_name) and one.base_name not in kept:
+                    folder.system.delete_dir(one.path)
+        except (pa.ArrowException, OSError) as error:
+            _log.warning("Iceberg table %s: files of failed tries stay there: %s", self.sink.path, error)
 
     def _made(self, columns: pa.Schema) -> Table:
         """The table, with these columns; raises ConfigError where it has others, or other partitions."""
@@ -161,6 +237,37 @@ class IcebergTarget(Target):
             )
         return table
 
+    def _noted_queue(self, queue: str) -> str:
+        with self._told(ConfigError):
+            table = self._table()
+            if _QUEUE not in table.properties:
+                with table.transaction() as transaction:
+                    transaction.set_properties({_QUEUE: queue})
+            return table.properties.get(_QUEUE, queue)
+
+    def _has(self, table: Table, run: str, number: int) -> bool:
+        """Whether the table has this micro-batch; raises ConfigError where it can't tell."""
+        name = f"kmq.batch.{run}"
+        value = table.properties.get(name)
+        if value is None or value == str(number):
+            return value is not None
+        is_number = value.isascii() and value.isdecimal() and len(value) < _DIGITS
+        if is_number and int(value) < number:
+            return False
+        problem = f"out: Iceberg table {self.sink.path!r}: its property {name!r} is {shown(value)}"
+        if is_number:
+            raise ConfigError(
+                f"{problem}, but the checkpoint is at micro-batch {number}: it is an old copy, or somebody "
+                "has changed the property; name a new checkpoint"
+            )
+        raise ConfigError(
+            f"{problem}, which is no number of a micro-batch; set it to what {_BATCH!r} says in the summary "
+            f"of the newest snapshot with {_RUN!r} {run!r}"
+        )
+
+    def _table(self) -> Table:
+        return self._catalog().load_table(self.sink.path)
+
     def _catalog(self) -> Catalog:
         properties = {key: value for key, value in self.sink.options.items() if key != "catalog"}
         return load_catalog(self.sink.options.get("catalog", "default"), **properties)
@@ -176,14 +283,22 @@ class IcebergTarget(Target):
             raise kind(f"out: Iceberg table {self.sink.path!r}: {one_line(error)}") from error
 
 
-def _property(run: str) -> str:
-    return f"kmq.batch.{run}"
+def _folder_of(table: Table, run: str, number: int) -> str:
+    """The URI of the folder with the tries to write a micro-batch."""
+    return f"{table.location()}/data/kmq-{run}-{number:09d}"
 
 
-def _has(table: Table, run: str, number: int) -> bool:
-    return int(table.properties.get(_property(run), -1)) >= number
+def _commit(table: Table, staged: _Staged, run: str, number: int) -> None:
+    """Add the files to the table as it was loaded; raises CommitFailedException if it has changed since."""
+    # Otherwise pyiceberg would add them to what the table has become, which nobody has searched.
+    properties = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+    table.metadata = table.metadata.model_copy(update={"properties": properties})
+    told = {_RUN: run, _BATCH: str(number), _TRY: staged.name}
+    with table.transaction() as transaction:
+        # Their names are new, so they are not looked for in the whole table.
+        transaction.add_files(staged.paths, snapshot_properties=told, check_duplicate_files=False)
+        transaction.set_properties({f"kmq.batch.{run}": str(number)})
 
 
-def _rows_of(spark: SparkSession, tasks: list[FileScanTask], schema: StructType) -> DataFrame:
-    paths = [task.file.file_path for task in tasks]
+def _rows_of(spark: SparkSession, paths: Sequence[str], schema: StructType) -> DataFrame:
     return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)

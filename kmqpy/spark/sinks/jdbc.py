@@ -116,6 +116,18 @@ class JdbcTarget(Target):
             connection.execute(f"insert into {table} ({names}) {new}")
             connection.execute("commit")
 
+    def _noted_queue(self, queue: str) -> str:
+        table = self._table("_kmq_queue")
+        with self._connected() as connection:
+            connection.execute("begin")
+            connection.execute(f"create table if not exists {table} (queue varchar(400))")
+            rows = connection.execute(f"select queue from {table}").fetchall()
+            if not rows:
+                text = queue.replace("'", "''")
+                connection.execute(f"insert into {table} (queue) values ('{text}')")
+            connection.execute("commit")
+        return next((str(noted) for (noted,) in rows if noted != queue), queue)
+
     @contextmanager
     def _connected(self) -> Iterator[Any]:
         """A connection without transactions of its own; raises Unavailable, ConfigError."""

@@ -78,12 +78,23 @@ def without_known(batch: DataFrame, written: Callable[[int, int], DataFrame]) ->
 
     Only a copy can be of such a message, so where there is none, `written` is not called.
     """
-    rows = batch.drop(COPY)
-    copies = batch.where(COPY)
-    found = copies.agg(F.min("original_offset"), F.max("original_offset")).first()
+    span = offsets_of(batch.where(COPY))
+    return batch.drop(COPY) if span is None else without(batch, written(*span), span)
+
+
+def offsets_of(batch: DataFrame) -> tuple[int, int] | None:
+    """The lowest and the highest original offset; None without a row."""
+    found = batch.agg(F.min("original_offset"), F.max("original_offset")).first()
     assert found is not None
     low, high = found
-    if low is None:
-        return rows
-    near = written(low, high).where(F.col("original_offset").between(low, high)).select(*MESSAGE)
+    return None if low is None else (low, high)
+
+
+def without(batch: DataFrame, written: DataFrame, span: tuple[int, int]) -> DataFrame:
+    """The rows of `batch` but those of messages in `written`, without COPY.
+
+    span  the lowest and the highest original offset that is looked for in `written`
+    """
+    rows = batch.drop(COPY)
+    near = written.where(F.col("original_offset").between(*span)).select(*MESSAGE)
     return rows.join(near, [*MESSAGE], "left_anti").select(*rows.columns)

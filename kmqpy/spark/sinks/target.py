@@ -10,7 +10,7 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from kmqpy.errors import NotSupported
+from kmqpy.errors import ConfigError, NotSupported, shown
 
 DEFAULT_FILE_BYTES = 128 * 2**20
 
@@ -52,6 +52,25 @@ class Target(ABC):
     @abstractmethod
     def check(self, spark: SparkSession, schema: StructType) -> None:
         """Make the place ready; raise ConfigError unless rows of this schema can be written there."""
+
+    def claim(self, queue: str, topic_id: str) -> None:
+        """Note that the rows are of this queue; raise ConfigError where there are rows of another one.
+
+        Rows name their messages by partition and offset, so those of two queues would be taken for copies of
+        each other, and be left out. The topic of a queue that was recreated counts as another queue.
+        """
+        noted = self._noted_queue(f"{queue} {topic_id}")
+        name, _, noted_id = noted.partition(" ")
+        whose = f"of queue {shown(name)}, not of {queue!r}"
+        if (name, noted_id) == (queue, topic_id):
+            return
+        if name == queue:
+            whose = f"of a queue {queue!r} whose topic was deleted and recreated since: other messages"
+        raise ConfigError(f"out: {self.sink.path!r} has rows {whose}; name another place")
+
+    def _noted_queue(self, queue: str) -> str:
+        """The name and topic id that are noted there; notes `queue` where nothing is."""
+        return queue
 
     @abstractmethod
     def write(self, batch: DataFrame, number: int, run: str) -> None:
