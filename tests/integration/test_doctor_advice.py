@@ -219,7 +219,7 @@ def registered_with(partitions: int) -> Callable[[Stage], None]:
 
 def deleting(stage: Stage) -> None:
     stage.make()
-    queue_removal._mark_deleting(stage.admin._access.registry._znodes, stage.name)
+    queue_removal._mark_deleting(stage.admin._context.registry._requests, stage.name)
 
 
 def unreadable(stage: Stage) -> None:
@@ -347,7 +347,7 @@ def unreadable_record(stage: Stage) -> None:
 def of_no_queue(stage: Stage) -> None:
     """As after ZooKeeper has forgotten; the topics are there."""
     stage.tell(stage.settings)
-    stage.admin._access.registry.remove(stage.name)
+    stage.admin._context.registry.remove(stage.name)
 
 
 def of_nothing(stage: Stage) -> None:
@@ -494,7 +494,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     queues = [stage.queue, *getattr(stage, "others", ())]
     before = [stage.content(queue) for queue in queues]
     kept = [stage.retention(queue) for queue in queues]
-    registered = stage.admin._access.registry.every_queue()[0]
+    registered = stage.admin._context.registry.every_queue()[0]
 
     for finding in stage.findings(kind):
         done = stage.follow(finding.to_do)
@@ -517,7 +517,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     for queue, old in zip(queues, kept, strict=True):
         assert all(ms >= old.get(topic, 0) for topic, ms in stage.retention(queue).items())
     wanted = {one.name: stage.settings if one.name == stage.name else one for one in registered}
-    for one in stage.admin._access.registry.every_queue()[0]:
+    for one in stage.admin._context.registry.every_queue()[0]:
         settings = wanted.pop(one.name, one)
         if kind is Kind.SHARED_TOPIC and one.name == stage.name:
             usual = QueueSettings(name=one.name)

@@ -62,7 +62,7 @@ def own_topic(connection, queue_name, monkeypatch):
 def forgotten(registry: Registry, queue: LiveQueue) -> bool:
     """ZooKeeper knows nothing of the queue any more; its leader may have disturbed the first try."""
     with contextlib.suppress(NotEmptyError):
-        registry._znodes.zk.delete(ZnodePaths(queue.connection.root).queue(queue.name), recursive=True)
+        registry._requests.zk.delete(ZnodePaths(queue.connection.root).queue(queue.name), recursive=True)
     return queue.name not in registry.names()
 
 
@@ -309,7 +309,7 @@ def test_a_queue_of_another_root_whose_record_can_not_be_read_is_not_left_over(
 def test_what_is_left_over_of_a_queue_is_deleted_together_with_its_record(connection, zookeeper, settings):
     with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings.name)
-        admin._access.registry.remove(settings.name)
+        admin._context.registry.remove(settings.name)
         assert Kind.RECORD_OF_NO_QUEUE in {one.kind for one in admin.doctor() if one.queue == settings.name}
         assert (
             admin.delete_queue(settings.name, leftovers=True).topics.keys()

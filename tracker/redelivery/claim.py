@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import NewRecord, Withdrawn
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick, spoken_of
+from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick, offsets_with_markers
 from tracker.redelivery.originals import OriginalsReader
 
 
@@ -60,7 +60,7 @@ class Claim:
             raise Withdrawn(
                 f"markers before a claim can't be read: {librdkafka.error_name(exception)}"
             ) from exception
-        self.dropped = spoken_of(records, self._offsets)
+        self.dropped = offsets_with_markers(records, self._offsets)
         return [self._named(sorted(self.dropped))] if self.dropped else []
 
     def _named(self, dropped: Sequence[int]) -> NewRecord:
