@@ -178,7 +178,7 @@ def secured(tmp_path_factory):
             for user in ("client", "sender", "tracker", "nobody")
         ]
         for future in admin.alter_user_scram_credentials(users).values():
-            future.result(10)
+            future.result(60)
         yield made
 
 
@@ -208,7 +208,7 @@ def grant(secured: Secured, user: str, *allowed: tuple[ResourceType, str, str]) 
         )
     ]
     for future in admin.create_acls(bindings).values():
-        future.result(10)
+        future.result(60)
 
 
 def client_acls(queue: str) -> list[tuple[ResourceType, str, str]]:

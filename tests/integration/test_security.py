@@ -144,8 +144,8 @@ def test_minimal_acls_are_enough(secured, live):
                         client.ack(message, wait=True)
                 return attempts == {"good": 2, "bad": 1, "late": 2}
 
-            until(all_came, 20, lambda: (attempts, tracker.problems()))
-        until(lambda: value(tracker, live.name, "dead_lettered"), 10, tracker.problems)
+            until(all_came, what=lambda: (attempts, tracker.problems()))
+        until(lambda: value(tracker, live.name, "dead_lettered"), what=tracker.problems)
         for user in ("client", "sender"):  # the tracker tells them
             mirror = SettingsMirror(secured.connection(user, **here))
             until(lambda mirror=mirror: mirror.find(live.name) == live.settings)
@@ -163,7 +163,7 @@ def test_an_acl_that_is_missing_is_named(secured, live, missing):
     if user == "tracker":
         settings = TrackerSettings(http_port=-1, session_timeout_ms=2_000)
         with Tracker(connection, secured.zookeeper_connection, settings) as tracker:
-            until(lambda: "not allow" in str(tracker.problems()), 10, tracker.problems)
+            until(lambda: "not allow" in str(tracker.problems()), what=tracker.problems)
         return
     with (
         pytest.raises(AccessDenied, match=r"does not allow it.*security"),
@@ -512,13 +512,13 @@ def test_a_tracker_process_tells_no_secret(secured, live):
                 except OSError:
                     return ""
 
-            until(lambda: '"ready": true' in page("readyz"), 20)
+            until(lambda: '"ready": true' in page("readyz"))
             until(lambda: "kmq_owned_partitions{" in page("metrics"))
             told = page("readyz") + page("metrics") + page("livez")
             for pid in (process.pid, secured.cluster.broker().pid, secured.cluster.zookeeper_server().pid):
                 told += Path(f"/proc/{pid}/cmdline").read_text() if Path("/proc").exists() else ""
         finally:
             process.send_signal(signal.SIGTERM)
-            output = process.communicate(timeout=20)[0].decode()
+            output = process.communicate(timeout=60)[0].decode()
     assert "tracker started" in output
     assert CANARY not in told + output

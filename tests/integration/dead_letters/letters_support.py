@@ -54,7 +54,7 @@ def bury(
             number % PARTITIONS,
             headers=tracker_headers(queue, number),
         )
-    producer.commit_transaction(20)
+    producer.commit_transaction(60)
     committed_records(connection, queue.dead_letter_topic)
 
 
@@ -62,7 +62,7 @@ def transactional(connection: KafkaConnection, queue: QueueSettings) -> Producer
     producer = librdkafka.new_producer(
         connection, {"transactional.id": f"test-{queue.name}", "transaction.timeout.ms": 60_000}
     )
-    producer.init_transactions(20)
+    producer.init_transactions(60)
     return producer
 
 
@@ -70,7 +70,7 @@ def write(connection: KafkaConnection, topic: str, *records: dict[str, Any]) -> 
     producer = librdkafka.new_producer(connection, {})
     for record in records:
         producer.produce(topic, **record)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def delivered(connection: KafkaConnection, queue: QueueSettings) -> list[Any]:

@@ -239,15 +239,15 @@ def test_nothing_hangs_on_open_and_aborted_transactions(letters, connection, que
     producer = transactional(connection, queue)
     producer.begin_transaction()
     producer.produce(queue.dead_letter_topic, b"never", partition=0)
-    producer.flush(10)
-    producer.abort_transaction(10)  # partition 0 ends in records that nobody sees
+    producer.flush(60)
+    producer.abort_transaction(60)  # partition 0 ends in records that nobody sees
     producer.begin_transaction()
     producer.produce(queue.dead_letter_topic, b"3", partition=1)
-    producer.flush(10)
+    producer.flush(60)
 
     assert [one.body for one in letters.peek()] == [b"0", b"1", b"2"]
     assert letters.run_redrive() == RedriveResult(3)
-    producer.commit_transaction(10)
+    producer.commit_transaction(60)
     committed_records(connection, queue.dead_letter_topic)
     assert [one.body for one in letters.peek()] == [b"3"]
     assert letters.run_redrive() == RedriveResult(1)

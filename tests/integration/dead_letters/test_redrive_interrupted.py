@@ -145,10 +145,10 @@ def test_redrive_waits_for_end_markers_behind_an_open_transaction(letters, conne
     producer = transactional(connection, queue)
     producer.begin_transaction()
     producer.produce(topic, b"\x00", codec.encode_key(0, 12345), 0)
-    producer.flush(10)
+    producer.flush(60)
     write(connection, topic, {"key": codec.encode_key(0, 0), "value": b"\x00", "partition": 0})
 
-    timer = threading.Timer(1.0, lambda: producer.commit_transaction(10))
+    timer = threading.Timer(1.0, lambda: producer.commit_transaction(60))
     timer.start()
     assert letters.run_redrive() == RedriveResult(2)
     timer.join()
@@ -166,7 +166,7 @@ def test_r27_what_is_finished_while_a_redrive_runs_is_not_sent_back(letters, con
             with MarkerWriter(connection, dead_letter_queue(queue).markers_topic) as writer:
                 writer.end(0, [1])
                 writer.end(2, [0])
-                assert writer.flush(10) == 0
+                assert writer.flush(60) == 0
         write_claim(transaction, claim)
 
     monkeypatch.setattr(CopyTransaction, "_write_claim", finish_one_first)
