@@ -10,7 +10,7 @@ from kmqpy.core.clock import Clock
 from kmqpy.errors import KmqError
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection
-from tracker.health.server import HealthServer, Watched
+from tracker.health.server import HealthServer, HealthSource
 from tracker.leadership.leadership import Leadership
 from tracker.settings import TrackerSettings
 
@@ -21,14 +21,14 @@ _WITHDRAW_AFTER_S = 10.0
 
 
 class Membership:
-    """Serves the health of `watched` at once, and is a member from `join` to `leave`.
+    """Serves the health of `source` at once, and is a member from `join` to `leave`.
 
     Raises ConfigError when the HTTP port can't be had.
     """
 
     def __init__(
         self,
-        watched: Watched,
+        source: HealthSource,
         connection: KafkaConnection,
         zookeeper: ZooKeeperConnection,
         settings: TrackerSettings,
@@ -49,7 +49,7 @@ class Membership:
         )
         # Before the first partition could be ours: a tracker that can't work must take none.
         self._health = (
-            HealthServer(watched, settings.http_host, settings.http_port) if settings.http_port >= 0 else None
+            HealthServer(source, settings.http_host, settings.http_port) if settings.http_port >= 0 else None
         )
 
     @property

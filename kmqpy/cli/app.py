@@ -24,7 +24,7 @@ from kmqpy.cli import (
     zookeeper,
 )
 from kmqpy.cli.options import connection_options, given_defaults
-from kmqpy.cli.output import Partly, drop_stdout, print_error, replace_closed_streams
+from kmqpy.cli.output import PartlyDone, drop_stdout, print_error, replace_closed_streams
 from kmqpy.cli.plugins import load, plugins
 from kmqpy.core.settings import nearest
 from kmqpy.errors import KmqError, Unfinished
@@ -154,7 +154,7 @@ def run(args: Sequence[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             click.echo(error.format_message(), err=True)
             return 2
-        return _failed(error.format_message(), code=1 if isinstance(error, Partly) else 2)
+        return _failed(error.format_message(), code=1 if isinstance(error, PartlyDone) else 2)
     except Unfinished as error:
         return _failed(str(error), code=1)
     except UnicodeError as error:

@@ -16,7 +16,7 @@ import click
 
 from kmqpy.cli.options import DURATION, Cli, connected_to_any, milliseconds, pairs, queue_argument
 from kmqpy.cli.output import (
-    Partly,
+    PartlyDone,
     check_stdout,
     drop_stdout,
     print_error,
@@ -151,7 +151,7 @@ class _Sending:
         except KmqError as error:
             if not self.sent:
                 raise
-            raise Partly(f"{error} ({self.sent} messages before were sent)") from error
+            raise PartlyDone(f"{error} ({self.sent} messages before were sent)") from error
 
     def _done(self, ids: list[str]) -> None:
         self.sent += len(ids)

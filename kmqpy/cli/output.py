@@ -25,7 +25,7 @@ from kmqpy.core.throttle import Throttle
 _SHOWN_EVERY_S = 0.1
 
 
-class Partly(click.ClickException):
+class PartlyDone(click.ClickException):
     """Something was done before it failed; the text says what."""
 
 

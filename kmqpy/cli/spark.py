@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kmqpy.cli.options import DURATION, Cli, connected, pairs
-from kmqpy.cli.output import Partly, print_json, print_lines, print_text, warn
+from kmqpy.cli.output import PartlyDone, print_json, print_lines, print_text, warn
 from kmqpy.cli.spark_session import builder_of, check_session_options, session_options
 from kmqpy.kafka.admin.stats import queue_stats
 from kmqpy.kafka.settings import QueueSettings
@@ -166,7 +166,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
         else:
             print_lines(str(found))
         if (more := dead_letters(cli.connection, settings) - dead_before) > 0:
-            raise Partly(f"{more:,} messages became dead letters; see: kmq dlq list {queue}")
+            raise PartlyDone(f"{more:,} messages became dead letters; see: kmq dlq list {queue}")
     except PySparkException as error:
         raise click.ClickException(f"Spark: {one_line(error)}") from error
     except (Py4JError, ConnectionError) as error:  # a signal to the process group ends the JVM at once

@@ -1,6 +1,7 @@
 """How a Kafka broker of the embedded cluster is configured, formatted and known to be up."""
 
 import base64
+import hashlib
 import os
 import shutil
 import subprocess
@@ -8,10 +9,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kmqpy.dev.jars import cache_folder
 from kmqpy.dev.server import Kind
 from kmqpy.errors import ClusterError
 
 CONFIG = "server.properties"
+_CHECKPOINT = "bootstrap.checkpoint"
 
 
 def _write_config(
@@ -59,29 +62,41 @@ def _write_config(
 def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str], jars: str) -> None:
     """Prepare data folders that are still empty.
 
-    Kafka's own tool formats the first; the others differ from it in two ids only, and copying saves
-    a Java start each.
+    Kafka's own tool formats one, the first time that these jars are used. Data folders differ in ids only,
+    so the cache keeps what else the tool wrote (the features of this version): that saves a Java start each.
     """
-    data = [config.parent / "data" for config in configs]
-    if not (data[0] / "meta.properties").exists():
-        command = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
-        run = subprocess.run(
-            [*command, "-t", cluster_id, "-c", str(configs[0])],
-            check=False,
-            env={**os.environ, "CLASSPATH": jars},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        if run.returncode:
-            raise ClusterError(f"Kafka could not format {data[0]}: {run.stdout}{run.stderr}")
-    for node_id, folder in enumerate(data[1:], 2):
-        if not (folder / "meta.properties").exists():
+    version = hashlib.sha256(jars.encode()).hexdigest()[:16]
+    kept = cache_folder() / "formatted" / f"kafka-{version}.checkpoint"
+    for node_id, config in enumerate(configs, 1):
+        folder = config.parent / "data"
+        if (folder / "meta.properties").exists():
+            continue
+        if kept.exists():
             folder.mkdir(exist_ok=True)
-            shutil.copy(data[0] / "bootstrap.checkpoint", folder)
+            shutil.copyfile(kept, folder / _CHECKPOINT)
             (folder / "meta.properties").write_text(
                 f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={new_uuid()}\n"
             )
+            continue
+        _run_format_tool(config, cluster_id, java, jars)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        scratch = kept.with_suffix(f".{new_uuid()}")
+        shutil.copyfile(folder / _CHECKPOINT, scratch)
+        scratch.replace(kept)  # in one step: others may look for it
+
+
+def _run_format_tool(config: Path, cluster_id: str, java: Sequence[str], jars: str) -> None:
+    command = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+    run = subprocess.run(
+        [*command, "-t", cluster_id, "-c", str(config)],
+        check=False,
+        env={**os.environ, "CLASSPATH": jars},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if run.returncode:
+        raise ClusterError(f"Kafka could not format {config.parent / 'data'}: {run.stdout}{run.stderr}")
 
 
 def new_uuid() -> str:

@@ -31,7 +31,7 @@ _log = logging.getLogger("kmqpy.librdkafka")
 _REPEAT_S = 30.0
 
 
-class _OnceInAWhile(logging.Filter):
+class _ThrottleFilter(logging.Filter):
     """Lets each kind of librdkafka's complaints through every 30 s; it tries 20 times a second."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _OnceInAWhile(logging.Filter):
         return self._complaints.lets_through(kind)
 
 
-_log.addFilter(_OnceInAWhile())
+_log.addFilter(_ThrottleFilter())
 
 REQUEST_TIMEOUT_S = 10.0
 """How long a request to Kafka may take before it counts as away."""
@@ -102,7 +102,7 @@ _NOT_ALLOWED = {
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
-_HEARD_S = 30.0
+_REPORTED_S = 30.0
 """How long a complaint of a connection explains what fails."""
 
 _AROUND = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
@@ -135,7 +135,7 @@ _CONNECT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _ReportedError:
     """An error that a connection reported. Calls of librdkafka only time out then."""
 
     error: KafkaError
@@ -143,7 +143,7 @@ class _Heard:
     last: float
 
 
-_heard: dict[tuple[str, int], _Heard] = {}
+_reported_errors: dict[tuple[str, int], _ReportedError] = {}
 
 
 class Producer(confluent_kafka.Producer):
@@ -335,9 +335,9 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
     if error is None:
         return KmqError(f"{doing}: {text}")
     code = error.code()
-    heard = _last_heard(connection_key(connection))
-    if code in _AWAY and heard is not None and _is_refusal(heard.error):
-        error = heard.error
+    reported = _last_reported(connection_key(connection))
+    if code in _AWAY and reported is not None and _is_refusal(reported.error):
+        error = reported.error
     if _is_refusal(error):
         return AccessDenied(_refused(doing, error, connection))
     if code in _NOT_ALLOWED:
@@ -346,7 +346,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
             "grant it, see docs/security.md"
         )
     if code in _AWAY:
-        more = f"; {_text(heard.error)}" if heard is not None else ""
+        more = f"; {_text(reported.error)}" if reported is not None else ""
         return Unavailable(
             f"{doing}: Kafka at {connection.bootstrap} does not answer ({text}{more}); "
             "check the address, that it runs, and security.protocol"
@@ -370,15 +370,15 @@ def kafka_errors(doing: str, connection: KafkaConnection) -> Iterator[None]:
 
 
 def _settings(connection: KafkaConnection, defaults: KafkaSettings) -> dict[str, Any]:
-    """Settings of a client that notes what it hears of its connections; heard in poll() only."""
+    """Settings of a client that notes errors of its connections, which librdkafka reports in poll() only."""
     key = connection_key(connection)
 
-    def hear(error: KafkaError) -> None:
+    def note_error(error: KafkaError) -> None:
         if _is_refusal(error) or "SSL" in error.str():
-            now, before = SYSTEM_CLOCK.monotonic(), _last_heard(key)
-            _heard[key] = _Heard(error, before.first if before else now, now)
+            now, before = SYSTEM_CLOCK.monotonic(), _last_reported(key)
+            _reported_errors[key] = _ReportedError(error, before.first if before else now, now)
 
-    return connection.kafka_settings({"error_cb": hear, **defaults})
+    return connection.kafka_settings({"error_cb": note_error, **defaults})
 
 
 def connection_key(connection: KafkaConnection) -> tuple[str, int]:
@@ -386,9 +386,9 @@ def connection_key(connection: KafkaConnection) -> tuple[str, int]:
     return connection.bootstrap, hash(repr(sorted(connection.kafka.items())))
 
 
-def _last_heard(key: tuple[str, int]) -> _Heard | None:
-    heard = _heard.get(key)
-    return heard if heard and SYSTEM_CLOCK.monotonic() - heard.last < _HEARD_S else None
+def _last_reported(key: tuple[str, int]) -> _ReportedError | None:
+    reported = _reported_errors.get(key)
+    return reported if reported and SYSTEM_CLOCK.monotonic() - reported.last < _REPORTED_S else None
 
 
 def _is_refusal(error: KafkaError) -> bool:
@@ -399,18 +399,18 @@ def _is_refusal(error: KafkaError) -> bool:
 
 
 def _check_access(connection: KafkaConnection, started: float) -> None:
-    """Raise when nothing but refusals was heard since `started`, for a while.
+    """Raise when nothing but refusals was reported since `started`, for a while.
 
     That is AccessDenied, or Unavailable where one side speaks TLS and the other does not.
     """
-    heard = _last_heard(connection_key(connection))
-    if heard is None or heard.last < started:
+    reported = _last_reported(connection_key(connection))
+    if reported is None or reported.last < started:
         return
-    lasts_s = SYSTEM_CLOCK.monotonic() - max(started, heard.first)
-    if _is_refusal(heard.error):
+    lasts_s = SYSTEM_CLOCK.monotonic() - max(started, reported.first)
+    if _is_refusal(reported.error):
         if lasts_s > _GRACE_S:
-            raise AccessDenied(_refused("connect", heard.error, connection))
-    elif _WRONG_LISTENER in heard.error.str() and lasts_s > _WRONG_LISTENER_S:
+            raise AccessDenied(_refused("connect", reported.error, connection))
+    elif _WRONG_LISTENER in reported.error.str() and lasts_s > _WRONG_LISTENER_S:
         raise translated(KafkaError(KafkaError._TRANSPORT), "connect", connection)
 
 

@@ -27,7 +27,7 @@ _SEEK_OVER = 1_000
 
 
 @dataclass(slots=True)
-class Reached:
+class ReadPosition:
     """How far a partition was read.
 
     low       the first offset there is
@@ -73,7 +73,7 @@ def scan(
     uncommitted: bool = False,
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
-) -> dict[int, Reached]:
+) -> dict[int, ReadPosition]:
     """Hand the records of each partition from its offset in `starts` on to `visit`.
 
     A start outside the log is moved to its nearest end. `limit` bounds the records of each partition.
@@ -103,7 +103,7 @@ def scan_batches(
     *,
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
-) -> dict[int, Reached]:
+) -> dict[int, ReadPosition]:
     """Like scan(), but `visit` is called with a partition and its next records, not with each record."""
     with _Reader(connection, topic, timeout_s, clock) as reader:
         reached = reader.open(starts)
@@ -121,7 +121,7 @@ def scan_since(
     *,
     timeout_s: float = librdkafka.REQUEST_TIMEOUT_S,
     clock: Clock = SYSTEM_CLOCK,
-) -> dict[int, Reached]:
+) -> dict[int, ReadPosition]:
     """Like scan_batches(), from each partition's first record at or after a time (ms since 1970).
 
     Where `visit` returns True, the rest of the partition is not read.
@@ -183,7 +183,9 @@ class RepeatedReader:
         self._new_reader = partial(_Reader, connection, topic, timeout_s, clock, uncommitted=uncommitted)
         self._reader: _Reader | None = None
 
-    def scan(self, starts: Mapping[int, int], visit: Callable[[int, list[Any]], bool]) -> dict[int, Reached]:
+    def scan(
+        self, starts: Mapping[int, int], visit: Callable[[int, list[Any]], bool]
+    ) -> dict[int, ReadPosition]:
         """Like scan_batches(). When `visit` returns True, the rest of the partition is not read."""
         if self._reader is None:
             self._reader = self._new_reader()
@@ -271,10 +273,10 @@ class _Reader:
             found = librdkafka.retrying(ask, self._timeout_s, self._connection, clock=self._clock)
         return {place.partition: place.offset if place.offset >= 0 else INT64_MAX for place in found}
 
-    def open(self, starts: Mapping[int, int]) -> dict[int, Reached]:
+    def open(self, starts: Mapping[int, int]) -> dict[int, ReadPosition]:
         """Begin to read where there is something to read."""
         reached = {
-            partition: Reached(low, min(max(starts[partition], low), max(end, low)), end)
+            partition: ReadPosition(low, min(max(starts[partition], low), max(end, low)), end)
             for partition, (low, end) in self.bounds(starts).items()
         }
         with librdkafka.kafka_errors(f"read {self._topic}", self._connection):
@@ -304,8 +306,8 @@ class _Reader:
         """Go on at `offset`."""
         self._consumer.seek(TopicPartition(self._topic, partition, offset))
 
-    def records(self, reached: Mapping[int, Reached]) -> Iterator[tuple[Any, Reached]]:
-        """Yield (record, its partition's Reached) until every partition is read."""
+    def records(self, reached: Mapping[int, ReadPosition]) -> Iterator[tuple[Any, ReadPosition]]:
+        """Yield (record, its partition's ReadPosition) until every partition is read."""
         for partition, records in self.batches(reached):
             place = reached[partition]
             for record in records:
@@ -313,10 +315,10 @@ class _Reader:
                 if partition in self._open and record.offset() >= place.position:
                     yield record, place
 
-    def batches(self, reached: Mapping[int, Reached]) -> Iterator[tuple[int, list[Any]]]:
+    def batches(self, reached: Mapping[int, ReadPosition]) -> Iterator[tuple[int, list[Any]]]:
         """Yield (partition, its next records) until every partition is read.
 
-        The caller sets the position of the partition's Reached after those records that it has processed.
+        The caller sets `position` of the partition after those records that it has processed.
         """
         deadline = self._clock.monotonic() + self._timeout_s
         while self._open:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from kmqpy.core.clock import Clock
-from kmqpy.core.closing import Closing
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import DAY_MS, Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
@@ -39,7 +39,7 @@ _PAGE = 1_000
 """How many orphans are read at a time."""
 
 
-class StoredQueue(Closing):
+class StoredQueue(Closeable):
     """A queue in a storage; see kmqpy.queue.Queue. Made by StoredStorage.open().
 
     It has no state but whether it is closed, so that threads share it without a lock, and any number of

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.closing import Closing
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import convert, nearest
 from kmqpy.errors import Closed, ConfigError, QueueNotFound
@@ -24,7 +24,7 @@ URL_SETTINGS = (*SETTING_NAMES, "create")
 """Settings of a queue in a url, beside the settings of its storage."""
 
 
-class StoredStorage(Closing):
+class StoredStorage(Closeable):
     """See kmqpy.queue.Storage. Its queues share the engine, with its connections and threads.
 
     clock           of this machine; leases follow the storage's own

@@ -1,7 +1,7 @@
 """Worker: calls a function for each message of a queue, and acknowledges for it.
 
 Works over the Queue protocol only. One thread takes messages, `concurrency` threads call the handler, one
-finishes messages (settler), one extends the leases of what is held (lease_keeper).
+writes their outcomes (outcome_writer), one extends the leases of what is held (lease_keeper).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kmqpy.worker.outcome import (
     described,
     failed_outcome,
 )
-from kmqpy.worker.settler import Settler
+from kmqpy.worker.outcome_writer import OutcomeWriter
 from kmqpy.worker.signals import noted_signals
 
 _log = logging.getLogger(__name__)
@@ -150,17 +150,17 @@ class Worker:
         self._failures = Failures(queue.name, self._telemetry)
         self._changed = threading.Condition()
         self._ready: KeyedFifo[HeldMessage] = KeyedFifo()
-        self._unsettled = 0
+        self._unfinished = 0
         self._taking = True
         self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._lost)
-        self._settler = Settler(queue, self._leases, self._failures, self._settled)
+        self._outcomes = OutcomeWriter(queue, self._leases, self._failures, self._finished)
         self._stopping = threading.Event()
         self._draining = threading.RLock()  # reentrant: a handler of signals may call stop() during a drain
         self._drain_begun = False
         self._failure: KmqError | None = None
         self._taker = _thread("take", partial(self._guarded, self._take))
         self._keeper = _thread("leases", partial(self._guarded, self._leases.run))
-        self._finisher = _thread("settle", partial(self._guarded, self._settler.run))
+        self._finisher = _thread("outcomes", partial(self._guarded, self._outcomes.run))
         self._servers = [_thread(str(number), self._serve) for number in range(concurrency)]
         self._started = self._running = False
 
@@ -285,7 +285,7 @@ class Worker:
     def _wait_for_room(self) -> int:
         with self._changed:
             while not self._stopping.is_set():
-                room = self._limit - self._unsettled
+                room = self._limit - self._unfinished
                 if room >= self._refill_at:
                     return room
                 self._changed.wait()
@@ -294,7 +294,7 @@ class Worker:
     def _accept(self, messages: list[Message]) -> None:
         held = self._leases.hold(messages, lambda message: message.key if self._by_key else None)
         with self._changed:
-            self._unsettled += len(held)
+            self._unfinished += len(held)
             for one in held:
                 self._ready.add(one.key, one)
             self._changed.notify_all()
@@ -335,9 +335,9 @@ class Worker:
                 outcome = RELEASE
         finally:
             if outcome is None:  # its lease will end
-                self._settled(self._leases.finish([one]))
+                self._finished(self._leases.finish([one]))
             else:
-                self._settler.put([one], outcome)
+                self._outcomes.put([one], outcome)
             with self._changed:
                 self._ready.done(one.key)
                 self._changed.notify_all()
@@ -392,15 +392,15 @@ class Worker:
             _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)
         return outcome
 
-    def _settled(self, messages: Sequence[HeldMessage]) -> None:
+    def _finished(self, messages: Sequence[HeldMessage]) -> None:
         with self._changed:
-            self._unsettled -= len(messages)
+            self._unfinished -= len(messages)
             self._changed.notify_all()
         self._tell_in_flight()
 
     def _tell_in_flight(self) -> None:
         try:
-            self._telemetry.in_flight(self._queue.name, self._unsettled)
+            self._telemetry.in_flight(self._queue.name, self._unfinished)
         except Exception:  # no thread of ours may end because of it
             _log.exception("telemetry failed", extra={"queue": self._queue.name})
 
@@ -413,8 +413,8 @@ class Worker:
         self._release_waiting()
         with self._changed:
             left = max(0.0, deadline - self._clock.monotonic())
-            self._changed.wait_for(lambda: not self._unsettled, left)
-            late = self._unsettled
+            self._changed.wait_for(lambda: not self._unfinished, left)
+            late = self._unfinished
         if late and self._at_most_once:
             _log.warning("handlers did not end in time", extra={"queue": self._queue.name, "count": late})
         elif late:
@@ -423,8 +423,8 @@ class Worker:
                 "handlers did not end in time; their messages are given back",
                 extra={"queue": self._queue.name, "count": len(unfinished)},
             )
-            self._settler.put(unfinished, RELEASE)
-        self._settler.close()
+            self._outcomes.put(unfinished, RELEASE)
+        self._outcomes.close()
         self._finisher.join()
         self._leases.close()
         if not late:
@@ -436,7 +436,7 @@ class Worker:
             return  # nobody else could get them
         with self._changed:
             waiting = self._ready.clear()
-        self._settler.put(waiting, RELEASE)
+        self._outcomes.put(waiting, RELEASE)
 
 
 def _thread(name: str, target: Callable[[], None]) -> threading.Thread:

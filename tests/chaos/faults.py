@@ -112,7 +112,7 @@ class SecondQueue:
         self._topics.delete_records(self._queue.name, {0: below})
         self.seen.deleted.update((message.partition, message.offset) for message in deleted)
         self.seen.deleted_bodies.update(int(message.body) for message in taken if message.offset < below)
-        self._ack(self._receive(len(kept) - len(deleted), timeout_s=45.0))
+        self._ack(self._receive(len(kept) - len(deleted)))
         # What was deleted is finished when the tracker has seen that it is gone: judged at the end.
 
     def finish(self) -> None:
@@ -128,13 +128,13 @@ class SecondQueue:
                 return False
             return stats.depth == stats.in_flight == 0
 
-        until(is_empty, 60.0, f"{self._queue.name} is empty")
+        until(is_empty, 120.0, f"{self._queue.name} is empty")
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
 
-    def _receive(self, count: int, *, lease: float = 60.0, timeout_s: float = 30.0) -> list[Message]:
+    def _receive(self, count: int, *, lease: float = 60.0, timeout_s: float = 120.0) -> list[Message]:
         found: list[Message] = []
         deadline = time.monotonic() + timeout_s
         while len(found) < count:
@@ -156,6 +156,6 @@ class SecondQueue:
         self.seen.acked.update(int(message.body) for message in messages)
         self._client.ack(*messages)
         try:
-            self._client.flush(20)
+            self._client.flush(60)
         except KmqError as error:
             raise Failed(str(error)) from error

@@ -139,7 +139,7 @@ class Proxy:
         return port
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _close(self) -> None:
         for server in self._servers:

@@ -216,7 +216,7 @@ class _Run:
     def _end(self) -> None:
         """Everybody must be well in the end, and go in an orderly way."""
         try:
-            until(lambda: not self._stage.unready(), 30, "every tracker is ready")
+            until(lambda: not self._stage.unready(), 120, "every tracker is ready")
         except Failed:
             self._problems += self._stage.unready()
         self._second.close()

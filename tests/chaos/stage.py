@@ -29,7 +29,7 @@ from .schedule import BROKERS, CONSUMERS, TRACKERS, ZOOKEEPERS, Level
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 6
 SENDERS = 2
-_STOP_S = 30.0
+_STOP_S = 60.0
 
 
 class Failed(Exception):
@@ -246,8 +246,10 @@ class Stage:
         """Until a tracker is at work for each partition and all are ready."""
         with connect(self.zookeeper) as zookeeper:
             registry = Registry(zookeeper, self.connection.root)
-            until(lambda: len(registry.owners(self.queue.name)) == PARTITIONS, 60, "every partition is owned")
-        until(lambda: not self.unready(), 60, "every tracker is ready")
+            until(
+                lambda: len(registry.owners(self.queue.name)) == PARTITIONS, 120, "every partition is owned"
+            )
+        until(lambda: not self.unready(), 120, "every tracker is ready")
 
     def unready(self) -> list[str]:
         """What the trackers that run say is wrong."""

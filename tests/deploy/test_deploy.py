@@ -133,12 +133,11 @@ def test_each_query_of_the_dashboard_finds_something(scraped):
         filled = query.replace("$queue", ".*").replace("$__rate_interval", "5s")
         until(
             lambda filled=filled: scraped.series(filled) > 0,
-            60,
-            lambda title=title, q=filled: f"{title}: {q}",
+            what=lambda title=title, q=filled: f"{title}: {q}",
         )
 
 
 def test_each_alert_names_metrics_that_there_are(scraped):
     for alert in ALERTS:
         for metric in set(re.findall(r"\bkmq_\w+", alert["expr"])):
-            until(lambda metric=metric: scraped.series(metric) > 0, 60, lambda metric=metric: metric)
+            until(lambda metric=metric: scraped.series(metric) > 0, what=lambda metric=metric: metric)

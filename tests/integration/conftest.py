@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+from security_support import live, secured  # noqa: F401  # fixtures
 from support import LiveQueue
 
 from kmqpy.kafka.settings import KafkaConnection

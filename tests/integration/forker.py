@@ -31,7 +31,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tracker.settings import TrackerSettings
 from tracker.tracker import Tracker
 
-CHILD_TIMEOUT_S = 30.0
+CHILD_TIMEOUT_S = 60.0
 Calls = dict[str, Callable[[], object]]
 
 
@@ -67,7 +67,7 @@ def in_child(calls: Calls, finish: Callable[[], None] = lambda: None) -> dict[st
 
 def take(client: KmqClient | KafkaQueue, count: int) -> list[Message]:
     found: list[Message] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(found) < count and time.monotonic() < deadline:
         found += client.receive(count - len(found), wait=0.5, lease=60)
     return found

@@ -70,7 +70,7 @@ def committed_records(connection: KafkaConnection, topic: str, *, at_once: bool 
         reached = partition_reader.scan(connection, topic, dict.fromkeys(partitions, 0), found.append)
         return at_once or all(reached[partition].end >= end for partition, (_, end) in ends.items())
 
-    until(all_is_seen, 20.0, f"a transaction in {topic} stays open")
+    until(all_is_seen, what=f"a transaction in {topic} stays open")
     return sorted(found, key=lambda record: (record.partition(), record.offset()))
 
 
@@ -91,7 +91,7 @@ def _config(topics: Topics, topic: str) -> dict[str, str]:
 
 def delete_topic(topics: Topics, topic: str) -> None:
     """Delete a topic; returns when the broker does not show it any more."""
-    topics._admin.delete_topics([topic])[topic].result(10)
+    topics._admin.delete_topics([topic])[topic].result(60)
     until(lambda: not topics.describe([topic]) and topic not in topics.names())
 
 

@@ -141,8 +141,8 @@ class TestCreateAlterDelete:
             QueueSettings(name=names[1], dead_letter_topic=names[0]),
             QueueSettings(name=names[2], markers_topic=f"{names[0]}__markers"),
         ):
-            admin._access.topics.create(forged)
-            admin._access.registry.register(forged, 1)
+            admin._context.topics.create(forged)
+            admin._context.registry.register(forged, 1)
         found = [(one.queue, one.severity) for one in admin.doctor() if one.kind is Kind.SHARED_TOPIC]
         assert sorted(set(found)) == [
             (names[0], Severity.ERROR),
@@ -153,10 +153,10 @@ class TestCreateAlterDelete:
         ]
         admin.delete_queue(names[1])
         admin.delete_queue(names[2])
-        there = admin._access.topics.check(QueueSettings(name=names[0]))
+        there = admin._context.topics.check(QueueSettings(name=names[0]))
         assert (there.queue, there.markers) == (kept.queue, kept.markers)
         assert there.dead_letters is not None
-        assert not [one for one in admin._access.topics.names() if one.startswith((names[1], names[2]))]
+        assert not [one for one in admin._context.topics.names() if one.startswith((names[1], names[2]))]
 
     def test_retention_is_longer_than_the_longest_hold(self, admin, queue_name):
         settings = QueueSettings(name=queue_name, max_hold_ms=30 * DAY_MS)
@@ -488,7 +488,7 @@ class TestDoctor:
             group = librdkafka.new_consumer(queue.connection, {"group.id": queue.settings.consumer_group})
             group.commit(offsets=[TopicPartition(queue.name, 0, 0)], asynchronous=False)
             group.close()
-        kafka_admin = admin._access.topics._admin
+        kafka_admin = admin._context.topics._admin
         listed, asked = [], []
         list_groups = kafka_admin.list_consumer_groups
         list_offsets = kafka_admin.list_consumer_group_offsets
@@ -533,7 +533,7 @@ class TestDoctor:
             zk.set(f"{connection.root}/queues/{queue_name}", b"\xff")
             admin.delete_queue(queue_name)
             assert zk.get_children(f"{connection.root}/queues") == []
-        assert admin._access.topics.describe([queue_name]) == {}
+        assert admin._context.topics.describe([queue_name]) == {}
 
     def test_r25_more_partitions_than_the_topic_has(self, admin, connection, zookeeper, queue_name):
         from kmqpy.zookeeper.session import connect
@@ -578,6 +578,6 @@ def collect_one(queue):
 
 
 def test_topics_of_other_kinds_are_no_queues(admin, queue_name):
-    futures = admin._access.topics._admin.create_topics([NewTopic(queue_name, 1, 1)])
+    futures = admin._context.topics._admin.create_topics([NewTopic(queue_name, 1, 1)])
     futures[queue_name].result()
     assert queue_name not in [one.queue for one in admin.doctor()]

@@ -26,14 +26,14 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 def create_topic(bootstrap: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, num_partitions=1)])[name].result(20)
+    admin.create_topics([NewTopic(name, num_partitions=1)])[name].result(60)
 
 
 def send(bootstrap: str, topic: str, value: bytes) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "message.timeout.ms": 20_000})
     errors: list[object] = []
     producer.produce(topic, value, on_delivery=lambda error, _: errors.append(error))
-    producer.flush(30)
+    producer.flush(60)
     assert errors == [None]
 
 

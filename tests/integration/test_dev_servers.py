@@ -95,7 +95,7 @@ def test_a_server_can_be_paused_and_killed_and_has_its_data_again(databases: Dat
         time.sleep(0.2)
         assert not answer.done()
         server.resume()
-        assert answer.result(10)
+        assert answer.result(60)
         server.pause()
         server.kill()
         assert server.pid is None

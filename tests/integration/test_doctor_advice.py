@@ -149,7 +149,7 @@ class Stage:
             self.monkeypatch.setattr(module, "SETTINGS_TOPIC", name)
         if partitions:
             new = NewTopic(name, partitions, 1, config={"cleanup.policy": policy})
-            self.queue.topics._admin.create_topics([new])[name].result(10)
+            self.queue.topics._admin.create_topics([new])[name].result(60)
             until(lambda: name in self.queue.topics.describe([name]))
         return name
 
@@ -160,7 +160,7 @@ class Stage:
         SettingsMirror(self.connection).write([settings.with_topic_ids(ids)])
 
     def grow(self, topic: str, partitions: int) -> None:
-        self.queue.topics._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(10)
+        self.queue.topics._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(60)
         until(lambda: self.queue.topics.describe([topic])[topic].partitions == partitions)
 
     def replicas(self, count: int) -> None:
@@ -219,7 +219,7 @@ def registered_with(partitions: int) -> Callable[[Stage], None]:
 
 def deleting(stage: Stage) -> None:
     stage.make()
-    queue_removal._mark_deleting(stage.admin._access.registry._znodes, stage.name)
+    queue_removal._mark_deleting(stage.admin._context.registry._requests, stage.name)
 
 
 def unreadable(stage: Stage) -> None:
@@ -312,7 +312,7 @@ def has_stale_markers(end: str) -> Callable[[Stage], None]:
         stage.tell(stage.settings)
         topic = stage.name + end
         delete_topic(stage.queue.topics, topic)
-        stage.queue.topics._admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(10)
+        stage.queue.topics._admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(60)
         until(lambda: topic in stage.queue.topics.describe([topic]))
         stage.queue.append(None, b"new", topic=topic)
 
@@ -347,7 +347,7 @@ def unreadable_record(stage: Stage) -> None:
 def of_no_queue(stage: Stage) -> None:
     """As after ZooKeeper has forgotten; the topics are there."""
     stage.tell(stage.settings)
-    stage.admin._access.registry.remove(stage.name)
+    stage.admin._context.registry.remove(stage.name)
 
 
 def of_nothing(stage: Stage) -> None:
@@ -494,7 +494,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     queues = [stage.queue, *getattr(stage, "others", ())]
     before = [stage.content(queue) for queue in queues]
     kept = [stage.retention(queue) for queue in queues]
-    registered = stage.admin._access.registry.every_queue()[0]
+    registered = stage.admin._context.registry.every_queue()[0]
 
     for finding in stage.findings(kind):
         done = stage.follow(finding.to_do)
@@ -504,7 +504,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     if kind in STAYS:
         assert not any(ADVICE.search(finding.to_do) for finding in stage.findings(kind))
     else:
-        until(lambda: not stage.findings(kind), 30.0, what=lambda: stage.findings(kind))
+        until(lambda: not stage.findings(kind), what=lambda: stage.findings(kind))
     after = [stage.content(queue) for queue in queues]
     if kind is Kind.DELETING:  # which is what was asked for
         queues, before, after, kept = queues[1:], before[1:], after[1:], kept[1:]
@@ -517,7 +517,7 @@ def test_an_advice_that_is_followed_mends_the_finding_and_loses_nothing(kind, pl
     for queue, old in zip(queues, kept, strict=True):
         assert all(ms >= old.get(topic, 0) for topic, ms in stage.retention(queue).items())
     wanted = {one.name: stage.settings if one.name == stage.name else one for one in registered}
-    for one in stage.admin._access.registry.every_queue()[0]:
+    for one in stage.admin._context.registry.every_queue()[0]:
         settings = wanted.pop(one.name, one)
         if kind is Kind.SHARED_TOPIC and one.name == stage.name:
             usual = QueueSettings(name=one.name)

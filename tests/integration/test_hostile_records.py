@@ -28,8 +28,8 @@ def take_span(first, redeliver_after_ms=FOREVER_MS):
     return codec.ranges(0, Op.TAKE, range(first, first + SPAN), redeliver_after_ms=redeliver_after_ms)[0]
 
 
-def redelivered(queue, tracker, count, timeout=10.0):
-    until(lambda: value(tracker, queue.name, "redelivered") >= count, timeout, tracker.problems)
+def redelivered(queue, tracker, count):
+    until(lambda: value(tracker, queue.name, "redelivered") >= count, what=tracker.problems)
 
 
 # --- headers that can't be read -----------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_marker_of_a_clock_far_ahead_holds_up_nothing(make_queue):
     queue.mark(take(2), timestamp_ms=now_ms)
     until(lambda: value(tracker, queue.name, "clock_leads") > 0, what=tracker.problems)
     assert any("ahead of the broker's clock" in problem for problem in tracker.problems())
-    redelivered(queue, tracker, 3, timeout=15.0)
+    redelivered(queue, tracker, 3)
     until(lambda: queue.copies() == dict.fromkeys("abc", 2))
     with Admin(queue.connection, queue.zookeeper) as admin:
         assert any("s ahead of this machine's clock" in finding.what for finding in admin.doctor(queue.name))

@@ -87,18 +87,17 @@ def test_r24_clients_that_live_through_a_queue_made_anew_take_all_its_messages(
     old, new = [f"old {i}" for i in range(OLD)], [f"new {i}" for i in range(NEW)]
     own = [queue.client() for _ in range(clients)]
     with Acker(own[0]) as first, Acker(own[-1]) as last:
-        until(lambda: sum(len(one.partitions) for one in own) == partitions, 30)
+        until(lambda: sum(len(one.partitions) for one in own) == partitions)
         queue.send(*old, **spread)
-        until(lambda: set(old) <= {*first.bodies, *last.bodies}, 20)
+        until(lambda: set(old) <= {*first.bodies, *last.bodies})
         queue.topics.delete(topics_of(queue.settings))
         if pause:
-            until(lambda: first.gone.is_set() or last.gone.is_set(), 60)
+            until(lambda: first.gone.is_set() or last.gone.is_set())
         queue.topics.create(queue.settings, partitions)
         queue.send(*new, **spread)
         until(
             lambda: set(new) <= {*first.bodies, *last.bodies},
-            60,
-            lambda: len(set(new) - {*first.bodies, *last.bodies}),
+            what=lambda: len(set(new) - {*first.bodies, *last.bodies}),
         )
     for client in own:
         client.flush()
@@ -172,11 +171,11 @@ def test_r24_a_markers_topic_made_anew_alone_costs_no_message(queue):
     taken = collect(client, 5, lease=LEASE_S)
     until(lambda: queue.committed() == 5)
     markers = queue.settings.markers_topic
-    queue.topics._admin.delete_topics([markers])[markers].result(10)
+    queue.topics._admin.delete_topics([markers])[markers].result(60)
     until(lambda: not queue.topics.describe([markers]))
     queue.topics.create(queue.settings, 1)
     queue.send("m5", "m6")
-    taken += collect(client, 2, 30.0, lease=LEASE_S)
+    taken += collect(client, 2, lease=LEASE_S)
     assert bodies(taken) == [f"m{i}" for i in range(7)]
     client.ack(*taken, wait=True)
     until(lambda: queue.committed() == 7)
@@ -198,12 +197,12 @@ def test_r24_a_tracker_redelivers_no_message_of_a_new_topic_for_one_of_the_old(
     make_anew(queue)
     new = [f"new {i}" for i in range(20)]
     queue.send(*new)
-    until(lambda: part.topic_ids[0] == queue.found.queue.topic_id, 30)
+    until(lambda: part.topic_ids[0] == queue.found.queue.topic_id)
     with queue.client() as client:
         taken = collect(client, 20, lease=LEASE_S)
         client.ack(*taken[:10], wait=True)
         client.extend(*taken[10:], lease=0.5, wait=True)
-        until(lambda: sum(queue.copies().values()) == 30, 30, queue.copies)
+        until(lambda: sum(queue.copies().values()) == 30, what=queue.copies)
     assert queue.copies() == {**dict.fromkeys(new[:10], 1), **dict.fromkeys(new[10:], 2)}
 
 
@@ -222,18 +221,18 @@ def test_two_clients_with_one_instance_id_do_not_go_on_side_by_side(queue):
         second.receive(wait=0.1)
         return told
 
-    until(is_told, 30)
+    until(is_told)
     assert "instance_id of its own" in told[0]
     with pytest.raises(Fenced):  # for good
         first.receive()
     with pytest.raises(Fenced):
         next(iter(first))
     queue.send("last")
-    assert bodies(collect(second, 1, 30.0, lease=LEASE_S)) == ["last"]
+    assert bodies(collect(second, 1, lease=LEASE_S)) == ["last"]
 
 
 def add_partitions(queue, topic, count):
-    queue.topics._admin.create_partitions([NewPartitions(topic, count)])[topic].result(10)
+    queue.topics._admin.create_partitions([NewPartitions(topic, count)])[topic].result(60)
     until(lambda: queue.topics.describe([topic])[topic].partitions == count)
 
 
@@ -246,10 +245,10 @@ def test_r19_partitions_added_with_kafkas_own_tools_are_served(make_queue):
     add_partitions(queue, queue.name, 3)
     queue.append(None, b"m1", topic=queue.name, partition=1)  # a new client would be refused for a moment
     queue.append(None, b"m2", topic=queue.name, partition=2)
-    taken = collect(client, 2, 30.0)
+    taken = collect(client, 2)
     assert sorted(bodies(taken)) == ["m1", "m2"]
-    until(lambda: len(tracker.owned()) == 3, 30, tracker.problems)
-    until(lambda: queue.copies() == {"m0": 1, "m1": 2, "m2": 2}, 20, queue.copies)
+    until(lambda: len(tracker.owned()) == 3, what=tracker.problems)
+    until(lambda: queue.copies() == {"m0": 1, "m1": 2, "m2": 2}, what=queue.copies)
     assert queue.topics.check(queue.settings).markers.partitions == 3
     until(lambda: tracker.problems() == [], what=tracker.problems)
 
@@ -264,15 +263,15 @@ def test_r19_partitions_that_a_tracker_can_not_add_are_named(make_queue, monkeyp
     monkeypatch.setattr(Topics, "grow", refused)
     add_partitions(queue, queue.settings.markers_topic, 2)
     add_partitions(queue, queue.name, 3)
-    until(lambda: len(tracker.owned()) == 2, 30, tracker.problems)
+    until(lambda: len(tracker.owned()) == 2, what=tracker.problems)
     wanted = f"kmq queue alter {queue.name} --partitions 3"
-    until(lambda: any(wanted in problem for problem in tracker.problems()), 30, tracker.problems)
+    until(lambda: any(wanted in problem for problem in tracker.problems()), what=tracker.problems)
 
 
 def make_alone_anew(queue, topic, partitions=1):
     """As with Kafka's own tools; whatever else is of the queue stays."""
     delete_topic(queue.topics, topic)
-    queue.topics._admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(10)
+    queue.topics._admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(60)
     until(lambda: topic in queue.topics.describe([topic]))
 
 
@@ -315,7 +314,7 @@ def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     old, new = [f"old {i}" for i in range(OLD)], [f"new {i}" for i in range(NEW)]
     live = queue.client()
     queue.send(*old, partition=None)
-    taken = collect(live, OLD, 30.0, lease=LEASE_S)
+    taken = collect(live, OLD, lease=LEASE_S)
     live.ack(*taken[: OLD // 2], wait=True)
     with queue.registry() as registry:
         until(lambda: all(one.queue_id for one in registry.offsets(queue.name).values()))
@@ -328,15 +327,15 @@ def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
         tracker = queue.tracker(wait=False)
     command = f"kmq queue create {queue.name}"
     for _ in range(3):
-        until(lambda: refuses(live, command), 60)
+        until(lambda: refuses(live, command))
     with pytest.raises(TopicError, match=command):
         queue.client()
-    until(lambda: sum(command in one for one in tracker.problems()) == 2, 30, tracker.problems)
-    until(lambda: tracker.owned() == [(other.name, 0)], 30, tracker.owned)
+    until(lambda: sum(command in one for one in tracker.problems()) == 2, what=tracker.problems)
+    until(lambda: tracker.owned() == [(other.name, 0)], what=tracker.owned)
     other.send("other")
     with other.client() as client:
         collect(client, 1)
-    until(lambda: other.copies() == {"other": 2}, 20)
+    until(lambda: other.copies() == {"other": 2})
     with Admin(queue.connection, queue.zookeeper) as admin:
         assert Kind.MARKERS_OF_EARLIER_TOPIC in {one.kind for one in admin.doctor(queue.name)}
     assert set(queue.copies().values()) == {1}
@@ -345,11 +344,10 @@ def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     with Acker(live) as first, Acker(queue.client()) as last:
         until(
             lambda: set(new) <= {*first.bodies, *last.bodies},
-            60,
-            lambda: len(set(new) - {*first.bodies, *last.bodies}),
+            what=lambda: len(set(new) - {*first.bodies, *last.bodies}),
         )
     live.flush()
-    until(lambda: tracker.problems() == [], 30, tracker.problems)
+    until(lambda: tracker.problems() == [], what=tracker.problems)
     until(lambda: knows_topics(queue))
     with Admin(queue.connection, queue.zookeeper) as admin:
         assert Kind.MARKERS_OF_EARLIER_TOPIC not in {one.kind for one in admin.doctor(queue.name)}
@@ -396,7 +394,7 @@ def test_r24_what_clients_took_that_could_not_know_comes_again_when_the_markers_
     queue.tracker()
     client = queue.client()
     taken = set()
-    until(lambda: taken.update(bodies(collect(client, 1, 20, ack=True))) or taken >= set(sent), 20, taken)
+    until(lambda: taken.update(bodies(collect(client, 1, ack=True))) or taken >= set(sent), what=taken)
 
 
 def test_r24_with_a_queue_topic_that_is_missing_its_markers_are_made_anew(make_queue, admin_of, monkeypatch):
@@ -446,7 +444,7 @@ def test_r24_a_queue_that_is_deleted_and_made_anew_is_refused_by_nobody(make_que
     with Acker(live) as acker:
         for number in range(3):
             queue.send(f"m{number}")
-            until(lambda n=number: f"m{n}" in acker.bodies, 30)
+            until(lambda n=number: f"m{n}" in acker.bodies)
             told = settings_of(queue.name, queue.connection)
             admin.delete_queue(queue.name)
             admin.create_queue(queue.settings)

@@ -29,7 +29,7 @@ def threads() -> int:
 
 def take_one(queue, **arguments):
     found = []
-    until(lambda: found.extend(queue.receive(1, wait=0.5, **arguments)) or found, 60)
+    until(lambda: found.extend(queue.receive(1, wait=0.5, **arguments)) or found)
     return found[0]
 
 
@@ -63,7 +63,7 @@ def test_what_receives_is_closed_when_it_is_idle_and_opened_again(url):
         time.sleep(1)
         assert queue.partitions == [0]  # it has a message in flight
         message.ack(wait=True)
-        until(lambda: queue.partitions == [], 60)
+        until(lambda: queue.partitions == [])
         message.ack(wait=True)  # harmless, and does not need the client that received it
         other = take_one(queue, lease=60)
         assert {message.body, other.body} == {b"a", b"b"}

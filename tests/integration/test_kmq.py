@@ -191,7 +191,7 @@ class TestFlow:
 
         before = own_topics()
         kmq.both("queue", "delete", left, "--leftovers", "--yes")
-        until(lambda: before - own_topics() == {*topics_of(QueueSettings(name=left))}, 60.0)
+        until(lambda: before - own_topics() == {*topics_of(QueueSettings(name=left))})
         kmq("send", name, "x")
         assert (
             "is not empty (1 waiting)" in kmq.both("queue", "delete", name, "--if-empty", "--yes", code=2)[1]
@@ -396,7 +396,7 @@ class TestProcess:
         kmq("send", name, "a")
         process, taken = self.follow(kmq, name)
         process.send_signal(number)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (code, "", "")
         assert kmq.json("stats", name)["in_flight"] == 1
         kmq("ack", taken["receipt"])
@@ -410,7 +410,7 @@ class TestProcess:
         process.stdin.close()
         assert process.stderr.read() == ""
         process.stderr.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         holds = [one["state"] for one in kmq.json("in-flight", name, "--limit", 1_000)]
         assert 0 < holds.count("held") < 1_000
         assert holds.count("held") + holds.count("released") == len(holds)
@@ -422,7 +422,7 @@ class TestProcess:
         process.stdin.close()
         assert process.stderr.read() == ""
         process.stderr.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert kmq.json("stats", name)["depth"] == 3_000
 
     def test_a_line_is_sent_when_it_comes(self, kmq, name):
@@ -448,7 +448,7 @@ def test_dev_up_serves_until_it_is_told_to_stop(kmq, tmp_path, queue_name):
         assert kmq.lines("receive", queue_name, *more)[0]["body"] == "x"
     finally:
         process.send_signal(signal.SIGINT)
-        out, _err = process.communicate(timeout=30)
+        out, _err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")
 
 
@@ -482,13 +482,13 @@ class TestWhereTheServersAre:
             address = f"127.0.0.1:{server.getsockname()[1]}" if silent else NOWHERE
             started = time.monotonic()
             error = kmq.error(*command.format(queue_name).split(), "--bootstrap", address)
-            assert time.monotonic() - started < 6  # 10 s is how long clients wait
+            assert time.monotonic() - started < 9  # 10 s is how long clients wait
         assert f"Kafka at {address} does not answer" in error
 
     def test_of_the_issue_zookeeper_that_is_away_is_told_soon(self, kmq):
         started = time.monotonic()
         error = kmq.error("queue", "list", "--zookeeper", NOWHERE)
-        assert time.monotonic() - started < 6
+        assert time.monotonic() - started < 9
         assert f"ZooKeeper at {NOWHERE} does not answer" in error
 
     @pytest.mark.parametrize("option", ["--bootstrap", "--zookeeper"])

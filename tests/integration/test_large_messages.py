@@ -59,7 +59,7 @@ def test_r7_what_fits_only_compressed_comes_again_and_ends_as_dead_letter(make_q
         }
     )
     sender.produce(queue.name, body, b"key", headers=[("mine", b"1")])
-    assert sender.flush(30) == 0
+    assert sender.flush(60) == 0
     tracker, client = queue.tracker(), queue.client()
     taken = [collect(client, 1)[0] for _ in range(2)]
     assert [(one.attempts, one.key, one.header("mine")) for one in taken] == [
@@ -120,7 +120,7 @@ def test_r7_without_a_limit_of_attempts_it_waits_for_a_larger_topic(make_small):
     until(lambda: failures(queue, tracker) == 2, what=tracker.problems)
     assert value(tracker, queue.name, "dead_lettered") == 0
     queue.topics.configure(queue.name, {"max.message.bytes": "10000"})
-    until(lambda: value(tracker, queue.name, "redelivered") == 1, 20.0, tracker.problems)
+    until(lambda: value(tracker, queue.name, "redelivered") == 1, what=tracker.problems)
     assert tracker.problems() == []
 
 
@@ -157,7 +157,7 @@ def test_r7_what_even_dead_letters_refuse_stays_in_flight_and_is_named(make_smal
         queue.topics.configure(topic, {"max.message.bytes": "10000"})
         metric = "dead_lettered" if end.startswith("dead") else "redelivered"
         before = value(tracker, queue.name, metric)
-        until(lambda: value(tracker, queue.name, metric) > before, 20.0, tracker.problems)
+        until(lambda: value(tracker, queue.name, metric) > before, what=tracker.problems)
     until(lambda: tracker.problems() == [], what=tracker.problems)
     assert len(queue.dead_letters()) == end.startswith("dead")
 
@@ -175,13 +175,13 @@ def test_r21_a_record_that_unpacks_to_more_than_librdkafka_takes_by_itself_stops
         }
     )
     sender.produce(name, bytes(101_000_000), partition=0)
-    assert sender.flush(30) == 0
+    assert sender.flush(60) == 0
     queue.tracker()
     behind = append(queue, b"behind")
     client = queue.client()
     taken = []
-    until(lambda: taken.extend(client.receive()) or any(one.offset == behind for one in taken), 20.0)
-    (again,) = [one for one in collect(client, 1, 20.0) if one.offset != behind]
+    until(lambda: taken.extend(client.receive()) or any(one.offset == behind for one in taken))
+    (again,) = [one for one in collect(client, 1) if one.offset != behind]
     assert (again.body, again.attempts) == (b"behind", 2)
 
 

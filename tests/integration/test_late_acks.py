@@ -166,11 +166,11 @@ def test_r32_a_worker_is_told_and_gives_nothing_back(make_queue):
         (message,) = collect(queue, 1, lease=SHORT_S)
         copied(live)
         with Worker(queue, handler, lease=SHORT_S, on_lost=lambda _: lost.set()) as worker:
-            until(lambda: worker._unsettled)
+            until(lambda: worker._unfinished)
             queue.ack(message, wait=True)
             assert lost.wait(60)
             gate.set()
-            until(lambda: not worker._unsettled)
+            until(lambda: not worker._unfinished)
         queue.flush()
     assert all_ended(live)
     assert live.copies() == {"a": 2}

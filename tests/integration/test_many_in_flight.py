@@ -23,7 +23,7 @@ def test_f3_trackers_killed_while_they_redeliver_many(queue):
     queue.send(*sent)
     # Small transactions, so that there are many moments to be killed in.
     trackers = [queue.tracker_process(**{"max-batch-messages": MANY // 400}) for _ in range(3)]
-    until(lambda: any(tracker.value("owned_partitions") for tracker in trackers), 20)
+    until(lambda: any(tracker.value("owned_partitions") for tracker in trackers))
     queue.mark_all(codec.ranges(0, Op.TAKE, range(MANY), redeliver_after_ms=1))
 
     def copies() -> int:
@@ -32,7 +32,7 @@ def test_f3_trackers_killed_while_they_redeliver_many(queue):
 
     at_kill = []
     for part in (0.1, 0.4):
-        until(lambda part=part: copies() > part * MANY, 60, copies)
+        until(lambda part=part: copies() > part * MANY, what=copies)
         (leader,) = (tracker for tracker in trackers if tracker.value("owned_partitions"))
         trackers.remove(leader)
         leader.kill()
@@ -54,11 +54,11 @@ def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
     (held_at,) = queue.mark_all([Marker(0, 0, Op.TAKE, 3_600_000)])
     # Leases all different, and no neighbours: nothing that could be kept as a run.
     queue.mark_all(Marker(0, 2 * n, Op.TAKE, 3_600_000 + 7 * n) for n in range(1, others + 1))
-    until(lambda: len(part.state) == others + 1, 30, lambda: len(part.state))
+    until(lambda: len(part.state) == others + 1, what=lambda: len(part.state))
     full = size_of(part.state)
     assert full - empty > 20 * others  # bytes: it is the state that is measured
     queue.mark_all(Marker(0, 2 * n, Op.END) for n in range(1, others + 1))
-    until(lambda: len(part.state) == 1, 30, lambda: len(part.state))
+    until(lambda: len(part.state) == 1, what=lambda: len(part.state))
     # Tables keep some of their width until the next insertion; entries are gone.
     assert size_of(part.state) - empty < (full - empty) / 5
     labels = {"queue": queue.name, "partition": "0"}

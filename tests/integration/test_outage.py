@@ -114,9 +114,9 @@ def test_r10_starts_that_were_written_although_they_timed_out_are_not_written_ag
             # Of single markers, no more than five requests are under way: a slow client got a part written.
             written = queue.started() - {first[0].offset}
             assert written
-            until(lambda: value(tracker, queue.name, "redelivered") == len(written), 20.0, queue.started)
+            until(lambda: value(tracker, queue.name, "redelivered") == len(written), what=queue.started)
             gate.heal()
-            found = collect(client, 60, 30.0, ack=True, lease=60.0)
+            found = collect(client, 60, ack=True, lease=60.0)
             client.flush()
         copies, takes = queue.copies(), takes_of(queue)
         assert Counter(bodies(first + found)) == dict.fromkeys(sent, 1)
@@ -149,7 +149,7 @@ def test_r11_what_is_confirmed_when_its_lease_is_over_was_given_back_in_time(
             taken = client.receive(wait=0.1, lease=2.0)
             heals.join()
             assert taken == []
-            (again,) = collect(client, 1, 20.0, lease=60.0)
+            (again,) = collect(client, 1, lease=60.0)
             assert (again.body, again.attempts) == (b"m1", 1)
             client.ack(again, wait=True)
         assert value(tracker, queue.name, "dead_lettered") == 0
@@ -194,7 +194,7 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
     client.ack(*taken[20:30])  # to be confirmed later
     time.sleep(3.0)
     own_cluster.broker().start()
-    came = collect(client, 30, 30.0, ack=True, lease=60.0)
+    came = collect(client, 30, ack=True, lease=60.0)
     client.flush()
     # Whether the acks of the second ten came before the redelivery is a race, their copies are single.
     time.sleep(1.5)
@@ -207,7 +207,7 @@ def test_f10_after_a_broker_was_away_everything_goes_on_by_itself(own_cluster, o
     assert verdict.duplicates == {}
     assert verdict.unexpected <= set(sent[20:30])
     assert max(queue.copies().values()) == 2
-    until(lambda: tracker.problems() == [], 15.0, tracker.problems)
+    until(lambda: tracker.problems() == [], what=tracker.problems)
     assert value(tracker, queue.name, "lost_to_retention") == 0
 
 
@@ -224,11 +224,11 @@ def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
         server.stop()
         shutil.copytree(data, backup)
         server.start()
-        until(lambda: tracker.problems() == [], 20.0, tracker.problems)
+        until(lambda: tracker.problems() == [], what=tracker.problems)
     with LiveQueue(
         queue.connection, queue.zookeeper, f"{queue_name}-late", root=queue.connection.root
     ) as late:
-        until(lambda: len(tracker.owned()) == 2, 20.0, tracker.problems)
+        until(lambda: len(tracker.owned()) == 2, what=tracker.problems)
         for n in range(200):  # changes that will be forgotten; more than there are afterwards
             leadership._zk.set(f"{queue.connection.root}/queues", b"%d" % n)
         server.stop()
@@ -244,9 +244,9 @@ def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
         server.start()
         queue.register()
         late.register()
-        until(lambda: len(leadership.snapshot().owned) == 2 == len(tracker.owned()), 30.0, tracker.problems)
-        until(lambda: (queue.copies() + late.copies()).total() == 4 + 3, 20.0, tracker.problems)
-        until(lambda: tracker.problems() == [], 10.0, tracker.problems)
+        until(lambda: len(leadership.snapshot().owned) == 2 == len(tracker.owned()), what=tracker.problems)
+        until(lambda: (queue.copies() + late.copies()).total() == 4 + 3, what=tracker.problems)
+        until(lambda: tracker.problems() == [], what=tracker.problems)
         assert tracker.alive()
         assert (queue.copies(), late.copies()) == ({"a": 2, "b": 2, "c": 1}, {"d": 2})
     assert any("has forgotten changes" in record.getMessage() for record in caplog.records)
@@ -261,6 +261,6 @@ def test_r25_a_stored_offset_that_names_a_message_twice_makes_one_copy(own_queue
         zk.create(f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset", stored.to_json())
     queue.mark_all([Marker(0, 0, Op.TAKE, 100), Marker(0, 1, Op.TAKE, 100)])
     tracker = queue.tracker()
-    until(lambda: value(tracker, queue.name, "redelivered") >= 2, 10.0, tracker.problems)
+    until(lambda: value(tracker, queue.name, "redelivered") >= 2, what=tracker.problems)
     tracker.stop()  # after what is under way
     assert queue.copies() == {"a": 2, "b": 2}

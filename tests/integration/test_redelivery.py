@@ -361,7 +361,7 @@ def test_settings_changed_in_the_registry_are_followed(make_queue):
     queue.register()
     until(lambda: tracker._parts[queue.name, 0].queue.max_redeliveries == 5)
     # The tracker writes the record of the old settings, then of the new ones; meanwhile clients refuse these.
-    until(lambda: SettingsMirror(queue.connection).find(queue.name) == queue.settings, 60.0)
+    until(lambda: SettingsMirror(queue.connection).find(queue.name) == queue.settings)
     queue.send("m")
     queue.mark(take(0))
     wait_for(queue, tracker, "redelivered", 1)
@@ -378,16 +378,16 @@ def test_r19_new_partitions_are_served_while_all_runs(queue):
         producer.send("old")
         (old,) = collect(client, 1)
         writer.post(Marker(0, old.offset, Op.END))
-        assert writer.flush(5.0) == 0
+        assert writer.flush(60) == 0
         queue.topics.grow(queue.settings, 3)
         queue.register(3)
-        until(lambda: len(tracker.owned()) == 3, 10.0, tracker.problems)
+        until(lambda: len(tracker.owned()) == 3, what=tracker.problems)
         producer.send("new", partition=2)
         (first,) = collect(client, 1)
         (second,) = collect(client, 1)
         client.ack(second.receipt, wait=True)
         writer.post(Marker(1, 0, Op.END))
-        assert writer.flush(5.0) == 0
+        assert writer.flush(60) == 0
     assert [(m.body, m.partition, m.attempts) for m in (first, second)] == [(b"new", 2, 1), (b"new", 2, 2)]
     with pytest.raises(ConfigError, match="partition: 3"):
         producer.send("none", partition=3)

@@ -62,7 +62,7 @@ def own_topic(connection, queue_name, monkeypatch):
 def forgotten(registry: Registry, queue: LiveQueue) -> bool:
     """ZooKeeper knows nothing of the queue any more; its leader may have disturbed the first try."""
     with contextlib.suppress(NotEmptyError):
-        registry._znodes.zk.delete(ZnodePaths(queue.connection.root).queue(queue.name), recursive=True)
+        registry._requests.zk.delete(ZnodePaths(queue.connection.root).queue(queue.name), recursive=True)
     return queue.name not in registry.names()
 
 
@@ -75,7 +75,7 @@ def write(connection: KafkaConnection, topic: str, *records: tuple[bytes | None,
     producer = Producer({"bootstrap.servers": connection.bootstrap})
     for key, value in records:
         producer.produce(topic, value, key, 0)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 def test_clients_know_what_a_queue_was_made_with(admin, connection, settings, capsys, monkeypatch):
@@ -217,14 +217,14 @@ def test_an_open_transaction_hides_nothing(connection, settings, own_topic):
     mirror = SettingsMirror(connection)
     mirror.write([settings])
     producer = librdkafka.new_producer(connection, {"transactional.id": own_topic})
-    producer.init_transactions(10)
+    producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(own_topic, b"x", b"y", 0)
-    producer.flush(10)
+    producer.flush(60)
     changed = replace(settings, max_redeliveries=9)
     mirror.write([changed])
     assert settings_of(settings.name, connection) == changed
-    producer.abort_transaction(10)
+    producer.abort_transaction(60)
 
 
 def test_without_the_topic_everything_is_as_given_and_one_warning_tells(
@@ -297,7 +297,7 @@ def test_a_queue_of_another_root_whose_record_can_not_be_read_is_not_left_over(
     producer = librdkafka.new_producer(connection, {})
     for _ in range(settings_mirror._KEPT):
         producer.produce(settings_mirror.SETTINGS_TOPIC, b"garbage", f"{theirs.root}/queues/{settings.name}")
-    producer.flush(10)
+    producer.flush(60)
     with (
         Admin(ours, zookeeper) as admin,
         pytest.raises(TopicError, match="of another ZooKeeper root that can't be read"),
@@ -309,7 +309,7 @@ def test_a_queue_of_another_root_whose_record_can_not_be_read_is_not_left_over(
 def test_what_is_left_over_of_a_queue_is_deleted_together_with_its_record(connection, zookeeper, settings):
     with Admin(connection, zookeeper) as admin:
         admin.create_queue(settings.name)
-        admin._access.registry.remove(settings.name)
+        admin._context.registry.remove(settings.name)
         assert Kind.RECORD_OF_NO_QUEUE in {one.kind for one in admin.doctor() if one.queue == settings.name}
         assert (
             admin.delete_queue(settings.name, leftovers=True).topics.keys()

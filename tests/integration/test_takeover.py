@@ -49,8 +49,7 @@ def shared(one, others_count) -> None:
     """Wait until `one` and another each own something; the assignment allows 1 to 3 of 4."""
     until(
         lambda: 0 < len(one.owned()) < PARTITIONS == len(one.owned()) + others_count(),
-        15.0,
-        lambda: (one.owned(), others_count(), one.problems()),
+        what=lambda: (one.owned(), others_count(), one.problems()),
     )
 
 
@@ -106,7 +105,7 @@ def test_f13_a_tracker_paused_beyond_its_session_makes_no_copies(wide):
     each_came_again_once(wide, sent)
     # It is a member again, and useful.
     shared(standby, lambda: victim.value("owned_partitions"))
-    until(lambda: victim.get("/readyz")[0] == 200, 15.0, lambda: victim.get("/readyz"))
+    until(lambda: victim.get("/readyz")[0] == 200, what=lambda: victim.get("/readyz"))
 
 
 def test_r6_a_tracker_fenced_while_it_leads_takes_over_again(wide):
@@ -115,14 +114,14 @@ def test_r6_a_tracker_fenced_while_it_leads_takes_over_again(wide):
     sent = fill(wide, 30, 500, 2_500)
     stranger = librdkafka.new_producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
     until(lambda: value(tracker, wide.name, "redelivered") > 10)
-    stranger.init_transactions(10)
+    stranger.init_transactions(60)
     each_came_again_once(wide, sent)
     # Once more on a very busy machine (seen once; why is not known), but not again and again.
     assert value(tracker, wide.name, "takeovers") - PARTITIONS in (1, 2)
     until(lambda: tracker.problems() == [], what=tracker.problems)
     # Once more while nothing else is written to the partition: it must not wait for a marker.
     stranger = librdkafka.new_producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
-    stranger.init_transactions(10)
+    stranger.init_transactions(60)
     (last,) = wide.send("idle")
     wide.mark(Marker(0, int(last.partition("-")[2]), Op.TAKE, 100))
     until(lambda: wide.copies()["idle"] == 2, what=tracker.problems)
@@ -132,10 +131,10 @@ def test_an_open_transaction_of_a_stranger_is_aborted_at_takeover(wide):
     """As a tracker leaves it that was killed in the middle of one."""
     sent = fill(wide, 5, 0, 100)
     dead = librdkafka.new_producer(wide.connection, {"transactional.id": f"kmq-tracker-{wide.name}-0"})
-    dead.init_transactions(10)
+    dead.init_transactions(60)
     dead.begin_transaction()
     dead.produce(wide.name, b"0-0", partition=0)
-    assert dead.flush(10) == 0
+    assert dead.flush(60) == 0
     wide.tracker()
     each_came_again_once(wide, sent)
 

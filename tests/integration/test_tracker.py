@@ -148,7 +148,7 @@ def test_r8_an_offset_of_another_topic_is_not_used(queue):
             queue.mark_all([end(10**6)] * 20)
             until(lambda: stored(registry, queue) >= 20)
             delete_topic(queue.topics, queue.settings.markers_topic)
-            until(lambda: any("takeover failed" in text for text in first.problems()), 15.0, first.problems)
+            until(lambda: any("takeover failed" in text for text in first.problems()), what=first.problems)
         until(lambda: _recreated(queue))
         queue.mark(take(0))
         queue.mark_all([end(10**6)] * 30)
@@ -329,11 +329,11 @@ def test_r14_a_message_that_is_not_there_yet_holds_up_no_other(queue):
 def test_r14_a_message_behind_an_open_transaction_is_waited_for(queue):
     """Whoever reads uncommitted records can take it; before the transaction ends, trackers can't read it."""
     transaction = librdkafka.new_producer(queue.connection, {"transactional.id": f"open-{queue.name}"})
-    transaction.init_transactions(10)
+    transaction.init_transactions(60)
     queue.send("before")
     transaction.begin_transaction()
     transaction.produce(queue.name, b"open", partition=0)
-    assert transaction.flush(10) == 0
+    assert transaction.flush(60) == 0
     queue.send("behind")
     queue.mark_all([take(0), take(1), take(2)])
     tracker = queue.tracker()
@@ -341,7 +341,7 @@ def test_r14_a_message_behind_an_open_transaction_is_waited_for(queue):
     fetched = reader.fetch(queue.name, 0, [0, 1, 2, 3])
     assert (list(fetched.found), fetched.gone, fetched.out_of_reach) == ([0], [], [1, 2, 3])
     until(lambda: value(tracker, queue.name, "redelivered") == 1, what=tracker.problems)
-    transaction.commit_transaction(10)
+    transaction.commit_transaction(60)
     redelivered(queue, tracker, 3)
     until(lambda: queue.copies() == {"before": 2, "open": 2, "behind": 2}, what=queue.copies)
     assert value(tracker, queue.name, "lost_to_retention") == 0

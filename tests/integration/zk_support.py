@@ -33,4 +33,4 @@ class Cable:
         """Wait until the proxy's thread has done what it was told."""
         done = threading.Event()
         self._proxy._loop.call_soon_threadsafe(done.set)
-        assert done.wait(10)
+        assert done.wait(60)

@@ -6,7 +6,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from kmqpy.errors import TopicError, Unavailable
-from kmqpy.kafka.partition_reader import Reached
+from kmqpy.kafka.partition_reader import ReadPosition
 
 from .connection import Connection
 from .model import Record, Steps
@@ -51,7 +51,7 @@ class LogReader:
         end = log.end if uncommitted else log.stable
         if recovers:
             connection.process.recovered[partition] = log, end
-        reached = Reached(log.start, min(max(start, log.start), max(end, log.start)), end)
+        reached = ReadPosition(log.start, min(max(start, log.start), max(end, log.start)), end)
         while not reached.done:
             yield world.latency()
             if topic in connection.broker.missing:
@@ -80,7 +80,7 @@ class RepeatedReader:
         self._how = {"uncommitted": uncommitted, "timeout_s": timeout_s, "clock": clock}
 
     def scan(self, starts: Mapping[int, int], visit: Callable[[int, list[Record]], bool]) -> Steps:
-        reached: dict[int, Reached] = {}
+        reached: dict[int, ReadPosition] = {}
         for partition, start in starts.items():
             found: list[Record] = []
             reached |= yield from LogReader.scan(

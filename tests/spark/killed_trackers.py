@@ -143,7 +143,7 @@ def _listens(port: int) -> bool:
 def _jobs(queue) -> set[str]:
     """The znodes of drivers."""
     with queue.registry() as registry:
-        return set(registry._znodes.children(ZnodePaths(queue.connection.root).jobs))
+        return set(registry._requests.children(ZnodePaths(queue.connection.root).jobs))
 
 
 def die(queue, deaths: Deaths, trackers: SparkTrackerProcess, each: int) -> list[str]:

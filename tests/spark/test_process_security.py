@@ -3,9 +3,9 @@
 from collections import Counter
 from pathlib import Path
 
+from security_support import client_acls, grant, live, secured  # noqa: F401  # fixtures
 from support import until
 from test_process import Run, bodies
-from test_security import client_acls, grant, live, secured  # noqa: F401  # fixtures
 
 from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.source import KmqDataSource

@@ -59,7 +59,7 @@ CUSTOM = QueueSettings(name="q", markers_topic="marks", dead_letter_topic="dead"
 
 def admin_of(registry, topics):
     admin = Admin(KafkaConnection(), ZooKeeperConnection())
-    admin._access._registry, admin._access._topics = registry, topics
+    admin._context._registry, admin._context._topics = registry, topics
     return admin
 
 

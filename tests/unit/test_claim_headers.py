@@ -6,7 +6,7 @@ import pytest
 
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets, naming_tick, spoken_of
+from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets, naming_tick, offsets_with_markers
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
 
 
@@ -60,7 +60,7 @@ def test_few_bytes_cannot_name_more_than_a_reader_has_memory_for():
     ],
 )
 def test_any_marker_of_a_message_counts(marker):
-    assert spoken_of([record(marker)], [5, 7, 11]) == {7}
+    assert offsets_with_markers([record(marker)], [5, 7, 11]) == {7}
 
 
 def test_other_markers_and_undecodable_ones_count_not():
@@ -70,4 +70,4 @@ def test_other_markers_and_undecodable_ones_count_not():
         record(Marker(3, 7, Op.END), key=b"?"),
         record(Marker(4, 7, Op.END)),
     ]
-    assert spoken_of(records, [5, 7, 11]) == frozenset()
+    assert offsets_with_markers(records, [5, 7, 11]) == frozenset()

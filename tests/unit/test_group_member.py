@@ -173,7 +173,7 @@ def takes(monkeypatch):
         for at in sorted(at for at in log if at >= start and partition == 0):
             key, value, headers = codec.encode(Marker(0, log[at], Op.TAKE, 60_000))
             visit(Message(topic="q__markers", key=key, value=value, headers=headers, partition=0, offset=at))
-        return {partition: partition_reader.Reached(0, end, end)}
+        return {partition: partition_reader.ReadPosition(0, end, end)}
 
     monkeypatch.setattr(partition_reader, "scan", scan)
     monkeypatch.setattr(partition_reader, "bounds", lambda *_, **__: {0: (0, 1_000)})
@@ -498,7 +498,7 @@ def test_r30_who_does_not_know_what_was_taken_says_so(
 def test_r30_whose_markers_were_deleted_does_not_know_what_was_taken(
     member, consumer, announced, monkeypatch
 ):
-    reached = partition_reader.Reached(4, 9, 9)
+    reached = partition_reader.ReadPosition(4, 9, 9)
     monkeypatch.setattr(partition_reader, "scan", lambda *_, **__: {0: reached})
     for markers_offset, again in [(3, True), (4, False)]:
         consumer.of_predecessor = TopicPartition("q", 0, 5, f"kmq2:{markers_offset}:Q:M")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kmqpy.kafka.markers.codec import Marker, Op
-from kmqpy.kafka.markers.life import Happened, LifeState, RecordFacts, SeenMarker, build_life
+from kmqpy.kafka.markers.life import LifeEventKind, LifeState, RecordFacts, SeenMarker, build_life
 from kmqpy.kafka.markers.lineage import RecordPlace
 
 ORIGINAL, COPY = RecordPlace("jobs", 0, 5), RecordPlace("jobs", 0, 9)
@@ -106,7 +106,7 @@ def test_rejected_dead_and_redriven():
 def test_an_end_that_names_no_copy_or_one_that_is_not_believed():
     for copy in (None, COPY):
         found = life([ORIGINAL], {ORIGINAL: markers(TAKE, MOVED, copy=copy)})
-        assert found.events[-1].what is Happened.ENDED
+        assert found.events[-1].what is LifeEventKind.ENDED
         assert found.events[-1].copy is None
         assert found.state is LifeState.ENDED
 
@@ -119,5 +119,5 @@ def test_a_message_that_was_taken_after_its_end_says_why_it_was_ended_again():
 
 def test_a_message_that_is_gone_itself():
     found = build_life("jobs", [ORIGINAL], {}, {ORIGINAL: markers(TAKE)})
-    assert [event.what for event in found.events] == [Happened.TAKEN]
+    assert [event.what for event in found.events] == [LifeEventKind.TAKEN]
     assert (found.deleted, found.key) == (("0:5",), None)

@@ -187,14 +187,14 @@ class TestLeases:
         clock.ahead = 60.0
         server = threading.Thread(target=worker._serve, daemon=True)
         server.start()
-        settler = threading.Thread(target=worker._settler.run, daemon=True)
-        settler.start()
+        writer = threading.Thread(target=worker._outcomes.run, daemon=True)
+        writer.start()
         taker.join(60)
         noticed = not taker.is_alive()
         worker.stop()
         server.join(60)
-        worker._settler.close()
-        settler.join(60)
+        worker._outcomes.close()
+        writer.join(60)
         assert noticed
 
 

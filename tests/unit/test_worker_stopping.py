@@ -209,10 +209,10 @@ def test_the_log_names_the_signal(caplog):
     assert [record.signal for record in caplog.records if hasattr(record, "signal")] == ["SIGTERM"]
 
 
-@pytest.mark.parametrize("thread", ["_settler", "_leases"])
+@pytest.mark.parametrize("thread", ["_outcomes", "_leases"])
 def test_an_unexpected_error_in_a_thread_ends_the_worker(monkeypatch, thread):
     worker = Worker(FakeQueue("x"), lambda message: None, handle_signals=False, drain_timeout=0.1, lease=0.3)
-    method = "_settle" if thread == "_settler" else "extend_due"
+    method = "_write" if thread == "_outcomes" else "extend_due"
     called = []
 
     def fail(*_):

@@ -31,7 +31,7 @@ _CHECK_EVERY_S = 0.5
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
 
-class Watched(Protocol):
+class HealthSource(Protocol):
     """A process whose health is served."""
 
     metrics: TrackerMetrics
@@ -135,20 +135,20 @@ def _hang_up(request: socket.socket) -> None:
 class HealthServer:
     """Serves until close(); raises ConfigError when the port can't be had."""
 
-    def __init__(self, watched: Watched, host: str, port: int) -> None:
+    def __init__(self, source: HealthSource, host: str, port: int) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":
-                    self._answer(200, CONTENT_TYPE_LATEST, generate_latest(watched.metrics.registry))
+                    self._answer(200, CONTENT_TYPE_LATEST, generate_latest(source.metrics.registry))
                 elif path == "/livez":
-                    alive = watched.alive()
+                    alive = source.alive()
                     self._json(200 if alive else 503, {"alive": alive})
                 elif path == "/readyz":
-                    problems = watched.problems()
+                    problems = source.problems()
                     self._json(503 if problems else 200, {"ready": not problems, "problems": problems})
                 elif path.startswith("/backlog/"):
-                    self._json(*_backlog(watched.metrics, unquote(path.removeprefix("/backlog/"))))
+                    self._json(*_backlog(source.metrics, unquote(path.removeprefix("/backlog/"))))
                 else:
                     self._json(404, {"error": "there is /metrics, /backlog/QUEUE, /livez and /readyz"})
 

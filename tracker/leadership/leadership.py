@@ -18,7 +18,7 @@ from kazoo.protocol.states import Callback
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.closing import Closing
+from kmqpy.core.closeable import Closeable
 from kmqpy.errors import AccessDenied, ConfigError, Unavailable
 from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.admin.znode_paths import ZnodePaths
@@ -41,7 +41,7 @@ _PAUSE = Backoff(0.1, 2, 2, jitter=0)
 _POLL_S = 0.05
 
 
-class Leadership(Closing):
+class Leadership(Closeable):
     """Membership and ownership of one tracker, kept up by a thread of its own.
 
     zookeeper           where ZooKeeper is, and who we are to it

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import NewRecord, Withdrawn
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick, spoken_of
+from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick, offsets_with_markers
 from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.originals import OriginalsReader
 
@@ -81,7 +81,7 @@ class Claim:
             raise Withdrawn(
                 f"markers before a claim can't be read: {librdkafka.error_name(exception)}"
             ) from exception
-        self.dropped = spoken_of(records, self._offsets)
+        self.dropped = offsets_with_markers(records, self._offsets)
         copies = {offset: at for offset, at in self._last_copies.items() if offset not in self.dropped}
         if copies and last_attempts is not None:
             checked = last_attempts.examine(copies, self._timeout_s / 2)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.closing import Closing
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.admin.access import AdminAccess
+from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.doctor import Doctor
 from kmqpy.kafka.admin.findings import Finding
 from kmqpy.kafka.admin.queue_alteration import QueueAlteration
@@ -44,7 +44,7 @@ class QueueDescription:
     offsets: dict[int, int]
 
 
-class Admin(Closing):
+class Admin(Closeable):
     """Creates, describes, changes, checks and deletes queues.
 
     ZooKeeper is asked only where the registry is needed; with NO_ZOOKEEPER never: then a
@@ -63,7 +63,9 @@ class Admin(Closing):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         timeout_s = duration_ms(timeout, "timeout") / 1000
-        self._access = AdminAccess(check_connection(connection), check_zookeeper(zookeeper), timeout_s, clock)
+        self._context = AdminContext(
+            check_connection(connection), check_zookeeper(zookeeper), timeout_s, clock
+        )
 
     def create_queue(
         self,
@@ -86,21 +88,21 @@ class Admin(Closing):
         exists with other settings, and for a topic of another queue; TopicError when existing topics do not
         fit, markers of another queue for example.
         """
-        return QueueCreation(self._access).create(queue, partitions, replication, retention)
+        return QueueCreation(self._context).create(queue, partitions, replication, retention)
 
     def has_root(self) -> bool:
         """True if ZooKeeper holds anything of kmqpy under the connection's root."""
-        return self._access.registry.has_root()
+        return self._context.registry.has_root()
 
     def list_queues(self) -> list[RegisteredQueue]:
         """The registered queues, by name."""
-        return self._access.registry.queues()
+        return self._context.registry.queues()
 
     def describe_queue(self, queue: str | QueueSettings) -> QueueDescription:
         """Settings, topics, and who tracks which partition."""
-        settings, known = self._access.find(queue)
-        topics = self._access.described(settings, known)
-        owners, stored = self._access.tracked(settings.name, known)
+        settings, known = self._context.find(queue)
+        topics = self._context.described(settings, known)
+        owners, stored = self._context.tracked(settings.name, known)
         messages = topics.get(settings.name)
         return QueueDescription(
             settings=settings,
@@ -128,7 +130,7 @@ class Admin(Closing):
         Raises ConfigError: a setting that can't be changed, fewer partitions, or a retention that is not
         longer than the longest hold or delay.
         """
-        return QueueAlteration(self._access).alter(name, partitions, retention, changes)
+        return QueueAlteration(self._context).alter(name, partitions, retention, changes)
 
     def follow_topic(self, name: str) -> None:
         """Register partitions that a registered queue's topic got by other means than `alter_queue`.
@@ -136,7 +138,7 @@ class Admin(Closing):
         Its other topics get as many, the markers topic first (rule R19). Where that fails, only those are
         registered that the markers topic has too, and the error is raised.
         """
-        QueueAlteration(self._access).follow_topic(name)
+        QueueAlteration(self._context).follow_topic(name)
 
     def delete_queue(
         self, name: str, *, timeout: Duration = 30.0, if_empty: bool = False, leftovers: bool = False
@@ -155,33 +157,33 @@ class Admin(Closing):
 
         Raises QueueNotFound where no such queue is registered, or nothing is left over.
         """
-        deletion = QueueDeletion(self._access)
+        deletion = QueueDeletion(self._context)
         return deletion.delete(name, timeout=timeout, if_empty=if_empty, leftovers=leftovers)
 
     def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
         """The topics that delete_queue() would take away now; raises the same errors."""
-        return QueueDeletion(self._access).deletion(name, leftovers=leftovers)
+        return QueueDeletion(self._context).deletion(name, leftovers=leftovers)
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
         """Messages taken and not ended, delayed ones included; those taken first come first."""
-        settings, known = self._access.find(queue)
-        stored = self._access.tracked(settings.name, known)[1]
-        return stats.in_flight(self._access.connection, settings, stored=stored, limit=limit)
+        settings, known = self._context.find(queue)
+        stored = self._context.tracked(settings.name, known)[1]
+        return stats.in_flight(self._context.connection, settings, stored=stored, limit=limit)
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
         """Counts of the queue and of each partition, and who tracks it."""
-        return self._access.stats(queue)
+        return self._context.stats(queue)
 
     def purge(self, queue: str | QueueSettings) -> int:
         """Delete every message of the queue, in flight or not; returns how many there were, about.
 
         Messages in flight are ended first, so that they never count as lost. Messages sent meanwhile stay.
         """
-        return QueuePurge(self._access).purge(queue)
+        return QueuePurge(self._context).purge(queue)
 
     def doctor(self, queue: str | QueueSettings | None = None) -> list[Finding]:
         """Findings about a queue, or about every one; errors first, `ok` where nothing is wrong."""
-        doctor = Doctor(self._access)
+        doctor = Doctor(self._context)
         return doctor.examine_all() if queue is None else doctor.examine(queue)
 
     def diagnose(self, queue: str) -> list[Finding]:
@@ -190,25 +192,25 @@ class Admin(Closing):
         Leaves out other consumer groups, which take a request for each group of the cluster, and unusable
         znodes, for which all znodes of the queue are read.
         """
-        return Doctor(self._access).quick_look(queue)
+        return Doctor(self._context).quick_look(queue)
 
     def unusable_znodes(self, queue: str | None = None) -> list[UnusableZnode]:
         """Unusable znodes, for remove_unusable_znodes(): of one queue, or of all queues and trackers."""
         if queue is not None:
-            return self._access.registry.unusable_znodes(queue)
-        found = self._access.registry.stray_unusable_znodes()
-        for name in filter(is_topic_name, self._access.registry.names()):
-            found += self._access.registry.unusable_znodes(name)
+            return self._context.registry.unusable_znodes(queue)
+        found = self._context.registry.stray_unusable_znodes()
+        for name in filter(is_topic_name, self._context.registry.names()):
+            found += self._context.registry.unusable_znodes(name)
         return found
 
     def remove_unusable_znodes(self, znodes: Iterable[UnusableZnode]) -> list[UnusableZnode]:
         """Remove those that are still as they were found; returns them."""
-        return self._access.registry.remove_unusable_znodes(znodes)
+        return self._context.registry.remove_unusable_znodes(znodes)
 
     def settings(self, queue: str | QueueSettings) -> QueueSettings:
         """The settings of a queue by the registry; the defaults where it is not registered."""
-        return self._access.find(queue)[0]
+        return self._context.find(queue)[0]
 
     def close(self) -> None:
         """Leave ZooKeeper."""
-        self._access.close()
+        self._context.close()

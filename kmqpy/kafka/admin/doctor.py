@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.admin.access import AdminAccess
 from kmqpy.kafka.admin.checks.retention import check_retention
 from kmqpy.kafka.admin.checks.settings_topic import (
     check_record,
@@ -30,6 +29,7 @@ from kmqpy.kafka.admin.checks.trackers import (
     check_trackers,
 )
 from kmqpy.kafka.admin.checks.znodes import unreadable_settings, unusable_znodes
+from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.facts import Facts
 from kmqpy.kafka.admin.findings import Finding, Kind, Severity
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
@@ -72,29 +72,29 @@ def check(facts: Facts) -> list[Finding]:
 class Doctor:
     """Gathers what Kafka and the registry say, and checks it; raises ConfigError without a registry."""
 
-    def __init__(self, access: AdminAccess) -> None:
-        self._access = access
-        self._registry = access.registry
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
+        self._registry = context.registry
 
     def examine(self, queue: str | QueueSettings) -> list[Finding]:
         """Findings about one queue; raises QueueNotFound."""
-        return self._diagnosis(queue, self._access.topics.groups(), self._access.records()[0])
+        return self._diagnosis(queue, self._context.topics.groups(), self._context.records()[0])
 
     def examine_all(self) -> list[Finding]:
         """Findings about every registered queue, and about topics and znodes that belong to none."""
-        access, registry = self._access, self._registry
-        groups = access.topics.groups()
-        records, error = access.records()
+        context, registry = self._context, self._registry
+        groups = context.topics.groups()
+        records, error = context.records()
         registered, damaged = registry.every_queue()
         names = [one.name for one in registered]
         told = Records() if records is None else records
         used = {topic for one in (*registered, *told.own.values(), *told.others) for topic in topics_of(one)}
         # What a queue uses whose settings can't be read is not known.
-        found = [] if damaged or error else check_unregistered_topics(access.topics.names(), used)
+        found = [] if damaged or error else check_unregistered_topics(context.topics.names(), used)
         found += unusable_znodes("registry", registry.stray_unusable_znodes())
         found += check_settings_topic(self._settings_topic(), error, names)
         nobodys = [topic for one in told.own.values() if one.name not in names for topic in topics_of(one)]
-        found += check_records_of_no_queue(told, names, access.topics.describe(nobodys, with_config=True))
+        found += check_records_of_no_queue(told, names, context.topics.describe(nobodys, with_config=True))
         for name in names:
             with contextlib.suppress(QueueNotFound):  # removed meanwhile
                 found += self._diagnosis(name, groups, records)
@@ -102,14 +102,14 @@ class Doctor:
 
     def quick_look(self, queue: str) -> list[Finding]:
         """Like examine(), without other consumer groups and unusable znodes, which take many requests."""
-        return check(self._facts(*self._access.find(queue), self._access.records()[0]))
+        return check(self._facts(*self._context.find(queue), self._context.records()[0]))
 
     def _diagnosis(
         self, queue: str | QueueSettings, groups: Mapping[str, list[str]], records: Records | None
     ) -> list[Finding]:
         registry = self._registry
         try:
-            settings, known = self._access.find(queue)
+            settings, known = self._context.find(queue)
         except ConfigError as error:
             name = queue if isinstance(queue, str) else queue.name
             return [unreadable_settings(name, error), *unusable_znodes(name, registry.unusable_znodes(name))]
@@ -126,15 +126,15 @@ class Doctor:
         self, settings: QueueSettings, known: RegisteredQueue | None, records: Records | None
     ) -> Facts:
         """The facts for check(), without `groups`, `shared` and `unusable_znodes`."""
-        access, log = self._access, self._access.topics
-        topics = access.described(settings, known)
-        owners, stored = access.tracked(settings.name, known)
+        context, log = self._context, self._context.topics
+        topics = context.described(settings, known)
+        owners, stored = context.tracked(settings.name, known)
         messages, markers = topics.get(settings.name), topics.get(settings.markers_topic)
         count = messages.partitions if messages else 0
         committed: dict[int, tuple[int, int | None]] = {}
         if messages is not None:
             ids = TopicIds(messages.topic_id, markers.topic_id if markers else "")
-            committed = stats.committed_offsets(access.connection, settings, range(count), ids)
+            committed = stats.committed_offsets(context.connection, settings, range(count), ids)
         return Facts(
             settings=settings,
             registered=known,
@@ -145,14 +145,14 @@ class Doctor:
             stored=stored,
             markers_log=log.offsets(markers.name, range(markers.partitions)) if markers else {},
             markers_latest=log.latest_timestamps(markers.name, range(markers.partitions)) if markers else {},
-            now_ms=access.clock.wall_ms(),
+            now_ms=context.clock.wall_ms(),
             queue_log=log.offsets(messages.name, range(count)) if messages else {},
             committed={partition: offset for partition, (offset, _) in committed.items()},
             records=records,
         )
 
     def _settings_topic(self) -> TopicInfo | None:
-        topics = self._access.topics
+        topics = self._context.topics
         try:
             found = topics.describe([SETTINGS_TOPIC], with_config=True)
         except AccessDenied:  # its settings are not for us to see

@@ -9,7 +9,7 @@ from typing import Any
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.settings import build, nearest
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.admin.access import AdminAccess, queue_not_found
+from kmqpy.kafka.admin.context import AdminContext, queue_not_found
 from kmqpy.kafka.settings import FLAGS, QueueSettings
 from kmqpy.kafka.topic_names import topics_of
 from kmqpy.kafka.topics import check_retention
@@ -21,8 +21,8 @@ ALTERABLE = ("max_redeliveries", "redeliver_after_ms", "max_delay_ms", "max_hold
 class QueueAlteration:
     """Changes a registered queue; topics before the registry, the markers topic first (rule R19)."""
 
-    def __init__(self, access: AdminAccess) -> None:
-        self._access = access
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
 
     def alter(
         self, name: str, partitions: int | None, retention: Duration | None, changes: Mapping[str, Any]
@@ -33,23 +33,23 @@ class QueueAlteration:
                 known = [field.name for field in dataclasses.fields(QueueSettings)]
                 hint = "it can't be changed" if key in known else f"unknown setting{nearest(key, ALTERABLE)}"
                 raise ConfigError(f"{key}: {hint}")
-        registered = self._access.registry.get(name)
+        registered = self._context.registry.get(name)
         before = registered.settings
         settings = build(QueueSettings, dataclasses.asdict(before), changes)
-        existing = self._access.topics.describe([name]).get(name)
+        existing = self._context.topics.describe([name]).get(name)
         if existing is None:
             raise queue_not_found(name)
         counts = [existing.partitions, registered.partitions]
         self._check_retention(settings, retention)
         if partitions is not None:
-            self._access.topics.grow(before, partitions)
+            self._context.topics.grow(before, partitions)
             counts.append(partitions)  # a broker may still tell the former number
         if retention is not None:
             retention_ms = str(duration_ms(retention, "retention"))
-            for topic in self._access.topics.describe(list(topics_of(settings))):
-                self._access.topics.configure(topic, {"retention.ms": retention_ms})
-        self._access.registry.register(settings, max(counts))
-        self._access.mirror(lambda mirror: mirror.write([settings]))
+            for topic in self._context.topics.describe(list(topics_of(settings))):
+                self._context.topics.configure(topic, {"retention.ms": retention_ms})
+        self._context.registry.register(settings, max(counts))
+        self._context.mirror(lambda mirror: mirror.write([settings]))
         return settings
 
     def follow_topic(self, name: str) -> None:
@@ -58,27 +58,27 @@ class QueueAlteration:
         Its other topics get as many, the markers topic first (rule R19). Where that fails, only those are
         registered that the markers topic has too, and the error is raised.
         """
-        registered = self._access.registry.get(name)
+        registered = self._context.registry.get(name)
         settings = registered.settings
-        wanted = self._access.topics.describe([name]).get(name)
+        wanted = self._context.topics.describe([name]).get(name)
         if wanted is None:
             raise queue_not_found(name)
         if registered.deleting:
             return
         try:
-            self._access.topics.grow(settings, wanted.partitions)
+            self._context.topics.grow(settings, wanted.partitions)
         finally:
-            markers = self._access.topics.describe([settings.markers_topic]).get(settings.markers_topic)
+            markers = self._context.topics.describe([settings.markers_topic]).get(settings.markers_topic)
             count = min(wanted.partitions, markers.partitions if markers is not None else 0)
             if count > registered.partitions:
-                self._access.registry.register(settings, count)
+                self._context.registry.register(settings, count)
 
     def _check_retention(self, settings: QueueSettings, retention: Duration | None) -> None:
         if retention is not None:
             check_retention(settings, duration_ms(retention, "retention"))
         else:
             names = [settings.name, settings.markers_topic]
-            topics = self._access.topics.describe(names, with_config=True).values()
+            topics = self._context.topics.describe(names, with_config=True).values()
             kept = [int(topic.config.get("retention.ms", "-1")) for topic in topics]
             limits = [ms for ms in kept if ms != -1]
             if limits:

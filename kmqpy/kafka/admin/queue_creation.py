@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import ConfigError, TopicError, Unavailable
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.admin.access import AdminAccess
+from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -26,8 +26,8 @@ _FLUSH_S = 10.0
 class QueueCreation:
     """Creates a queue; see Admin.create_queue()."""
 
-    def __init__(self, access: AdminAccess) -> None:
-        self._access = access
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
 
     def create(
         self,
@@ -39,13 +39,13 @@ class QueueCreation:
         """See Admin.create_queue()."""
         settings = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
         # Asked first: without ZooKeeper nothing is created.
-        registered, damaged = self._access.registry.every_queue() if self._access.has_registry else ([], [])
+        registered, damaged = self._context.registry.every_queue() if self._context.has_registry else ([], [])
         there = {one.name: one for one in registered}.get(settings.name)
         known = None
         if there is None:
             check_new_queue_name(settings.name)
         elif settings.name not in damaged:  # settings that can't be read are replaced
-            known = self._access.registered(settings.name)
+            known = self._context.registered(settings.name)
         if there is not None and not isinstance(queue, QueueSettings):
             settings = there
         if known is not None and known.deleting:
@@ -64,7 +64,7 @@ class QueueCreation:
             if retention is None
             else duration_ms(retention, "retention")
         )
-        existing = self._access.topics.describe(list(topics_of(settings)))
+        existing = self._context.topics.describe(list(topics_of(settings)))
         tracked = 1 if known is None else known.partitions
         if partitions is None:
             most = max([tracked, *(topic.partitions for topic in existing.values())])
@@ -73,20 +73,20 @@ class QueueCreation:
             wanted = partitions
         obsolete = self._obsolete_markers(settings, known, registered, existing)
         kept = self._delete_markers(obsolete)
-        found = self._access.topics.create(settings, wanted, replication, retention_ms, anew=kept)
+        found = self._context.topics.create(settings, wanted, replication, retention_ms, anew=kept)
         for topic, old_ms in kept.items():
             if retention is None and (old_ms == -1 or old_ms > retention_ms):
-                self._access.topics.configure(topic, {"retention.ms": str(old_ms)})
+                self._context.topics.configure(topic, {"retention.ms": str(old_ms)})
         if settings.markers_topic in obsolete and settings.name in existing:
             if partitions is None and found.partitions < tracked:
-                found = self._access.topics.grow(
+                found = self._context.topics.grow(
                     settings, tracked
                 )  # a broker made it, with as many as it pleased
             self._give_back_what_was_taken(settings, found)
-        if self._access.has_registry:
-            self._access.registry.register(settings, found.partitions)
+        if self._context.has_registry:
+            self._context.registry.register(settings, found.partitions)
             ids = {settings.name: found.ids.queue, settings.markers_topic: found.ids.markers}
-            self._access.mirror(lambda mirror: mirror.write([settings.with_topic_ids(ids)], certain=True))
+            self._context.mirror(lambda mirror: mirror.write([settings.with_topic_ids(ids)], certain=True))
         return found
 
     def _obsolete_markers(
@@ -125,7 +125,7 @@ class QueueCreation:
         return found
 
     def _has_records(self, topic: TopicInfo) -> bool:
-        offsets = self._access.topics.offsets(topic.name, range(topic.partitions))
+        offsets = self._context.topics.offsets(topic.name, range(topic.partitions))
         return any(end > 0 for _low, end in offsets.values())
 
     def _stale_markers(
@@ -136,7 +136,7 @@ class QueueCreation:
         found = find_stale_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
         if known is not None and {settings.name, settings.markers_topic} <= now.keys():
             ids = now[settings.name], now[settings.markers_topic]
-            stored = self._access.registry.offsets(settings.name).values()
+            stored = self._context.registry.offsets(settings.name).values()
             if any(one.is_of_earlier_queue(*ids) for one in stored):
                 found[settings.name] = settings.markers_topic
             elif any((one.queue_id, one.markers_id) == ids for one in stored):
@@ -144,7 +144,7 @@ class QueueCreation:
         return found
 
     def _recorded_ids(self, name: str) -> Mapping[str, str]:
-        records, error = self._access.records()
+        records, error = self._context.records()
         if error is not None:
             _log.warning("whether topics of queue %s were recreated is not known: %s", name, error)
         return {} if records is None or name not in records.own else records.own[name].topic_ids
@@ -153,10 +153,10 @@ class QueueCreation:
         """Delete these topics, unless they have been recreated; returns how long they kept records, in ms."""
         if not topics:
             return {}
-        found = self._access.topics.describe(list(topics), with_config=True)
+        found = self._context.topics.describe(list(topics), with_config=True)
         same = {name: one for name, one in found.items() if one.topic_id == topics[name].topic_id}
         _log.warning("markers of messages that are gone; recreated: %s", ", ".join(same))
-        self._access.topics.delete(same)
+        self._context.topics.delete(same)
         return {name: int(one.config.get("retention.ms", "0")) for name, one in same.items()}
 
     def _give_back_what_was_taken(self, settings: QueueSettings, topics: QueueTopics) -> None:
@@ -167,11 +167,11 @@ class QueueCreation:
         so are gone. Commits can't be taken back while clients are members of the group.
         """
         committed = stats.committed_offsets(
-            self._access.connection, settings, range(topics.partitions), topics.ids
+            self._context.connection, settings, range(topics.partitions), topics.ids
         )
         taken = [partition for partition, (offset, _) in committed.items() if offset > 0]
-        with MarkerWriter(self._access.connection, settings.markers_topic) as writer:
-            for partition, (low, end) in self._access.topics.offsets(settings.name, taken).items():
+        with MarkerWriter(self._context.connection, settings.markers_topic) as writer:
+            for partition, (low, end) in self._context.topics.offsets(settings.name, taken).items():
                 for offset in range(low, end):
                     writer.post(Marker(partition, offset, Op.DELAY, counts=False))
             if writer.flush(_FLUSH_S):

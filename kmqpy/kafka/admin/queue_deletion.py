@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.errors import AccessDenied, ConfigError, QueueNotFound, TopicError
-from kmqpy.kafka.admin.access import AdminAccess
+from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.client.settings_mirror import Records
 from kmqpy.kafka.settings import SETTINGS_TOPIC, QueueSettings, check_new_queue_name
 from kmqpy.kafka.topic_names import topics_of
@@ -29,8 +29,8 @@ class Deletion:
 class QueueDeletion:
     """Deletes a registered queue, or what is left over from one; see Admin.delete_queue()."""
 
-    def __init__(self, access: AdminAccess) -> None:
-        self._access = access
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
 
     def delete(self, name: str, *, timeout: Duration, if_empty: bool, leftovers: bool) -> Deletion:
         """See Admin.delete_queue()."""
@@ -42,7 +42,7 @@ class QueueDeletion:
         else:
             wait_s = duration_ms(timeout, "timeout") / 1000
             # A queue that was made meanwhile may use one of them.
-            self._access.registry.remove(
+            self._context.registry.remove(
                 name, wait_s, released=lambda: self._delete(name, self._to_delete(name, leftovers)[0])
             )
         return found
@@ -50,11 +50,11 @@ class QueueDeletion:
     def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
         """The topics that delete() would take away now; raises the same errors."""
         names, kept = self._to_delete(name, leftovers)
-        topics = self._access.topics.describe(names)
+        topics = self._context.topics.describe(names)
         records = {
             topic: sum(
                 end - first
-                for first, end in self._access.topics.offsets(topic, range(one.partitions)).values()
+                for first, end in self._context.topics.offsets(topic, range(one.partitions)).values()
             )
             for topic, one in topics.items()
         }
@@ -62,7 +62,7 @@ class QueueDeletion:
 
     def _to_delete(self, name: str, leftovers: bool) -> tuple[list[str], dict[str, str]]:
         """The topics to delete, which may not exist, and those to keep, with the queue that uses each."""
-        registered, damaged = self._access.registry.every_queue()
+        registered, damaged = self._context.registry.every_queue()
         users = {topic: one.name for one in registered if one.name != name for topic in topics_of(one)}
         own = {one.name: one for one in registered}.get(name)
         if unknown := [one for one in damaged if one != name]:
@@ -82,7 +82,7 @@ class QueueDeletion:
             check_new_queue_name(name)
             own = QueueSettings(name=name)
         topics = list(topics_of(own))
-        records, error = self._access.records()
+        records, error = self._context.records()
         if error is not None and (leftovers or not isinstance(error, AccessDenied)):
             raise error
         records = records or Records()
@@ -98,7 +98,7 @@ class QueueDeletion:
                     f"topic {SETTINGS_TOPIC} has a record of a queue {name!r} of another ZooKeeper root that "
                     "can't be read, so whose these topics are is not known, and none is deleted"
                 )
-            existing = self._access.topics.names()
+            existing = self._context.topics.names()
             if own.markers_topic not in existing:
                 topics.remove(name)  # then it does not look like a queue's
             topics = [topic for topic in topics if topic in existing]
@@ -111,11 +111,11 @@ class QueueDeletion:
         return [topic for topic in topics if topic not in kept], kept
 
     def _delete(self, name: str, topics: list[str]) -> None:
-        self._access.topics.delete(topics)
-        self._access.mirror(lambda mirror: mirror.remove(name))
+        self._context.topics.delete(topics)
+        self._context.mirror(lambda mirror: mirror.remove(name))
 
     def _check_empty(self, name: str) -> None:
-        counted = self._access.stats(name)
+        counted = self._context.stats(name)
         held = {
             "waiting": counted.depth,
             "in flight": counted.in_flight,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.admin.access import AdminAccess
+from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -17,30 +17,30 @@ _FLUSH_S = 10.0
 class QueuePurge:
     """Deletes every message of a queue; see Admin.purge()."""
 
-    def __init__(self, access: AdminAccess) -> None:
-        self._access = access
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
 
     def purge(self, queue: str | QueueSettings) -> int:
         """See Admin.purge()."""
-        settings, known = self._access.find(queue)
+        settings, known = self._context.find(queue)
         if known is None:
             self._check_no_part(settings.name)
-        topics = self._access.topics.check(settings)
-        stored = self._access.tracked(settings.name, known)[1]
+        topics = self._context.topics.check(settings)
+        stored = self._context.tracked(settings.name, known)[1]
         counted = stats.queue_stats(
-            self._access.connection, settings, stored=stored, clock=self._access.clock
+            self._context.connection, settings, stored=stored, clock=self._context.clock
         )
-        log = self._access.topics.offsets(settings.name, range(topics.partitions))
+        log = self._context.topics.offsets(settings.name, range(topics.partitions))
         before = {partition: end for partition, (_low, end) in log.items()}
-        with MarkerWriter(self._access.connection, settings.markers_topic) as writer:
+        with MarkerWriter(self._context.connection, settings.markers_topic) as writer:
             self._end_all(settings, stored, before, writer)
-            self._access.topics.delete_records(settings.name, before)
+            self._context.topics.delete_records(settings.name, before)
             self._end_all(settings, stored, before, writer)  # taken since the first look
         return counted.depth + counted.in_flight
 
     def _check_no_part(self, name: str) -> None:
         """Raise ConfigError where `name`, which is no registered queue, is another topic of one."""
-        registered = self._access.registry.every_queue()[0] if self._access.has_registry else []
+        registered = self._context.registry.every_queue()[0] if self._context.has_registry else []
         for one in registered:
             if name in topics_of(one):
                 raise ConfigError(f"{name!r} is the {topics_of(one)[name]} of queue {one.name!r}, no queue")
@@ -53,7 +53,7 @@ class QueuePurge:
         before: dict[int, int],
         writer: MarkerWriter,
     ) -> None:
-        for partition, state in stats.open_entries(self._access.connection, settings, stored).items():
+        for partition, state in stats.open_entries(self._context.connection, settings, stored).items():
             for entry in state:
                 if entry.offset < before.get(partition, 0):
                     writer.post(Marker(partition, entry.offset, Op.END))

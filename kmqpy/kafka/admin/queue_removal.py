@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from kmqpy.core.clock import Clock
 from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.kafka.admin.registry_entries import decode_queue, encode_queue, readable_part, shown
-from kmqpy.kafka.admin.registry_znodes import ATTEMPTS, RegistryZnodes
+from kmqpy.kafka.admin.registry_requests import ATTEMPTS, RegistryRequests
 from kmqpy.kafka.admin.znode_paths import parent_of
 from kmqpy.zookeeper.session import session_of, unavailable
 
@@ -19,7 +19,7 @@ TOGETHER = 1_000  # znodes deleted in one ZooKeeper transaction: the server take
 
 
 def remove_queue(
-    znodes: RegistryZnodes, name: str, timeout: float, released: Callable[[], None], clock: Clock
+    requests: RegistryRequests, name: str, timeout: float, released: Callable[[], None], clock: Clock
 ) -> None:
     """Mark the queue as deleting, wait until its trackers let go, then remove it.
 
@@ -29,8 +29,8 @@ def remove_queue(
     `released` raises; the mark stays then, and a second call goes on.
     """
     deadline = clock.monotonic() + timeout
-    marked = _mark_deleting(znodes, name)
-    while holders := _delete_znodes(znodes, name, marked, released):
+    marked = _mark_deleting(requests, name)
+    while holders := _delete_znodes(requests, name, marked, released):
         if clock.monotonic() >= deadline:
             raise Unavailable(
                 f"queue {name!r} is marked as deleting, but after {timeout:g} s still held: "
@@ -40,11 +40,11 @@ def remove_queue(
     log.info("queue removed", extra={"queue": name})
 
 
-def _mark_deleting(znodes: RegistryZnodes, name: str) -> int:
+def _mark_deleting(requests: RegistryRequests, name: str) -> int:
     """Mark the queue; returns the czxid of its znode, which no queue made later under the name has."""
-    with unavailable(znodes.zk):
+    with unavailable(requests.zk):
         for _ in range(ATTEMPTS):
-            data, _children = znodes.raw(name)
+            data, _children = requests.raw(name)
             if data is None:
                 raise QueueNotFound(f"queue {name!r} is not registered")
             try:
@@ -54,22 +54,24 @@ def _mark_deleting(znodes: RegistryZnodes, name: str) -> int:
             czxid: int = data[1].czxid
             if deleting:
                 return czxid
-            transaction = znodes.zk.transaction()
+            transaction = requests.zk.transaction()
             marked = encode_queue(settings, deleting=True)
-            transaction.set_data(znodes.paths.queue(name), marked, data[1].version)
-            if znodes.commit(transaction):
+            transaction.set_data(requests.paths.queue(name), marked, data[1].version)
+            if requests.commit(transaction):
                 return czxid
     raise Unavailable(f"queue {name!r} is changed by others all the time; try again")
 
 
-def _delete_znodes(znodes: RegistryZnodes, name: str, marked: int, released: Callable[[], None]) -> list[str]:
+def _delete_znodes(
+    requests: RegistryRequests, name: str, marked: int, released: Callable[[], None]
+) -> list[str]:
     """Remove the queue's znodes, whoever made them; returns who or what prevents it, empty when done.
 
     Does nothing where the znode is not the one that was marked: another call has removed that.
     """
-    top, partitions = znodes.paths.queue(name), znodes.paths.partitions(name)
-    with unavailable(znodes.zk):
-        stats = znodes.tree(top)
+    top, partitions = requests.paths.queue(name), requests.paths.partitions(name)
+    with unavailable(requests.zk):
+        stats = requests.tree(top)
     if top not in stats or stats[top].czxid != marked:
         return []
     held = [
@@ -80,22 +82,24 @@ def _delete_znodes(znodes: RegistryZnodes, name: str, marked: int, released: Cal
         and parent_of(parent_of(path)) == partitions
     ]
     if held:
-        leaders = znodes.data(held, lambda number: f"{partitions}/{number}/leader")
+        leaders = requests.data(held, lambda number: f"{partitions}/{number}/leader")
         leaders.sort(key=lambda found: (len(found[0]), found[0]))
         return [f"partition {number} by {shown(data)}" for number, data, _ in leaders] or [
             "by trackers that are just letting go"
         ]
     released()
-    with unavailable(znodes.zk):
-        paths = list(reversed(znodes.tree(top)))
+    with unavailable(requests.zk):
+        paths = list(reversed(requests.tree(top)))
         # Marked as deleting, no tracker takes it over meanwhile; the queue's own znode goes last.
-        done = all(_delete_together(znodes, paths[i : i + TOGETHER]) for i in range(0, len(paths), TOGETHER))
-        gone = done or znodes.wait(znodes.zk.exists_async(top)) is None
+        done = all(
+            _delete_together(requests, paths[i : i + TOGETHER]) for i in range(0, len(paths), TOGETHER)
+        )
+        gone = done or requests.wait(requests.zk.exists_async(top)) is None
     return [] if gone else ["its znodes are just being changed"]
 
 
-def _delete_together(znodes: RegistryZnodes, paths: Iterable[str]) -> bool:
-    transaction = znodes.zk.transaction()
+def _delete_together(requests: RegistryRequests, paths: Iterable[str]) -> bool:
+    transaction = requests.zk.transaction()
     for path in paths:
         transaction.delete(path)
-    return znodes.commit(transaction)
+    return requests.commit(transaction)

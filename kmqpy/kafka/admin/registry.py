@@ -35,7 +35,7 @@ from kmqpy.kafka.admin.registry_entries import (
     readable_part,
     shown,
 )
-from kmqpy.kafka.admin.registry_znodes import ATTEMPTS, RegistryZnodes
+from kmqpy.kafka.admin.registry_requests import ATTEMPTS, RegistryRequests
 from kmqpy.kafka.admin.unusable_znodes import (
     UnusableZnode,
     remove_unusable_znodes,
@@ -59,7 +59,7 @@ class Registry:
         timeout: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._znodes = RegistryZnodes(zk, root, timeout)
+        self._requests = RegistryRequests(zk, root, timeout)
         self._clock = clock
 
     def register(self, settings: QueueSettings, partitions: int) -> None:
@@ -70,32 +70,32 @@ class Registry:
         if partitions < 1:
             raise ConfigError(f"partitions: {partitions!r} must be at least 1")
         name = settings.name
-        with unavailable(self._znodes.zk):
-            self._znodes.wait(self._znodes.zk.ensure_path_async(self._znodes.paths.queues))
+        with unavailable(self._requests.zk):
+            self._requests.wait(self._requests.zk.ensure_path_async(self._requests.paths.queues))
             for _ in range(ATTEMPTS):
-                data, children = self._znodes.raw(name)
+                data, children = self._requests.raw(name)
                 there = frozenset(children or ())
-                transaction = self._znodes.zk.transaction()
+                transaction = self._requests.zk.transaction()
                 if data is None:
-                    transaction.create(self._znodes.paths.queue(name), encode_queue(settings))
+                    transaction.create(self._requests.paths.queue(name), encode_queue(settings))
                 else:
                     _check_change(name, data[0], partitions_of(there)[0], partitions)
                     version = data[1].version
-                    transaction.set_data(self._znodes.paths.queue(name), encode_queue(settings), version)
+                    transaction.set_data(self._requests.paths.queue(name), encode_queue(settings), version)
                 if children is None:
-                    transaction.create(self._znodes.paths.partitions(name))
+                    transaction.create(self._requests.paths.partitions(name))
                 for partition in range(partitions):
                     if str(partition) not in there:
-                        transaction.create(self._znodes.paths.partition(name, partition))
-                if self._znodes.commit(transaction):
+                        transaction.create(self._requests.paths.partition(name, partition))
+                if self._requests.commit(transaction):
                     log.info("queue registered", extra={"queue": name, "partitions": partitions})
                     return
         raise Unavailable(f"queue {name!r} is changed by others all the time; try again")
 
     def get(self, name: str) -> RegisteredQueue:
         """Raise QueueNotFound when there is none, ConfigError when its settings can't be read."""
-        with unavailable(self._znodes.zk):
-            data, children = self._znodes.raw(name)
+        with unavailable(self._requests.zk):
+            data, children = self._requests.raw(name)
         if data is None:
             raise QueueNotFound(f"queue {name!r} is not registered")
         settings, deleting = decode_queue(name, data[0])
@@ -119,7 +119,9 @@ class Registry:
         Read at once, however many there are; what can't be read has its default.
         """
         found, damaged = [], []
-        for name, data, _ in self._znodes.data(filter(is_topic_name, self.names()), self._znodes.paths.queue):
+        for name, data, _ in self._requests.data(
+            filter(is_topic_name, self.names()), self._requests.paths.queue
+        ):
             try:
                 found.append(decode_queue(name, data)[0])
             except ConfigError:
@@ -129,18 +131,18 @@ class Registry:
 
     def has_root(self) -> bool:
         """True if the root znode exists."""
-        with unavailable(self._znodes.zk):
-            return self._znodes.wait(self._znodes.zk.exists_async(self._znodes.paths.root)) is not None
+        with unavailable(self._requests.zk):
+            return self._requests.wait(self._requests.zk.exists_async(self._requests.paths.root)) is not None
 
     def names(self) -> list[str]:
         """The names of all queue znodes, readable or not."""
-        return self._znodes.children(self._znodes.paths.queues)
+        return self._requests.children(self._requests.paths.queues)
 
     def trackers(self) -> list[TrackerInfo]:
         """Every living tracker, by id."""
-        ids = self._znodes.children(self._znodes.paths.trackers)
+        ids = self._requests.children(self._requests.paths.trackers)
         found = []
-        for tracker_id, data, stat in self._znodes.data(ids, self._znodes.paths.tracker):
+        for tracker_id, data, stat in self._requests.data(ids, self._requests.paths.tracker):
             if session_of(stat) is None:
                 continue
             try:
@@ -152,36 +154,36 @@ class Registry:
     def owners(self, name: str) -> dict[int, str]:
         """The tracker's id of each partition that has a leader; raises QueueNotFound."""
         numbers = range(self.get(name).partitions)
-        leaders = self._znodes.data(numbers, lambda partition: self._znodes.paths.leader(name, partition))
+        leaders = self._requests.data(numbers, lambda partition: self._requests.paths.leader(name, partition))
         return {partition: shown(data) for partition, data, stat in leaders if session_of(stat) is not None}
 
     def offsets(self, name: str) -> dict[int, StoredOffset]:
         """The safe markers offset of each partition that has one; raises QueueNotFound."""
         numbers = range(self.get(name).partitions)
-        stored = self._znodes.data(numbers, lambda partition: self._znodes.paths.offset(name, partition))
+        stored = self._requests.data(numbers, lambda partition: self._requests.paths.offset(name, partition))
         decoded = (
-            (partition, decode_offset(self._znodes.paths.offset(name, partition), data))
+            (partition, decode_offset(self._requests.paths.offset(name, partition), data))
             for partition, data, _ in stored
         )
         return {partition: offset for partition, offset in decoded if offset is not None}
 
     def unusable_znodes(self, name: str) -> list[UnusableZnode]:
         """The unusable znodes of a queue, deepest first; they are harmless."""
-        return unusable_znodes_of_queue(self._znodes, name)
+        return unusable_znodes_of_queue(self._requests, name)
 
     def stray_unusable_znodes(self) -> list[UnusableZnode]:
         """Unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
-        return stray_unusable_znodes(self._znodes)
+        return stray_unusable_znodes(self._requests)
 
     def remove_unusable_znodes(self, znodes: Iterable[UnusableZnode]) -> list[UnusableZnode]:
         """Remove those that have not changed since they were found, in this order; returns them."""
-        return remove_unusable_znodes(self._znodes, znodes)
+        return remove_unusable_znodes(self._requests, znodes)
 
     def remove(
         self, name: str, timeout: float = 30.0, *, released: Callable[[], None] = lambda: None
     ) -> None:
         """Mark the queue as deleting, wait until its trackers let go, then remove it: see remove_queue()."""
-        remove_queue(self._znodes, name, timeout, released, self._clock)
+        remove_queue(self._requests, name, timeout, released, self._clock)
 
 
 def _check_change(name: str, data: bytes, existing: int, wanted: int) -> None:

@@ -11,7 +11,7 @@ from kazoo.exceptions import BadVersionError, NoNodeError, NotEmptyError
 
 from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin.registry_entries import parse_offset, partitions_of
-from kmqpy.kafka.admin.registry_znodes import RegistryZnodes
+from kmqpy.kafka.admin.registry_requests import RegistryRequests
 from kmqpy.kafka.admin.znode_paths import parent_of
 from kmqpy.kafka.settings import is_topic_name
 from kmqpy.zookeeper.session import session_of, unavailable
@@ -31,58 +31,58 @@ class UnusableZnode:
     mzxid: int
 
 
-def unusable_znodes_of_queue(znodes: RegistryZnodes, name: str) -> list[UnusableZnode]:
+def unusable_znodes_of_queue(requests: RegistryRequests, name: str) -> list[UnusableZnode]:
     """The unusable znodes of a queue, deepest first; they are harmless."""
-    top, partitions = znodes.paths.queue(name), znodes.paths.partitions(name)
-    with unavailable(znodes.zk):
-        stats = znodes.tree(top)
+    top, partitions = requests.paths.queue(name), requests.paths.partitions(name)
+    with unavailable(requests.zk):
+        stats = requests.tree(top)
     count, _ = partitions_of(path.rpartition("/")[2] for path in stats if parent_of(path) == partitions)
     why = dict.fromkeys(stats, "not made by kmqpy")
-    for fine in (top, partitions, *(znodes.paths.partition(name, number) for number in range(count))):
+    for fine in (top, partitions, *(requests.paths.partition(name, number) for number in range(count))):
         why.pop(fine, None)
-    numbers = [number for number in range(count) if znodes.paths.partition(name, number) in stats]
+    numbers = [number for number in range(count) if requests.paths.partition(name, number) in stats]
     for number in numbers:
-        leader = znodes.paths.leader(name, number)
+        leader = requests.paths.leader(name, number)
         if leader in stats and session_of(stats[leader]) is not None:
             del why[leader]
         elif leader in stats:
             why[leader] = "a leader without a session: no tracker made it"
-        why.pop(znodes.paths.offset(name, number), None)
-    for number, data, stat in znodes.data(numbers, lambda number: znodes.paths.offset(name, number)):
+        why.pop(requests.paths.offset(name, number), None)
+    for number, data, stat in requests.data(numbers, lambda number: requests.paths.offset(name, number)):
         try:
             parse_offset(data)
         except ConfigError as error:
-            path = znodes.paths.offset(name, number)
+            path = requests.paths.offset(name, number)
             why[path], stats[path] = f"can't be read: {error}", stat
     return [_unusable(path, why[path], stats[path]) for path in reversed(stats) if path in why]
 
 
-def stray_unusable_znodes(znodes: RegistryZnodes) -> list[UnusableZnode]:
+def stray_unusable_znodes(requests: RegistryRequests) -> list[UnusableZnode]:
     """Unusable znodes outside of queues: of trackers, and those whose name no queue can have."""
-    with unavailable(znodes.zk):
-        stats = znodes.tree(znodes.paths.trackers)
-        stats.pop(znodes.paths.trackers, None)
+    with unavailable(requests.zk):
+        stats = requests.tree(requests.paths.trackers)
+        stats.pop(requests.paths.trackers, None)
         for tracker in [path for path, stat in stats.items() if session_of(stat) is not None]:
             del stats[tracker]
         why = dict.fromkeys(stats, "a tracker without a session: none runs there")
-        for name in znodes.children(znodes.paths.queues):
+        for name in requests.children(requests.paths.queues):
             if not is_topic_name(name):
-                below = znodes.tree(znodes.paths.queue(name))
+                below = requests.tree(requests.paths.queue(name))
                 stats |= below
                 why |= dict.fromkeys(below, "no queue can have this name")
     return [_unusable(path, why[path], stats[path]) for path in reversed(stats)]
 
 
-def remove_unusable_znodes(znodes: RegistryZnodes, found: Iterable[UnusableZnode]) -> list[UnusableZnode]:
+def remove_unusable_znodes(requests: RegistryRequests, found: Iterable[UnusableZnode]) -> list[UnusableZnode]:
     """Remove those that have not changed since they were found, in this order; returns them."""
     removed = []
-    with unavailable(znodes.zk):
+    with unavailable(requests.zk):
         for one in found:
-            stat = znodes.wait(znodes.zk.exists_async(one.path))
+            stat = requests.wait(requests.zk.exists_async(one.path))
             if stat is None or (stat.czxid, stat.mzxid) != (one.czxid, one.mzxid):
                 continue
             with contextlib.suppress(BadVersionError, NoNodeError, NotEmptyError):
-                znodes.wait(znodes.zk.delete_async(one.path, stat.version))
+                requests.wait(requests.zk.delete_async(one.path, stat.version))
                 removed.append(one)
     return removed
 

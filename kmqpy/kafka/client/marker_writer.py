@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.closing import Closing
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ReceiptError, Unavailable
@@ -95,7 +95,7 @@ class _Waiter:
         return sum(ticket.size for ref in self._tickets if (ticket := ref()) is not None)
 
 
-class MarkerWriter(Closing):
+class MarkerWriter(Closeable):
     """Writes the markers of what is done with messages: acknowledgements, nacks, extensions, dead letters.
 
     `put`, `post` and `end` return at once, from any thread; a thread of the writer's own sends the markers,

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.closing import Closing
+from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished, shown
@@ -44,7 +44,7 @@ class _Record(NamedTuple):
     headers: m.Headers
 
 
-class KmqProducer(Closing):
+class KmqProducer(Closeable):
     """Sends messages to one queue; safe to use from any thread.
 
     A message is sent once it is on all in-sync replicas; sending again inside the client makes no

@@ -58,7 +58,7 @@ def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetR
     return found
 
 
-def spoken_of(records: Iterable[Any], offsets: Sequence[int]) -> frozenset[int]:
+def offsets_with_markers(records: Iterable[Any], offsets: Sequence[int]) -> frozenset[int]:
     """Those of these ascending offsets of which a marker speaks; what can't be decoded speaks of none."""
     found: set[int] = set()
     for record in records:

@@ -11,7 +11,7 @@ from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import RecordPlace
 
 
-class Happened(StrEnum):
+class LifeEventKind(StrEnum):
     """Kinds of events."""
 
     SENT = "sent"
@@ -60,7 +60,7 @@ class LifeEvent:
     """
 
     at_ms: int
-    what: Happened
+    what: LifeEventKind
     record: str
     by: str | None = None
     for_ms: int | None = None
@@ -107,11 +107,11 @@ class RecordFacts(NamedTuple):
 
 
 _OPERATIONS = {
-    Op.TAKE: (Happened.TAKEN, LifeState.IN_FLIGHT),
-    Op.DELAY: (Happened.LOOKED_AT, LifeState.DELAYED),
-    Op.EXTEND: (Happened.EXTENDED, LifeState.IN_FLIGHT),
-    Op.NACK: (Happened.GIVEN_BACK, LifeState.RELEASED),
-    Op.DEAD_LETTER: (Happened.REJECTED, LifeState.REJECTED),
+    Op.TAKE: (LifeEventKind.TAKEN, LifeState.IN_FLIGHT),
+    Op.DELAY: (LifeEventKind.LOOKED_AT, LifeState.DELAYED),
+    Op.EXTEND: (LifeEventKind.EXTENDED, LifeState.IN_FLIGHT),
+    Op.NACK: (LifeEventKind.GIVEN_BACK, LifeState.RELEASED),
+    Op.DEAD_LETTER: (LifeEventKind.REJECTED, LifeState.REJECTED),
 }
 _OPENING = (Op.TAKE, Op.DELAY)
 _OPEN = {LifeState.DELAYED, LifeState.IN_FLIGHT, LifeState.RELEASED, LifeState.REJECTED}
@@ -135,7 +135,7 @@ def build_life(
         one = _RecordLife(queue, place, facts, known)
         if place == chain[0] and place in facts:
             at_ms = facts[place].timestamp_ms
-            events.append(LifeEvent(at_ms=at_ms, what=Happened.SENT, record=shown(queue, place)))
+            events.append(LifeEvent(at_ms=at_ms, what=LifeEventKind.SENT, record=shown(queue, place)))
         events.extend(map(one.event, markers.get(place, ())))
         state = one.state
     original = facts.get(chain[0])
@@ -200,10 +200,10 @@ class _RecordLife:
     def _ended(self, seen: SeenMarker) -> LifeEvent:
         late = self.state in (LifeState.ACKNOWLEDGED, LifeState.ENDED)
         copy = seen.copy if seen.copy in self._known else None
-        what, reason = Happened.ACKNOWLEDGED, None
+        what, reason = LifeEventKind.ACKNOWLEDGED, None
         if seen.marker.by_tracker:
             what, reason = self._moved(copy)
-            reason = seen.marker.reason if what is Happened.ENDED else reason
+            reason = seen.marker.reason if what is LifeEventKind.ENDED else reason
         if not late:
             self.state = LifeState.ENDED if seen.marker.by_tracker else LifeState.ACKNOWLEDGED
         return LifeEvent(
@@ -216,15 +216,18 @@ class _RecordLife:
             late=late,
         )
 
-    def _moved(self, copy: RecordPlace | None) -> tuple[Happened, str | None]:
+    def _moved(self, copy: RecordPlace | None) -> tuple[LifeEventKind, str | None]:
         if copy is None:
-            return Happened.ENDED, None
+            return LifeEventKind.ENDED, None
         if self._place.topic != self._queue:
-            return Happened.REDRIVEN, None
+            return LifeEventKind.REDRIVEN, None
         if copy.topic == self._queue:
-            return Happened.REDELIVERED, self._why
+            return LifeEventKind.REDELIVERED, self._why
         known = self._facts.get(copy)
-        return Happened.DEAD_LETTERED, self._why if known is None or known.reason is None else known.reason
+        return (
+            LifeEventKind.DEAD_LETTERED,
+            self._why if known is None or known.reason is None else known.reason,
+        )
 
 
 def _why(marker: Marker) -> str:

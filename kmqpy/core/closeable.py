@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Closing(ABC):
+class Closeable(ABC):
     """An object that `with` closes at the end of its block, also after an error."""
 
     __slots__ = ()

@@ -1,26 +1,24 @@
-"""Dead letters on a real broker: listed, sent back once however often a run is killed, thrown away."""
+"""Dead letters on a real broker: listed, sent back as if never delivered, thrown away."""
 
-import dataclasses
 import os
-import signal
-import subprocess
-import sys
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from letters_support import (
+    PARTITIONS,
+    assert_each_once,
+    bury,
+    delivered,
+    tracker_headers,
+    transactional,
+    write,
+)
 from support import committed_records, configure, delete_topic, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unfinished, UnsupportedMarker
-from kmqpy.kafka import librdkafka, partition_reader
-from kmqpy.kafka.admin import stats
+from kmqpy.errors import ConfigError, QueueNotFound, TopicError, UnsupportedMarker
+from kmqpy.kafka import partition_reader
 from kmqpy.kafka.client.client import KmqClient
-from kmqpy.kafka.client.marker_writer import MarkerWriter
-from kmqpy.kafka.copies.copy_transaction import CopyTransaction
 from kmqpy.kafka.dead_letters import KafkaDeadLetters, RedriveResult
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
@@ -31,99 +29,17 @@ from kmqpy.kafka.message_headers import (
     DEAD_LETTER_PARTITION,
     DEAD_LETTER_REASON,
     DEAD_LETTER_TOPIC,
-    ORIGINAL_OFFSET,
-    ORIGINAL_PARTITION,
     ORIGINAL_TIMESTAMP,
 )
-from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_names import dead_letter_queue
 from kmqpy.kafka.topics import Topics
-
-PARTITIONS = 3
-
-
-@pytest.fixture
-def connection(cluster: Any) -> KafkaConnection:
-    return KafkaConnection(bootstrap=cluster.bootstrap)
-
-
-@pytest.fixture
-def queue(connection: KafkaConnection, queue_name: str) -> QueueSettings:
-    settings = QueueSettings(name=queue_name)
-    Topics(connection).create(settings, PARTITIONS)
-    return settings
-
-
-@pytest.fixture
-def letters(connection: KafkaConnection, queue: QueueSettings) -> Iterator[KafkaDeadLetters]:
-    with KafkaDeadLetters(queue, connection) as opened:
-        yield opened
-
-
-def tracker_headers(queue: QueueSettings, number: int) -> list[tuple[str, bytes | None]]:
-    """What a tracker writes on a dead letter, beside headers of the user's own."""
-    return [
-        ("trace", b"t-%d" % number),
-        ("trace", None),
-        (ORIGINAL_PARTITION, b"%d" % (number % PARTITIONS)),
-        (ORIGINAL_OFFSET, b"7"),
-        (ORIGINAL_TIMESTAMP, b"1700000000000"),
-        (queue.redelivery_count_header, codec.encode_count(3)),
-        (DEAD_LETTER_TOPIC, queue.name.encode()),
-        (DEAD_LETTER_PARTITION, b"%d" % (number % PARTITIONS)),
-        (DEAD_LETTER_OFFSET, b"%d" % number),
-        (DEAD_LETTER_ATTEMPTS, b"4"),
-        (DEAD_LETTER_REASON, "nack: schön".encode()),
-    ]
 
 
 def ancestor(queue: QueueSettings, number: int) -> tuple[str, bytes]:
     """The header of a redriven message that names its dead letter, one of those of bury()."""
     place = f"{queue.dead_letter_topic}:{number % PARTITIONS}:{number // PARTITIONS}"
     return ANCESTORS, place.encode()
-
-
-def bury(
-    connection: KafkaConnection, queue: QueueSettings, count: int, *, first: int = 0, size: int = 0
-) -> None:
-    """Write dead letters 0, 1, 2, … round robin, as a tracker does: in transactions."""
-    producer = transactional(connection, queue)
-    producer.begin_transaction()
-    for number in range(first, first + count):
-        producer.produce(
-            queue.dead_letter_topic,
-            b"%d" % number + b"x" * size,
-            b"key-%d" % number,
-            number % PARTITIONS,
-            headers=tracker_headers(queue, number),
-        )
-    producer.commit_transaction(20)
-    committed_records(connection, queue.dead_letter_topic)
-
-
-def transactional(connection: KafkaConnection, queue: QueueSettings) -> Producer:
-    producer = librdkafka.new_producer(
-        connection, {"transactional.id": f"test-{queue.name}", "transaction.timeout.ms": 60_000}
-    )
-    producer.init_transactions(20)
-    return producer
-
-
-def write(connection: KafkaConnection, topic: str, *records: dict[str, Any]) -> None:
-    producer = librdkafka.new_producer(connection, {})
-    for record in records:
-        producer.produce(topic, **record)
-    assert producer.flush(20) == 0
-
-
-def delivered(connection: KafkaConnection, queue: QueueSettings) -> list[Any]:
-    """The records of the queue topic that a read_committed reader sees; no transaction stays open."""
-    return committed_records(connection, queue.name)
-
-
-def assert_each_once(connection: KafkaConnection, queue: QueueSettings, count: int) -> None:
-    seen = Counter(int(record.value().rstrip(b"x")) for record in delivered(connection, queue))
-    assert seen == Counter(range(count))
 
 
 def test_list_says_what_the_headers_say(letters, connection, queue):
@@ -323,21 +239,22 @@ def test_nothing_hangs_on_open_and_aborted_transactions(letters, connection, que
     producer = transactional(connection, queue)
     producer.begin_transaction()
     producer.produce(queue.dead_letter_topic, b"never", partition=0)
-    producer.flush(10)
-    producer.abort_transaction(10)  # partition 0 ends in records that nobody sees
+    producer.flush(60)
+    producer.abort_transaction(60)  # partition 0 ends in records that nobody sees
     producer.begin_transaction()
     producer.produce(queue.dead_letter_topic, b"3", partition=1)
-    producer.flush(10)
+    producer.flush(60)
 
     assert [one.body for one in letters.peek()] == [b"0", b"1", b"2"]
     assert letters.run_redrive() == RedriveResult(3)
-    producer.commit_transaction(10)
+    producer.commit_transaction(60)
     committed_records(connection, queue.dead_letter_topic)
     assert [one.body for one in letters.peek()] == [b"3"]
     assert letters.run_redrive() == RedriveResult(1)
     assert_each_once(connection, queue, 4)
 
 
+<<<<<<< HEAD:tests/integration/test_dead_letters.py
 def test_redrive_waits_for_end_markers_behind_an_open_transaction(letters, connection, queue):
     """An acknowledgement that a read_committed reader can't see yet counts all the same (rule R1)."""
     bury(connection, queue, 3)
@@ -376,6 +293,8 @@ def test_r27_what_is_finished_while_a_redrive_runs_is_not_sent_back(letters, con
     assert letters.redrive() == 0
 
 
+=======
+>>>>>>> 4e2bd85a35fb454be28a2c8f984b79ae3a8f63f9:tests/integration/dead_letters/test_dead_letters.py
 def test_one_that_the_queue_does_not_take_holds_back_no_other(letters, connection, queue):
     bury(connection, queue, 20)
     write(connection, queue.dead_letter_topic, {"value": os.urandom(50_000), "partition": 0})
@@ -426,123 +345,6 @@ def test_missing_topics_say_what_to_run(connection, queue):
                 call()
 
 
-# A redrive in a process of its own, which kills itself: `between` after a commit, `inside` after all
-# records of a transaction are on the broker and before its commit, `after` just after the commit.
-REDRIVE = """
-import os, signal, sys
-from confluent_kafka import Producer
-from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.dead_letters import KafkaDeadLetters
-from kmqpy.errors import Unfinished
-
-bootstrap, queue, rate, how, when = sys.argv[1:]
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-class Dying(Producer):
-    commits = 0
-
-    def commit_transaction(self, *args):
-        Dying.commits += 1
-        now = Dying.commits == int(when)
-        if now and how == "inside":
-            self.flush()
-            die()
-        super().commit_transaction(*args)
-        if now and how == "after":
-            die()
-
-librdkafka.Producer = Dying
-
-def progress(done, total):
-    print(done, flush=True)
-    if how == "between" and Dying.commits == int(when):
-        die()
-
-with KafkaDeadLetters(QueueSettings(name=queue), KafkaConnection(bootstrap=bootstrap)) as letters:
-    try:
-        letters.run_redrive(rate=float(rate) or None, progress=progress)
-    except Unfinished as error:
-        print("unfinished", error.done, error, flush=True)
-"""
-
-
-def redrive_process(
-    connection: KafkaConnection, queue: QueueSettings, how: str, when: int, rate: float = 0
-) -> "subprocess.Popen[str]":
-    arguments = [connection.bootstrap, queue.name, str(rate), how, str(when)]
-    return subprocess.Popen(
-        [sys.executable, "-c", REDRIVE, *arguments], stdout=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-
-
-@pytest.mark.parametrize(("how", "when"), [("between", 2), ("inside", 1), ("inside", 3), ("after", 2)])
-def test_a_killed_redrive_loses_and_repeats_nothing(letters, connection, queue, how, when):
-    count = 4_200
-    bury(connection, queue, count)
-    with redrive_process(connection, queue, how, when) as killed:
-        assert killed.wait(60) == -signal.SIGKILL
-    transactions = [1_000, 400] * PARTITIONS
-    committed = sum(transactions[: when if how != "inside" else when - 1])
-
-    assert letters.run_redrive() == RedriveResult(count - committed)
-
-    assert_each_once(connection, queue, count)
-    assert letters.list() == []
-
-
-def test_killed_again_and_again(letters, connection, queue):
-    bury(connection, queue, 4_200)
-    for how in ("inside", "after", "inside", "between"):
-        with redrive_process(connection, queue, how, 1) as killed:
-            assert killed.wait(60) == -signal.SIGKILL
-    assert letters.run_redrive() == RedriveResult(2_800)
-    assert_each_once(connection, queue, 4_200)
-
-
-@pytest.mark.parametrize("second", [KafkaDeadLetters.run_redrive, KafkaDeadLetters.purge])
-def test_a_second_run_stops_the_first(
-    letters, connection, queue, second: Callable[[KafkaDeadLetters], RedriveResult | int]
-):
-    count = 3_000
-    bury(connection, queue, count)
-    with redrive_process(connection, queue, "never", 0, rate=400) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "100\n"
-        assert first.stdout.readline() == "200\n"
-        result = second(letters)
-        rest = first.stdout.read().splitlines()
-        assert first.wait(60) == 0
-
-    word, done, text = rest[-1].split(" ", 2)
-    assert word == "unfinished"
-    assert "another redrive or purge of this queue has taken over" in text
-    assert f"after {done} dead letters" in text
-    assert letters.list() == []
-    if isinstance(result, RedriveResult):
-        assert result.redriven + int(done) == count
-        assert_each_once(connection, queue, count)
-    else:
-        assert result + int(done) == count
-        assert len(delivered(connection, queue)) == int(done)
-
-
-def test_what_stops_it_halfway_says_how_far_it_got(connection, queue):
-    bury(connection, queue, 1_500)
-    hasty = dataclasses.replace(connection, kafka={"message.timeout.ms": 1_000})
-
-    def progress(done: int, total: int) -> None:
-        delete_topic(Topics(connection), queue.name)
-
-    with KafkaDeadLetters(queue, hasty) as letters:
-        with pytest.raises(Unfinished, match="after 500 dead letters") as raised:
-            letters.run_redrive(progress=progress)
-        assert raised.value.done == 500
-        assert len(letters.list(1_000)) == 1_000
-
-
 def test_from_a_tracker_and_back_to_a_client(make_queue):
     queue = make_queue(1, max_redeliveries=1)
     queue.tracker()
@@ -569,66 +371,3 @@ def test_from_a_tracker_and_back_to_a_client(make_queue):
         assert again.first_enqueued_ms == letter.first_enqueued_ms
         assert again.header("trace") == b"t"
         client.ack(again, wait=True)
-
-
-@pytest.fixture
-def sharing(connection, queue):
-    """Another queue with the same dead-letter topic."""
-    settings = QueueSettings(name=f"{queue.name}-b", dead_letter_topic=queue.dead_letter_topic)
-    Topics(connection).create(settings, PARTITIONS)
-    return settings
-
-
-def letter(number: int, origin: bytes | None, partition: int = 0) -> dict[str, Any]:
-    headers = [] if origin is None else [(DEAD_LETTER_TOPIC, origin)]
-    return {"value": b"%d" % number, "partition": partition, "headers": headers}
-
-
-def test_of_two_queues_with_one_dead_letter_topic_each_touches_its_own_only(
-    letters, connection, queue, sharing
-):
-    of = {number: (queue, sharing)[number % 2] for number in range(10)}
-    records = [letter(number, one.name.encode(), number // 5) for number, one in of.items()]
-    write(connection, queue.dead_letter_topic, *records)
-    with KafkaDeadLetters(sharing, connection) as theirs:
-        assert sorted(one.body for one in letters.peek()) == [b"0", b"2", b"4", b"6", b"8"]
-        assert sorted(one.body for one in theirs.peek(2)) == [b"1", b"3"]
-        assert [stats.queue_stats(connection, one).dead_letters for one in (queue, sharing)] == [5, 5]
-        assert theirs.run_redrive(["0-0", "0-1"]) == RedriveResult(1, ("0-0",))
-        assert letters.purge() == 5
-        assert letters.list() == []
-        assert sorted(one.body for one in theirs.peek()) == [b"3", b"5", b"7", b"9"]
-        assert theirs.run_redrive() == RedriveResult(4)
-        assert letters.run_redrive() == RedriveResult(0)
-    assert delivered(connection, queue) == []
-    assert sorted(record.value() for record in delivered(connection, sharing)) == [
-        b"1",
-        b"3",
-        b"5",
-        b"7",
-        b"9",
-    ]
-
-
-def test_what_does_not_say_where_it_came_from_is_of_the_queue_the_topic_is_named_after(
-    letters, connection, queue, sharing
-):
-    odd = [None, b"\xff", b"", b"no topic", None]
-    write(connection, queue.dead_letter_topic, *(letter(number, one) for number, one in enumerate(odd)))
-    with KafkaDeadLetters(sharing, connection) as theirs:
-        assert theirs.list() == []
-        assert theirs.run_redrive() == RedriveResult(0)
-        assert theirs.purge() == 0
-    assert letters.run_redrive() == RedriveResult(5)
-
-
-def test_in_a_topic_that_is_named_after_no_queue_it_is_of_the_one_that_has_it(connection, queue_name):
-    queue = QueueSettings(name=queue_name, dead_letter_topic=f"{queue_name}-given-up")
-    Topics(connection).create(queue, 1)
-    write(connection, queue.dead_letter_topic, letter(0, None), letter(1, b"former"), letter(2, b"another"))
-    with KafkaDeadLetters(queue, connection) as letters:
-        assert [one.body for one in letters.peek()] == [b"0"]
-    with KafkaDeadLetters(queue, connection, origin="former") as letters:
-        assert [one.body for one in letters.peek()] == [b"0", b"1"]
-        assert letters.run_redrive() == RedriveResult(2)
-    assert [record.value() for record in delivered(connection, queue)] == [b"0", b"1"]

@@ -22,7 +22,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 _log = logging.getLogger(__name__)
 
 
-class AdminAccess:
+class AdminContext:
     """The topics, the registry and kmq.queues. `timeout_s` bounds each answer."""
 
     def __init__(

@@ -13,14 +13,14 @@ from kmqpy.worker.lease_keeper import HeldMessage, LeaseKeeper, call_for_all
 from kmqpy.worker.outcome import Acknowledge, Outcome
 
 
-class Settler:
+class OutcomeWriter:
     """Acknowledges, gives back and dead-letters messages, those of one outcome in one call.
 
     Lost messages (HeldMessage.lost) are acknowledged, which may still count and does no harm.
     They are neither given back nor dead-lettered: others have them, or have finished them.
 
     While one call is under way, further messages gather for the next, so batches grow as calls get slower.
-    `settled` is called with the messages that are settled, or could not be.
+    `written` is called with the messages whose outcome is written, or could not be.
     """
 
     def __init__(
@@ -28,12 +28,12 @@ class Settler:
         queue: Queue,
         keeper: LeaseKeeper,
         failures: Failures,
-        settled: Callable[[Sequence[HeldMessage]], None],
+        written: Callable[[Sequence[HeldMessage]], None],
     ) -> None:
         self._queue = queue
         self._keeper = keeper
         self._failures = failures
-        self._settled = settled
+        self._written = written
         self._changed = threading.Condition()
         self._waiting: list[tuple[HeldMessage, Outcome]] = []
         self._closing = False
@@ -47,13 +47,13 @@ class Settler:
                 self._waiting += batch
                 self._changed.notify()
                 return
-        self._settle(batch)
+        self._write(batch)
 
     def run(self) -> None:
         """Finish what is put, until close(), and all that was put before that."""
         try:
             while batch := self._next_batch():
-                self._settle(batch)
+                self._write(batch)
         finally:
             with self._changed:
                 self._ended = True
@@ -72,7 +72,7 @@ class Settler:
             self._ended = not batch  # in one step: nothing is put between the two
             return batch
 
-    def _settle(self, batch: Sequence[tuple[HeldMessage, Outcome]]) -> None:
+    def _write(self, batch: Sequence[tuple[HeldMessage, Outcome]]) -> None:
         first: dict[HeldMessage, Outcome] = {}
         for one, outcome in batch:
             first.setdefault(one, outcome)  # a drain may give back what has just ended
@@ -85,7 +85,7 @@ class Settler:
             except BaseException as error:  # this thread must not end while the worker runs
                 self._failures.report("worker thread", "a worker thread failed; it goes on", error)
             finally:
-                self._settled(group)
+                self._written(group)
 
     def _finish(self, outcome: Outcome, group: Sequence[HeldMessage]) -> None:
         if not isinstance(outcome, Acknowledge):

@@ -9,85 +9,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NotEmptyError
-from kazoo.security import make_digest_acl
+from leadership_support import ALL, PARTITIONS, SESSION_MS, epochs, owned, stop_thread, until
 from zk_support import Cable
 
-from kmqpy.core.clock import SystemClock, wait_until
+from kmqpy.core.clock import SystemClock
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import StoredOffset, TrackerInfo
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
 from tracker.leadership.assignment import capacity
 from tracker.leadership.leadership import Leadership
 from tracker.leadership.registry_view import RegistrySnapshot
-
-SESSION_MS = 1_500
-TICK_S = 0.5  # of the server: it ends sessions that much late
-PARTITIONS = 8
-ALL = {("q", p) for p in range(PARTITIONS)}
-
-
-@pytest.fixture
-def root(queue_name):
-    return f"/kmq-{queue_name}"
-
-
-@pytest.fixture
-def zk(cluster):
-    with connect(ZooKeeperConnection(hosts=cluster.zookeeper), 4_000) as client:
-        yield client
-
-
-@pytest.fixture
-def registry(zk, root):
-    return Registry(zk, root)
-
-
-@pytest.fixture
-def join(cluster, root):
-    """Start a tracker's leadership; all are closed at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def start(tracker_id: str, hosts: str = cluster.zookeeper, **settings) -> Leadership:
-            settings = {"session_timeout_ms": SESSION_MS, **settings}
-            leadership = Leadership(ZooKeeperConnection(hosts=hosts), tracker_id, root=root, **settings)
-            stack.enter_context(leadership)
-            return leadership.start(10)
-
-        yield start
-
-
-def owned(leadership: Leadership) -> set:
-    return set(leadership.snapshot().owned)
-
-
-def epochs(leadership: Leadership) -> dict:
-    return dict(leadership.snapshot().owned)
-
-
-def until(condition: Callable[[], object], *drained: Leadership, timeout: float = 60.0) -> float:
-    """Wait for `condition`, letting go of what `drained` are asked for; s it took."""
-
-    def holds() -> bool:
-        if condition():
-            return True
-        for leadership in drained:
-            for partition in leadership.snapshot().releasing:
-                leadership.release(*partition)
-        return False
-
-    started = time.monotonic()
-    assert wait_until(holds, timeout, every_s=0.005), [leadership.snapshot() for leadership in drained]
-    return time.monotonic() - started
 
 
 def shared(*members: Leadership) -> bool:
@@ -100,13 +40,6 @@ def shared(*members: Leadership) -> bool:
         and all(len(part) <= bound for part in parts)
         and not any(member.snapshot().releasing for member in members)
     )
-
-
-def stop_thread(leadership: Leadership) -> None:
-    """Its session goes on, but nothing is done any more."""
-    leadership._closing.set()
-    leadership._signal.set()
-    leadership._thread.join()
 
 
 def crash(leadership: Leadership) -> None:
@@ -200,7 +133,7 @@ while True:
 def child(cluster, root) -> Iterator[subprocess.Popen]:
     """A tracker in a process of its own; prints may_redeliver and how many it owns on change."""
     arguments = [sys.executable, "-c", CHILD, cluster.zookeeper, root, str(SESSION_MS)]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3], text=True)
     with process:
         yield process
         process.kill()
@@ -400,17 +333,6 @@ def test_queues_come_grow_and_go_while_it_runs(registry, join):
     assert registry.queues() == []
 
 
-def test_unreadable_settings_keep_the_last_good_ones(registry, join, zk, root):
-    registry.register(QueueSettings(name="q"), 2)
-    registry.register(QueueSettings(name="other"), 1)
-    a = join("a")
-    until(lambda: len(owned(a)) == 3)
-    zk.set(f"{root}/queues/q", b"{")
-    registry.register(QueueSettings(name="late"), 1)
-    until(lambda: len(owned(a)) == 4)
-    assert a.snapshot().queues["q"].settings == QueueSettings(name="q")
-
-
 def test_only_the_named_queues_are_served(registry, join):
     registry.register(QueueSettings(name="q"), 2)
     registry.register(QueueSettings(name="other"), 2)
@@ -451,51 +373,6 @@ def test_the_next_in_rank_stands_in_and_keeps_it(registry, join, zk, root):
     assert owned(a) == ALL
 
 
-def test_offsets(registry, join, zk, root):
-    registry.register(QueueSettings(name="q"), 2)
-    a = join("a")
-    until(lambda: len(owned(a)) == 2)
-    assert a.read_offset("q", 0) is None
-    first, second = StoredOffset(1, "t", 10), StoredOffset(2, "t", 20)
-    assert a.write_offsets({("q", 0): first})
-    assert a.read_offset("q", 0) == first
-    assert a.write_offsets({("q", 0): second})
-    # Someone else's write between ours: BadVersion, read again, and written.
-    zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
-    assert a.write_offsets({("q", 0): second, ("q", 1): first, ("gone", 0): first}) == {
-        ("q", 0),
-        ("q", 1),
-    }
-    assert registry.offsets("q") == {0: second, 1: first}
-    zk.delete(f"{root}/queues/q/partitions/0/offset")
-    assert a.write_offsets({("q", 0): first})
-    assert registry.offsets("q")[0] == first
-    zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
-    assert a.read_offset("q", 0) is None
-    assert a.write_offsets({("q", 0): first})
-
-
-def test_who_lost_the_znode_stores_nothing(registry, join, zk, root):
-    registry.register(QueueSettings(name="q"), 1)
-    a = join("a")
-    until(lambda: owned(a))
-    assert a.write_offsets({("q", 0): StoredOffset(5, "t", 1)})
-    assert a.verify("q", 0)
-    before = epochs(a)["q", 0]
-    leader = f"{root}/queues/q/partitions/0/leader"
-    transaction = zk.transaction()
-    transaction.delete(leader)
-    transaction.create(leader, b"other", ephemeral=True)
-    transaction.commit()
-    assert not a.verify("q", 0)
-    assert not a.write_offsets({("q", 0): StoredOffset(4, "t", 1)})
-    until(lambda: not owned(a))
-    assert registry.offsets("q") == {0: StoredOffset(5, "t", 1)}
-    zk.delete(leader)
-    until(lambda: owned(a))
-    assert epochs(a)["q", 0] > before
-
-
 def test_a_queue_that_is_gone_is_dropped_quietly(registry, join, zk, root):
     registry.register(QueueSettings(name="q"), 2)
     a = join("a")
@@ -523,120 +400,3 @@ def test_release_leaves_the_snapshot_at_once_and_a_later_grant_is_new(registry, 
     assert owned(a) == set() or epochs(a)["q", 0] > before
     until(lambda: owned(a))  # it is proposed to us, so it comes back
     assert epochs(a)["q", 0] > before
-
-
-def test_offsets_written_together_need_no_look_at_each_leader(registry, join, zk, root):
-    registry.register(QueueSettings(name="q"), 3)
-    a = join("a")
-    until(lambda: len(owned(a)) == 3)
-    assert a.write_offsets({("q", p): StoredOffset(1, "t", 1) for p in range(3)}) == owned(a)
-    calls = []
-    a._offsets._ours = lambda pending: calls.append(pending) or {}
-    assert a.write_offsets({("q", p): StoredOffset(2, "t", 1) for p in range(3)}) == owned(a)
-    assert not any(calls)
-    # A write of someone else: none of the transaction is done, and each is looked at.
-    zk.set(f"{root}/queues/q/partitions/0/offset", b"?")
-    assert a.write_offsets({("q", p): StoredOffset(3, "t", 1) for p in range(3)}) == set()
-    assert len(calls[-1]) == 3
-    # So is one whose leader znode is not ours any more, as the watch tells.
-    transaction = zk.transaction()
-    transaction.delete(f"{root}/queues/q/partitions/1/leader")
-    transaction.create(f"{root}/queues/q/partitions/1/leader", b"other", ephemeral=True)
-    transaction.commit()
-    assert not a.verify("q", 1)
-    assert a.write_offsets({("q", p): StoredOffset(4, "t", 1) for p in (1, 2)}) == {("q", 2)}
-    assert list(calls[-1]) == [("q", 1)]
-    assert registry.offsets("q")[1] == StoredOffset(2, "t", 1)
-
-
-def test_r25_a_leader_without_a_session_is_replaced(registry, join, zk, root, caplog):
-    """From a backup, or made by hand: nobody leads, and the partition was never tracked."""
-    registry.register(QueueSettings(name="q"), 2)
-    leader = f"{root}/queues/q/partitions/0/leader"
-    zk.create(leader, b"\xff a copy")
-    a = join("a", takeover_delay=60.0)
-    until(lambda: owned(a) == {("q", 0), ("q", 1)})
-    assert zk.get(leader)[1].ephemeralOwner == a._zk.client_id[0]
-    assert f"{leader} belonged to no session; replaced" in caplog.text
-
-
-def test_r25_a_leader_that_cannot_be_replaced_is_named_and_holds_up_no_other(registry, join, zk, root):
-    registry.register(QueueSettings(name="q"), 3)
-    leader = f"{root}/queues/q/partitions/0/leader"
-    zk.create(f"{leader}/below", makepath=True)
-    a = join("a")
-    until(lambda: owned(a) == {("q", 1), ("q", 2)} and a.snapshot().problems)
-    assert [
-        problem for problem in a.snapshot().problems if leader in problem and "kmq doctor --fix" in problem
-    ]
-    registry.remove_unusable_znodes(registry.unusable_znodes("q"))
-    until(lambda: len(owned(a)) == 3 and not a.snapshot().problems)
-
-
-def test_r25_members_without_a_session_count_for_nothing(registry, join, zk, root):
-    registry.register(QueueSettings(name="q"), PARTITIONS)
-    copy = TrackerInfo("copy", "host", 1, None, kafka_ok=True)
-    zk.create(f"{root}/trackers/copy", copy.to_json(), makepath=True)
-    zk.create(f"{root}/trackers/a", copy.to_json())  # our own, from before
-    a = join("a", takeover_delay=60.0)
-    until(lambda: owned(a) == ALL and a.may_redeliver())
-    assert [tracker.id for tracker in registry.trackers()] == ["a"]
-
-
-def test_r25_what_cannot_be_read_is_named_and_stops_nothing_else(registry, join, zk, root):
-    for name in ("acl", "bad", "gap", "good"):
-        registry.register(QueueSettings(name=name), 3)
-    zk.set_acls(f"{root}/queues/acl", [make_digest_acl("other", "secret", all=True)])
-    zk.set(f"{root}/queues/bad", b"\xff")
-    zk.delete(f"{root}/queues/gap/partitions/1")
-    for number in ("0007", "٣", "99999999"):
-        zk.create(f"{root}/queues/good/partitions/{number}")
-    zk.create(f"{root}/queues/no queue")
-    zk.create(f"{root}/trackers/bad", b"[" * 100_000, makepath=True, ephemeral=True)
-    a = join("a")
-    everything = {("good", 0), ("good", 1), ("good", 2), ("gap", 0), ("gap", 2)}
-    until(lambda: owned(a) == everything and len(a.snapshot().problems) == 3, a)
-    for what in (
-        f"{root}/queues/acl its ACL",
-        f"{root}/queues/bad can't be read",
-        f"{root}/queues/gap/partitions lacks 1; run: kmq queue create gap",
-    ):
-        assert [problem for problem in a.snapshot().problems if problem.startswith(what)]
-    registry.register(QueueSettings(name="gap"), 3)
-    until(lambda: ("gap", 1) in owned(a))
-
-
-def test_r25_settings_are_known_by_what_they_say_not_by_their_version(registry, join):
-    """A ZooKeeper that came back empty gives the same versions to other settings."""
-    registry.register(QueueSettings(name="q"), 1)
-    a = join("a")
-    until(lambda: "q" in a.snapshot().queues)
-    stop_thread(a)
-    tree = a._reader.read(a._znodes, a._planner.concerning_us)
-    path = a._paths.queue("q")
-    _, stat = a._znodes.data([path])[path]
-    a._znodes._values[path] = (QueueSettings(name="q", max_redeliveries=9).to_json(), stat)
-    a._reader._last = None
-    assert tree.queues["q"].settings.max_redeliveries == 3
-    assert a._reader.read(a._znodes, a._planner.concerning_us).queues["q"].settings.max_redeliveries == 9
-
-
-def test_r25_only_a_thread_that_has_died_needs_a_restart(join):
-    a = join("a")
-    assert a.alive()
-    stop_thread(a)
-    a._closing.clear()
-    assert not a.alive()
-    a.close()
-    assert a.alive()
-
-
-def test_r25_an_offset_that_may_not_be_written_holds_up_no_other(registry, join, zk, root, caplog):
-    registry.register(QueueSettings(name="q"), 2)
-    path = f"{root}/queues/q/partitions/0/offset"
-    zk.create(path, b"?", [make_digest_acl("other", "secret", all=True)])
-    a = join("a")
-    until(lambda: len(owned(a)) == 2)
-    stored = StoredOffset(1, "t", 10)
-    assert a.write_offsets({("q", 0): stored, ("q", 1): stored}) == {("q", 1)}
-    assert f"{path} is not stored" in caplog.text

@@ -17,7 +17,7 @@ ATTEMPTS = 10
 """How often a compare-and-set is tried that others keep disturbing."""
 
 
-class RegistryZnodes:
+class RegistryRequests:
     """The znodes under `root`, over a started client; `timeout` s bounds each answer."""
 
     def __init__(self, zk: KazooClient, root: str, timeout: float) -> None:
