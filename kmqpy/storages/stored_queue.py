@@ -33,8 +33,6 @@ from kmqpy.storages.stored_dead_letters import StoredDeadLetters
 from kmqpy.storages.stored_message import StoredMessage
 from kmqpy.telemetry.base import Telemetry
 
-_MOST_SEARCHES = 50
-"""How often two more calls are made for what could not be extended; those that are not found stay unknown."""
 _PAGE = 1_000
 """How many orphans are read at a time."""
 
@@ -267,9 +265,10 @@ class StoredQueue(Closing):
             self._give_back(takes, delay_ms=0, count=False, reason=None)
             return []
         lease_ms = self._bounded(lease_duration_ms(lease), "lease")
-        extended, lost = self._extend(takes, lease_ms)
-        if takes:
-            self._note("extend", len(takes), extended)
+        if not takes:
+            return []
+        lost = self._engine.extend(self._queue, takes, lease_ms)
+        self._note("extend", len(takes), len(takes) - len(lost))
         return [self._receipts.make(*take) for take in lost]
 
     def dead_letter(
@@ -284,26 +283,6 @@ class StoredQueue(Closing):
         if takes:
             done = self._engine.bury(self._queue, takes, _reason("rejected", reason))
             self._note("dead-letter", len(takes), done)
-
-    def _extend(self, takes: Sequence[TakeRef], lease_ms: int) -> tuple[int, list[TakeRef]]:
-        """Extend takes; returns how many were, and those that could not be.
-
-        Engines only count. Where some could not be, halves are extended again until these are found.
-        """
-        extended = self._engine.extend(self._queue, takes, lease_ms) if takes else 0
-        lost = [] if extended else [*takes]
-        mixed = [takes] if 0 < extended < len(takes) else []
-        for _ in range(_MOST_SEARCHES):
-            if not mixed:
-                break
-            some = mixed.pop()
-            for half in (some[: len(some) // 2], some[len(some) // 2 :]):
-                done = self._engine.extend(self._queue, half, lease_ms)
-                if not done:
-                    lost += half
-                elif done < len(half):
-                    mixed.append(half)
-        return extended, lost
 
     def _give_back(self, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None) -> None:
         if takes:
