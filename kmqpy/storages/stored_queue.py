@@ -30,7 +30,7 @@ from kmqpy.queue.storage import encode_body
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
-from kmqpy.storages.stored_message import StoredMessage
+from kmqpy.storages.stored_message import StoredMessage, TakeContext
 from kmqpy.telemetry.base import Telemetry
 
 _PAGE = 1_000
@@ -208,8 +208,7 @@ class StoredQueue(Closing):
                 self._telemetry.failed(self.name, "receive", len(taken.rows))
             elif taken.rows:
                 # The storage's clock may be another than ours; what remains of a lease is the same.
-                ahead_ms = asked_ms - taken.now_ms
-                messages = [self._message(row, row.until_ms + ahead_ms) for row in taken.rows]
+                messages = self._messages(taken.rows, ahead_ms=asked_ms - taken.now_ms)
                 self._telemetry.received(self.name, messages)
                 return messages
             if now >= deadline:
@@ -219,9 +218,9 @@ class StoredQueue(Closing):
                 self._check_open()
                 return []
 
-    def _message(self, row: MessageRow, lease_until_ms: int) -> Message:
-        receipt = self._receipts.make(row.id, row.take)
-        return StoredMessage.of(row, self._queue.name, self, receipt, lease_until_ms)
+    def _messages(self, rows: Iterable[MessageRow], *, ahead_ms: int = 0) -> list[Message]:
+        context = TakeContext(self, self._receipts, ahead_ms)
+        return [StoredMessage(row, context) for row in rows]
 
     # --- finishing --------------------------------------------------------------------------------
 
@@ -316,7 +315,7 @@ class StoredQueue(Closing):
         """See Queue.peek. The messages have no receipts that acknowledge anything."""
         self._check_open()
         rows = self._engine.peek(self._queue, check_limit(limit, "limit"))
-        return [self._message(row._replace(take=0), 0) for row in rows]
+        return self._messages(row._replace(take=0) for row in rows)
 
     def size(self, limit: int | None = None) -> int:
         """See Queue.size."""
@@ -351,13 +350,13 @@ class StoredQueue(Closing):
         rows.sort(key=lambda row: (row.since_ms, row.id))
         return [
             Orphan(
-                receipt=self._receipts.make(row.id, row.take),
+                receipt=message.receipt,
                 holder=None,
                 since_ms=row.since_ms,
                 lease_until_ms=row.until_ms,
-                message=self._message(row, row.until_ms),
+                message=message,
             )
-            for row in rows
+            for row, message in zip(rows, self._messages(rows), strict=True)
         ]
 
     # --- administration ---------------------------------------------------------------------------
