@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Union
 
 from kmqpy.core.durations import Duration
@@ -71,6 +71,31 @@ class Message:
             f"message {self.id} of queue {self.queue!r}: no client of this process received it; "
             "acknowledge it with client.ack(message)"
         )
+
+
+class LazyMessage(Message):
+    """A Message that works out a field when it is read: each field is a property of the subclass.
+
+    Most consumers read a few fields of a message, and taking one must cost less than reading it. Copies of
+    it, and what is unpickled, are a plain Message.
+    """
+
+    __slots__ = ()
+
+    # The fields are properties, which nobody can assign to, and a frozen class would make __init__ three
+    # times as slow.
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+
+    # A copy with other fields, by dataclasses.replace(), is a plain Message, and equal to one it can be.
+    __class__ = property(lambda _: Message)
+
+    def __reduce__(self) -> tuple[Callable[..., Message], tuple[dict[str, Any]]]:
+        return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)
+
+
+def _plain(values: dict[str, Any]) -> Message:
+    return Message(**values)
 
 
 MAX_PRIORITY = 9

@@ -33,8 +33,8 @@ class Capabilities:
                        nack(count=False) its `enqueued_ms`. Else it is a copy with new ones
     late_ack           an acknowledgement after the lease counts, until the message is taken again. Else it
                        does nothing once the message is redelivered
-    tells_lost         extend() returns the receipts of messages whose lease could not be extended: all,
-                       unless these are very many. Else it returns none of them, or some
+    tells_lost         extend() returns the receipts of all messages whose lease could not be extended. Else
+                       it returns none of them, or some
     exact_sizes        size() and in_flight() are exact also while others send and take. Else they are when
                        nobody does, and an upper bound where very many messages wait
     any_name           a queue may have any name of 1 to 200 printable characters. Else the storage has

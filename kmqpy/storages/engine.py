@@ -20,7 +20,8 @@ Rules for every engine:
    is not dead. finish() and bury() act on current takes, also when the lease has ended or the row was given
    back: a late acknowledgement counts until the row is taken anew. give_back() and extend() act on current
    takes that are still taken, so a second give_back(), or an extend() after the lease has ended, changes
-   nothing. What is left alone is not counted in the result. Ids are never used twice in a storage.
+   nothing. What is left alone is not counted in the result; extend() returns it. Ids are never used twice in
+   a storage.
 3. *The end of a lease* is a counted give_back with the reason `expired`, at the time the lease ended. The
    next call that would notice (take, peek, counts, orphans, dead letters) may carry it out: nobody can tell.
    A row of a queue with manual redelivery stays taken.
@@ -189,8 +190,8 @@ class Engine(Protocol):
         """
         ...
 
-    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
-        """Let the leases of taken rows end `lease_ms` from now; returns how many."""
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
+        """Let the leases of taken rows end `lease_ms` from now; returns the takes that it did nothing for."""
         ...
 
     def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:

@@ -302,15 +302,15 @@ class MemoryEngine:
                 done += 1
             return done
 
-    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine."""
         with self._entered(queue) as (found, now_ms):
-            done = 0
+            done = set()
             for row in found.current(takes, _State.TAKEN):
                 row.until_ms = now_ms + lease_ms
                 found.enter(row, _State.TAKEN)
-                done += 1
-            return done
+                done.add(TakeRef(row.id, row.take))
+            return [one for one in takes if one not in done]
 
     def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
         """See Engine."""

@@ -2,54 +2,95 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol
 
-from kmqpy.message import Message, MessagesLike
+from kmqpy.message import Headers, LazyMessage, MessagesLike
 from kmqpy.storages.engine import MessageRow, TakeRef
+from kmqpy.storages.receipts import Receipts
 
 
 class Acknowledges(Protocol):
     """A queue, as a message needs it."""
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        ...
 
     def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         """See Queue.ack."""
         ...
 
 
-class StoredMessage(Message):
+@dataclass(frozen=True, slots=True, eq=False)
+class TakeContext:
+    """Shared by the messages of one call.
+
+    queue     handed them out, and acknowledges them
+    ahead_ms  by how much this machine's clock is ahead of the one that the rows tell leases by
+    """
+
+    queue: Acknowledges
+    receipts: Receipts
+    ahead_ms: int = 0
+
+
+class StoredMessage(LazyMessage):
     """A message that acknowledges itself by the queue that handed it out; see Message."""
 
-    __slots__ = ("_origin", "_take")
-    _origin: Acknowledges
-    _take: TakeRef
+    __slots__ = ("_context", "_row")
+    _context: TakeContext
+    _row: MessageRow
+
+    def __init__(self, row: MessageRow, context: TakeContext) -> None:
+        self._row = row
+        self._context = context
 
     def ack(self, *, wait: bool = False) -> None:
         """See Message.ack."""
-        origin = getattr(self, "_origin", None)  # a copy, or one that was unpickled, has none
-        if origin is None:
-            super().ack(wait=wait)
-        else:
-            origin.ack(self, wait=wait)
+        self._context.queue.ack(self, wait=wait)
 
-    def take_of(self, origin: Acknowledges) -> TakeRef | None:
-        """The take that the receipt names, or None if another origin handed out the message."""
-        return self._take if getattr(self, "_origin", None) is origin else None
+    def take_of(self, queue: Acknowledges) -> TakeRef | None:
+        """The take that the receipt names, or None if another queue handed out the message."""
+        return TakeRef(self._row.id, self._row.take) if self._context.queue is queue else None
 
-    @classmethod
-    def of(cls, row: MessageRow, queue: str, origin: Acknowledges, receipt: str, lease_until_ms: int) -> Self:
-        """The message in a row."""
-        message = cls(
-            queue=queue,
-            id=str(row.id),
-            body=row.body,
-            headers=row.headers,
-            attempts=row.requeues + 1,
-            enqueued_ms=row.enqueued_ms,
-            first_enqueued_ms=row.first_enqueued_ms,
-            lease_until_ms=lease_until_ms,
-            receipt=receipt,
-            key=row.key,
-        )
-        object.__setattr__(message, "_take", TakeRef(row.id, row.take))
-        object.__setattr__(message, "_origin", origin)
-        return message
+    @property
+    def queue(self) -> str:
+        return self._context.queue.name
+
+    @property
+    def id(self) -> str:
+        return str(self._row.id)
+
+    @property
+    def body(self) -> bytes:
+        return self._row.body
+
+    @property
+    def headers(self) -> Headers:
+        return self._row.headers
+
+    @property
+    def attempts(self) -> int:
+        return self._row.requeues + 1
+
+    @property
+    def enqueued_ms(self) -> int:
+        return self._row.enqueued_ms
+
+    @property
+    def first_enqueued_ms(self) -> int:
+        return self._row.first_enqueued_ms
+
+    @property
+    def lease_until_ms(self) -> int:
+        return self._row.until_ms + self._context.ahead_ms
+
+    @property
+    def receipt(self) -> str:
+        return self._context.receipts.make(self._row.id, self._row.take)
+
+    @property
+    def key(self) -> bytes | None:
+        return self._row.key

@@ -30,11 +30,9 @@ from kmqpy.queue.storage import encode_body
 from kmqpy.storages.engine import Engine, MessageRow, NewRow, QueueRow, TakeRef
 from kmqpy.storages.receipts import Receipts
 from kmqpy.storages.stored_dead_letters import StoredDeadLetters
-from kmqpy.storages.stored_message import StoredMessage
+from kmqpy.storages.stored_message import StoredMessage, TakeContext
 from kmqpy.telemetry.base import Telemetry
 
-_MOST_SEARCHES = 50
-"""How often two more calls are made for what could not be extended; those that are not found stay unknown."""
 _PAGE = 1_000
 """How many orphans are read at a time."""
 
@@ -210,8 +208,7 @@ class StoredQueue(Closeable):
                 self._telemetry.failed(self.name, "receive", len(taken.rows))
             elif taken.rows:
                 # The storage's clock may be another than ours; what remains of a lease is the same.
-                ahead_ms = asked_ms - taken.now_ms
-                messages = [self._message(row, row.until_ms + ahead_ms) for row in taken.rows]
+                messages = self._messages(taken.rows, ahead_ms=asked_ms - taken.now_ms)
                 self._telemetry.received(self.name, messages)
                 return messages
             if now >= deadline:
@@ -221,9 +218,9 @@ class StoredQueue(Closeable):
                 self._check_open()
                 return []
 
-    def _message(self, row: MessageRow, lease_until_ms: int) -> Message:
-        receipt = self._receipts.make(row.id, row.take)
-        return StoredMessage.of(row, self._queue.name, self, receipt, lease_until_ms)
+    def _messages(self, rows: Iterable[MessageRow], *, ahead_ms: int = 0) -> list[Message]:
+        context = TakeContext(self, self._receipts, ahead_ms)
+        return [StoredMessage(row, context) for row in rows]
 
     # --- finishing --------------------------------------------------------------------------------
 
@@ -267,9 +264,10 @@ class StoredQueue(Closeable):
             self._give_back(takes, delay_ms=0, count=False, reason=None)
             return []
         lease_ms = self._bounded(lease_duration_ms(lease), "lease")
-        extended, lost = self._extend(takes, lease_ms)
-        if takes:
-            self._note("extend", len(takes), extended)
+        if not takes:
+            return []
+        lost = self._engine.extend(self._queue, takes, lease_ms)
+        self._note("extend", len(takes), len(takes) - len(lost))
         return [self._receipts.make(*take) for take in lost]
 
     def dead_letter(
@@ -284,26 +282,6 @@ class StoredQueue(Closeable):
         if takes:
             done = self._engine.bury(self._queue, takes, _reason("rejected", reason))
             self._note("dead-letter", len(takes), done)
-
-    def _extend(self, takes: Sequence[TakeRef], lease_ms: int) -> tuple[int, list[TakeRef]]:
-        """Extend takes; returns how many were, and those that could not be.
-
-        Engines only count. Where some could not be, halves are extended again until these are found.
-        """
-        extended = self._engine.extend(self._queue, takes, lease_ms) if takes else 0
-        lost = [] if extended else [*takes]
-        mixed = [takes] if 0 < extended < len(takes) else []
-        for _ in range(_MOST_SEARCHES):
-            if not mixed:
-                break
-            some = mixed.pop()
-            for half in (some[: len(some) // 2], some[len(some) // 2 :]):
-                done = self._engine.extend(self._queue, half, lease_ms)
-                if not done:
-                    lost += half
-                elif done < len(half):
-                    mixed.append(half)
-        return extended, lost
 
     def _give_back(self, takes: Sequence[TakeRef], *, delay_ms: int, count: bool, reason: str | None) -> None:
         if takes:
@@ -337,7 +315,7 @@ class StoredQueue(Closeable):
         """See Queue.peek. The messages have no receipts that acknowledge anything."""
         self._check_open()
         rows = self._engine.peek(self._queue, check_limit(limit, "limit"))
-        return [self._message(row._replace(take=0), 0) for row in rows]
+        return self._messages(row._replace(take=0) for row in rows)
 
     def size(self, limit: int | None = None) -> int:
         """See Queue.size."""
@@ -372,13 +350,13 @@ class StoredQueue(Closeable):
         rows.sort(key=lambda row: (row.since_ms, row.id))
         return [
             Orphan(
-                receipt=self._receipts.make(row.id, row.take),
+                receipt=message.receipt,
                 holder=None,
                 since_ms=row.since_ms,
                 lease_until_ms=row.until_ms,
-                message=self._message(row, row.until_ms),
+                message=message,
             )
-            for row in rows
+            for row, message in zip(rows, self._messages(rows), strict=True)
         ]
 
     # --- administration ---------------------------------------------------------------------------

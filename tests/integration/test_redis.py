@@ -105,6 +105,8 @@ class Both:
         if not isinstance(rows, list) or (rows and isinstance(rows[0], int)):
             return result
         numbers = {pair[side]: index for index, pair in enumerate(self.ids)}
+        if rows and isinstance(rows[0], TakeRef):
+            return [one._replace(id=numbers.get(one.id)) for one in rows]
         # Times are those of two clocks, so only whether they are there, and which is the later one.
         return [
             row._replace(

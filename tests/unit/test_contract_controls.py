@@ -100,7 +100,7 @@ class ExtendsAll(MemoryEngine):
 
     def extend(self, queue, takes, lease_ms):
         super().extend(queue, takes, lease_ms)
-        return len(takes)
+        return []
 
 
 class CStrings(MemoryEngine):

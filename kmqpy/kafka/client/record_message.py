@@ -1,12 +1,8 @@
-"""A message as it came from Kafka: a field is worked out when it is read, not before.
-
-Most consumers read a few fields of a message, and taking one must cost less than reading it.
-"""
+"""A message as it came from Kafka."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kmqpy.errors import DecodeError
@@ -15,7 +11,7 @@ from kmqpy.kafka.message_headers import ORIGINAL_TIMESTAMP, int_header, redelive
 from kmqpy.kafka.places import message_id
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.message import Headers, Message, MessagesLike
+from kmqpy.message import Headers, LazyMessage, MessagesLike
 from kmqpy.telemetry.base import Telemetry
 
 
@@ -39,13 +35,11 @@ class ReceiveContext:
     """Acknowledges them; None: nobody received them, they were only looked at."""
 
 
-class KafkaMessage(Message):
+class KafkaMessage(LazyMessage):
     """A Message that knows its place in Kafka.
 
     topic, partition, offset  where this copy lies; a redelivered message is another copy
     receipt                   empty for a message that was only looked at
-
-    Copies of it, and what is unpickled, are a plain Message.
     """
 
     __slots__ = ("_context", "_record")
@@ -55,17 +49,6 @@ class KafkaMessage(Message):
     def __init__(self, record: Any, context: ReceiveContext) -> None:
         self._record = record
         self._context = context
-
-    # The fields are properties, which nobody can assign to, and a frozen class would make __init__ three
-    # times as slow.
-    __setattr__ = object.__setattr__
-    __delattr__ = object.__delattr__
-
-    # A copy with other fields, by dataclasses.replace(), is a plain Message, and equal to one it can be.
-    __class__ = property(lambda _: Message)
-
-    def __reduce__(self) -> tuple[Callable[..., Message], tuple[dict[str, Any]]]:
-        return _plain, ({field.name: getattr(self, field.name) for field in fields(Message)},)
 
     def ack(self, *, wait: bool = False) -> None:
         if self._context.client is None:
@@ -135,7 +118,3 @@ class KafkaMessage(Message):
         if self._context.client is None:
             return ""
         return str(Receipt(self.queue, self._context.topic_id, self.partition, self.offset))
-
-
-def _plain(values: dict[str, Any]) -> Message:
-    return Message(**values)

@@ -147,9 +147,10 @@ class RedisEngine:
             )
         )
 
-    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
         """See Engine."""
-        return int(self._call(queue, "extend", take_refs(takes), lease_ms))
+        lost = self._call(queue, "extend", take_refs(takes), lease_ms)
+        return [takes[number - 1] for number in lost]
 
     def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
         """See Engine."""

@@ -313,24 +313,28 @@ local function enter(key, numbers)
   return q
 end
 
--- Takes: pairs of id and number, as text -> ids and states of the takes that are current.
+-- Takes: pairs of id and number, as text -> ids and states of the takes that are current, and the numbers of those
+-- that are not, from 1.
 local function current(q, text, only_taken)
   local ids, takes = {}, {}
   for id, take in string.gmatch(text, '(%d+) (%d+)') do
     ids[#ids + 1] = id
     takes[#takes + 1] = tonumber(take)
   end
-  local found, states = {}, {}
+  local found, states, others = {}, {}, {}
   for i, state in ipairs(read_states(q, ids)) do
+    local status, take, _
     if state then
-      local status, _, take = struct.unpack('>c1BI4', state)
-      if take == takes[i] and take > 0 and (status == 'T' or not only_taken) then
-        found[#found + 1] = ids[i]
-        states[#states + 1] = state
-      end
+      status, _, take = struct.unpack('>c1BI4', state)
+    end
+    if take == takes[i] and take > 0 and (status == 'T' or not only_taken) then
+      found[#found + 1] = ids[i]
+      states[#states + 1] = state
+    else
+      others[#others + 1] = i
     end
   end
-  return found, states
+  return found, states, others
 end
 
 -- Takes rows out of the order or the index that they are in; their states say which.
@@ -518,9 +522,9 @@ function calls.give_back(q, args)
   return #ids
 end
 
--- takes, lease_ms
+-- takes, lease_ms -> the numbers of those that are lost
 function calls.extend(q, args)
-  local ids, states = current(q, args[1], true)
+  local ids, states, lost = current(q, args[1], true)
   local out, ends = changes(), q.now + tonumber(args[2])
   for i, id in ipairs(ids) do
     local s = unpacked(states[i])
@@ -534,7 +538,7 @@ function calls.extend(q, args)
   end
   apply(q, out)
   if #out.leases > 0 then announce_due(q, ends) end
-  return #ids
+  return lost
 end
 
 -- takes, reason

@@ -160,9 +160,18 @@ class SqlEngine:
         given = {"delay_ms": min(delay_ms, NO_LIMIT), "counted": int(count), "reason": reason}
         return self._change(queue, "give_back", takes, asked=len(takes), **given)
 
-    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
-        """See Engine."""
-        return self._change(queue, "extend", takes, lease_ms=min(lease_ms, NO_LIMIT))
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
+        """See Engine. Where some are lost, another statement asks which: they do not become taken again."""
+        if self._change(queue, "extend", takes, lease_ms=min(lease_ms, NO_LIMIT)) == len(takes):
+            return []
+        parameters = self._parameters(queue, **self._dialect.refs(_real(takes)))
+
+        def held(cursor: Cursor) -> set[TakeRef]:
+            cursor.execute(self._sql["still_taken"], parameters)
+            return {TakeRef(*one) for one in cursor.fetchall()}
+
+        found = self._run(held)
+        return [one for one in takes if one not in found]
 
     def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
         """See Engine."""
@@ -315,8 +324,7 @@ class SqlEngine:
         self, queue: QueueRow, name: str, takes: Sequence[TakeRef], *, connection: Any = None, **more: Any
     ) -> int:
         """Change the rows of takes by one statement."""
-        real = [one for one in takes if one.id <= INT64_MAX and one.take < 2**31]
-        parameters = self._parameters(queue, **self._dialect.refs(real), **more)
+        parameters = self._parameters(queue, **self._dialect.refs(_real(takes)), **more)
 
         def change(cursor: Cursor) -> int:
             done = self._dialect.change(cursor, name, parameters)
@@ -369,6 +377,11 @@ class SqlEngine:
         self._arrivals.note(queue.generation)
         if self._notifier is not None:
             self._notifier.tell(queue.generation)
+
+
+def _real(takes: Sequence[TakeRef]) -> list[TakeRef]:
+    """Those whose numbers the columns can hold."""
+    return [one for one in takes if one.id <= INT64_MAX and one.take < 2**31]
 
 
 def _deleted(queue: QueueRow) -> KmqError:

@@ -256,6 +256,9 @@ RETURNING id""",
     "finish": "DELETE FROM {messages} AS m USING unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
     f"AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {_CURRENT}",
     "extend": _BY_REFS.format(change=_EXTEND, where=_STILL_TAKEN),
+    "still_taken": "SELECT id, take FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
+    f"AS ref(ref_id, ref_take) JOIN {{messages}} ON id = ANY (ARRAY[ref_id]) AND take = ref_take "
+    f"WHERE {_STILL_TAKEN}",
     "bury": _BY_REFS.format(change=_BURY, where=_CURRENT),
     "give_back": f"""WITH chosen AS MATERIALIZED (
     SELECT id, nextval('{{numbers}}') AS number FROM (
@@ -334,6 +337,7 @@ _MARIADB = {
     "pass_time": _in_order(_PASS_TIME, "WHERE id IN :ids ORDER BY until_ms, place"),
     "finish": f"DELETE FROM {{messages}} WHERE {_PAIRS} AND {_CURRENT}",
     "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_PAIRS} AND {_STILL_TAKEN}",
+    "still_taken": f"SELECT id, take FROM {{messages}} WHERE {_PAIRS} AND {_STILL_TAKEN}",
     "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_PAIRS} AND {_CURRENT}",
     "give_back": _in_order(_GIVE_BACK, f"WHERE {_PAIRS} AND {_STILL_TAKEN} ORDER BY find_in_set(id, :order)"),
     "release_all": _in_order(_RELEASE, "WHERE queue = :queue AND state = 2 ORDER BY place"),
@@ -407,6 +411,7 @@ VALUES (:id, :queue, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 
     ),
     "finish": f"DELETE FROM {{messages}} WHERE {_LISTED_REFS} AND {_CURRENT}",
     "extend": f"UPDATE {{messages}} SET {_EXTEND} WHERE {_LISTED_REFS} AND {_STILL_TAKEN}",
+    "still_taken": f"SELECT id, take FROM {{messages}} WHERE {_LISTED_REFS} AND {_STILL_TAKEN}",
     "bury": f"UPDATE {{messages}} SET {_BURY} WHERE {_LISTED_REFS} AND {_CURRENT}",
     "give_back": "UPDATE {messages} AS m SET "
     + _GIVE_BACK.replace("{number}", "ref_number")

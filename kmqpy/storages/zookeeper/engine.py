@@ -164,14 +164,19 @@ class ZooKeeperEngine:
 
         return self._change_takes(queue, takes, give_back, late=False)
 
-    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> int:
-        """See Engine."""
+    def extend(self, queue: QueueRow, takes: Sequence[TakeRef], lease_ms: int) -> list[TakeRef]:
+        """See Engine. Where some are lost, another look tells which: they do not become taken again."""
         lease_ms = min(lease_ms, _MOST_DUE_MS)
 
         def extend(draft: Draft, row: Row) -> None:
             draft.replace(row._replace(until_ms=draft.now.high + lease_ms))
 
-        return self._change_takes(queue, takes, extend, late=False)
+        def lost(draft: Draft) -> list[TakeRef]:
+            return [one for one in takes if _taken(draft, one) is None]
+
+        if self._change_takes(queue, takes, extend, late=False) == len(takes):
+            return []
+        return self._live(queue).change(lost)[0]
 
     def bury(self, queue: QueueRow, takes: Sequence[TakeRef], reason: str) -> int:
         """See Engine."""
@@ -331,12 +336,7 @@ class ZooKeeperEngine:
         self, queue: QueueRow, takes: Sequence[TakeRef], change: Callable[[Draft, Row], None], *, late: bool
     ) -> int:
         """Change the rows of current takes; `late`: also those that were given back."""
-
-        def find(draft: Draft, ref: TakeRef) -> Row | None:
-            row = draft.current(ref)
-            return row if row is not None and (late or row.status is Status.TAKEN) else None
-
-        return self._change_each(queue, takes, find, change)
+        return self._change_each(queue, takes, Draft.current if late else _taken, change)
 
     def _change_all(
         self, queue: QueueRow, states: tuple[Status, ...], change: Callable[[Draft, Row], None]
@@ -395,6 +395,12 @@ class ZooKeeperEngine:
         if damage is not None:
             raise damage
         return done
+
+
+def _taken(draft: Draft, ref: TakeRef) -> Row | None:
+    """The row of a current take, unless it was given back."""
+    row = draft.current(ref)
+    return row if row is not None and row.status is Status.TAKEN else None
 
 
 def _readable(rows: Iterable[tuple[Row, Content | ConfigError]]) -> list[MessageRow]:
