@@ -254,47 +254,6 @@ def test_nothing_hangs_on_open_and_aborted_transactions(letters, connection, que
     assert_each_once(connection, queue, 4)
 
 
-<<<<<<< HEAD:tests/integration/test_dead_letters.py
-def test_redrive_waits_for_end_markers_behind_an_open_transaction(letters, connection, queue):
-    """An acknowledgement that a read_committed reader can't see yet counts all the same (rule R1)."""
-    bury(connection, queue, 3)
-    topic = dead_letter_queue(queue).markers_topic
-    producer = transactional(connection, queue)
-    producer.begin_transaction()
-    producer.produce(topic, b"\x00", codec.encode_key(0, 12345), 0)
-    producer.flush(10)
-    write(connection, topic, {"key": codec.encode_key(0, 0), "value": b"\x00", "partition": 0})
-
-    timer = threading.Timer(1.0, lambda: producer.commit_transaction(10))
-    timer.start()
-    assert letters.run_redrive() == RedriveResult(2)
-    timer.join()
-    assert sorted(r.value() for r in delivered(connection, queue)) == [b"1", b"2"]
-
-
-def test_r27_what_is_finished_while_a_redrive_runs_is_not_sent_back(letters, connection, queue, monkeypatch):
-    bury(connection, queue, 6)
-    execute = CopyTransaction.execute
-    finished: list[bool] = []
-
-    def finish_one_first(transaction: CopyTransaction, *args: Any, **more: Any) -> None:
-        if not finished:
-            finished.append(True)
-            with MarkerWriter(connection, dead_letter_queue(queue).markers_topic) as writer:
-                writer.end(0, [1])
-                writer.end(2, [0])
-                assert writer.flush(10) == 0
-        execute(transaction, *args, **more)
-
-    monkeypatch.setattr(CopyTransaction, "execute", finish_one_first)
-    assert letters.redrive() == 4
-    assert len(committed_records(connection, queue.name)) == 4
-    assert letters.list() == []
-    assert letters.redrive() == 0
-
-
-=======
->>>>>>> 4e2bd85a35fb454be28a2c8f984b79ae3a8f63f9:tests/integration/dead_letters/test_dead_letters.py
 def test_one_that_the_queue_does_not_take_holds_back_no_other(letters, connection, queue):
     bury(connection, queue, 20)
     write(connection, queue.dead_letter_topic, {"value": os.urandom(50_000), "partition": 0})
