@@ -42,6 +42,7 @@ BEGIN_AT = {
     "unfenced take": 5,
     "finished messages forgotten at takeover": 80,
     "taken again unsaid": 1,
+    "what is read again taken again": 33,
     "ticks of assignments not waited for": 8_052,
     "safe offset past the oldest start": 58,
     "start markers not waited for": 3,
