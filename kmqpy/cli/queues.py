@@ -308,7 +308,7 @@ def alter(
     \b
     Example:
       kmq queue alter jobs --partitions 8 --max-redeliveries none
-      kmq queue alter jobs --claims --late-acks
+      kmq queue alter jobs --late-acks
     """
     changes = _changes(
         max_redeliveries,
