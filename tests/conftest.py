@@ -2,6 +2,7 @@
 
 KMQ_TEST_CLUSTER chooses the servers: `docker` (testcontainers), `embedded` (kmqpy.dev), or addresses
 of running ones, `host:port[;zookeeper host:port]`. Default: docker if a Docker engine answers.
+KMQ_TEST_ZOOKEEPERS=3: the embedded ZooKeeper is an ensemble of so many servers. Default: 1.
 
 KMQ_TEST_DATABASES chooses those of `database_url` in the same way, `docker` or `embedded`.
 """
@@ -133,7 +134,7 @@ def zookeeper(cluster: Servers) -> ZooKeeperConnection:
 def _servers() -> Iterator[Servers]:
     chosen = os.environ.get(_CHOICE) or ("docker" if _docker_answers() else "embedded")
     if chosen == "embedded":
-        with Cluster() as embedded:
+        with Cluster(zookeepers=int(os.environ.get("KMQ_TEST_ZOOKEEPERS", "1"))) as embedded:
             yield embedded
     elif chosen == "docker":
         with _containers() as addresses:
