@@ -11,7 +11,7 @@ from typing import Any
 from kmqpy import message as m
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.copies.end_markers import TAKEN_LATE
+from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header
@@ -93,6 +93,8 @@ def read_topics(
                 seen.taken.add(place)
             elif marker.op is Op.END and marker.reason == TAKEN_LATE:
                 pass  # it had been ended before (rule R30)
+            elif marker.op is Op.END and marker.reason == ACKNOWLEDGED:
+                seen.ended.add(place)  # by an earlier consumer, before it became a dead letter (rule R32)
             elif marker.op is Op.END and marker.by_tracker:
                 seen.moved[place] += 1
             elif marker.op is Op.END:
