@@ -4,7 +4,7 @@ Needs the extra `kmqpy[spark]`, a Kafka, and a tracker (`kmq dev up`, `kmq track
 
     python examples/spark_pipeline.py --out orders.parquet --report report
 
-It sends 2,000 orders. One in ten fails the first time, as if a service was away, and comes again; one in a
+It sends 2,000 orders. One in ten fails the first time, as if a service was away, and is redelivered; one in a
 hundred is no order at all, and becomes a dead letter. Then it adds up, and says how the queue does.
 """
 

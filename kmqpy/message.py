@@ -187,7 +187,7 @@ def last_header(headers: Headers, name: str) -> bytes | None:
 
 
 def without(headers: Headers, *names: str) -> Headers:
-    """The headers but for those of these names."""
+    """Return the headers without those of these names."""
     return tuple((key, value) for key, value in headers if key not in names)
 
 

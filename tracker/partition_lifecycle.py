@@ -54,7 +54,7 @@ class PartitionLifecycle:
         self._giving_up: set[Partition] = set()
 
     def follow(self, view: LeadershipView) -> None:
-        """Begin with what was granted, let go of what was lost or is to be released."""
+        """Begin with the partitions that were granted; drop those that were lost or are to be released."""
         for key, part in list(self._parts.items()):
             if view.owned.get(key) != part.epoch:
                 self.drop(part, "leadership lost")
@@ -74,7 +74,7 @@ class PartitionLifecycle:
 
     def advance(self, part: OwnedPartition, now: float) -> None:
         """Begin what is next for the partition: a takeover, a redelivery, or a tick."""
-        # Asked before a takeover, too, or whoever has the partition by now would be fenced for nothing.
+        # Checked before a takeover, too: it would fence a tracker that has the partition by now.
         if part.busy or not self._leadership.may_redeliver():
             return
         if part.phase is TrackingPhase.FENCING and now >= part.retry_at:

@@ -112,7 +112,7 @@ def counted(what: str) -> Iterator[Callable[[int], None]]:
         return
 
     def show(count: int) -> None:
-        if shown.lets_through():
+        if shown.allows():
             click.echo(f"\r{count:,} {what} ", nl=False, err=True)
 
     try:

@@ -15,7 +15,7 @@ from kmqpy.queue import DeadLetter, Orphan, QueueDescription
 
 
 def create(url: StorageUrl, name: str, settings: Mapping[str, Any], *, as_json: bool) -> None:
-    """Make a queue, with the settings of the url but for those given here, and print what it is."""
+    """Create a queue with the settings of the url, overridden by those given here, and describe it."""
     with url.storage() as storage:
         storage.create(name, **{**url.settings, **settings})
         found = storage.describe(name)
@@ -112,7 +112,7 @@ def print_dead_letters(found: Sequence[DeadLetter], *, as_json: bool) -> None:
 
 
 def dead_letter_object(one: Any) -> dict[str, Any]:
-    """The fields of a dead letter of any storage but for its body and headers."""
+    """Return the fields of a dead letter of any storage, without its body and headers."""
     plain = {
         field.name: getattr(one, field.name)
         for field in dataclasses.fields(one)

@@ -1,4 +1,4 @@
-"""Keeps what happens again and again from filling the log."""
+"""Keeps repeated warnings from filling the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 
 _KEPT_KEYS = 1_000
-"""Kinds that are remembered; beyond that, those whose time is over are forgotten."""
+"""The number of kinds that are remembered; above it, kinds that may be logged again are forgotten."""
 
 
 class Throttle:
@@ -19,7 +19,7 @@ class Throttle:
         self._clock = clock
         self._last: dict[Hashable, float] = {}
 
-    def lets_through(self, kind: Hashable = None) -> bool:
+    def allows(self, kind: Hashable = None) -> bool:
         """Return True if an event of this kind is to be logged now."""
         now = self._clock.monotonic()
         if now - self._last.get(kind, -math.inf) < self._every:

@@ -1,6 +1,7 @@
 """A real Kafka (KRaft) and ZooKeeper on this machine, for demos, tests and a developer's desk."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -9,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from kmqpy.dev import class_archive, kafka, watchdog, zookeeper
-from kmqpy.dev.jars import cache_folder, jar_set
+from kmqpy.dev import kafka, remade_files, watchdog, zookeeper
+from kmqpy.dev.class_archive import ClassArchive, archive_for
+from kmqpy.dev.jars import cache_folder, jar_set, remove_damaged
 from kmqpy.dev.java import find_java
 from kmqpy.dev.ports import free_ports, is_free
 from kmqpy.dev.server import Kind, Server, check_platform
 from kmqpy.errors import ClusterError, ConfigError
+
+_log = logging.getLogger(__name__)
 
 PORT_ATTEMPTS = 3
 JVM_OPTIONS = (
@@ -70,8 +74,8 @@ class Cluster:
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._brokers: list[Server] = []
         self._zookeepers: list[Server] = []
-        self._archives: dict[str, Path | None] = {}
-        self._recorders: dict[Path, Server] = {}  # by the class archive that each will write
+        self._archives: dict[str, ClassArchive | None] = {}
+        self._recorders: dict[ClassArchive, Server] = {}  # by the class archive that each will write
 
     @property
     def bootstrap(self) -> str:
@@ -111,9 +115,7 @@ class Cluster:
         java_file = find_java()
         java = (str(java_file), *self._jvm_options)
         archives = cache_folder() / "classes"
-        self._archives = {
-            kind: class_archive.archive_path(kind, java_file, paths, archives) for kind, paths in jars.items()
-        }
+        self._archives = {kind: archive_for(kind, java_file, paths, archives) for kind, paths in jars.items()}
         self.folder = Path(self._keep or tempfile.mkdtemp(prefix="kmqpy-")).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -124,7 +126,7 @@ class Cluster:
                     self._start_servers(cluster_id, java, class_paths)
                     break
                 except ClusterError:
-                    if not attempts_left or not self._a_port_was_taken():
+                    if not attempts_left or not (self._a_port_was_taken() or self._mend_cache()):
                         raise
                     self._kill_servers()
         except BaseException:
@@ -140,8 +142,8 @@ class Cluster:
             server.terminate()
         ended = [server for server in in_order if server.stop()]
         for archive, server in self._recorders.items():
-            if server in ended and _recording(server.log).exists() and not archive.exists():
-                class_archive.keep(_recording(server.log), archive)
+            if server in ended and _recording(server.log).exists() and archive.file is None:
+                archive.keep(_recording(server.log))
         self._recorders.clear()
         self._kill_servers()
         if self._watchdog is not None:
@@ -161,6 +163,18 @@ class Cluster:
 
     def _a_port_was_taken(self) -> bool:
         return any("Address already in use" in server.log_since_start() for server in self._servers)
+
+    def _mend_cache(self) -> bool:
+        """Replace damaged files in the cache; return False if there were none."""
+        files = [archive.file for archive in self._archives.values() if archive]
+        damaged = [file for file in files if file and remade_files.is_damaged(file)]
+        for kind in self._archives:
+            if jars := remove_damaged(kind):
+                damaged += jars
+                jar_set(kind)
+        for file in damaged:
+            _log.warning("a damaged file in the cache is replaced", extra={"file": str(file)})
+        return bool(damaged)
 
     def _choose_ports(self, folder: Path) -> str:
         """Set the ports and return the cluster id: those of the last start, as far as possible."""
@@ -190,7 +204,7 @@ class Cluster:
             log, archive = folder / f"{name}.log", self._archives[kind.name]
             # One of many records nothing: it can't stop in an orderly way when the others are gone.
             recording = _recording(log) if self._counts[kind.name] == 1 else None
-            options = class_archive.java_options(archive, recording) if archive else ()
+            options = archive.java_options(recording) if archive else ()
             server = Server(
                 name,
                 [*java, *options, kind.main_class, str(config)],
@@ -199,7 +213,7 @@ class Cluster:
                 answers=lambda log: kind.answers(log, config, ports[number - 1][0]),
                 group=group,
             )
-            if archive and recording and not archive.exists():
+            if archive and recording and archive.file is None:
                 self._recorders[archive] = server
             return server
 
@@ -217,7 +231,7 @@ class Cluster:
         configs = [self.folder / broker.name / kafka.CONFIG for broker in self._brokers]
         if configs:
             archive = self._archives["kafka"]
-            options = class_archive.java_options(archive, None) if archive else ()
+            options = archive.java_options(None) if archive else ()
             kafka.format_storage(configs, cluster_id, [*java, *options], class_paths["kafka"])
         for server in self._brokers:
             server.start(wait=0)

@@ -32,7 +32,7 @@ def fate(number: int) -> str:
 
 
 def what_to_do(message: Message) -> str:
-    """`fate`, which but for poison strikes on the first delivery only."""
+    """Return the fate of this delivery: poison fails every delivery, other messages only their first."""
     chosen = fate(int(message.body))
     return chosen if chosen == "fail" or message.attempts == 1 else "ack"
 

@@ -1,7 +1,8 @@
 """Sets of jars, pinned in jars.json, fetched once from Maven Central.
 
-A jar lies in the cache under its SHA-256 and gets there only after it was checked, so a file that is
-there is good: a start with a full cache neither resolves nor needs the network, nor even jgo.
+A jar lies in the cache under its SHA-256 and gets there only after it was checked: a start with a full
+cache neither resolves nor needs the network, nor even jgo. Jars are checked again only after a server did
+not start (`remove_damaged`): a disk may have failed since.
 
 To change a set or add one, edit its "coordinates" (and "exclude"; `*:*` is all that they depend on) in
 jars.json, then pin it anew:
@@ -56,6 +57,16 @@ def jar_set(name: str, lock: Path = LOCK, *, extra: str = "dev") -> list[Path]:
                     paths[coordinate].parent.mkdir(parents=True, exist_ok=True)
                     fetched.replace(paths[coordinate])
     return list(paths.values())
+
+
+def remove_damaged(name: str, lock: Path = LOCK) -> list[Path]:
+    """Remove the jars of a set that are not as pinned, and return them; jar_set() fetches them again."""
+    pins: Mapping[str, str] = json.loads(lock.read_text())[name]["jars"]
+    paths = {_cached(coordinate, pin): pin for coordinate, pin in pins.items()}
+    damaged = [path for path, pin in paths.items() if not path.exists() or _sha256(path) != pin]
+    for path in damaged:
+        path.unlink(missing_ok=True)
+    return damaged
 
 
 def relock(names: Sequence[str], lock: Path = LOCK) -> None:
@@ -118,7 +129,7 @@ def _resolve(name: str, coordinates: Sequence[str], exclude: Sequence[str], scra
     for dependency in wanted:
         dependency.scope = "compile"
     direct, transitive = context.resolver.resolve(wanted)
-    # Everything on the class path: jgo would put some of it on the module path.
+    # All of them go on the class path: jgo would put some on the module path.
     found = [*direct, *(d for d in transitive if d.scope in ("compile", "runtime"))]
     parts = ((d.groupId, d.artifactId, d.version, d.classifier) for d in found)
     return [":".join(filter(None, part)) for part in parts]

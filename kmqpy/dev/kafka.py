@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kmqpy.dev import remade_files
 from kmqpy.dev.jars import cache_folder
 from kmqpy.dev.server import Kind
 from kmqpy.errors import ClusterError
@@ -65,24 +66,22 @@ def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str]
     Kafka's own tool formats one, the first time that these jars are used. Data folders differ in ids only,
     so the cache keeps what else the tool wrote (the features of this version): that saves a Java start each.
     """
-    version = hashlib.sha256(jars.encode()).hexdigest()[:16]
-    kept = cache_folder() / "formatted" / f"kafka-{version}.checkpoint"
+    folder = cache_folder() / "formatted"
+    name = f"kafka-{hashlib.sha256(jars.encode()).hexdigest()[:16]}.checkpoint"
     for node_id, config in enumerate(configs, 1):
-        folder = config.parent / "data"
-        if (folder / "meta.properties").exists():
+        data = config.parent / "data"
+        if (data / "meta.properties").exists():
             continue
-        if kept.exists():
-            folder.mkdir(exist_ok=True)
-            shutil.copyfile(kept, folder / _CHECKPOINT)
-            (folder / "meta.properties").write_text(
-                f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={new_uuid()}\n"
-            )
+        kept = remade_files.find(folder, name)
+        if kept is None or remade_files.is_damaged(kept):
+            _run_format_tool(config, cluster_id, java, jars)
+            remade_files.keep(data / _CHECKPOINT, folder, name)
             continue
-        _run_format_tool(config, cluster_id, java, jars)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        scratch = kept.with_suffix(f".{new_uuid()}")
-        shutil.copyfile(folder / _CHECKPOINT, scratch)
-        scratch.replace(kept)  # in one step: others may look for it
+        data.mkdir(exist_ok=True)
+        shutil.copyfile(kept, data / _CHECKPOINT)
+        (data / "meta.properties").write_text(
+            f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={new_uuid()}\n"
+        )
 
 
 def _run_format_tool(config: Path, cluster_id: str, java: Sequence[str], jars: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kmqpy.core.clock import Clock
 from kmqpy.errors import DecodeError, KmqError
-from kmqpy.kafka.copies.copy_transaction import NewRecord, Withdrawn
+from kmqpy.kafka.copies.copy_transaction import NewRecord, TransactionCancelled
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -38,19 +38,20 @@ class FinishedDeadLetters:
     def ended_before(self, position: int, partition: int, within_s: float) -> OffsetRuns:
         """Return the messages that were ended before markers offset `position`.
 
-        Waits until every transaction before that is decided. Raises Withdrawn if it is not in `within_s`.
+        Waits `within_s` for the end of each transaction before that; raises TransactionCancelled if one
+        stays open.
         """
         deadline = self._clock.monotonic() + within_s
         while self._positions[partition] < position:
             try:
                 reached = self._reader.scan({partition: self._positions[partition]}, self._read)[partition]
             except KmqError as error:
-                raise Withdrawn(f"markers before a claim can't be read: {error}") from error
+                raise TransactionCancelled(f"markers before a claim can't be read: {error}") from error
             # The claim is of an open transaction, so nothing behind it can be read.
             self._positions[partition] = reached.position
             if reached.end < position:
                 if self._clock.monotonic() > deadline:
-                    raise Withdrawn(f"{self._topic}: somebody's transaction stays open")
+                    raise TransactionCancelled(f"{self._topic}: somebody's transaction stays open")
                 self._clock.sleep(_POLL_S)
         return self._ended[partition]
 
@@ -87,7 +88,7 @@ class DeadLetterClaim:
         return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets))
 
     def settle(self, position: int) -> list[NewRecord]:
-        """Decide, now that the claim stands at `position`; see copy_transaction.Claim. Raises Withdrawn."""
+        """Decide, now that the claim stands at `position`; see copy_transaction.Claim.settle."""
         ended = self._finished.ended_before(position, self._partition, self._within_s)
         self.dropped = frozenset(offset for offset in self._offsets if offset in ended)
         if not self.dropped:

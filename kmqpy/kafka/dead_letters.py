@@ -281,7 +281,7 @@ class KafkaDeadLetters:
         if found[letters] > found[finished]:
             raise TopicError(
                 f"topic {letters!r} has {found[letters]} partitions, but its markers topic has "
-                f"{found[finished]}; mend it with: kmq queue alter {queue} --partitions {found[letters]}"
+                f"{found[finished]}; correct that with: kmq queue alter {queue} --partitions {found[letters]}"
             )
         return found
 
@@ -353,7 +353,7 @@ class KafkaDeadLetters:
                     one.discard(*range(max(start, one.first), min(start + count, one.end)))
 
     def _own(self, waiting: _Waiting, others: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
-        """Those of _read() that are of this queue; `others` is called with each that is not."""
+        """Read the dead letters of this queue only; call `others` with each record that is not one."""
         for record in self._read(waiting):
             if is_dead_letter_of(message_headers(record), self._queue, self._origin):
                 yield record

@@ -32,18 +32,18 @@ _REPEAT_S = 30.0
 
 
 class _ThrottleFilter(logging.Filter):
-    """Lets each kind of librdkafka's complaints through every 30 s; it tries 20 times a second."""
+    """Lets each kind of librdkafka's log lines through once in 30 s; it repeats some 20 times a second."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._complaints = Throttle(_REPEAT_S)
+        self._throttle = Throttle(_REPEAT_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the line is to be logged. Its kind is its first word, FAIL for example."""
         kind = record.getMessage().partition(" ")[0]
         if kind == "GETPID":  # of a broker that has just started; one that goes on like this fails a call
             return _log.isEnabledFor(logging.DEBUG)
-        return self._complaints.lets_through(kind)
+        return self._throttle.allows(kind)
 
 
 _log.addFilter(_ThrottleFilter())
@@ -103,7 +103,7 @@ _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaE
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 
 _REPORTED_S = 30.0
-"""How long a complaint of a connection explains what fails."""
+"""How long an error that a connection reported counts as the cause of later failures."""
 
 _AROUND = re.compile(r"^\w+://\S+: | \(after \d+ms in state \w+\)$")
 

@@ -44,7 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CAPABILITIES = Capabilities(
-    fifo=False,  # within a partition messages are in order, so those of a key; but for redelivered ones
+    fifo=False,  # messages of a partition, so of a key, are in order, except redelivered ones
     priority=False,
     requeue_to_front=False,
     manual_redelivery=False,
@@ -333,7 +333,7 @@ class KafkaQueue:
         self._client.rest()
 
     def rest_if_idle(self, idle_s: float) -> None:
-        """As rest(), if nobody has received or finished for that long, and nothing received is in flight."""
+        """Do what rest() does if nothing is in flight, nor was received or acknowledged for `idle_s`."""
         self._client.close_if_idle(idle_s)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from kmqpy.kafka.copies.copy_transaction import (
     NewRecord,
     ProducerUnusable,
     TransactionAborted,
-    Withdrawn,
+    TransactionCancelled,
     open_producer,
 )
 from kmqpy.kafka.copies.end_markers import end_markers
@@ -88,7 +88,7 @@ def redriven(record: Any, queue: QueueSettings, partitions: int) -> DeadLetterMo
         ancestors = read_ancestors(m.last_header(headers, ANCESTORS), place)
     except DecodeError as error:
         ancestors = ()
-        if _UNREADABLE.lets_through(place.topic):
+        if _UNREADABLE.allows(place.topic):
             _log.warning("dead letter %d-%d: ignored: %s", place.partition, place.offset, error)
     new_headers = redriven_headers(headers, place, queue, ancestors)
     copy = NewRecord(partition, record.key(), record.value(), new_headers)
@@ -181,7 +181,7 @@ class RedriveRun:
         for left in reversed(range(_TRIES)):
             try:
                 dropped = self._commit(batch)
-            except Withdrawn as error:
+            except TransactionCancelled as error:
                 if not left:
                     raise Unavailable(str(error)) from error
             except TransactionAborted as error:
@@ -207,10 +207,10 @@ class RedriveRun:
             )
 
     def _commit(self, batch: list[DeadLetterMove]) -> int:
-        """One transaction, of one partition; returns how many were finished by others meanwhile.
+        """Execute one transaction, of one partition; returns how many were finished by others meanwhile.
 
-        Raises TransactionAborted, Withdrawn: it did not happen. KmqError: nothing more may be written (rules
-        R1, R6).
+        Raises TransactionAborted or TransactionCancelled: it did not happen. Raises another KmqError:
+        nothing more may be written (rules R1, R6).
         """
         assert self._finished is not None
         timeout_s = _TRANSACTION_TIMEOUT_MS / 1000
@@ -223,7 +223,7 @@ class RedriveRun:
             transaction.execute(copies, partial(self._ends, batch, claim), claim=claim)
         except ProducerUnusable as unusable:
             raise self._stopped(*unusable.errors) from unusable
-        except (TransactionAborted, Withdrawn):
+        except (TransactionAborted, TransactionCancelled):
             raise
         except BaseException:  # Ctrl-C: readers of the queue should not have to wait for the time-out
             with suppress(KafkaException):

@@ -48,9 +48,8 @@ class QueueSettings(QueuePolicy):
     Stands in the registry as JSON. Names left empty follow the queue's name: `<queue>__markers`,
     `<queue>__undelivered`, group `kmq-<queue>`.
 
-    Clients take what these settings leave open from the queue, which was made with settings of its own; what
-    contradicts them is a ConfigError when the client is made. Settings read from where a queue's own are
-    stored are taken as they are.
+    A client completes these settings from those stored with the queue, and raises ConfigError where both
+    give a value and the values differ. Settings that were read from the store are complete.
 
     claims  trackers look, inside the transaction of a redelivery, for acknowledgements that came since they
             planned it (rule R27). Where this is off, trackers of versions without claims refuse the queue
@@ -117,7 +116,7 @@ class QueueSettings(QueuePolicy):
         return ids
 
     def with_topic_ids(self, ids: Mapping[str, str]) -> QueueSettings:
-        """The same settings, which say these ids of topics."""
+        """Return a copy of these settings that holds these topic ids."""
         told = copy.copy(self)
         object.__setattr__(told, "_topic_ids", dict(ids))
         return told

@@ -45,7 +45,7 @@ class SharedTopic:
 
 
 def shared_topics(queue: QueueSettings, others: Iterable[QueueSettings]) -> list[SharedTopic]:
-    """Those of the queue's topics that one of `others` has, too; `queue` itself may be among these."""
+    """Return the topics that the queue shares with one of `others`, among which `queue` itself may be."""
     own = topics_of(queue)
     return [
         SharedTopic(name, own[name], other.name, role)

@@ -231,13 +231,13 @@ class Topics:
         if needed > markers.partitions:
             raise TopicError(
                 f"queue {queue.name!r}: {messages.partitions} partitions, but its markers topic has "
-                f"{markers.partitions}; they must be equal. Mend it with: "
+                f"{markers.partitions}; they must be equal. Correct that with: "
                 f"kmq queue alter {queue.name} --partitions {messages.partitions}"
             )
         return QueueTopics(messages, markers, found.get(queue.dead_letter_topic))
 
     def describe(self, names: Sequence[str], *, with_config: bool = False) -> dict[str, TopicInfo]:
-        """Those of the topics that exist, by name."""
+        """Return the topics that exist, by name."""
         for _ in librdkafka.tries(self._timeout, self._clock):
             topics = self._ask(
                 "describe topic {}",
@@ -302,7 +302,7 @@ class Topics:
         )
 
     def _wait_until_told(self, topics: Iterable[str], partitions: int) -> dict[str, TopicInfo]:
-        """Wait until the topics are described with at least so many partitions; returns the last description.
+        """Wait until the topics have at least `partitions` partitions each; returns the last description.
 
         The controller answers before the brokers know of a change.
         """

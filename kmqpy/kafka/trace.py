@@ -391,5 +391,5 @@ def _appended_ms(record: Any) -> int:
 
 
 def _warn(place: RecordPlace, text: str) -> None:
-    if _FORGED.lets_through(place.topic):
+    if _FORGED.allows(place.topic):
         _log.warning("%s %d:%d: ignored: %s", *place, text)

@@ -22,7 +22,7 @@ class QueueUrl:
     user, password  what stands before the last `@`; None where it is not there
     address         what stands between that and the path, for example `h:9092,h2:9092`
     queue           the queue's name; empty for the url of a storage
-    settings        the query parameters but for `queue`; may hold secrets
+    settings        the query parameters except `queue`; may hold secrets
     """
 
     scheme: str

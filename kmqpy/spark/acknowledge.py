@@ -47,7 +47,7 @@ _EVENT_TIMEOUT_S = 60.0
 
 
 class Acknowledger(StreamingQueryListener):
-    """Ends messages of one queue when Spark says that the sink has them.
+    """Acknowledges messages of one queue when Spark says that the sink has them.
 
     Spark tells of a micro-batch after its sink has committed it. What is never told (the driver was
     killed, an event was dropped) is not ended, and so redelivered.

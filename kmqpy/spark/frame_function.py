@@ -125,7 +125,7 @@ class FrameFunction:
             )
 
     def _failed_rows(self, result: pd.DataFrame, index: pd.Index, attempts: pa.Array) -> dict[int, Failure]:
-        """Those that the function says have failed, and those that it left out."""
+        """Return the rows that the function reported as failed, and those that it left out."""
         failed: dict[int, Failure] = {}
         if not result.index.equals(index):
             for row in map(int, index.difference(result.index)):

@@ -111,7 +111,7 @@ class Handout:
         return self._known[partition].takes(offset) > 0
 
     def taken_again(self, taken: Offsets) -> dict[int, list[int]]:
-        """Those of `taken`, by partition, that were taken before, too."""
+        """Return which of `taken`, by partition, had been taken before."""
         return {partition: self._known[partition].taken(offsets) for partition, offsets in taken.items()}
 
     def take(self, places: Places, deliver_at_ms: pa.Array) -> HandedOut:

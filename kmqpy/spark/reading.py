@@ -24,7 +24,7 @@ def checked_states(state: State | str | Iterable[State | str] | None) -> list[st
 
 
 def within(messages: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
-    """Those that were appended from `since` on and before `until`; raises ConfigError."""
+    """Return the messages that were appended from `since` on and before `until`; raises ConfigError."""
     for name, moment in (("since", since), ("until", until)):
         if moment is None:
             continue

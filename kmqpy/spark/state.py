@@ -46,7 +46,7 @@ class State(StrEnum):
     IN_FLIGHT = "in_flight"
     """Taken, and neither acknowledged nor redelivered."""
     OVERDUE = "overdue"
-    """The same, and its time is up: a tracker is about to redeliver it."""
+    """In flight, and its lease is over: a tracker is about to redeliver it."""
     PROCESSED = "processed"
     """Acknowledged."""
     REDELIVERED = "redelivered"

@@ -29,7 +29,7 @@ from kmqpy.spark.state_folder import BLOCK, PARTITION, StateFolder
 from kmqpy.spark.state_version import BLOCK_BITS, Block, Positions, StateVersion, blocks_between
 
 _COLUMNS = state.OUTCOME.replace("enqueued timestamp", "enqueued_ms bigint")
-"""As the files have them: no format of timestamps holds all that Kafka does."""
+"""The columns of the files. Timestamps are ms there: no timestamp type holds all values that Kafka does."""
 _RECORD = (
     "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
@@ -104,7 +104,7 @@ class StateTable:
         return update
 
     def messages(self) -> DataFrame:
-        """As KmqSpark.messages(), of when the table was last updated; only `overdue` is as of now.
+        """Return what KmqSpark.messages() gave when the table was last updated; only `overdue` is as of now.
 
         Of messages whose markers or dead letters Kafka has deleted since, the table knows more.
         The frame can be evaluated until three more updates have been made.

@@ -75,7 +75,10 @@ class TakeTask:
 
 
 def _column(rows: Any, report: str) -> pa.Array:
-    """The report stands in the last row: who stops reading earlier has not handed on the batch."""
+    """Return the result column, with the report in its last row.
+
+    Spark may stop reading before that row (a LIMIT): then no report says that the batch was handed on.
+    """
     last = pa.array([(_HANDED_OUT if rows[-1] else _KEPT) + report])
     if rows.all():
         return pa.concat_arrays([pa.nulls(len(rows) - 1, pa.string()), last])

@@ -103,7 +103,7 @@ class TakenBefore:
                 taken.discard_runs(runs)
 
     def taken(self, offsets: Iterable[int]) -> list[int]:
-        """Those of `offsets` that were taken at all."""
+        """Return which of `offsets` were ever taken."""
         return [offset for offset in offsets if offset in self._taken] if self._taken else []
 
     def takes(self, offset: int) -> int:
@@ -250,7 +250,7 @@ class Taker:
         Not for ever: without it, they are redelivered when their leases end.
         """
         for marker in operations:
-            self._writer.post(marker)
+            self._writer.put_one(marker)
         if left := self._writer.flush(_WRITE_TIMEOUT_S):
             _log.warning("markers unconfirmed", extra={"queue": self._queue.name, "count": left})
 
@@ -266,7 +266,7 @@ class Taker:
 
 
 def for_executors(connection: KafkaConnection) -> KafkaConnection:
-    """The same with PEM files as text: executors have other files."""
+    """Return the connection with PEM files replaced by their text: executors don't have these files."""
     settings = dict(connection.kafka)
     for name in ("ssl.ca", "ssl.certificate", "ssl.key"):
         path = Path(str(settings.get(f"{name}.location", "")))

@@ -22,7 +22,7 @@ class ZooKeeperSecurity:
     scheme              how that is said: "sasl" (DIGEST-MD5; ZooKeeper checks the password; needs the
                         extra kmqpy[sasl]) or "digest" (goes over the wire as it is, so only with TLS;
                         ZooKeeper takes any password, and the znodes' ACLs decide)
-    tls                 encrypt; a matter of course when one of the files is given
+    tls                 encrypt; implied when one of the files is given
     ca                  PEM file of the authorities to trust; default: the system's
     certificate, key    PEM files of our own certificate, where ZooKeeper wants one, and of its key
                         (default: in the same file); znodes that we make are then ours alone

@@ -67,11 +67,11 @@ def test_r11_a_lease_that_its_start_marker_used_up_is_not_handed_out(queue, monk
 def test_r18_unconfirmed_ends_are_sent_again(queue):
     topic = queue.settings.markers_topic
     with MarkerWriter(queue.connection, topic) as writer:
-        writer.post(Marker(0, 1, Op.END))
+        writer.put_one(Marker(0, 1, Op.END))
         assert writer.flush(60) == 0
         queue.configure(topic, UNWRITABLE)
         for offset in (2, 3, 4):
-            writer.post(Marker(0, offset, Op.END))
+            writer.put_one(Marker(0, offset, Op.END))
         assert writer.flush(1.5) == 3  # by now each was refused several times
         queue.configure(topic, WRITABLE)
         assert writer.flush(60) == 0
@@ -85,7 +85,7 @@ def test_r18_a_nack_that_is_sent_again_is_still_one(queue):
     with MarkerWriter(queue.connection, topic) as writer:
         queue.topics.configure(topic, UNWRITABLE)
         time.sleep(0.2)
-        writer.post(nack)
+        writer.put_one(nack)
         assert writer.flush(0.5) == 1
         queue.topics.configure(topic, WRITABLE)
         assert writer.flush(60) == 0

@@ -204,3 +204,13 @@ def test_a_full_cache_needs_neither_network_nor_jgo(lock: Path, monkeypatch: pyt
         (fetched,) = jars.jar_set("set", lock)
     assert jars.jar_set("set", lock) == [fetched]
     assert fetched.read_bytes() == b"jar"
+
+
+def test_a_damaged_jar_is_removed_and_fetched_again(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, b"jar")
+    (fetched,) = jars.jar_set("set", lock)
+    assert jars.remove_damaged("set", lock) == []
+    fetched.write_bytes(b"ja")
+    assert jars.remove_damaged("set", lock) == [fetched]
+    assert jars.jar_set("set", lock) == [fetched]
+    assert fetched.read_bytes() == b"jar"

@@ -377,7 +377,7 @@ def test_r19_new_partitions_are_served_while_all_runs(queue):
     ):
         producer.send("old")
         (old,) = collect(client, 1)
-        writer.post(Marker(0, old.offset, Op.END))
+        writer.put_one(Marker(0, old.offset, Op.END))
         assert writer.flush(60) == 0
         queue.topics.grow(queue.settings, 3)
         queue.register(3)
@@ -386,7 +386,7 @@ def test_r19_new_partitions_are_served_while_all_runs(queue):
         (first,) = collect(client, 1)
         (second,) = collect(client, 1)
         client.ack(second.receipt, wait=True)
-        writer.post(Marker(1, 0, Op.END))
+        writer.put_one(Marker(1, 0, Op.END))
         assert writer.flush(60) == 0
     assert [(m.body, m.partition, m.attempts) for m in (first, second)] == [(b"new", 2, 1), (b"new", 2, 2)]
     with pytest.raises(ConfigError, match="partition: 3"):

@@ -38,7 +38,9 @@ _transaction = stepwise(
     {"open_producer", "execute", "_abort", "_flush_claim"},
     librdkafka=Module,
 )
-_claim = stepwise("tracker.redelivery.claim", {"settle"}, Withdrawn=_transaction.Withdrawn)
+_claim = stepwise(
+    "tracker.redelivery.claim", {"settle"}, TransactionCancelled=_transaction.TransactionCancelled
+)
 
 
 def _controlled_claim(*given: Any) -> Any:
@@ -55,7 +57,7 @@ _redeliverer = stepwise(
     CopyTransaction=_transaction.CopyTransaction,
     ProducerUnusable=_transaction.ProducerUnusable,
     TransactionAborted=_transaction.TransactionAborted,
-    Withdrawn=_transaction.Withdrawn,
+    TransactionCancelled=_transaction.TransactionCancelled,
     open_producer=_transaction.open_producer,
 )
 _membership = stepwise("tracker.membership", set(), Leadership=Leadership)

@@ -40,7 +40,7 @@ class FakeTopics:
 
 class FakeWriter:
     def __init__(self, *_, **__):
-        self.posted = []
+        self.queued = []
         self.closed = False
 
     def get_ready(self):
@@ -56,25 +56,25 @@ class FakeWriter:
     def start(self, takes, *_):
         return SimpleNamespace(wait_until_confirmed=lambda: StartOutcome(dict.fromkeys(takes, 0), {}))
 
-    def post(self, marker):
+    def put_one(self, marker):
         if self.closed:
             raise Unavailable("the writer is closed")
-        self.posted.append(marker)
+        self.queued.append(marker)
 
     def give_back(self, places):
         for place in places:
-            self.post(Marker(*place, Op.NACK, counts=False))
+            self.put_one(Marker(*place, Op.NACK, counts=False))
 
     def put(self, items):
         for item in items:
-            self.post(item)
+            self.put_one(item)
 
     def close(self, timeout_s):
         self.closed = True
 
     def given_back(self):
-        assert all(marker.op is Op.NACK and not marker.counts for marker in self.posted)
-        return [marker.offset for marker in self.posted]
+        assert all(marker.op is Op.NACK and not marker.counts for marker in self.queued)
+        return [marker.offset for marker in self.queued]
 
 
 class FakeMember:
@@ -158,14 +158,14 @@ def test_a_batch_that_comes_while_another_thread_closes_the_client_is_given_back
 
 
 def test_an_iteration_that_goes_on_does_not_disturb_close(client, monkeypatch):
-    post = client._topics.writer.post
+    put_one = client._topics.writer.put_one
 
-    def post_and_take(marker):  # as another thread's iteration may at this moment
-        post(marker)
+    def put_and_take(marker):  # as another thread's iteration may at this moment
+        put_one(marker)
         client._read_ahead.pop()
 
     assert next(iter(client)).offset == 0
-    monkeypatch.setattr(client._topics.writer, "post", post_and_take)
+    monkeypatch.setattr(client._topics.writer, "put_one", put_and_take)
     client.close()
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
@@ -192,7 +192,7 @@ def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, mon
 def test_to_extend_a_lease_by_nothing_is_to_give_back(client):
     first, second = client.receive()[:2]
     client.extend(first, second, lease=0)
-    assert client._topics.writer.posted == [Marker(0, offset, Op.NACK, counts=False) for offset in (0, 1)]
+    assert client._topics.writer.queued == [Marker(0, offset, Op.NACK, counts=False) for offset in (0, 1)]
     assert client.held == 3
 
 
@@ -215,7 +215,7 @@ def test_what_waits_its_turn_is_given_back_while_another_thread_receives(client)
     moment = threading.Event()
     with client._receiving:
         for _ in range(1_000):
-            if client._topics.writer.posted or moment.wait(0.01):
+            if client._topics.writer.queued or moment.wait(0.01):
                 break
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
@@ -226,11 +226,11 @@ def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(clie
     monkeypatch.setattr(
         client._receiver._member,
         "pop_orphaned_starts",
-        lambda: [(0, 7)] if not client._topics.writer.posted else [],
+        lambda: [(0, 7)] if not client._topics.writer.queued else [],
     )
     moment = threading.Event()
     for _ in range(1_000):
-        if client._topics.writer.posted or moment.wait(0.01):
+        if client._topics.writer.queued or moment.wait(0.01):
             break
     assert client._topics.writer.given_back() == [7]
 

@@ -39,11 +39,11 @@ def test_takes_beyond_the_known_end_wait_for_a_newer_one(
     # A broker that no more leads the queue may have said so; that is asked again for a while.
     assert [entry.offset for entry in part.state] == [0, 9]
     assert part.state.position == 2
-    monkeypatch.setattr(existence_check, "DOUBT_S", 0.0)
+    monkeypatch.setattr(existence_check, "ABSENCE_CONFIRMED_S", 0.0)
     turning.ask_for_ends(1)
     turning.settle()
     assert part.state.position == 3
-    monkeypatch.setattr(existence_check, "DOUBT_S", 3.0)
+    monkeypatch.setattr(existence_check, "ABSENCE_CONFIRMED_S", 3.0)
     turning.ends.ends["a"] = 12
     turning.ask_for_ends(1)
     turning.settle()

@@ -208,7 +208,7 @@ def test_r26_a_marker_that_can_not_be_encoded_is_its_callers_fault(producer):
     producer.answers.set()
     writer = MarkerWriter(KafkaConnection(), "m")
     with pytest.raises(AttributeError):
-        writer.post(Marker(0, 1, Op.NACK, reason=7))
+        writer.put_one(Marker(0, 1, Op.NACK, reason=7))
     assert writer.write([Marker(0, 1, Op.NACK, reason="7")], 5.0) == 0
     assert writer.close() == 0
 

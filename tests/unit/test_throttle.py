@@ -15,13 +15,13 @@ class Standing(SystemClock):
 def test_each_kind_is_let_through_once_in_a_while():
     clock = Standing()
     complaints = Throttle(10, clock)
-    assert complaints.lets_through("a")
-    assert complaints.lets_through("b")
+    assert complaints.allows("a")
+    assert complaints.allows("b")
     clock.now += 9.9
-    assert not complaints.lets_through("a")
+    assert not complaints.allows("a")
     clock.now += 0.1
-    assert complaints.lets_through("a")
-    assert not complaints.lets_through("a")
+    assert complaints.allows("a")
+    assert not complaints.allows("a")
 
 
 def test_kinds_whose_time_is_over_are_forgotten(monkeypatch):
@@ -29,8 +29,8 @@ def test_kinds_whose_time_is_over_are_forgotten(monkeypatch):
     clock = Standing()
     complaints = Throttle(10, clock)
     for kind in range(3):
-        assert complaints.lets_through(kind)
+        assert complaints.allows(kind)
         clock.now += 4
-    assert complaints.lets_through(3)
+    assert complaints.allows(3)
     assert list(complaints._last) == [1, 2, 3]
-    assert not complaints.lets_through(1)
+    assert not complaints.allows(1)

@@ -34,7 +34,7 @@ class Problems:
 
     def is_news(self, kind: str, key: Partition = _NO_PARTITION) -> bool:
         """True if a problem of this kind was not logged for the partition within the last minute."""
-        return self._throttle.lets_through((kind, key))
+        return self._throttle.allows((kind, key))
 
     def warn(self, kind: str, key: Partition, text: str, **more: Any) -> None:
         """Log a warning about a partition, unless one of this kind was logged within the last minute."""

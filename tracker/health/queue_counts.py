@@ -136,7 +136,7 @@ class QueueCounts:
         self._askers: dict[str, Any] = {}
         """By group, consumers that are asked for its commits."""
         self._letters: dict[Partition, _Letters] = {}
-        self._complained: set[str] = set()
+        self._logged: set[str] = set()
         self._deadline = 0.0
 
     def count(
@@ -201,7 +201,7 @@ class QueueCounts:
                     answer = asker.committed(places[group], timeout=min(_REQUEST_TIMEOUT_S, self._left_s()))
             except (KafkaException, KmqError) as error:
                 if not librdkafka.is_retriable(librdkafka.error_of(error)):
-                    self._complain(groups[group], str(error))
+                    self._warn(groups[group], str(error))
                 continue
             for place in answer:
                 if place.error is None:
@@ -286,7 +286,7 @@ class QueueCounts:
     def _left_s(self) -> float:
         return max(0.0, self._deadline - self._clock.monotonic())
 
-    def _complain(self, queue: str, error: str) -> None:
-        if queue not in self._complained:
-            self._complained.add(queue)
+    def _warn(self, queue: str, error: str) -> None:
+        if queue not in self._logged:
+            self._logged.add(queue)
             _log.warning("the depth of a queue is not known", extra={"queue": queue, "error": error})

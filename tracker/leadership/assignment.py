@@ -1,4 +1,4 @@
-"""Who should track what: pure, so that every tracker computes the same.
+"""Decides which tracker should own which partition. Pure, so that every tracker computes the same.
 
 Consistent hashing: every member has some points on a ring, and a partition goes to the member whose
 point comes next after its own place (Karger et al., "Consistent hashing and random trees", 1997),

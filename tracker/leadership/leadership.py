@@ -186,7 +186,7 @@ class Leadership(Closeable):
         return self._offsets.write(offsets)
 
     def _seen_as_ours(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """Those whose leader znode is ours, as its watch tells after a round trip to ZooKeeper."""
+        """Return the partitions whose leader znode is ours, by its watch after a round trip to ZooKeeper."""
         (stat,) = gather([self._zk.exists_async(self._paths.tracker(self._id))], self._timeout)
         if not self._session.is_ours(stat):
             return set()
@@ -199,28 +199,28 @@ class Leadership(Closeable):
     # ---- the thread ----
 
     def _run(self) -> None:
-        failures, complaint = 0, ""
+        failures, logged = 0, ""
         while not self._closing.is_set():
             self._signal.clear()
             try:
                 with unavailable(self._zk):
                     delay = self._pass()
                 self._denied = None
-                if complaint and self._published.view.connected:
+                if logged and self._published.view.connected:
                     log.info("ZooKeeper answers again", extra={"tracker": self._id})
-                    failures, complaint = 0, ""
+                    failures, logged = 0, ""
             except Exception as error:
                 self._znodes.expire()
                 expected = isinstance(error, Unavailable)
                 self._denied = error if isinstance(error, AccessDenied) else None
-                if (text := str(error) or repr(error)) != complaint:
+                if (text := str(error) or repr(error)) != logged:
                     log.warning(
                         "leadership: %s; trying again",
                         text,
                         exc_info=not expected,
                         extra={"tracker": self._id},
                     )
-                complaint = text
+                logged = text
                 failures += 1
                 # A signal must not turn the back-off into a busy loop.
                 self._closing.wait(_PAUSE.delay(failures))

@@ -48,7 +48,7 @@ class TrackerSession:
         self.verify_at = 0.0
         """When the session is verified next; 0: at once."""
         self._gave_up_at: float | None = None
-        self._complained = False
+        self._logged = False
         zk.add_listener(self._on_state)
 
     @property
@@ -76,7 +76,7 @@ class TrackerSession:
         if self._zk.state != KazooState.CONNECTED or client_id is None:
             return None
         self._gave_up_at = None
-        self._complained = False
+        self._logged = False
         session: int = client_id[0]
         return session
 
@@ -103,13 +103,13 @@ class TrackerSession:
         elif self._gave_up_at is None:
             self._gave_up_at = now
         elif now - self._gave_up_at > REVIVE_AFTER_S:
-            if not self._complained:
+            if not self._logged:
                 log.error(
                     "ZooKeeper can't be reached or refused us%s; trying again",
                     last_failure(self._zk),
                     extra={"tracker": self._tracker_id},
                 )
-            self._complained = True
+            self._logged = True
             self._gave_up_at = None
             stop(self._zk)
             self._zk.start_async()

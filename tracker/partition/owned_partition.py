@@ -21,7 +21,7 @@ _TAKEOVER_PAUSE = Backoff(0.4, 2, 10, jitter=0)
 """Before a takeover that follows one that failed."""
 
 
-class Doubt(NamedTuple):
+class UnconfirmedAbsence(NamedTuple):
     """Messages that markers below markers offset `below` name don't exist, as far as Kafka says.
 
     since   the monotonic time of the first answer, in s
@@ -86,7 +86,7 @@ class OwnedPartition:
         self.queue_end = ALL_EXIST
         self.ask_at = 0.0
         self.ask_failures = 0
-        self.doubt: Doubt | None = None
+        self.absence: UnconfirmedAbsence | None = None
         self.missed_until_ms = INT64_MAX
         self._read_to = -1
 
@@ -110,7 +110,7 @@ class OwnedPartition:
         self.state = state
         self.follow(self.queue)
         self.unread = []
-        self.doubt = None
+        self.absence = None
         self.problems.forget_markers()
         self.redeliverer.forget_ended(lambda _offset: False)  # the topic may have been recreated
         self.reading = True

@@ -22,7 +22,7 @@ class StartPosition(NamedTuple):
     """By how much the stored time was ahead of the broker's clock; 0 if that was not more than allowed."""
 
     def corrected(self, now_ms: int, queue: QueueSettings, queue_end: int, lead_ms: int) -> StartPosition:
-        """The same, corrected by the broker's time `now_ms` and the end of the queue, `queue_end`.
+        """Return this position, corrected by the broker's time `now_ms` and by the end of the queue.
 
         If the stored time is more than `lead_ms` ahead, it becomes `now_ms`, and deadlines move by as much,
         so that each lease keeps what remained of it (rule R23). Messages that don't exist are left out

@@ -14,9 +14,9 @@ from kmqpy.kafka.markers.replay import QueueEnd
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.leadership.assignment import Partition
-from tracker.partition.owned_partition import Doubt, OwnedPartition
+from tracker.partition.owned_partition import OwnedPartition, UnconfirmedAbsence
 from tracker.reading.marker_reader import MarkerReader
-from tracker.reading.queue_ends import DOUBT_AGAIN_S, DOUBT_S, QueueEnds
+from tracker.reading.queue_ends import ABSENCE_CONFIRMED_S, ABSENCE_RECHECK_S, QueueEnds
 
 _PAUSE = Backoff(0.2, 2, 10, jitter=0)
 """Before the end of a queue is asked for again, after that has failed."""
@@ -62,7 +62,7 @@ class ExistenceCheck:
             parts = [
                 part
                 for part in waiting
-                if (part.ask_failures > 0 or part.doubt is not None) is again and part.ask_at <= now
+                if (part.ask_failures > 0 or part.absence is not None) is again and part.ask_at <= now
             ]
             if parts and not self._under_way[again]:
                 self._ask_for(parts, again)
@@ -100,16 +100,16 @@ class ExistenceCheck:
     def _found(self, part: OwnedPartition, below: int, end: int) -> None:
         now = self._clock.monotonic()
         part.ask_failures, part.ask_at, part.problems.ends = 0, now, None
-        if part.doubt is not None and part.unread and part.unread[0].offset() >= part.doubt.below:
-            part.doubt = None
-        doubt = part.doubt or Doubt(now, below, end)
-        decided = now - doubt.since >= DOUBT_S
-        end = max(end, doubt.end)
-        part.queue_end = QueueEnd(end, doubt.below if decided else 0)
-        part.doubt = None
+        if part.absence is not None and part.unread and part.unread[0].offset() >= part.absence.below:
+            part.absence = None
+        absence = part.absence or UnconfirmedAbsence(now, below, end)
+        decided = now - absence.since >= ABSENCE_CONFIRMED_S
+        end = max(end, absence.end)
+        part.queue_end = QueueEnd(end, absence.below if decided else 0)
+        part.absence = None
         self._reader.apply(part, [], now)
-        if part.unread and part.unread[0].offset() < doubt.below and _is_beyond(part.unread[0], end):
-            part.doubt, part.ask_at = doubt._replace(end=end), now + DOUBT_AGAIN_S
+        if part.unread and part.unread[0].offset() < absence.below and _is_beyond(part.unread[0], end):
+            part.absence, part.ask_at = absence._replace(end=end), now + ABSENCE_RECHECK_S
 
 
 def _is_beyond(record: Any, queue_end: int) -> bool:

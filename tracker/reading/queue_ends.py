@@ -14,10 +14,10 @@ from tracker.leadership.assignment import Partition
 
 _TIMEOUT_S = 1.0
 
-DOUBT_S = 3.0
+ABSENCE_CONFIRMED_S = 3.0
 """How long Kafka must keep saying that a message does not exist before that is believed: a broker that was
 paused answers as leader for a while, and does not know what its successor has written."""
-DOUBT_AGAIN_S = 0.5
+ABSENCE_RECHECK_S = 0.5
 """Until it is asked again in that time."""
 
 
@@ -34,12 +34,12 @@ class QueueEnds:
     def end_beyond(self, place: Partition, offset: int) -> int:
         """The next offset of a partition, which should be above `offset`; raises KmqError.
 
-        Where it is not, that is asked for again before it is believed; see DOUBT_S.
+        Where it is not, that is asked for again before it is believed; see ABSENCE_CONFIRMED_S.
         """
         end = self._one(place, anew=False)
-        deadline = SYSTEM_CLOCK.monotonic() + DOUBT_S
+        deadline = SYSTEM_CLOCK.monotonic() + ABSENCE_CONFIRMED_S
         while end <= offset and SYSTEM_CLOCK.monotonic() < deadline:
-            SYSTEM_CLOCK.sleep(DOUBT_AGAIN_S)
+            SYSTEM_CLOCK.sleep(ABSENCE_RECHECK_S)
             end = max(end, self._one(place, anew=True))
         return end
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaException
 
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.copies.copy_transaction import NewRecord, Withdrawn
+from kmqpy.kafka.copies.copy_transaction import NewRecord, TransactionCancelled
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick, offsets_with_markers
 from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.originals import OriginalsReader
@@ -60,7 +60,7 @@ class Claim:
 
     @property
     def not_copied(self) -> frozenset[int]:
-        """What is left alone or ended."""
+        """The offsets that get no copy: dropped from the plan, or ended since they are acknowledged."""
         return self.dropped | self.acknowledged
 
     @property
@@ -71,14 +71,14 @@ class Claim:
     def settle(self, position: int) -> list[NewRecord]:
         """Read up to the claim, which stands at `position`; returns a record that names what is dropped.
 
-        The list is empty where nothing is dropped. Raises Withdrawn when not everything before the claim is
-        decided in time, or can be read.
+        The list is empty where nothing is dropped. Raises TransactionCancelled when not everything before the
+        claim is decided in time, or can be read.
         """
         reader, topic, begin, last_attempts = self._known
         try:
             records = reader.read_between(topic, self._partition, begin, position, self._timeout_s)
         except KafkaException as exception:
-            raise Withdrawn(
+            raise TransactionCancelled(
                 f"markers before a claim can't be read: {librdkafka.error_name(exception)}"
             ) from exception
         self.dropped = offsets_with_markers(records, self._offsets)

@@ -12,7 +12,7 @@ from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 
 _PAUSE = 4
-"""After a look that was not finished, there is none for so many times as long as it took."""
+"""After a reading that was not finished, none begins for this many times as long as it took."""
 
 _Key = tuple[str, int, str]
 """The markers topic, the partition, the topic id."""
@@ -20,7 +20,7 @@ _Key = tuple[str, int, str]
 
 @dataclass(slots=True)
 class _Kept:
-    """What was read of a partition; nothing more is read before a monotonic time, in s."""
+    """The markers that were read of a partition. Reading goes on at the monotonic time `not_before`, in s."""
 
     check: CopyCheck
     not_before: float = 0.0
@@ -42,8 +42,9 @@ class PartitionAttempts(NamedTuple):
 class LastAttempts:
     """Reads markers of partitions in which copies become dead letters; safe to use from any thread.
 
-    What was read is kept for the `most` partitions that needed it last, each with a connection of its own. A
-    partition is examined by one thread at a time, but for that which has just lost it.
+    What was read is kept for the `most` partitions that needed it last, each with a connection of its own.
+    One thread examines a partition at a time, except while a redeliverer that has just lost the partition
+    still does.
     """
 
     def __init__(self, connection: KafkaConnection, clock: Clock, most: int) -> None:

@@ -12,7 +12,7 @@ from tracker.redelivery.originals import OriginalsReader
 
 
 class OriginalsReaders:
-    """As many readers as were ever needed at the same time; the one used last is lent first."""
+    """A pool of readers: makes one when all are in use; lends the one used last first."""
 
     def __init__(self, connection: KafkaConnection, clock: Clock) -> None:
         self._connection = connection

@@ -22,7 +22,7 @@ from kmqpy.kafka.copies.copy_transaction import (
     NewRecord,
     ProducerUnusable,
     TransactionAborted,
-    Withdrawn,
+    TransactionCancelled,
     open_producer,
 )
 from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED, TAKEN_LATE, end_markers
@@ -143,10 +143,10 @@ class Redeliverer:
         `last_attempts` tells which copies become no dead letters, since an earlier consumer has acknowledged
         them (rule R32). They are only ended, too.
 
-        `may_go_on` is asked before the first transaction, and before each is committed, when all of it has
-        been written: it tells whether that went to the topics that the entries are of (rule R24). Dead
-        letters have transactions of their own, so that a missing dead-letter topic holds back nobody (rule
-        R7).
+        `may_go_on` is called before the first transaction, and before each commit, when all records of the
+        transaction are written: it tells whether they went to the topics of these entries (rule R24). Dead
+        letters have transactions of their own, so that a missing dead-letter topic holds back nothing else
+        (rule R7).
         """
         outcome = RedeliveryResult()
         self._known = MarkersRead(reader, self.queue.markers_topic, position, last_attempts)
@@ -251,8 +251,8 @@ class Redeliverer:
             batch = pending.pop(0)
             try:
                 claim = self._transact(batch, gone, may_go_on)
-            except Withdrawn as withdrawn:
-                outcome.problem = str(withdrawn) or outcome.problem
+            except TransactionCancelled as cancelled:
+                outcome.problem = str(cancelled) or outcome.problem
                 return
             except TransactionAborted as error:
                 if error.by_predecessor and again < _AT_ONCE:

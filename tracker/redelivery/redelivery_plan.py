@@ -73,8 +73,8 @@ def copy_of(
 
     `position`: the markers offset before which all markers were applied when it was due.
 
-    It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are
-    kept, but for those that say what this very copy is; `kmq-deliver-at` has been honoured by now.
+    It is a redelivery while the queue's limit allows one more, else a dead letter. All headers are kept,
+    except those that describe this copy, which replace older ones, and `kmq-deliver-at`, which is over.
     """
     count, undecodable_count = 0, False
     try:

@@ -89,11 +89,11 @@ class TickWriter:
         return found[0]
 
     def poll(self) -> None:
-        """See what became of those that were posted."""
+        """Serve the delivery reports of ticks written by post_tick()."""
         self._producer.poll(0)
 
     def close(self) -> None:
-        """Give what was posted a moment to arrive."""
+        """Wait up to a second for ticks that are still on their way."""
         self._producer.flush(1)
 
     def _new_producer(self) -> Producer:

@@ -87,7 +87,7 @@ class AdminContext:
         return known.settings, known
 
     def described(self, settings: QueueSettings, known: RegisteredQueue | None) -> dict[str, TopicInfo]:
-        """Those of the queue's topics that exist, with their settings; raises QueueNotFound."""
+        """Return the topics of the queue that exist, with their settings; raises QueueNotFound."""
         topics = self.topics.describe(list(topics_of(settings)), with_config=True)
         if known is None and settings.name not in topics:
             raise queue_not_found(settings.name)
@@ -115,11 +115,11 @@ class AdminContext:
             return None, error
 
     def mirror(self, change: Callable[[SettingsMirror], None]) -> None:
-        """Tell clients; where we may not, trackers do, and the administrator is told."""
+        """Tell clients. Where access is denied, log that: trackers will tell the clients."""
         try:
             change(SettingsMirror(self.connection))
         except AccessDenied as error:
-            _log.error("clients are not told of it: %s", error)
+            _log.error("clients are not told of the change (a tracker will tell them): %s", error)
 
 
 def queue_not_found(name: str) -> QueueNotFound:

@@ -173,7 +173,7 @@ class QueueCreation:
         with MarkerWriter(self._context.connection, settings.markers_topic) as writer:
             for partition, (low, end) in self._context.topics.offsets(settings.name, taken).items():
                 for offset in range(low, end):
-                    writer.post(Marker(partition, offset, Op.DELAY, counts=False))
+                    writer.put_one(Marker(partition, offset, Op.DELAY, counts=False))
             if writer.flush(_FLUSH_S):
                 raise Unavailable(f"markers topic {settings.markers_topic}: markers are not confirmed")
 

@@ -56,6 +56,6 @@ class QueuePurge:
         for partition, state in stats.open_entries(self._context.connection, settings, stored).items():
             for entry in state:
                 if entry.offset < before.get(partition, 0):
-                    writer.post(Marker(partition, entry.offset, Op.END))
+                    writer.put_one(Marker(partition, entry.offset, Op.END))
         if writer.flush(_FLUSH_S):
             raise Unavailable(f"markers topic {settings.markers_topic}: end markers are not confirmed")

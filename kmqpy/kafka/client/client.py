@@ -176,13 +176,13 @@ class KmqClient:
         The first call joins the consumer group; that is part of `wait`, see `partitions`.
 
         Each is this caller's for `lease` seconds (default: the queue's redeliver_after; at least 0.1; longer
-        where writing start markers takes more than an eighth of it) and comes again unless it is
+        where writing start markers takes more than an eighth of it) and is redelivered unless it is
         acknowledged before. A message that can't be handed out with half of its
         lease left is given back, which does not count as an attempt, unless this process dies first or the
         broker writes the marker that gives it back after the end of the lease.
 
-        Where the queue has late acks, copies that were acknowledged before they were taken are left out; so
-        are, until they come again, copies of which that can't be found out.
+        Where the queue has late acks, copies that were acknowledged before they were taken are left out;
+        copies of which the client can't find that out are left to their redelivery.
 
         Raises ConfigError for bad numbers, TopicError when the queue's topic is gone, or was recreated
         without its markers topic.
@@ -222,7 +222,7 @@ class KmqClient:
                 return
 
     def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
-        """Acknowledge messages, or the messages of receipts: they do not come again.
+        """Acknowledge messages, or the messages of receipts: they are not redelivered.
 
         They may be several arguments or one list, here and below.
 
@@ -309,7 +309,7 @@ class KmqClient:
         self._check_confirmed(self._topics.writer.flush(duration_ms(timeout, "timeout") / 1000))
 
     def close(self) -> None:
-        """Give back what was taken and not handed out, confirm what is to be confirmed, leave.
+        """Give back messages that were not handed out, wait for unconfirmed markers, leave the group.
 
         In a forked child it does nothing: what is open belongs to the parent.
         """

@@ -40,7 +40,7 @@ _COMMITTED_TIMEOUT_S = 10.0
 _OUTCOME_TIMEOUT_S = 2.0
 """How long a rebalance may be kept waiting for start markers of unknown outcome."""
 _OUTCOME_POLL_S = 0.02
-_COMPLAIN_EVERY_S = 10.0
+_WARN_EVERY_S = 10.0
 _FATAL = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID}
 
 LogBounds = Callable[[int], tuple[int, int]]
@@ -92,7 +92,7 @@ class GroupMember:
         self._paused: set[int] = set()
         self._commit_schedule = CommitSchedule(clock.monotonic())
         self._last_poll = clock.monotonic()
-        self._complaints = Throttle(_COMPLAIN_EVERY_S, clock)
+        self._throttle = Throttle(_WARN_EVERY_S, clock)
         self._idle = False
         self._stash: list[Any] = []
         self._orphaned_starts: list[Place] = []
@@ -166,10 +166,10 @@ class GroupMember:
         )
 
     def apply_start_outcome(self, offsets: Offsets, outcome: StartOutcome) -> None:
-        """Let messages with confirmed start markers be committed, and read the others again (rule R18).
+        """Allow commits past messages with confirmed start markers, and read the others again (rule R18).
 
-        A partition whose start markers failed backs off. Messages of it that were started after all are not
-        received again: the tracker looks after them, and may have redelivered them long since.
+        A partition whose start markers failed backs off. If some of its start markers were written after
+        all, their messages are not received again: the tracker redelivers them, or has done so already.
         """
         for partition, ascending in offsets.items():
             known = self._partitions.get(partition)
@@ -187,7 +187,7 @@ class GroupMember:
         if outcome.failed:
             self._telemetry.failed(self._queue.name, "start markers", len(outcome.failed))
             _log.warning(
-                "start markers are not confirmed; their messages will come again",
+                "start markers are not confirmed; their messages will be redelivered",
                 extra={"queue": self._queue.name, "partitions": sorted(outcome.failed)},
             )
 
@@ -250,7 +250,7 @@ class GroupMember:
     # --- polling -----------------------------------------------------------------------------------
 
     def _log_bounds(self, partition: int) -> tuple[int, int]:
-        """Where the log began and ended when some of it was fetched last; it begins later after a purge."""
+        """Return where the log began and ended at the last fetch; a purge since then has moved its begin."""
         place = TopicPartition(self._queue.name, partition)
         bounds: tuple[int, int] | None = self._consumer.get_watermark_offsets(place, cached=True)
         return (0, INT64_MAX) if bounds is None else bounds
@@ -278,7 +278,7 @@ class GroupMember:
         return known.receive(offset, log_start)
 
     def _raise_if_hopeless(self, error: KafkaError) -> None:
-        """Raise what another try would not mend."""
+        """Raise for an error that another try would meet as well."""
         self._raise_if_fatal(error)
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
             raise TopicError(
@@ -454,7 +454,7 @@ class GroupMember:
         for known in self._partitions.values():
             known.commits.repeat()
         self._telemetry.failed(self._queue.name, "commit")
-        if self._complaints.lets_through():  # in a rebalance, those of seconds fail at once
+        if self._throttle.allows():  # in a rebalance, those of seconds fail at once
             _log.warning(
                 "commit failed; trying again",
                 extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},
@@ -491,7 +491,10 @@ class GroupMember:
             self._on_lost(consumer, places)
 
     def _wait_for_outcomes(self, partitions: set[int]) -> None:
-        """Whoever has them next reads what was started, and must not do so too early (rule R10)."""
+        """Wait until the outcome of all start markers of these partitions is known.
+
+        The next owner reads the start markers, which must all be in the log by then (rule R10).
+        """
         deadline = self._clock.monotonic() + _OUTCOME_TIMEOUT_S
         while [p for p in partitions if not self._outcome_known(p)] and self._clock.monotonic() < deadline:
             self._clock.sleep(_OUTCOME_POLL_S)

@@ -32,7 +32,7 @@ class LazyClient:
 
     @property
     def current(self) -> KmqClient | None:
-        """The client that there is at the moment; looking at it is no use of it."""
+        """The open client, or None. Reading this opens none, and does not count as use."""
         return self._client
 
     def check_open(self) -> None:

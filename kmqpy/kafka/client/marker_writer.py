@@ -36,7 +36,7 @@ _COLLECT_S = 0.002
 """How long single end markers are collected to be written together."""
 _MANY_COLLECTED = 100_000
 _REPOST_AFTER_S = 0.2
-_COMPLAIN_EVERY_S = 10.0
+_WARN_EVERY_S = 10.0
 
 Item = Marker | tuple[int, Sequence[int]]
 """A marker to be written, or a partition and offsets in it whose end markers are."""
@@ -64,15 +64,15 @@ class _Ticket:
             self._failed(self, error, message, headers)
 
 
-class _Posted(NamedTuple):
-    """To be written: end markers of the offsets `ends`, or another marker's key, value and headers."""
+class _QueuedMarkers(NamedTuple):
+    """An entry of the queue to the writer's thread: end markers of `ends`, or one other marker, encoded."""
 
     ticket: _Ticket
     ends: Sequence[int]
     other: tuple[bytes, bytes, codec.Headers] | None = None
 
 
-class _Failed(NamedTuple):
+class _FailedMarker(NamedTuple):
     """A marker that failed, to be written again at the monotonic time `at`."""
 
     at: float
@@ -96,11 +96,11 @@ class _Waiter:
 
 
 class MarkerWriter(Closeable):
-    """Writes the markers of what is done with messages: acknowledgements, nacks, extensions, dead letters.
+    """Writes markers for messages in flight: acknowledgements, nacks, extensions, dead-letter requests.
 
-    `put`, `post` and `end` return at once, from any thread; a thread of the writer's own sends the markers,
-    and sends them again until they are confirmed or the writer is closed. `write` waits for that. Each
-    partition gets its markers in the order in which they were given, except those that are sent again.
+    `put`, `put_one` and `end` return at once, from any thread; a thread of the writer's own sends the
+    markers, and sends them again until they are confirmed or the writer is closed. `write` waits for that.
+    Each partition gets its markers in the order in which they were given, except those that are sent again.
 
     Start markers have producers of their own, see `starts`: they are waited for, and would otherwise queue
     after all these.
@@ -128,17 +128,17 @@ class MarkerWriter(Closeable):
         self._clock = clock
         self._producer = self._new_producer()
         self._broken = False
-        self._complaints = Throttle(_COMPLAIN_EVERY_S, clock)
-        self._posted: defaultdict[int, list[_Posted]] = defaultdict(list)
+        self._throttle = Throttle(_WARN_EVERY_S, clock)
+        self._queued: defaultdict[int, list[_QueuedMarkers]] = defaultdict(list)
         """By partition, the markers that wait to be written, in order (case F14)."""
         self._collected = 0
         self._sending = 0
-        self._failed: deque[_Failed] = deque()
+        self._failed: deque[_FailedMarker] = deque()
         self._lost: list[object] = []
-        """Markers that may never be written, with their tickets, which must not count as confirmed."""
+        """Markers that an unexpected error lost. Kept, so that their tickets don't count as confirmed."""
         self._changed = threading.Condition()
-        self._ticket = _Ticket(self._again)
-        """The ticket of markers posted without waiting, since the last flush."""
+        self._ticket = _Ticket(self._send_failed_later)
+        """The ticket of markers queued without waiting, since the last flush."""
         self._tickets = weakref.WeakSet((self._ticket,))
         self._waiters: list[_Waiter] = []
         self._work = threading.Event()
@@ -172,11 +172,11 @@ class MarkerWriter(Closeable):
             for item in items:
                 if isinstance(item, Marker):  # encoded here, so that the caller gets the error
                     partition, count = item.partition, 1
-                    posted = _Posted(ticket, (), codec.encode(item))
+                    queued = _QueuedMarkers(ticket, (), codec.encode(item))
                 else:
                     partition, ends = item
-                    posted, count = _Posted(ticket, ends), len(ends)
-                self._posted[partition].append(posted)
+                    queued, count = _QueuedMarkers(ticket, ends), len(ends)
+                self._queued[partition].append(queued)
                 self._collected += count
                 ticket.size += count
             if not self._waiters:  # else the thread wakes up often enough by itself
@@ -184,14 +184,14 @@ class MarkerWriter(Closeable):
             if self._collected > _MANY_COLLECTED:
                 self._changed.wait_for(self._has_room, None)
 
-    def post(self, marker: Marker) -> None:
+    def put_one(self, marker: Marker) -> None:
         """Like put(), for one marker."""
         self.put([marker])
 
     def give_back(self, places: Iterable[Place]) -> None:
         """Give back messages that were started and handed to nobody: it was no attempt."""
         for place in places:
-            self.post(Marker(*place, Op.NACK, counts=False))
+            self.put_one(Marker(*place, Op.NACK, counts=False))
 
     def end(self, partition: int, offsets: Sequence[int]) -> None:
         """Like put(), for the end markers of these messages."""
@@ -219,27 +219,27 @@ class MarkerWriter(Closeable):
         }
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until all markers posted so far are confirmed, whatever is posted meanwhile.
+        """Wait until all markers queued so far are confirmed, whatever is queued meanwhile.
 
         Returns how many may be unconfirmed after the time-out.
         """
         self._guard.raise_if_inherited()
         with self._changed:
             waiter = _Waiter(self._tickets)
-            self._ticket = _Ticket(self._again)
+            self._ticket = _Ticket(self._send_failed_later)
             self._tickets.add(self._ticket)
         return self._wait(waiter, timeout_s)
 
     def _put_apart(self, items: Iterable[Item]) -> _Waiter:
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
-        ticket = _Ticket(self._again)
+        ticket = _Ticket(self._send_failed_later)
         with self._changed:
             self._tickets.add(ticket)
         self.put(items, ticket)
         return _Waiter([ticket])  # a weak reference: from now on only markers to be written refer to it
 
     def _put_unflushed(self, marker: Marker) -> _Waiter:
-        ticket = _Ticket(self._again)
+        ticket = _Ticket(self._send_failed_later)
         self.put([marker], ticket)
         return _Waiter([ticket])
 
@@ -266,7 +266,7 @@ class MarkerWriter(Closeable):
         return self._collected + self._sending + len(self._failed) + len(self._producer)
 
     def close(self, timeout_s: float = 10.0) -> int:
-        """Flush and stop; returns how many markers stay unconfirmed. Their messages come again.
+        """Flush and stop; returns how many markers stay unconfirmed. Their messages are redelivered.
 
         For the thread that uses `starts`. Does nothing in a forked child: the markers are the parent's.
         """
@@ -274,7 +274,7 @@ class MarkerWriter(Closeable):
             return 0
         deadline = self._clock.monotonic() + timeout_s
         left = self.flush(timeout_s)
-        # Whoever has the partitions next reads what was started, and must not do so too early.
+        # The next owner reads the start markers, which must all be in the log by then.
         while not self._starts.all_outcomes_known() and self._clock.monotonic() < deadline:
             self._clock.sleep(POLL_S)
         self._stop_thread()
@@ -322,10 +322,10 @@ class MarkerWriter(Closeable):
         while not self._closing.is_set():
             self._work.wait(_LOOK_WHILE_WAITED_FOR_S if self._waiters else _LOOK_EVERY_S)
             self._work.clear()
-            if self._posted and not self._waiters:
+            if self._queued and not self._waiters:
                 self._hurry.wait(self._collect_s)
             try:
-                self._send_posted()
+                self._send_queued()
                 self._producer.poll(0)
                 self._send_again()
             except Exception:  # without this thread nothing would be written any more
@@ -341,31 +341,31 @@ class MarkerWriter(Closeable):
                 if not waiter.size():
                     waiter.done.set()
 
-    def _send_posted(self) -> None:
-        """Write what was collected, in each partition in the order in which it was posted."""
+    def _send_queued(self) -> None:
+        """Write what was collected, in each partition in the order in which it was queued."""
         with self._changed:
-            posted, self._posted = self._posted, defaultdict(list)
+            queued, self._queued = self._queued, defaultdict(list)
             self._sending, self._collected = self._collected, 0
             self._changed.notify_all()
         try:
-            for partition, items in posted.items():
+            for partition, items in queued.items():
                 for ticket, group in itertools.groupby(items, attrgetter("ticket")):
                     self._send_group(ticket, partition, group)
         except BaseException:
-            self._lost.append(posted)
+            self._lost.append(queued)
             raise
         finally:
             self._sending = 0
 
-    def _send_group(self, ticket: _Ticket, partition: int, group: Iterable[_Posted]) -> None:
+    def _send_group(self, ticket: _Ticket, partition: int, group: Iterable[_QueuedMarkers]) -> None:
         ends: list[Sequence[int]] = []
-        for posted in group:
-            if posted.other is None:
-                ends.append(posted.ends)
+        for queued in group:
+            if queued.other is None:
+                ends.append(queued.ends)
                 continue
             self._send_ends(ticket, partition, ends)
             ends = []
-            self._send(ticket, partition, *posted.other)
+            self._send(ticket, partition, *queued.other)
         self._send_ends(ticket, partition, ends)
 
     def _send_ends(self, ticket: _Ticket, partition: int, chunks: list[Sequence[int]]) -> None:
@@ -391,7 +391,7 @@ class MarkerWriter(Closeable):
             except KafkaException as exception:
                 if librdkafka.refresh_partition(self._producer, self._topic, partition, exception):
                     continue
-                self._complain(librdkafka.error_of(exception))
+                self._warn(librdkafka.error_of(exception))
                 if not self._broken:  # others must not wait for it
                     self._send_later(ticket, partition, key, value, headers)
                     return
@@ -412,16 +412,18 @@ class MarkerWriter(Closeable):
         self, ticket: _Ticket, partition: int, key: bytes, value: bytes, headers: codec.Headers | None
     ) -> None:
         at = self._clock.monotonic() + _REPOST_AFTER_S
-        self._failed.append(_Failed(at, ticket, partition, key, value, headers))
+        self._failed.append(_FailedMarker(at, ticket, partition, key, value, headers))
 
-    def _again(self, ticket: _Ticket, error: KafkaError, message: Any, headers: codec.Headers | None) -> None:
+    def _send_failed_later(
+        self, ticket: _Ticket, error: KafkaError, message: Any, headers: codec.Headers | None
+    ) -> None:
         """The delivery report of a failed marker: write it again later."""
         if not self._closing.is_set():
-            self._complain(error)
+            self._warn(error)
         self._send_later(ticket, message.partition(), message.key(), message.value(), headers)
 
-    def _complain(self, error: KafkaError | None) -> None:
-        if self._complaints.lets_through():
+    def _warn(self, error: KafkaError | None) -> None:
+        if self._throttle.allows():
             reason = error.name() if error is not None else "unknown"
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
         self._broken = self._broken or librdkafka.is_fatal(error)
@@ -431,7 +433,7 @@ class MarkerWriter(Closeable):
         _log.error("markers producer replaced after a fatal error", extra={"topic": self._topic})
         broken, self._producer, self._broken = self._producer, self._new_producer(), False
         broken.purge()
-        broken.flush(1)  # serves the delivery reports, so that what was posted is posted again
+        broken.flush(1)  # serves the delivery reports, so that what was queued is queued again
 
 
 def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:

@@ -275,7 +275,7 @@ class Receiver:
         return kept, offsets_of_records(list(map(_record_of, kept)))
 
     def _lengthened(self, lease_ms: int) -> int:
-        """The lease to write in start markers: longer where these took a good part of it last time.
+        """Return the lease for start markers: longer if confirming the last ones took a good part of it.
 
         Over a slow link the receiver would otherwise get little or nothing of a short lease.
         """

@@ -79,7 +79,7 @@ class Records:
 
 
 _cache: dict[tuple[str, int], tuple[float, _Found]] = {}
-_complained: set[str] = set()
+_logged: set[str] = set()
 
 
 def settings_of(queue: str | QueueSettings, connection: KafkaConnection) -> QueueSettings:
@@ -187,7 +187,7 @@ class SettingsMirror:
         return {} if known is None else known.topic_ids
 
     def records(self) -> Records | None:
-        """All of it; None where there is no such topic. Raises AccessDenied as well."""
+        """Return what the topic holds; None if there is no such topic. Raises Unavailable, AccessDenied."""
         found = self._read()
         if found is None:
             return None
@@ -333,8 +333,8 @@ class SettingsMirror:
     def _warn(self, what: str, why: str) -> None:
         """Once for each kind in a process and cluster."""
         text = f"topic {SETTINGS_TOPIC} {what}"
-        if f"{self._cluster} {text}" not in _complained:
-            _complained.add(f"{self._cluster} {text}")
+        if f"{self._cluster} {text}" not in _logged:
+            _logged.add(f"{self._cluster} {text}")
             _log.warning(text, extra={"bootstrap": self._connection.bootstrap, "why": why})
 
 

@@ -320,13 +320,15 @@ class StartMarkerWriter:
             else:  # librdkafka's batches have no headers
                 keys = iter(codec.encode_keys(partition, offsets))
             for key in keys:
-                self._insist(batch, reporting, partition, (key, value, headers), report, batch.refuse)
+                self._produce_or_refuse(
+                    batch, reporting, partition, (key, value, headers), report, batch.refuse
+                )
         for (partition, offset), wait_ms in delays.items():
             delay = Marker(partition, offset, Op.DELAY, wait_ms, counts=False)
             self._produce(batch, reporting, delay, batch.expect(partition, [offset]))
 
     def _produce(self, batch: StartBatch, producer: Producer, marker: Marker, report: Report) -> None:
-        self._insist(batch, producer, marker.partition, codec.encode(marker), report, batch.refuse)
+        self._produce_or_refuse(batch, producer, marker.partition, codec.encode(marker), report, batch.refuse)
 
     def _produce_errors_only(
         self, batch: StartBatch, partition: int, offsets: Sequence[int], value: bytes
@@ -336,9 +338,9 @@ class StartMarkerWriter:
         report = batch.expect_errors_only(producer, partition, offsets)
         for key in produce_all(producer, self._topic, partition, offsets, value, report):
             refuse = partial(batch.refuse_errors_only, key=key)
-            self._insist(batch, producer, partition, (key, value, None), report, refuse)
+            self._produce_or_refuse(batch, producer, partition, (key, value, None), report, refuse)
 
-    def _insist(
+    def _produce_or_refuse(
         self,
         batch: StartBatch,
         producer: Producer,

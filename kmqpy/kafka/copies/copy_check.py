@@ -1,10 +1,10 @@
 """Finds acknowledgements and other operations of earlier consumers that concern the copies a client takes.
 
-The lease of a message may end while its consumer is still at work. A tracker copies it then, and the
-acknowledgement comes when the copy waits already. Whoever takes the copy finds that acknowledgement in the
-markers, before its own start marker, and hands the copy out to nobody (rules R32, R33). Who has the copy
-already finds it when it extends the lease. Late nacks, extensions and dead-letter requests apply to a copy
-in the same way, but only before it is taken.
+The lease of a message may end while its consumer is still at work. A tracker copies the message then, and
+the acknowledgement comes when the copy waits already. The client that takes the copy finds that
+acknowledgement in the markers, before its own start marker, and hands the copy out to nobody (rules R32,
+R33). A client that has handed out the copy already finds it when it extends the lease. Late nacks,
+extensions and dead-letter requests apply to a copy in the same way, but only before it is taken.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class CheckedCopies:
 
     acknowledged  they, or messages of which they are copies, were acknowledged before they were taken
     rejected      an earlier consumer has asked for a dead letter of their original, for these reasons
-    postponed     a lease or delay that an earlier consumer has asked for runs for so many ms more
-    unread        nobody knows: the markers can't be read now
+    postponed     what remains, in ms, of a lease or delay that an earlier consumer asked for
+    unread        unknown: the markers can't be read now
     """
 
     acknowledged: list[Place] = field(default_factory=list)
@@ -69,7 +69,7 @@ class CopyCheck:
         self._closed = False
         self._known: dict[int, LateOperations] = {}
         self._former: dict[int, LateOperations] = {}
-        """What was known for other copies, older or newer: they take turns."""
+        """Those for copies of another stretch of the log; swapped with `_known` when such copies come."""
         self._behind: frozenset[int] = frozenset()
         """Partitions of which what is known does not reach to the end yet."""
         # Uncommitted: the transaction that made a copy is done, and one that is open must not hold us up.
@@ -78,7 +78,7 @@ class CopyCheck:
         )
 
     def copies_among(self, records: Sequence[Any]) -> Copies:
-        """Those of these records of the queue that a tracker made, as far as their headers tell."""
+        """Return the copies that trackers made among these records of the queue, going by their headers."""
         found: dict[int, dict[int, int]] = {}
         for record, headers in zip(records, headers_of_each(records), strict=True):
             if not headers:
@@ -126,7 +126,7 @@ class CopyCheck:
         return checked
 
     def find_acknowledged(self, copies: Copies, within_s: float) -> list[Place]:
-        """Those of `copies`, which somebody has, that are acknowledged by now, as far as that is found out.
+        """Return which of `copies`, handed out before, are acknowledged by now, as far as can be read.
 
         Waits at most `within_s`, and 2 s. Only markers are read that were not before; what examine() has
         forgotten of copies that were taken long ago is not read again.

@@ -42,9 +42,10 @@ class Claim(Protocol):
         """The record, of the markers topic."""
 
     def settle(self, position: int) -> Sequence[NewRecord]:
-        """Decide, now that the record stands at markers offset `position`, what is copied; raises Withdrawn.
+        """Decide, now that the record stands at markers offset `position`, what is copied.
 
         Returns records for the markers topic that name what is not copied after all; none: all is copied.
+        Raises TransactionCancelled.
         """
 
 
@@ -64,11 +65,11 @@ class TransactionAborted(Exception):
         self.by_predecessor = cause.code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-class Withdrawn(Exception):
+class TransactionCancelled(Exception):
     """The transaction was aborted, since it must not be committed; nothing of it happened."""
 
 
-class ClaimOvertaken(Withdrawn):
+class ClaimOvertaken(TransactionCancelled):
     """The transaction was aborted, since it had copied what its claim, once settled, leaves alone."""
 
 
@@ -137,7 +138,7 @@ class CopyTransaction:
         `settle_first=False`: the claim is settled behind the copies, so that nothing waits until the claim is
         written by itself. If it then leaves anything alone, ClaimOvertaken is raised.
 
-        Raises TransactionAborted, Withdrawn (`may_go_on` or the claim said no) or ProducerUnusable.
+        Raises TransactionAborted, TransactionCancelled (by `may_go_on` or the claim) or ProducerUnusable.
         """
         producer, timeout_s = self._producer, self._timeout_s
         topic = self.topic
@@ -161,8 +162,8 @@ class CopyTransaction:
                 # Records that are sent after may_go_on() could go to a topic that was recreated meanwhile.
                 unsent = producer.flush(timeout_s)
             written = True
-            withdrawn = not unsent and not self._failures and not may_go_on()
-            if withdrawn:
+            cancelled = not unsent and not self._failures and not may_go_on()
+            if cancelled:
                 producer.abort_transaction(timeout_s)
             elif not unsent:
                 producer.commit_transaction(timeout_s)  # says what is wrong where a record has failed
@@ -175,7 +176,7 @@ class CopyTransaction:
             # The messages after a refused one fail, too, with errors that tell less.
             causes = [cause for cause in (*self._failures, (error, topic)) if cause[0].code() in _BY_MESSAGE]
             raise TransactionAborted(*(causes[0] if causes else (error, topic))) from exception
-        except Withdrawn:
+        except TransactionCancelled:
             self._abort(KafkaError(KafkaError._TIMED_OUT))
             raise
         except Exception as exception:
@@ -188,8 +189,8 @@ class CopyTransaction:
         if unsent:
             error = KafkaError(KafkaError._TIMED_OUT)
             raise ProducerUnusable(error.name(), error)
-        if withdrawn:
-            raise Withdrawn
+        if cancelled:
+            raise TransactionCancelled
 
     def _flush_claim(self) -> None:
         """Wait until the claim is written."""

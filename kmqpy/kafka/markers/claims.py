@@ -59,7 +59,7 @@ def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetR
 
 
 def offsets_with_markers(records: Iterable[Any], offsets: Sequence[int]) -> frozenset[int]:
-    """Those of these ascending offsets of which a marker speaks; what can't be decoded speaks of none."""
+    """Return which of these ascending offsets are named by a marker; undecodable records name none."""
     found: set[int] = set()
     for record in records:
         try:

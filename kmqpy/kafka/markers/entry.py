@@ -12,7 +12,7 @@ class EntryState(StrEnum):
     HELD = "held"
     """A client has it, until its lease ends."""
     DELAYED = "delayed"
-    """It is not yet time to deliver it."""
+    """Its delay has not passed yet."""
     RELEASED = "released"
     """Given back by a nack; waits for its redelivery."""
     DEAD = "dead"

@@ -6,7 +6,7 @@ is not taken yet. A copy carries a header that says from where to look for them:
     kmq-planned-at   `queue:partition:markers offset`: the markers before that offset were known to the
                      tracker that planned the first copy of the message. Copies of copies keep it
 
-All that decides stands in the markers from there on: the claims, the end markers of trackers, which name the
+Only the markers from there on decide: the claims, the end markers of trackers, which name the
 copies, and the markers of clients. The headers of a message decide nothing, since anybody can forward them
 with a message of their own, and then an acknowledgement of another message would end that one.
 """
@@ -74,7 +74,7 @@ class LateOperation(NamedTuple):
     reason: str | None
 
     def left_ms(self, now_ms: int, most_ms: int) -> int:
-        """What remains of the lease or delay, of which at most `most_ms` count; 0: nothing."""
+        """Return what remains of the lease or delay, which is cut to `most_ms` first; 0: it is over."""
         for_ms = min(self.for_ms, most_ms)
         return max(0, min(self.at_ms + for_ms - now_ms, for_ms))
 

@@ -137,7 +137,7 @@ class PackedEntries:
         )
 
     def rows_in(self, runs: Runs) -> list[Entry]:
-        """Those of a range that are not in a run."""
+        """Return the entries of `runs` that are stored as rows, not as runs."""
         there = ((block, mask, self._slots.get(block)) for block, mask in _masks(runs))
         return [self.handed_out[offset] for offset in self._handed_out_in(runs)] + [
             slots.groups[slots.rank(bit)].get(block * entry_groups.BLOCK + bit)

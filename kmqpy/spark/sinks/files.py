@@ -186,7 +186,7 @@ def _fields(batch: DataFrame) -> StructType:
 
 
 def noted_queue(place: _Files, queue: str) -> str:
-    """What a file beside the folder says; it is made with `queue` where there is none."""
+    """Return the queue that a file beside the folder names; write `queue` to it if there is none."""
     path = f"{place.root}.kmq/{_QUEUE}"
     with _unavailable(path):
         found = _object_in(place.system, path)

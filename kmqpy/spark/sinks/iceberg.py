@@ -48,7 +48,7 @@ _TRIES = 10
 """How often a commit is tried where another commit comes first."""
 
 _RUN, _BATCH, _TRY = "kmq.run", "kmq.batch", "kmq.try"
-"""What the summary of a snapshot says: of which checkpoint, which micro-batch, and which of its folders."""
+"""Keys in the summary of a snapshot: its checkpoint, its micro-batch, and the folder of this try."""
 
 _QUEUE = "kmq.queue"
 """The property that says of which queue the rows are."""
@@ -246,7 +246,7 @@ class IcebergTarget(Target):
             return table.properties.get(_QUEUE, queue)
 
     def _has(self, table: Table, run: str, number: int) -> bool:
-        """Whether the table has this micro-batch; raises ConfigError where it can't tell."""
+        """Return True if the table has this micro-batch; raises ConfigError where it can't tell."""
         name = f"kmq.batch.{run}"
         value = table.properties.get(name)
         if value is None or value == str(number):

@@ -66,7 +66,7 @@ def origin_schema() -> StructType:
 
 
 def with_copy(schema: StructType) -> StructType:
-    """The same with the column COPY, as the pipeline makes rows."""
+    """Return `schema` with the columns ORIGIN and COPY: that of the rows that a pipeline makes."""
     return StructType([*with_origin(schema).fields, StructField(COPY, _TYPES[COPY])])
 
 

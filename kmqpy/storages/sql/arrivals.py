@@ -1,4 +1,4 @@
-"""Who waits for messages, and how they learn of them: from this process, and from others."""
+"""Wakes threads that wait for messages: those sent by this process, and those sent by others."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CHUNK = 10_000
 MAX_BODY_BYTES = 2**28
 """A body is copied several times on its way; the databases themselves take a gigabyte at the most."""
 _log = logging.getLogger(__name__)
-_complaints = Throttle(60.0)
+_throttle = Throttle(60.0)
 
 
 class Fate(Enum):
@@ -53,7 +53,7 @@ class Picked(NamedTuple):
 
     @property
     def is_due(self) -> bool:
-        """Whether a delay or lease has ended that is not carried out yet."""
+        """True if a delay or lease has ended whose consequence is not carried out yet."""
         return self.due_ms is not None and self.due_ms <= self.now_ms
 
 
@@ -83,7 +83,7 @@ class Dialect(Protocol):
         ...
 
     def keeps(self, cursor: Cursor) -> bool:
-        """Whether the next statement on its connection is to use this cursor, rather than a new one."""
+        """Return True if the next statement on its connection is to use this cursor, not a new one."""
         ...
 
     def begin(self, cursor: Cursor) -> None:
@@ -183,7 +183,7 @@ def headers_of(data: bytes) -> Headers:
             for name, value in json.loads(data)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        if _complaints.lets_through():
+        if _throttle.allows():
             _log.warning("headers of a message can't be read; it has none", extra={"error": str(error)})
         return ()
 

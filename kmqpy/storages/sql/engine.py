@@ -66,7 +66,7 @@ class SqlEngine:
     # --- queues -----------------------------------------------------------------------------------
 
     def create_queue(self, settings: StoredQueueSettings) -> bool:
-        """See Engine. The generation is a number by chance: no other storage has a queue of it, either."""
+        """See Engine. The generation is random: unique over all storages."""
         parameters = {"queue": secrets.randbelow(2**62) + 1, "name": settings.name}
         text = settings.to_json()
 
@@ -380,7 +380,7 @@ class SqlEngine:
 
 
 def _real(takes: Sequence[TakeRef]) -> list[TakeRef]:
-    """Those whose numbers the columns can hold."""
+    """Return the takes whose numbers the columns can hold; others can't exist."""
     return [one for one in takes if one.id <= INT64_MAX and one.take < 2**31]
 
 

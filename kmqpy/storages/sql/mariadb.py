@@ -37,7 +37,7 @@ _BROKEN = {0, 1053, 1152, 1153, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 
 _PUT_BYTES, _PUT_ROWS = 2**20, 1_000
 """One INSERT holds no more rows, and no more bytes unless a single row does."""
 MAX_MESSAGE_BYTES = 7 * 2**20
-"""They are sent as hexadecimal digits, in a packet of 16 MiB by the server's default (max_allowed_packet)."""
+"""Bodies are sent as hexadecimal digits, in packets of 16 MiB by default (max_allowed_packet)."""
 _NOBODY = ((0, 0),)
 
 

@@ -11,11 +11,11 @@ from kmqpy.storages.zookeeper.znodes import Znodes
 _VERSION = 0xFFFFFFFF
 """The bits of `seen` that are the directory's version; the higher ones count the calls of wake()."""
 UNKNOWN_VERSION = _VERSION
-"""A version that no directory has: whoever has seen it does not wait."""
+"""A version that no directory has: a thread that has seen this one does not wait."""
 
 
 class Arrivals:
-    """Who waits for changes of a queue in this process; all share one watch. Thread-safe."""
+    """Wakes threads of this process that wait for changes of a queue; all share one watch. Thread-safe."""
 
     def __init__(self, znodes: Znodes, generation: str) -> None:
         self._znodes = znodes

@@ -1,4 +1,4 @@
-"""A change of a queue before it is written: the rules of `Engine`, over pages. Pure but for loading pages."""
+"""A change of a queue before it is written: the rules of `Engine`, over pages. Pure, but loads pages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Now(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a commit writes. The packs are named by page and first id; `None` as data deletes a page.
+    """The content of a commit. Packs are named by page and first id; `None` as data deletes a page.
 
     table      the new table of the directory; None: it stays, or is deleted
     had_table  there is a table already

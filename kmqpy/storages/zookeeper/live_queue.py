@@ -41,7 +41,7 @@ _PAGES = 2_000
 _LATE_S = 0.3
 """After so much time a process that was late each time asks for its turn."""
 _TRIES = 8
-"""So many times a process tries again at once when it has asked for its turn, before it asks again."""
+"""How often a process that has asked for its turn tries again at once, before it asks again."""
 _ROOM_BYTES = 128 * 1024
 """No message is added to a directory that would not leave so much of a request for a page."""
 _LOOK_S = 0.1

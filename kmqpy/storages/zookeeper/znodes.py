@@ -172,7 +172,7 @@ class Znodes:
         self.repeated(lambda: self._wait(self.zk.set_async(f"{self._root}/turn", asked)))
 
     def turn(self, watch: Callable[[Any], None]) -> bytes:
-        """Who has asked for its turn last; `watch` is called when another one asks."""
+        """Return the process that asked for its turn last; call `watch` when another one asks."""
 
         def read() -> bytes:
             found: bytes = self._wait(self.zk.get_async(f"{self._root}/turn", watch))[0]

@@ -105,7 +105,7 @@ def test_a_codec_that_makes_no_bytes_is_refused(queue: Queue, kmq_storage: Stora
 
 
 def test_a_wait_may_be_longer_than_timers_can(queue: Queue) -> None:
-    """It is shortened; a message that comes is returned, and nothing overflows."""
+    """The wait is shortened; a message that comes is returned, and nothing overflows."""
     found: list[object] = []
 
     def receive() -> None:

@@ -49,9 +49,9 @@ class ErrorMode(StrEnum):
     """The fate of an item whose consumer raised an exception; Curator's ErrorMode."""
 
     REQUEUE = "requeue"
-    """It is put again at the end of the queue."""
+    """The item is put again at the end of the queue."""
     DELETE = "delete"
-    """It is deleted."""
+    """The item is deleted."""
 
 
 class Consumer(Protocol[Item_contra]):
@@ -77,7 +77,7 @@ class PutListener(Protocol):
         ...
 
     def put_failed(self, items: Sequence[Any], error: Exception) -> None:
-        """They are not, or, after UnknownOutcome, may be or not."""
+        """These items are not in the queue; after UnknownOutcome, they may be."""
         ...
 
 
@@ -173,7 +173,7 @@ class DistributedQueue(Generic[T]):
         return self.put_named(PREFIX, items, timeout=timeout)
 
     def put_named(self, prefix: str, items: Iterable[T], *, timeout: float | None = None) -> bool:
-        """The same under another prefix of names, for kinds of queues that keep something there."""
+        """Put items whose names begin with `prefix`, where some kinds of queues keep an id or a priority."""
         self.check_usable()
         given = list(items)
         data = encode_items(map(self._options.serializer.serialize, given))
@@ -374,7 +374,7 @@ class DistributedQueue(Generic[T]):
         return True
 
     def _with_lock(self, name: str, use: Callable[[bytes], ErrorMode | None]) -> bool:
-        """Lock the item, let `use` say what becomes of it (None: it stays), and unlock it."""
+        """Lock the item, carry out what `use` returns for it (None: nothing), and unlock it."""
         item, lock = f"{self._path}/{name}", f"{self._options.lock_path}/{name}"
         token = uuid.uuid4().hex.encode()
         session = self._sessions
@@ -386,7 +386,9 @@ class DistributedQueue(Generic[T]):
                 self._unlock(lock, token, session)
                 return False
             if self._sessions != session:
-                log.warning("queue %s: %s: its lock was lost meanwhile; it comes again", self._path, name)
+                log.warning(
+                    "queue %s: %s: its lock was lost meanwhile; it is consumed again", self._path, name
+                )
                 return False
             multi = self._zk.transaction()
             multi.delete(item)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kmqpy.zookeeper.queue.queue import ZkQueue
 
 _IN_ONE_REQUEST = 100
-"""So many items are locked at once at most."""
+"""The largest number of items that one request locks."""
 
 
 class Outcome(Enum):

@@ -1,0 +1,39 @@
+"""Files in the cache that can be made again; a checksum in their names tells damaged ones."""
+
+import hashlib
+import shutil
+import uuid
+from pathlib import Path
+
+_DIGITS = 16
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """Return the file in `folder` that was kept as `name` (`kafka-1.jsa`, say), None if there is none."""
+    wanted = folder / name
+    found = sorted(folder.glob(f"{wanted.stem}.{'?' * _DIGITS}{wanted.suffix}"))
+    return found[0] if found else None
+
+
+def keep(file: Path, folder: Path, name: str) -> Path:
+    """Copy a complete file to `folder` as `name`, in one step: others may look for it meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch, wanted = folder / f"{uuid.uuid4()}.new", folder / name
+    shutil.copyfile(file, scratch)
+    return scratch.rename(folder / f"{wanted.stem}.{_digest(scratch)}{wanted.suffix}")
+
+
+def is_damaged(file: Path) -> bool:
+    """Return True if this is no longer what was kept; such a file is removed."""
+    try:
+        damaged = _digest(file) != Path(file.stem).suffix[1:]
+    except FileNotFoundError:  # removed by another process, for the same reason
+        return True
+    if damaged:
+        file.unlink(missing_ok=True)
+    return damaged
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]
