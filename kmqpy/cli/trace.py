@@ -105,6 +105,6 @@ def _print(life: MessageLife, *, as_json: bool) -> None:
 
 
 def _about(event: LifeEvent) -> str:
-    words = [event.reason, "late: it had ended before" if event.late else None]
+    words = [event.reason, "late: it was finished before" if event.late else None]
     words.append(None if event.counts else "not an attempt")
     return "; ".join(word for word in words if word)

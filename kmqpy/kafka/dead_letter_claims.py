@@ -36,7 +36,7 @@ class FinishedDeadLetters:
         self._reader = RepeatedReader(connection, markers_topic, clock=clock)
 
     def ended_before(self, position: int, partition: int, within_s: float) -> OffsetRuns:
-        """Return the messages that were ended before markers offset `position`.
+        """Return the dead letters that were finished before markers offset `position`.
 
         Waits `within_s` for the end of each transaction before that; raises TransactionCancelled if one
         stays open.

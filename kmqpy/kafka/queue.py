@@ -313,7 +313,7 @@ class KafkaQueue:
     # --- administration -----------------------------------------------------------------------------
 
     def purge(self) -> int:
-        """See Queue.purge; what is in flight is ended first, so that it never counts as lost."""
+        """See Queue.purge; messages in flight are finished first, so that they never count as lost."""
         with self._administered() as admin:
             return admin.purge(self._settings)
 

@@ -14,7 +14,7 @@ from kmqpy.queue.capabilities import Capabilities
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """A message that was taken long ago and not ended.
+    """A message that was taken long ago and not finished.
 
     receipt         what acknowledges or releases it, in any process
     holder          who has it, where the taker gave a name

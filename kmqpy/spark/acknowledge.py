@@ -50,7 +50,7 @@ class Acknowledger(StreamingQueryListener):
     """Acknowledges messages of one queue when Spark says that the sink has them.
 
     Spark tells of a micro-batch after its sink has committed it. What is never told (the driver was
-    killed, an event was dropped) is not ended, and so redelivered.
+    killed, an event was dropped) is not acknowledged, and so redelivered.
     """
 
     def __init__(

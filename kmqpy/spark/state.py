@@ -63,7 +63,7 @@ OUTCOME = (
 no dead letter is a copy of it; for the columns from `hold` on see _outcome()."""
 
 _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
-"""Who ended a message. The last one is a tracker that does not say: the message had been ended before (rule
+"""Who finished a message. The last one is a tracker that does not say: it was finished before (rule
 R30). It counts where retention has taken the markers that said it."""
 _FORMER, _ENDED, _OPENED, _CHANGED = -5, -4, -3, -2
 """Markers offsets of the markers that outcomes are turned back into, below all others."""

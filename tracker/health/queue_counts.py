@@ -98,7 +98,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Letters:
-    """The dead letters of a partition that were seen, and those that are ended, as offsets."""
+    """The dead letters of a partition that were seen, and those that are finished, as offsets."""
 
     position: int = OFFSET_BEGINNING
     markers_position: int = OFFSET_BEGINNING
@@ -122,7 +122,7 @@ class _Letters:
                 self.ended.add_runs(marker.runs or ((marker.offset, 1),))
 
     def alive(self) -> int:
-        """How many are not ended."""
+        """How many are not finished."""
         return len(self.seen - self.ended)
 
 

@@ -30,7 +30,7 @@ class Claim:
     """Names the messages of one transaction, before anything else of the transaction is written.
 
     dropped       messages that are left alone: a marker that the plan did not know stands before the claim
-    acknowledged  copies that become no dead letters, but are ended: a consumer of an earlier delivery has
+    acknowledged  copies that get an end marker and no dead letter: a consumer of an earlier delivery has
                   acknowledged them (rule R32)
     unread        copies of which that could not be found out in time: they become dead letters
 
@@ -60,7 +60,7 @@ class Claim:
 
     @property
     def not_copied(self) -> frozenset[int]:
-        """The offsets that get no copy: dropped from the plan, or ended since they are acknowledged."""
+        """The offsets that get no copy: dropped from the plan, or acknowledged."""
         return self.dropped | self.acknowledged
 
     @property

@@ -134,7 +134,7 @@ class Redeliverer:
     ) -> RedeliveryResult:
         """Append the copies of `entries`, or dead-letter them; what fails is in the result.
 
-        `taken_late`: those of them that get no copy, since they had been ended before they were taken again
+        `taken_late`: those of them that get no copy, since they were finished before they were taken again
         by a client that did not know it (rule R30). They are only ended.
 
         `position`: the markers offset before which all markers were applied when `entries` were due. Where

@@ -165,7 +165,7 @@ class Admin(Closeable):
         return QueueDeletion(self._context).deletion(name, leftovers=leftovers)
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
-        """Messages taken and not ended, delayed ones included; those taken first come first."""
+        """Messages taken and not finished, delayed ones included; those taken first come first."""
         settings, known = self._context.find(queue)
         stored = self._context.tracked(settings.name, known)[1]
         return stats.in_flight(self._context.connection, settings, stored=stored, limit=limit)
@@ -177,7 +177,7 @@ class Admin(Closeable):
     def purge(self, queue: str | QueueSettings) -> int:
         """Delete every message of the queue, in flight or not; returns how many there were, about.
 
-        Messages in flight are ended first, so that they never count as lost. Messages sent meanwhile stay.
+        Messages in flight are finished first, so that they never count as lost. Messages sent meanwhile stay.
         """
         return QueuePurge(self._context).purge(queue)
 

@@ -69,7 +69,7 @@ class StoredOffset:
     missed_markers  markers below the offset were never read, so takes may be among them (rule R2)
     in_flight       a snapshot: messages in flight that were taken before the offset; without one, the
                     offset stands at or before the oldest take
-    finished        messages that were ended and may be taken late (rule R30), as of some markers offset from
+    finished        finished messages that may be taken late (rule R30), as of a markers offset from
                     `offset` on; older versions neither store nor need it
     queue_id        identity of the queue topic that the markers are of; empty where it is not known, as in
                     what older versions stored

@@ -1,6 +1,6 @@
 """Counts of a queue, and its messages in flight. Read from Kafka without joining a group.
 
-*In flight* is what was taken and not ended. A message whose time has not come (`send(delay=…)`) is
+*In flight* is what was taken and not finished. A message whose time has not come (`send(delay=…)`) is
 waiting, also after a client has looked at it; it counts in `depth`, like what nobody has taken yet.
 """
 
@@ -39,7 +39,7 @@ COUNT_LIMIT = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlightMessage:
-    """A message that was taken and not ended.
+    """A message that was taken and not finished.
 
     holder          the name of the client that took it, if it gave one
     since_ms        when it was taken, by the broker's clock (ms since 1970)
@@ -86,7 +86,7 @@ class QueueStats:
     """Counts of a queue, at about one moment.
 
     depth         waiting messages: neither in flight nor dead, delayed ones included
-    in_flight     taken and not ended
+    in_flight     taken and not finished
     released      those of `in_flight` that were given back and wait for their redelivery
     delayed       those of `depth` that a client has seen and that are not due yet
     overdue       in flight or delayed, and past their time by this machine's clock

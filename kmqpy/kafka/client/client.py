@@ -267,8 +267,8 @@ class KmqClient:
 
         Returns the receipts of messages that are no longer the caller's, as far as that is found out. Where
         the queue has late acks, and messages are given (not receipts), these are redelivered messages that an
-        earlier consumer has acknowledged; they are ended, so that nobody gets them again. Reading the
-        markers for that takes a quarter of the lease at most, and no more than 2 s.
+        earlier consumer has acknowledged; the client finishes them, so that nobody gets them again.
+        Reading the markers for that takes a quarter of the lease at most, and no more than 2 s.
 
         Does nothing when the message was finished or redelivered meanwhile. `lease=0` means
         `nack(count=False)`; raises ConfigError for other leases below 0.1 s.

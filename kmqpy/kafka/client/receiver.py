@@ -247,7 +247,7 @@ class Receiver:
     def _without_late_acked(
         self, messages: list[KafkaMessage], offsets: Offsets, checked: CheckedCopies
     ) -> tuple[list[KafkaMessage], Offsets]:
-        """The messages that are to be handed out; the others are ended, rejected, or given back."""
+        """Return the messages to hand out; acknowledge, dead-letter or give back the others."""
         left = checked.places()
         if not left:
             return messages, offsets

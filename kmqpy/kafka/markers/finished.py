@@ -1,4 +1,4 @@
-"""Which messages of a partition were ended, as far as somebody may still take one of them late (rule R30).
+"""The finished messages of a partition, as far as a consumer may still take one of them late (rule R30).
 
 Pure: no I/O, no clock. A client that was paused between fetching messages and writing their start markers
 goes on after others have taken and ended these messages. It had fetched them before their partition was
@@ -112,7 +112,7 @@ class FinishedMessages:
         return first < self._end and first + count > self._first
 
     def add(self, offset: int) -> None:
-        """Note that this message was in flight and is ended."""
+        """Note that this message was in flight and is finished."""
         if self._first <= offset < self._end and (not self._has_gaps or self._is_in_window(offset)):
             self._offsets.add(offset)
             self._stored = None

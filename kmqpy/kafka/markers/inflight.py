@@ -44,7 +44,7 @@ class InFlight:
     operation opens an entry then (rule R2). A successor that begins at the safe offset of such a state must
     set it, too.
     `position`: the next markers offset to read.
-    `finished`: messages that were ended, as far as they may be taken late (rule R30).
+    `finished`: messages that are finished, as far as they may be taken late (rule R30).
     """
 
     def __init__(

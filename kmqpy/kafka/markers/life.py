@@ -56,7 +56,7 @@ class LifeEvent:
     counts       False: this delivery is not an attempt
     reason       that of the client; of a copy `expired`, `nack: …`, `rejected: …`, `refused: …`, `delay over`
     copy         the record that was appended
-    late         the record had been ended already, so this changed nothing
+    late         the record was finished already, so this changed nothing
     """
 
     at_ms: int

@@ -45,7 +45,10 @@ def check_retention(facts: Facts) -> Faults:
         retention = config_number(facts.topics.get(name), "retention.ms")
         of_markers = config_number(facts.topics.get(its_markers), "retention.ms")
         if retention is not None and of_markers is not None and _shorter(of_markers, retention):
-            what = f"{its_markers} keeps records for a shorter time than {name}: what is done can come again"
+            what = (
+                f"{its_markers} keeps records for a shorter time than {name}: "
+                "finished messages can be redelivered"
+            )
             to_do = set_advice("retention.ms", retention, its_markers)
             yield Severity.WARNING, Kind.MARKERS_RETENTION_SHORTER, what, to_do
     for name, topic in facts.topics.items():
