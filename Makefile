@@ -17,7 +17,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(READY): requirements.lock pyproject.toml
-	@echo "Setting up $(VENV) (once) ..."
+	@echo "Setting up $(VENV) (once; 1.5 GB with all that tests and benchmarks need, which takes a minute or a few) ..."
 	@$(PYTHON) -c 'import sys; sys.exit("kmqpy needs Python 3.11 or newer; run: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock

@@ -39,7 +39,7 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     texts = _field_texts(TrackerSettings)
     for field in reversed(dataclasses.fields(TrackerSettings)):
         if field.name != "queues":
-            text = texts[field.name]
+            text = texts[field.name][:1].upper() + texts[field.name][1:]
             if field.type == "bool":
                 kind: dict[str, Any] = {"is_flag": True, "default": None}
             else:

@@ -24,10 +24,10 @@ class TrackerSettings:
     queues                    the queues it serves; empty: every registered one
     session_timeout_ms        ZooKeeper session; how soon a killed tracker is replaced
     offset_interval_ms        how often safe offsets are stored, at the most
-    offset_writes_per_s       how many all trackers together store, about: with more partitions than
-                              offset_interval_ms allows each waits longer
-    snapshot_after_markers    when the oldest message in flight was taken more markers ago than that, the
-                              offset is stored with a snapshot of what is in flight
+    offset_writes_per_s       how many offsets all trackers together store, about; with many partitions,
+                              each is stored less often than offset_interval_ms says
+    snapshot_after_markers    when the oldest message in flight was taken more than this many markers ago,
+                              the offset is stored with a snapshot of what is in flight
     use_now_for_redeliver_despite_no_marker_seen_for_ms
                               silence after which the broker is asked for its time
     max_clock_lead_ms         how far timestamps of markers may be ahead of the broker's clock; those
@@ -36,10 +36,11 @@ class TrackerSettings:
     max_batch_bytes           bytes in one transaction
     workers                   partitions redelivered at the same time
     transaction_timeout_ms    after which Kafka aborts an open transaction; 0: as the session
-    count_interval_ms         at least so long between two counts of what waits and what is dead, for /metrics
+    count_interval_ms         the shortest time between two counts of waiting messages and dead letters, for
+                              /metrics
     tracing                   OpenTelemetry spans of redeliveries, to the global tracer provider
-    http_host                 the interface of /metrics, /backlog, /livez and /readyz
-    http_port                 their port; 0: any free one, -1: none
+    http_host                 the interface that serves /metrics, /backlog, /livez and /readyz
+    http_port                 the port that serves these; 0: any free one, -1: none
     """
 
     tracker_id: str = field(default_factory=_default_id)

@@ -87,7 +87,9 @@ def list_(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
 @_ORIGIN
 @connected_to_any
 def peek(cli: Cli, queue: str | None, limit: int, origin: str) -> None:
-    """Print dead letters with body and headers, a JSON object a line; they stay where they are.
+    """Print dead letters with body and headers; they stay where they are.
+
+    A JSON object a line.
 
     \b
     Example:

@@ -15,7 +15,7 @@ from kmqpy.cli.output import print_json, print_text, warn
 
 @click.group()
 def dev() -> None:
-    """For a developer's desk.
+    """Run Kafka, ZooKeeper and databases on this machine.
 
     \b
     Example:

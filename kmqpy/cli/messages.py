@@ -51,7 +51,7 @@ _MORE_S = 0.5
 @click.argument("message", nargs=-1)
 @click.option("--key", help="On Kafka, messages of one key go to one partition, in order.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
-@click.option("--delay", type=DURATION, default="0s", help="Not to be received before.")
+@click.option("--delay", type=DURATION, default="0s", help="How long until it can be received.")
 @click.option("--partition", type=click.IntRange(min=0), help="Send to this partition; Kafka only.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the highest comes first; not on Kafka.")
 @connected_to_any

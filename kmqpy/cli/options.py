@@ -163,7 +163,7 @@ def connection_options(function: F) -> F:
             "zookeeper_security",
             metavar="KEY=VALUE",
             multiple=True,
-            help="One of [zookeeper_security]; repeatable.",
+            help="A setting of [zookeeper_security]; repeatable.",
         ),
         click.option(
             "--queue-url",

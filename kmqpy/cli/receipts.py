@@ -28,8 +28,9 @@ _RECEIPTS = click.argument("receipts", nargs=-1)
 def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
     """Acknowledge messages: they are not redelivered.
 
-    RECEIPTS are those that receive printed; without any, they are read from standard input, one or one
-    JSON object of receive a line. When a message was redelivered already, its copy comes all the same.
+    RECEIPTS are those that kmq receive printed. Without any, standard input is read: a receipt, or a line
+    that kmq receive printed, on each line. If a message was redelivered already, its copy is delivered all
+    the same.
 
     \b
     Example:
@@ -41,7 +42,7 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 
 @click.command()
 @_RECEIPTS
-@click.option("--delay", type=DURATION, default="0s", help="Deliver again after this time.")
+@click.option("--delay", type=DURATION, default="0s", help="Redeliver after this time.")
 @click.option("--reason", help="Shown by in-flight, and in the dead letter if it comes to that.")
 @click.option("--no-count", is_flag=True, help="This delivery is not an attempt.")
 @connected_to_any
@@ -55,9 +56,9 @@ def nack(
     *,
     no_count: bool,
 ) -> None:
-    """Give messages back: they are delivered again.
+    """Give messages back: they are redelivered.
 
-    RECEIPTS are those that receive printed; without any, they are read from standard input, as by kmq ack.
+    RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
     Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters.
 
     \b
@@ -74,14 +75,17 @@ def nack(
 @click.command()
 @_RECEIPTS
 @click.option(
-    "--lease", type=DURATION, required=True, help="The lease ends this long from now [0s: nack --no-count]."
+    "--lease",
+    type=DURATION,
+    required=True,
+    help="The lease ends this long from now; 0s gives back, like nack --no-count.",
 )
 @connected_to_any
 @click.pass_context
 def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timedelta) -> None:
     """Keep messages for longer (or shorter) than their lease.
 
-    RECEIPTS are those that receive printed; without any, they are read from standard input, as by kmq ack.
+    RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
     Does nothing to those that are acknowledged or redelivered already. Storages other than Kafka can tell:
     such receipts are named then, and the exit code is 1, or 2 if no lease was extended.
 
@@ -106,7 +110,7 @@ def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason:
     """Move messages to the dead letters.
 
     Without another try; on Kafka a tracker does it.
-    RECEIPTS are those that receive printed; without any, they are read from standard input, as by kmq ack.
+    RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
     Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters.
 
     \b

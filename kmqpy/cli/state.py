@@ -82,7 +82,9 @@ def orphans(cli: Cli, queue: str | None, older_than: timedelta) -> None:
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="At most this many.")
 @connected_to_any
 def peek(cli: Cli, queue: str | None, limit: int) -> None:
-    """Print messages that can be taken, a JSON object a line; they stay where they are.
+    """Print messages that wait, without taking them.
+
+    A JSON object a line.
 
     \b
     Example:
@@ -101,7 +103,9 @@ _OF_TAKES = ("receipt", "lease_until_ms")
 @queue_argument
 @connected_to_any
 def size(cli: Cli, queue: str | None) -> None:
-    """Print how many messages are neither in flight nor dead; delayed ones are included.
+    """Print how many messages wait.
+
+    Those that are neither in flight nor dead; delayed ones are included.
 
     \b
     Example:

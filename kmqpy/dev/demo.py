@@ -24,6 +24,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, wait_until
 from kmqpy.dev.cluster import Cluster
 from kmqpy.dev.demo_consumer import fate
 from kmqpy.errors import ClusterError, DecodeError
+from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.markers import codec
@@ -31,7 +32,6 @@ from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET
 from kmqpy.kafka.partition_reader import bounds, scan
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.kafka.topics import Topics
 from kmqpy.message import last_header
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -43,6 +43,7 @@ _LEASE_MS = 1_000
 _SESSION_MS = 4_000
 _SEND_SECONDS = 8.0
 _STUCK_S = 40.0
+_ADMIN_TIMEOUT_S = 60.0  # a broker that has just started on a busy machine is slow
 _KILL_WITHIN_S = 20.0
 
 
@@ -128,15 +129,15 @@ def run(total: int, show: Show, folder: Path | None = None) -> DemoReport:
     with Cluster(keep=folder) as cluster:
         connection = KafkaConnection(bootstrap=cluster.bootstrap)
         queue = QueueSettings(name=f"demo-{uuid.uuid4().hex[:6]}", redeliver_after_ms=_LEASE_MS)
-        Topics(connection).create(queue, PARTITIONS)
-        with connect(ZooKeeperConnection(hosts=cluster.zookeeper)) as zookeeper:
-            registry = Registry(zookeeper)
-            registry.register(queue, PARTITIONS)
+        zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
+        with Admin(connection, zookeeper, timeout=_ADMIN_TIMEOUT_S) as admin:
+            admin.create_queue(queue, partitions=PARTITIONS)
+        with connect(zookeeper) as client:
             demo = _Demo(
                 connection,
                 cluster.zookeeper,
                 queue,
-                registry,
+                Registry(client),
                 Progress(total),
                 show,
                 Path(cluster.folder or "."),

@@ -48,7 +48,7 @@ def test_r11_a_lease_that_its_start_marker_used_up_is_not_handed_out(queue, monk
     queue.tracker()
     queue.send("m")
     client = queue.client()
-    start, slow = StartMarkerWriter.start, [1.8]
+    start, slow = StartMarkerWriter.start, [2.7]
 
     def late(writer, *arguments):
         found = start(writer, *arguments)
@@ -56,7 +56,7 @@ def test_r11_a_lease_that_its_start_marker_used_up_is_not_handed_out(queue, monk
         return found
 
     monkeypatch.setattr(StartMarkerWriter, "start", late)
-    (message,) = collect(client, 1, lease=3.0, ack=True)
+    (message,) = collect(client, 1, lease=5.0, ack=True)
     assert not slow
     # Given back without count: it comes as a copy, and as its first attempt.
     assert message.offset > 0

@@ -114,8 +114,8 @@ def test_receive_takes_no_more_than_asked(queue):
 
 def test_an_acknowledged_message_does_not_come_again(queue):
     queue.send(b"x")
-    queue.ack(*take(queue, 1), wait=True)
-    assert queue.receive(wait=LEASE_S * 2.5) == []
+    queue.ack(*take(queue, 1, lease=2), wait=True)
+    assert queue.receive(wait=2.5) == []
     assert (queue.size(), queue.in_flight()) == (0, 0)
 
 
@@ -164,16 +164,16 @@ def test_a_lease_is_the_takers_choice(queue):
 
 def test_an_extension_prolongs_and_shortens(queue):
     queue.send(b"x")
-    (message,) = take(queue, 1)
-    queue.extend(message, lease=2, wait=True)
-    assert queue.receive(wait=LEASE_S * 2) == []
+    (message,) = take(queue, 1, lease=2)
+    queue.extend(message, lease=60, wait=True)
+    assert queue.receive(wait=2.5) == []
     queue.extend(message, lease=0.1, wait=True)
     assert take(queue, 1)[0].attempts == 2
 
 
 def test_an_extension_after_the_acknowledgement_does_nothing(queue):
     queue.send(b"x")
-    (message,) = take(queue, 1)
+    (message,) = take(queue, 1, lease=30)
     queue.ack(message, wait=True)
     queue.extend(message, lease=0.1, wait=True)
     queue.nack(message, wait=True)

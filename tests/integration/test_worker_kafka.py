@@ -104,13 +104,12 @@ def test_a_handler_longer_than_its_lease_keeps_its_message(queue):
 
     def handler(message):
         seen.note(message)
-        time.sleep(2)
+        time.sleep(3)
 
     queue.send("slow")
-    with Worker(queue, handler, lease=0.5):
+    with Worker(queue, handler, lease=1.5):
         until(seen.done(1))
         until(lambda: queue.in_flight() == 0)
-    time.sleep(1)
     assert seen.calls == [("slow", 1)]
     assert queue.size() == 0
 
@@ -211,7 +210,7 @@ def test_asyncio(queue):
         await calls.send_many([str(number) for number in range(100)])
         worker = AsyncWorker(queue, handler, concurrency=16, lease=5, backoff=QUICK)
         running = asyncio.ensure_future(worker.run())
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while sum(seen.values()) < 101:
                 await asyncio.sleep(0.02)
         worker.stop()
@@ -239,7 +238,7 @@ def test_a_cancelled_receive_loses_no_message(live, queue):
                     found += await receiving
                 except asyncio.CancelledError:
                     await asyncio.sleep(0.01)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 while len(found) < 20:
                     found += await calls.receive(wait=0.5, lease=60)
             await calls.ack(*found, wait=True)

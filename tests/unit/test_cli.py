@@ -257,7 +257,7 @@ class TestTracker:
         assert run(["tracker", "--help"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "how soon a killed tracker is replaced [6s]" in shown
-        assert "--http-port N their port; 0: any free one, -1: none [9404]" in shown
+        assert "--http-port N The port that serves these; 0: any free one, -1: none [9404]" in shown
         assert "--tick-after, --use-now-for-redeliver" in shown
 
 

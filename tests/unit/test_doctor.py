@@ -89,7 +89,11 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
         ("can be lost", ERROR, facts(topic("q", retention_ms=str(DAY_MS)))),
         ("too little for a longer standstill", WARNING, facts(topic("q", retention_ms=str(7 * DAY_MS + 1)))),
         ("finished messages can be redelivered", WARNING, facts(topic("q", retention_ms="-1"))),
-        ("finished messages can be redelivered", WARNING, facts(topic("q__undelivered__markers", retention_ms=str(DAY_MS)))),
+        (
+            "finished messages can be redelivered",
+            WARNING,
+            facts(topic("q__undelivered__markers", retention_ms=str(DAY_MS))),
+        ),
         ("retention.bytes=5", WARNING, facts(topic("q__markers", retention_bytes="5"))),
         ("q__markers is compacted", ERROR, facts(topic("q__markers", cleanup_policy="compact,delete"))),
         ("CreateTime", WARNING, facts(topic("q__markers", message_timestamp_type="CreateTime"))),

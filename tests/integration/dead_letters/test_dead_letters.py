@@ -310,7 +310,7 @@ def test_from_a_tracker_and_back_to_a_client(make_queue):
     queue.send(b"poison", headers={"trace": "t"})
     with KmqClient(queue.settings, queue.connection) as client:
         for attempt in (1, 2):
-            (message,) = client.receive(wait=10, lease=10)
+            (message,) = client.receive(wait=60, lease=60)
             assert message.attempts == attempt
             client.nack(message, reason=f"try {attempt}")
 
@@ -325,7 +325,7 @@ def test_from_a_tracker_and_back_to_a_client(make_queue):
             assert letters.run_redrive() == RedriveResult(1)
             assert letters.list() == []
 
-        (again,) = client.receive(wait=10)
+        (again,) = client.receive(wait=60)
         assert (again.body, again.attempts) == (b"poison", 1)
         assert again.first_enqueued_ms == letter.first_enqueued_ms
         assert again.header("trace") == b"t"
