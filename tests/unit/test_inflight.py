@@ -458,7 +458,7 @@ class TestMemory:
     def sizes(self, state):
         packed = state._entries
         heaps = packed._by_take._heap, packed._by_due._heap, packed._by_take._at_least
-        return len(state), *map(len, heaps), len(packed._slots), len(packed._runs), len(packed.handed_out)
+        return len(state), *map(len, heaps), len(packed._indexes), len(packed._runs), len(packed.handed_out)
 
     def test_behind_one_stuck_message(self, log):
         log.take(0, 10**9)

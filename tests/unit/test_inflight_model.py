@@ -276,7 +276,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
             for group in rows
             if group is not packed._open
         )
-        assert sum(map(len, rows)) == sum(slots.mask.bit_count() for slots in packed._slots.values())
+        assert sum(map(len, rows)) == sum(index.mask.bit_count() for index in packed._indexes.values())
         assert packed.handed_out.keys() == self.in_redelivery
 
 

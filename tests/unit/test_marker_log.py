@@ -143,7 +143,7 @@ def test_a_series_takes_no_memory_for_each_message(holder):
     replay_markers(state, PARTITION, [Record(i, T0, codec.encode(take)) for i, take in enumerate(takes)])
     assert {entry.holder for entry in state} == {holder}
     assert len(state) == 5_000
-    assert not state._entries._slots
+    assert not state._entries._indexes
 
 
 END_OF_QUEUE = 20

@@ -52,7 +52,7 @@ class PackedEntries:
     def __init__(self) -> None:
         self._count = 0
         self._runs: dict[int, list[Run]] = {}  # by block
-        self._slots: dict[int, BlockIndex] = {}
+        self._indexes: dict[int, BlockIndex] = {}
         self._open = EntryArray()  # the group that new rows go to
         self._by_take = LazyMinHeap[Group](lambda group: group.taken_at())
         self._by_due = LazyMinHeap[Group](lambda group: group.due_ms())
@@ -122,35 +122,35 @@ class PackedEntries:
         if offset in self.handed_out:
             return self.handed_out[offset]
         block, bit = divmod(offset, entry_groups.BLOCK)
-        slots = self._slots.get(block)
-        if slots is not None and slots.mask >> bit & 1:
-            return slots.groups[slots.rank(bit)].get(offset)
+        index = self._indexes.get(block)
+        if index is not None and index.mask >> bit & 1:
+            return index.groups[index.rank(bit)].get(offset)
         run = self._run(block, bit)
         return None if run is None else run.entry(bit)
 
     def has_any(self, runs: Runs) -> bool:
         """Return True if any of the ranges holds an entry."""
         return bool(self._handed_out_in(runs)) or any(
-            (block in self._slots and self._slots[block].mask & mask)
+            (block in self._indexes and self._indexes[block].mask & mask)
             or any(run.alive & mask for run in self._runs.get(block, ()))
             for block, mask in _masks(runs)
         )
 
     def rows_in(self, runs: Runs) -> list[Entry]:
         """Return the entries of `runs` that are stored as rows, not as runs."""
-        there = ((block, mask, self._slots.get(block)) for block, mask in _masks(runs))
+        there = ((block, mask, self._indexes.get(block)) for block, mask in _masks(runs))
         return [self.handed_out[offset] for offset in self._handed_out_in(runs)] + [
-            slots.groups[slots.rank(bit)].get(block * entry_groups.BLOCK + bit)
-            for block, mask, slots in there
-            if slots is not None
-            for bit in bits_of(slots.mask & mask)
+            index.groups[index.rank(bit)].get(block * entry_groups.BLOCK + bit)
+            for block, mask, index in there
+            if index is not None
+            for bit in bits_of(index.mask & mask)
         ]
 
     def put_held(self, offset: int, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> bool:
         """Add the entry of a message that a client holds; False when there is one already."""
         block, bit = divmod(offset, entry_groups.BLOCK)
-        slots = self._slots.get(block)
-        if slots is not None and slots.mask >> bit & 1:
+        index = self._indexes.get(block)
+        if index is not None and index.mask >> bit & 1:
             return False
         if offset in self.handed_out or self._run(block, bit) is not None:
             return False
@@ -209,9 +209,9 @@ class PackedEntries:
         if self.handed_out.pop(offset, None) is not None:
             return True
         block, bit = divmod(offset, entry_groups.BLOCK)
-        slots = self._slots.get(block)
-        if slots is not None and slots.mask >> bit & 1:
-            self._discard_row(slots, block, bit)
+        index = self._indexes.get(block)
+        if index is not None and index.mask >> bit & 1:
+            self._discard_row(index, block, bit)
             return True
         run = self._run(block, bit)
         if run is None:
@@ -227,13 +227,13 @@ class PackedEntries:
             if removed is not None:
                 removed.add(offset)
         for block, mask in _masks(runs) if self._count else ():
-            slots = self._slots.get(block)
-            if slots is not None:
-                found = slots.mask & mask
+            index = self._indexes.get(block)
+            if index is not None:
+                found = index.mask & mask
                 if removed is not None and found:
                     removed.add_bits(block * entry_groups.BLOCK, found)
                 for bit in bits_of(found):
-                    self._discard_row(slots, block, bit)
+                    self._discard_row(index, block, bit)
             for run in list(self._runs.get(block, ())):
                 if found := run.alive & mask:
                     if removed is not None:
@@ -311,28 +311,28 @@ class PackedEntries:
         self._by_take.add(group, taken_at)
         self._by_due.add(group, due_ms)
         block, bit = divmod(offset, entry_groups.BLOCK)
-        slots = self._slots.get(block)
-        if slots is None:
-            slots = self._slots[block] = BlockIndex()
-        mask = slots.mask
+        index = self._indexes.get(block)
+        if index is None:
+            index = self._indexes[block] = BlockIndex()
+        mask = index.mask
         rank = (mask & ((1 << bit) - 1)).bit_count()
         if mask >> bit & 1:
-            slots.groups[rank] = group
+            index.groups[rank] = group
         else:
-            slots.mask = mask | 1 << bit
-            slots.groups.insert(rank, group)
+            index.mask = mask | 1 << bit
+            index.groups.insert(rank, group)
 
-    def _discard_row(self, slots: BlockIndex, block: int, bit: int) -> None:
-        group = slots.groups.pop(slots.rank(bit))
-        slots.mask ^= 1 << bit
-        if not slots.mask:
-            del self._slots[block]
+    def _discard_row(self, index: BlockIndex, block: int, bit: int) -> None:
+        group = index.groups.pop(index.rank(bit))
+        index.mask ^= 1 << bit
+        if not index.mask:
+            del self._indexes[block]
         group.remove(block * entry_groups.BLOCK + bit)
         self._count -= 1
         if len(group) > (0 if group is self._open else _FEW):
             return
-        for index, rest in enumerate(group.rests):
-            offset, taken_at, since_ms, due_ms = group.values[4 * index : 4 * index + 4]
+        for row, rest in enumerate(group.rests):
+            offset, taken_at, since_ms, due_ms = group.values[4 * row : 4 * row + 4]
             self._append(offset, taken_at, since_ms, due_ms, rest)
         self._by_take.remove(group)
         self._by_due.remove(group)
