@@ -1,10 +1,11 @@
-"""python -m tests.simulation --seed 7 --trace; --seeds 100000 [--from 0]."""
+"""python -m tests.simulation --seed 7 --trace; --seeds 100000 [--from 0]; --first-seeds."""
 
 import argparse
 import sys
 import time
 from collections import Counter
 
+from .catching import write_first_seeds
 from .controls import CONTROLS
 from .simulate import simulate
 
@@ -16,7 +17,13 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print every step of it")
     parser.add_argument("--seeds", type=int, default=1_000, help="how many to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first of them")
+    parser.add_argument(
+        "--first-seeds", action="store_true", help="find seeds that catch the controls, for first_seeds.json"
+    )
     args = parser.parse_args()
+    if args.first_seeds:
+        write_first_seeds()
+        return 0
     control = CONTROLS.get(args.control)
     if args.seed is not None:
         result = simulate(args.seed, control, print if args.trace else None)
