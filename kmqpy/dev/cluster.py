@@ -15,7 +15,7 @@ from kmqpy.dev.class_archive import ClassArchive, archive_for
 from kmqpy.dev.jars import cache_folder, jar_set, remove_damaged
 from kmqpy.dev.java import find_java
 from kmqpy.dev.ports import free_ports, is_free
-from kmqpy.dev.server import Kind, Server, check_platform
+from kmqpy.dev.server import Server, ServerKind, check_platform
 from kmqpy.errors import ClusterError, ConfigError
 
 _log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class Cluster:
             self._watchdog = watchdog.start("" if self._keep else str(folder))
         group = self._watchdog.pid
 
-        def make(kind: Kind, name: str, number: int) -> Server:
+        def make(kind: ServerKind, name: str, number: int) -> Server:
             ports, settings = self._ports[kind.name], self._settings[kind.name]
             own = settings(number, ports[number - 1]) if callable(settings) else settings
             config = kind.write_config(folder / name, number, ports, own)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kmqpy.dev import remade_files
 from kmqpy.dev.jars import cache_folder
-from kmqpy.dev.server import Kind
+from kmqpy.dev.server import ServerKind
 from kmqpy.errors import ClusterError
 
 CONFIG = "server.properties"
@@ -108,4 +108,4 @@ def _answers(log: str, config: Path, port: int) -> bool:  # noqa: ARG001
     return "Kafka Server started" in log  # its own log: no other process on the port wrote it
 
 
-KIND = Kind("kafka", "kafka.Kafka", 2, _write_config, _answers)  # ports: clients, controller
+KIND = ServerKind("kafka", "kafka.Kafka", 2, _write_config, _answers)  # ports: clients, controller

@@ -29,7 +29,7 @@ def check_platform() -> None:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ServerKind:
     """A kind of server, as Cluster needs to know it.
 
     `name` is also that of its jar set. `write_config(folder, number, ports, settings)` writes the

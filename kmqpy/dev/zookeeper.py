@@ -4,7 +4,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kmqpy.dev.server import Kind
+from kmqpy.dev.server import ServerKind
 
 
 def _write_config(
@@ -48,7 +48,7 @@ def _answers(log: str, config: Path, port: int) -> bool:  # noqa: ARG001
         return False
 
 
-KIND = Kind(  # ports: clients, quorum, election
+KIND = ServerKind(  # ports: clients, quorum, election
     "zookeeper",
     "org.apache.zookeeper.server.quorum.QuorumPeerMain",
     3,
