@@ -52,10 +52,12 @@ def fill(queue, count, target="in"):
 
 
 def counts(queue):
+    queue.session.zk.sync(queue.paths("in").base)  # what others were told is there, on a follower too
     return queue.size("in"), queue.size("out")
 
 
 def no_locks(queue):
+    queue.session.zk.sync(queue.paths("in").base)
     return queue.session.zk.get_children(queue.paths("in").locks) == []
 
 
