@@ -21,6 +21,7 @@ from kazoo.exceptions import (
     KazooException,
     NoAuthError,
     NoNodeError,
+    NotEmptyError,
     RolledBackError,
     RuntimeInconsistency,
     SessionClosedRequireSaslError,
@@ -299,6 +300,10 @@ def unavailable(zk: KazooClient) -> Iterator[None]:
         check_access(zk)
         if type(error) in _DENIED:
             raise AccessDenied(f"ZooKeeper at {address(zk)}: {_DENIED[type(error)]}") from error
+        if isinstance(error, NotEmptyError):
+            raise ConfigError(
+                f"ZooKeeper at {address(zk)}: a znode to delete has znodes of others below it; delete them"
+            ) from error
         detail = f"{type(error).__name__} {error}".strip()
         raise Unavailable(f"ZooKeeper at {address(zk)}: {detail}") from error
 
