@@ -165,6 +165,15 @@ class _Client(KazooClient):  # type: ignore[misc]
             return made
 
         self._connection._connect = connect_and_remember
+        read_response = self._connection._read_response
+
+        def read_in_order(header: Any, *more: Any) -> Any:
+            # Servers leave out answers when the session has moved to another connection; kazoo's thread would end.
+            if not self._pending or self._pending[0][-1] != header.xid:
+                raise ConnectionDropped("the answers are not those to the requests")
+            return read_response(header, *more)
+
+        self._connection._read_response = read_in_order
 
     @property
     def last_zxid(self) -> int:
