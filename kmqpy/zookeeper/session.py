@@ -168,7 +168,8 @@ class _Client(KazooClient):  # type: ignore[misc]
         read_response = self._connection._read_response
 
         def read_in_order(header: Any, *more: Any) -> Any:
-            # Servers leave out answers when the session has moved to another connection; kazoo's thread would end.
+            # Servers leave out answers after the session has moved to another connection. kazoo's thread
+            # would end then, and nothing be answered any more.
             if not self._pending or self._pending[0][-1] != header.xid:
                 raise ConnectionDropped("the answers are not those to the requests")
             return read_response(header, *more)

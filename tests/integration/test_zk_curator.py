@@ -144,9 +144,7 @@ def forbid(zk, path):
 
 @pytest.mark.parametrize("locks", [True, False])
 @pytest.mark.parametrize(("spoil", "told"), [(put_below, "znodes of others"), (forbid, "may not read")])
-def test_an_item_that_can_not_be_consumed_stays_with_one_warning(
-    builder, zk, path, caplog, locks, spoil, told
-):
+def test_an_unusable_item_stays_with_one_warning(builder, zk, path, caplog, locks, spoil, told):
     seen = []
     with builder(put_in_background=False).build_queue() as queue:
         queue.put(b"bad")

@@ -18,8 +18,8 @@ from kmqpy.zookeeper.queue import (
     Outcome,
     ZkQueue,
     ZkQueueSettings,
+    dead_letters,
 )
-from kmqpy.zookeeper.queue import dead_letters
 from kmqpy.zookeeper.session import connect
 
 

@@ -246,17 +246,17 @@ def test_a_session_that_expires_at_any_request_takes_all_or_nothing(
             assert tx.try_take("in") is not None
 
 
-_HELLO = struct.Struct(">iiqiqi16s?")
-"""Resumes a session: length, protocol, last zxid seen, time-out in ms, session, length of its password, that."""
+_RESUME = struct.Struct(">iiqiqi16s?")
+"""Length, protocol, last zxid seen, time-out in ms, session, length of its password, password, read-only."""
 
 
 def move(queue, zookeeper):
-    """Resume a queue's session by another connection, at another server if there are several, and drop that."""
+    """Resume a queue's session by another connection, at another server if there are several."""
     zk = queue.session.zk
     session, password = zk.client_id
     host, _, port = zookeeper.hosts.split(",")[-1].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as other:
-        other.sendall(_HELLO.pack(_HELLO.size - 4, 0, 0, 15_000, session, 16, password, False))
+        other.sendall(_RESUME.pack(_RESUME.size - 4, 0, 0, 15_000, session, 16, password, 0))
         answer = other.recv(100)
     assert struct.unpack_from(">q", answer, 12)[0] == session, "the server knows it"
 

@@ -414,7 +414,7 @@ def test_numbers_of_a_directory_that_no_queue_reaches_are_told(tree, field, valu
     data, version = tree.znodes["/generation"]
     forged = replace(Directory.from_bytes(data, "/generation"), **{field: value})
     tree.znodes["/generation"] = (forged.to_bytes(), version)
-    with pytest.raises(ConfigError, match="znode /generation: .*no queue reaches"):
+    with pytest.raises(ConfigError, match=r"znode /generation: .*no queue reaches"):
         engine_on(tree).put(queue, [NewRow(b"y")])
     assert tree.next_id < 2**62, "numbers of one queue harm no other"
 

@@ -37,9 +37,9 @@ class DeadLetters:
     """Lists, redrives and purges the dead letters of one queue; made by ZkQueue.dead_letters(). Thread-safe.
 
     All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
-    A call that was interrupted can be repeated: no dead letter is redriven twice. Dead letters that we may not
-    read, or that have znodes of others below them, hold up no others: they are left out, or AccessDenied or
-    ConfigError is raised in the end.
+    A call that was interrupted can be repeated: no dead letter is redriven twice. Dead letters that we may
+    not read, or that have znodes of others below them, hold up no others: they are left out, or AccessDenied
+    or ConfigError is raised in the end.
     """
 
     def __init__(self, session: SessionWatch, reads: Reads, paths: QueuePaths) -> None:
