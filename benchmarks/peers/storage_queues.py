@@ -10,10 +10,14 @@ _FILL = 5_000
 
 
 class Ours:
-    """One thread's handle of a queue of kmqpy; all share one storage."""
+    """One thread's handle of a queue of kmqpy; all share one storage.
 
-    def __init__(self, queue: Queue) -> None:
+    takes_from  the same queue opened by another storage, for the takes
+    """
+
+    def __init__(self, queue: Queue, takes_from: Queue | None = None) -> None:
         self._queue = queue
+        self._takes_from = takes_from or queue
 
     def put(self, count: int) -> None:
         if count == 1:
@@ -22,10 +26,10 @@ class Ours:
             self._queue.send_many([BODY] * count)
 
     def take(self, count: int) -> Sequence[Any]:
-        return self._queue.receive(count, wait=0)
+        return self._takes_from.receive(count, wait=0)
 
     def finish(self, taken: Sequence[Any]) -> None:
-        self._queue.ack(taken)
+        self._takes_from.ack(taken)
 
     def close(self) -> None:
         pass

@@ -1,6 +1,6 @@
 """Queues in one ZooKeeper: puts, and takes with acknowledgements, per second.
 
-kmqpy storage     the queue behind kmqpy.queue.Queue, `zookeeper://`
+kmqpy storage     the queue behind kmqpy.queue.Queue, `zookeeper://`; one session puts, another one takes
 unit of work      kmqpy.zookeeper.queue; a batch is one transaction
 kmqpy curator     kmqpy.zookeeper.curator with lock_path; `takers` queues, or one with an executor of `takers`
 curator           the real one, 5.9.0, with lockPath, the same; see jvm_curator.py
@@ -23,6 +23,7 @@ from kazoo.recipe.queue import LockingQueue
 
 from benchmarks.peers import storage_queues
 from benchmarks.queue_load import BODY, Worker, measure, put_speed
+from kmqpy.queue import storage_for
 from kmqpy.zookeeper.curator import QueueBuilder
 from kmqpy.zookeeper.curator.item_format import encode_items
 from kmqpy.zookeeper.queue import Transaction, ZkQueue
@@ -219,7 +220,16 @@ def leave() -> None:
 
 
 def _storage(options: Mapping[str, Any]) -> dict[str, float]:
-    return storage_queues.speed({**options, "url": f"zookeeper://{options['hosts']}/bench"})
+    """Takes by another session than the one that puts.
+
+    A session takes what it has put itself from its memory. At depth 10,000 that would be nearly all that is
+    taken in a turn, at depth 100,000 half of it.
+    """
+    url = f"zookeeper://{options['hosts']}/bench"
+    with storage_for(url) as puts, storage_for(url) as takes:
+        queue = storage_queues.filled(puts, options["depth"])
+        takes_from = takes.open(queue.name)
+        return _pulled(options, lambda: storage_queues.Ours(queue, takes_from))
 
 
 def _unit_of_work(options: Mapping[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, NoNodeError, UnimplementedError
+from kazoo.exceptions import EXCEPTIONS, ConnectionDropped, NoAuthError, NoNodeError, UnimplementedError
 from kazoo.protocol.serialization import (
     GetData,
     bool_struct,
@@ -20,6 +20,8 @@ from kazoo.protocol.states import ZnodeStat
 
 MISSING: tuple[bytes, Any] = (b"", None)
 """The data and stat of a znode that is not there."""
+DENIED: tuple[bytes, Any] = (b"", NoAuthError())
+"""The data and, instead of its stat, the error of a znode that we may not read."""
 _MOST = 100
 """The most znodes that one request reads."""
 _AT_FIRST = 10
@@ -109,16 +111,16 @@ class ManyReads:
         return [(group, self._ask(group)) for group in groups]
 
     def found(self, group: Sequence[str], handle: Any, wait: Callable[[Any], Any]) -> list[tuple[bytes, Any]]:
-        """The data and stat of each znode of a group, MISSING for one that is not there.
+        """The data and stat of each znode of a group, MISSING or DENIED for one that has none for us.
 
         wait  waits for the handle; what it and kazoo raise is raised
         """
         try:
             answer = wait(handle)
-        except NoNodeError:
+        except (NoNodeError, NoAuthError) as error:
             if len(group) > 1:
                 raise
-            answer = NoNodeError()
+            answer = error
         found = [_found(one) for one in ([answer] if len(group) == 1 else answer)]
         size = sum(len(data) for data, _ in found) // len(found)
         # At most twice as many as before: small znodes and large ones may be read in turn.
@@ -137,6 +139,8 @@ class ManyReads:
 def _found(answer: Any) -> tuple[bytes, Any]:
     if isinstance(answer, NoNodeError):
         return MISSING
+    if isinstance(answer, NoAuthError):
+        return DENIED
     if isinstance(answer, Exception):
         raise answer
     data, stat = answer

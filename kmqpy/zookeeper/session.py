@@ -21,6 +21,7 @@ from kazoo.exceptions import (
     KazooException,
     NoAuthError,
     NoNodeError,
+    NotEmptyError,
     RolledBackError,
     RuntimeInconsistency,
     SessionClosedRequireSaslError,
@@ -164,6 +165,16 @@ class _Client(KazooClient):  # type: ignore[misc]
             return made
 
         self._connection._connect = connect_and_remember
+        read_response = self._connection._read_response
+
+        def read_in_order(header: Any, *more: Any) -> Any:
+            # Servers leave out answers after the session has moved to another connection. kazoo's thread
+            # would end then, and nothing be answered any more.
+            if not self._pending or self._pending[0][-1] != header.xid:
+                raise ConnectionDropped("the answers are not those to the requests")
+            return read_response(header, *more)
+
+        self._connection._read_response = read_in_order
 
     @property
     def last_zxid(self) -> int:
@@ -299,6 +310,10 @@ def unavailable(zk: KazooClient) -> Iterator[None]:
         check_access(zk)
         if type(error) in _DENIED:
             raise AccessDenied(f"ZooKeeper at {address(zk)}: {_DENIED[type(error)]}") from error
+        if isinstance(error, NotEmptyError):
+            raise ConfigError(
+                f"ZooKeeper at {address(zk)}: a znode to delete has znodes of others below it; delete them"
+            ) from error
         detail = f"{type(error).__name__} {error}".strip()
         raise Unavailable(f"ZooKeeper at {address(zk)}: {detail}") from error
 

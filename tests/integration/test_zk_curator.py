@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from kazoo.security import make_acl
 from zk_support import Cable, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -131,6 +132,40 @@ def test_foreign_and_corrupt_znodes_stay_with_one_warning_each(builder, zk, path
     warnings = [record.getMessage() for record in caplog.records if "left alone" in record.getMessage()]
     assert len(warnings) == 2
     assert not locks or zk.get_children(path + "-locks") == []
+
+
+def put_below(zk, path):
+    zk.create(f"{path}/of-others", b"")
+
+
+def forbid(zk, path):
+    zk.set_acls(path, [make_acl("world", "anyone", write=True, create=True, delete=True, admin=True)])
+
+
+@pytest.mark.parametrize("locks", [True, False])
+@pytest.mark.parametrize(("spoil", "told"), [(put_below, "znodes of others"), (forbid, "may not read")])
+def test_an_unusable_item_stays_with_one_warning(builder, zk, path, caplog, locks, spoil, told):
+    seen = []
+    with builder(put_in_background=False).build_queue() as queue:
+        queue.put(b"bad")
+    spoil(zk, f"{path}/queue-0000000000")
+    with builder(consumer=seen.append, lock_path=path + "-locks" if locks else None).build_queue() as queue:
+        for n in range(3):
+            queue.put(b"%d" % n)
+            until(lambda: len(seen) == n + 1)  # noqa: B023 - called at once
+    assert b"bad" not in seen
+    assert zk.get_children(path) == ["queue-0000000000"]
+    assert [record.message.count(told) for record in caplog.records if "queue-0" in record.message] == [1]
+
+
+def test_a_delay_beyond_what_threads_can_wait_ends_no_consumer(builder):
+    seen = []
+    with builder(consumer=seen.append, put_in_background=False).build_delay_queue() as queue:
+        queue.put_until(b"never", 2**63 - 1)
+        until(lambda: queue.last_message_count == 1)
+        SYSTEM_CLOCK.sleep(0.05)
+        queue.put(b"now")
+        until(lambda: seen == [b"now"])
 
 
 def test_max_items_blocks_until_there_is_room(builder):

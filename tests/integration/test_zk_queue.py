@@ -4,11 +4,12 @@ import itertools
 import threading
 
 import pytest
+from kazoo.security import make_acl
 from zk_support import until
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import Closed, ConfigError, MessageError, QueueNotFound, RolledBack
+from kmqpy.errors import AccessDenied, Closed, ConfigError, MessageError, QueueNotFound, RolledBack
 from kmqpy.zookeeper.queue import (
     AtLeastOnce,
     ConsumeOnce,
@@ -17,6 +18,7 @@ from kmqpy.zookeeper.queue import (
     Outcome,
     ZkQueue,
     ZkQueueSettings,
+    dead_letters,
 )
 from kmqpy.zookeeper.session import connect
 
@@ -399,6 +401,108 @@ def test_foreign_znodes_are_left_alone(make, zk):
     assert zk.exists(f"{queue.settings.root}/in/items/foreign")
 
 
+def put_below(zk, path):
+    zk.create(f"{path}/of-others", b"")
+
+
+def forbid(zk, path):
+    zk.set_acls(path, [make_acl("world", "anyone", write=True, create=True, delete=True, admin=True)])
+
+
+def unusable(zk, root, which):
+    """Make the first item of `in` one that can't be taken."""
+    if which.endswith("meta"):
+        zk.create(f"{root}/in/meta/meta-0000000000", b"{}")
+    path = f"{root}/in/meta/meta-0000000000" if which.endswith("meta") else f"{root}/in/items/item-0000000000"
+    (put_below if which.startswith("below") else forbid)(zk, path)
+    return path
+
+
+ERRORS = {"below": (ConfigError, "znodes of others below it"), "unreadable": (AccessDenied, "may not read")}
+
+
+@pytest.mark.parametrize(
+    ("policy", "which"),
+    [
+        (AtLeastOnce(), "below item"),
+        (AtLeastOnce(), "unreadable item"),
+        (ConsumeTimes(2), "below item"),
+        (ConsumeTimes(2), "unreadable meta"),
+        (ConsumeTimes(2), "below meta"),
+    ],
+)
+def test_an_item_that_can_not_be_taken_holds_up_no_other_and_is_told(make, zk, policy, which):
+    queue = make(policy=policy)
+    put(queue, b"a", b"b", b"c", b"d")
+    path = unusable(zk, queue.settings.root, which)
+    for limit in (2, 9):
+        with queue.transaction() as tx:
+            assert tx.try_take_many("in", limit)
+            tx.commit()
+    error, text = ERRORS[which.split()[0]]
+    with queue.transaction() as tx, pytest.raises(error, match=f"znode {path}: .*{text}"):
+        tx.try_take("in")
+    assert (queue.size("in"), zk.get_children(queue.paths("in").locks)) == (1, [])
+
+
+@pytest.mark.parametrize("which", ["below item", "unreadable item"])
+def test_in_strict_order_an_item_that_can_not_be_taken_is_told(make, zk, which):
+    queue = make(strict_fifo=True)
+    put(queue, b"a", b"b")
+    unusable(zk, queue.settings.root, which)
+    with queue.transaction() as tx, pytest.raises(ERRORS[which.split()[0]][0]):
+        tx.try_take("in")
+
+
+def test_znodes_that_come_below_a_taken_item_are_the_reason_of_its_rollback(make, zk):
+    queue = make()
+    put(queue, b"a")
+    with queue.transaction() as tx:
+        tx.try_take("in")
+        put_below(zk, f"{queue.settings.root}/in/items/item-0000000000")
+        with pytest.raises(RolledBack, match="znodes of others below it"):
+            tx.commit()
+
+
+def test_locks_that_we_may_not_read_are_told(make, zk):
+    queue = make()
+    put(queue, b"a")
+    forbid(zk, queue.paths("in").locks)
+    with queue.transaction() as tx, pytest.raises(AccessDenied):
+        tx.try_take("in")
+
+
+@pytest.fixture
+def dead(make):
+    """A queue with three dead letters, and these."""
+    queue = make(policy=ConsumeOnce())
+    put(queue, b"a", b"b", b"c")
+    for _ in range(2):
+        with queue.transaction() as tx:
+            tx.try_take_many("in", 3)
+    return queue, queue.dead_letters("in")
+
+
+def test_a_dead_letter_with_znodes_of_others_below_it_holds_up_no_other(dead, zk, monkeypatch):
+    queue, dead = dead
+    put_below(zk, queue.paths("in").dead_letter(dead.list()[0].name))
+    monkeypatch.setattr(dead_letters, "_TOGETHER", 1)
+    for call in dead.redrive, dead.purge:
+        with pytest.raises(ConfigError, match="znodes of others below it"):
+            call()
+    assert (len(dead.list()), queue.size("in")) == (1, 2)
+
+
+def test_a_dead_letter_that_we_may_not_read_holds_up_no_other(dead, zk):
+    queue, dead = dead
+    forbid(zk, queue.paths("in").dead_letter(dead.list()[0].name))
+    assert (len(dead.list()), dead.redrive(), queue.size("in")) == (2, 2, 2)
+    for call in dead.list, dead.redrive:
+        with pytest.raises(AccessDenied):
+            call()
+    assert dead.purge() == 1
+
+
 def test_strict_fifo_hands_nothing_out_before_an_earlier_item(make):
     queue = make(strict_fifo=True)
     put(queue, b"a", b"b", b"c")
@@ -545,6 +649,7 @@ def test_names_of_commits_of_dead_clients_are_removed_after_a_day(make, zk, monk
     queue = make()
     left = f"{queue.settings.root}/.transactions/left"
     zk.create(left)
+    zk.create(f"{queue.settings.root}/.transactions/foreign/below", makepath=True)
     queue.init()
     assert zk.exists(left)
     monkeypatch.setattr("kmqpy.zookeeper.queue.queue._FORGOTTEN_AFTER_MS", -1)

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
 from zk_support import Cable, until
 
 from kmqpy.core.backoff import Backoff
@@ -52,10 +55,12 @@ def fill(queue, count, target="in"):
 
 
 def counts(queue):
+    queue.session.zk.sync(queue.paths("in").base)  # what others were told is there, on a follower too
     return queue.size("in"), queue.size("out")
 
 
 def no_locks(queue):
+    queue.session.zk.sync(queue.paths("in").base)
     return queue.session.zk.get_children(queue.paths("in").locks) == []
 
 
@@ -239,6 +244,69 @@ def test_a_session_that_expires_at_any_request_takes_all_or_nothing(
         with other.transaction() as tx:  # it goes on in the next session
             until(lambda: zk.connected)
             assert tx.try_take("in") is not None
+
+
+_RESUME = struct.Struct(">iiqiqi16s?")
+"""Length, protocol, last zxid seen, time-out in ms, session, length of its password, password, read-only."""
+
+
+def move(queue, zookeeper):
+    """Resume a queue's session by another connection, at another server if there are several."""
+    zk = queue.session.zk
+    session, password = zk.client_id
+    host, _, port = zookeeper.hosts.split(",")[-1].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as other:
+        other.sendall(_RESUME.pack(_RESUME.size - 4, 0, 0, 15_000, session, 16, password, 0))
+        answer = other.recv(100)
+    assert struct.unpack_from(">q", answer, 12)[0] == session, "the server knows it"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("request_number", range(1, 6))
+def test_a_session_that_moves_to_another_connection_goes_on(queue, zookeeper, settings, request_number, when):
+    """The server drops the older connection, and answers no request of it."""
+    fill(queue, 4)
+    with ZkQueue(zookeeper, ZkQueueSettings(root=settings.root, session_timeout_ms=15_000)) as other:
+        zk, count = other.session.zk, 0
+        call = zk._call
+
+        def moving(*args):
+            nonlocal count
+            count += 1
+            if count == request_number and when == "before":
+                move(other, zookeeper)
+            result = call(*args)
+            if count == request_number and when == "after":
+                move(other, zookeeper)
+            return result
+
+        zk._call = moving
+        with contextlib.suppress(KmqError), other.transaction() as tx:
+            both_at_once(tx)
+            for _ in range(3):
+                tx.put("out", b"x")
+            tx.commit()
+        assert count >= request_number
+        if request_number >= 3:  # all but the lists
+            assert tx.outcome is Outcome.COMMITTED
+        assert counts(queue) == ((2, 3) if tx.outcome is Outcome.COMMITTED else (4, 0))
+        until(lambda: no_locks(queue))
+        until(lambda: zk.connected)
+        assert other.session.number == 1
+        assert other.transaction().try_take("in") is not None
+
+
+def test_a_connection_whose_answers_are_out_of_order_is_made_anew(queue):
+    """As those of an ensemble are after a move: the answer to the request before is left out."""
+    zk = queue.session.zk
+    unanswered = zk.handler.async_result()
+    zk._pending.append((None, unanswered, -99))
+    with pytest.raises(ConnectionLoss):
+        zk.get("/")
+    with pytest.raises(ConnectionLoss):
+        unanswered.get(timeout=60)
+    until(lambda: zk.connected)
+    assert (zk.exists("/zookeeper") is not None, queue.session.number) == (True, 1)
 
 
 @pytest.mark.parametrize("how", [Cut.MUTE, Cut.BLACKHOLE])

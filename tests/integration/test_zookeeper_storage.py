@@ -169,10 +169,11 @@ def test_a_queue_with_a_table_is_kept_and_deleted(url, storage, zk, root, monkey
     assert zk.get_children(f"{root}/queues") == []
 
 
-def test_damaged_numbers_are_told(url, zk, root):
+@pytest.mark.parametrize("numbers", [b"many", b"-1", b"9" * 19, b"1" * 5_000])
+def test_damaged_numbers_are_told(url, zk, root, numbers):
     with storage_for(url) as storage:
         storage.create("q")
-        zk.set(f"{root}/ids", b"many")
+        zk.set(f"{root}/ids", numbers)
         with storage.open("q") as queue, pytest.raises(ConfigError, match=f"znode {root}/ids"):
             queue.send("x")
 

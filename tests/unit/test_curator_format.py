@@ -86,6 +86,7 @@ def test_delayed_items_sort_by_their_time():
     assert item_names.DELAYED.order([late, soon]) == [soon, late]
     assert item_names.due_ms_of(late) == 2**40
     assert item_names.due_ms_of("queue-|zz|0000000003") == 0
+    assert item_names.due_ms_of(f"queue-|{2**63:X}|0000000003") == 0
 
 
 @pytest.mark.parametrize(

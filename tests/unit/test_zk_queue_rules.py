@@ -46,6 +46,20 @@ def test_any_bytes_are_a_meta(data):
     assert isinstance(Meta.decode(data), Meta)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"taken": Infinity}',
+        b'{"taken": 1, "not_before_ms": 1e999}',
+        b'{"taken": -5}',
+        b'{"taken": ' + b"9" * 5_000 + b"}",
+        b"[" * 100_000,
+    ],
+)
+def test_a_forged_meta_counts_as_never_taken(data):
+    assert Meta.decode(data) == Meta()
+
+
 @given(st.integers(0, 99), st.integers(0, 2**50))
 def test_a_meta_comes_back(taken, not_before_ms):
     meta = Meta(taken=taken, not_before_ms=not_before_ms)
@@ -69,6 +83,11 @@ def test_the_back_off_grows_with_each_take():
     assert first == Meta(taken=1, not_before_ms=NOW + 1_000)
     assert policy.next(first, NOW + 999) is Refusal.NOT_YET
     assert policy.next(first, NOW + 1_000) == Meta(taken=2, not_before_ms=NOW + 3_000)
+
+
+@pytest.mark.parametrize("policy", [ConsumeTimes(3), ConsumeTimes(3, Backoff(1, maximum=60))])
+def test_no_item_is_kept_back_for_longer_than_the_longest_back_off(policy):
+    assert policy.next(Meta(taken=1, not_before_ms=NOW + 60_001), NOW).taken == 2
 
 
 @pytest.mark.parametrize("root", ["zms", "/zms/", "/"])

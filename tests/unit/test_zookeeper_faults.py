@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,8 @@ from zookeeper_tree import MemoryZnodes, Tree, engine_over, queue_in
 from kmqpy.errors import ConfigError, MessageError, Unavailable
 from kmqpy.storages.engine import Counts, NewRow, TakeRef
 from kmqpy.storages.zookeeper import draft, live_queue, turns
-from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory, Pages
+from kmqpy.storages.zookeeper.directory import COMMITS_REMEMBERED, Directory, Pages, summary
+from kmqpy.storages.zookeeper.rows import page_bytes, read_page
 from kmqpy.storages.zookeeper.turns import Turns
 from kmqpy.testing import ManualClock
 
@@ -396,11 +398,61 @@ def test_a_directory_that_names_a_page_of_no_znode_is_told(tree):
     engine_on(tree).put(queue, [NewRow(b"x")])
     data, version = tree.znodes["/generation"]
     found = Directory.from_bytes(data, "/generation")
-    (summary,) = found.pages.values()
-    forged = Directory(next_id=9, end_id=10, pages=Pages({5: summary}))
+    (page,) = found.pages.values()
+    forged = Directory(next_id=9, end_id=10, pages=Pages({5: page}))
     tree.znodes["/generation"] = (forged.to_bytes(), version)
     with pytest.raises(ConfigError, match="znode /generation/5: "):
         engine_on(tree).take(queue, 1, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("next_id", 2**63), ("end_id", 2**62), ("next_place", 2**64 - 1)]
+)
+def test_numbers_of_a_directory_that_no_queue_reaches_are_told(tree, field, value):
+    queue = queue_in(tree)
+    engine_on(tree).put(queue, [NewRow(b"x")])
+    data, version = tree.znodes["/generation"]
+    forged = replace(Directory.from_bytes(data, "/generation"), **{field: value})
+    tree.znodes["/generation"] = (forged.to_bytes(), version)
+    with pytest.raises(ConfigError, match=r"znode /generation: .*no queue reaches"):
+        engine_on(tree).put(queue, [NewRow(b"y")])
+    assert tree.next_id < 2**62, "numbers of one queue harm no other"
+
+
+def forge_row(tree, **values):
+    """Change the first message of the only page, and what the directory says of it."""
+    (path,) = znodes_of(tree, 2)
+    page = read_page(tree.znodes[path][0], path)
+    first = min(page)
+    page[first] = page[first]._replace(**values)
+    tree.znodes[path] = (page_bytes(page), tree.znodes[path][1])
+    forge_summary(tree, **summary(page, 0, manual=False)._asdict())
+
+
+def forge_summary(tree, **values):
+    data, version = tree.znodes["/generation"]
+    directory = Directory.from_bytes(data, "/generation")
+    ((number, found),) = directory.pages.items()
+    forged = replace(directory, pages=Pages({number: found._replace(**values)}))
+    tree.znodes["/generation"] = (forged.to_bytes(), version)
+
+
+@pytest.mark.parametrize("field", ["take", "requeues"])
+def test_a_message_that_was_taken_as_often_as_none_can_be_is_told(tree, field):
+    queue = queue_in(tree)
+    engine_on(tree).put(queue, [NewRow(b"x")])
+    forge_row(tree, **{field: 2**32 - 1})
+    with pytest.raises(ConfigError, match=r"znode /generation/\d+: .*taken too often"):
+        engine_on(tree).take(queue, 1, 1_000)
+
+
+def test_a_page_after_its_last_version_has_the_first_one(tree):
+    queue = queue_in(tree)
+    engine_on(tree).put(queue, [NewRow(b"x")] * 2)
+    forge_summary(tree, version=2**32 - 1)
+    engine = engine_on(tree)
+    assert engine.finish(queue, taken(engine, queue)) == 1
+    assert engine_on(tree).counts(queue).ready == 1
 
 
 # --- turns --------------------------------------------------------------------------------------------

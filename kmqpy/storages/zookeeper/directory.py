@@ -42,6 +42,8 @@ _WITHOUT_TABLES = 1
 """The format of directories that hold all pages; they are read, and written in the present one."""
 _NEWEST = 15
 """The largest format that a newer kmqpy may have; what looks like a larger one is damaged."""
+_MOST = 2**62
+"""Ids and places are less."""
 _HEADER = struct.Struct(">BQQQH")
 _TABLE_HEADER = struct.Struct(f">B{COMMIT_BYTES}s")
 _PAGE_FORMAT = "QIHHHHBQQ"
@@ -213,6 +215,8 @@ class Directory:
             found, next_id, end_id, next_place, commits = _HEADER.unpack_from(data)
             if found not in (_FORMAT, _WITHOUT_TABLES):
                 raise ValueError(f"format {found}; this kmqpy knows {_FORMAT}")
+            if max(next_id, end_id, next_place) >= _MOST:
+                raise ValueError("numbers that no queue reaches")
             at = _HEADER.size + commits * COMMIT_BYTES
             names = _pieces(data[_HEADER.size : at], COMMIT_BYTES)
             table = NO_TABLE

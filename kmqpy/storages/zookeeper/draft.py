@@ -273,7 +273,7 @@ class Draft:
         now: dict[int, PageSummary | None] = {}
         for number, page in self._changed.items():
             found = pages.get(number)
-            version = 0 if found is None else found.version + 1
+            version = 0 if found is None else (found.version + 1) % 2**32
             now[number] = summary(page, version, manual=self._settings.is_manual) if page else None
         return pages.changed(now)
 

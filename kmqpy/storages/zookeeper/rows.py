@@ -87,6 +87,8 @@ Page = Mapping[int, Row]
 
 _ROW = struct.Struct(">QQHBBIIQQQQQh")
 _NO_REASON = -1
+_MOST_COUNT = 2**31
+"""No message is taken or requeued so often."""
 MOST_REASON_BYTES = 1_000
 """Longer reasons are cut."""
 _PAGE_BYTES = 64 * 1024
@@ -184,6 +186,8 @@ def _rows(data: bytes) -> Iterator[Row]:
             reason = data[at : at + length].decode(errors="ignore")
             at += length
         row = Row(*numbers, reason)  # type: ignore[call-arg]
+        if max(row.take, row.requeues) >= _MOST_COUNT:
+            raise ValueError("a message that was taken too often")
         yield row._replace(status=Status(row.status))
 
 

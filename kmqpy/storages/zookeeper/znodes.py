@@ -27,6 +27,7 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -41,7 +42,7 @@ from kmqpy.errors import AccessDenied, Closed, ConfigError, Unavailable
 from kmqpy.storages.zookeeper.draft import Now
 from kmqpy.storages.zookeeper.rows import not_ours
 from kmqpy.storages.zookeeper.server_clock import ServerClock
-from kmqpy.zookeeper.multi_read import ManyReads, MultiReadProbe
+from kmqpy.zookeeper.multi_read import DENIED, ManyReads, MultiReadProbe
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES, check_multi
 from kmqpy.zookeeper.session import address, check_access, failure, gather, last_failure, unavailable
 
@@ -54,6 +55,8 @@ _LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTi
 """Errors after which a request may have been carried out."""
 _RETRY = Backoff(first=0.02, factor=2.0, maximum=0.5)
 _AT_ONCE = 500
+_MOST_DIGITS = 18
+"""Of the ids that a storage gives."""
 _GENERATION = re.compile(r"[0-9a-f]{32}")
 _DELETED = b"deleted"
 """The content of a directory whose queue was deleted."""
@@ -153,7 +156,7 @@ class Znodes:
 
         def draw() -> int | None:
             data, stat = self._wait(self.zk.get_async(path))
-            if not data.isdigit() or int(data) >= 2**62:
+            if not data.isdigit() or len(data) > _MOST_DIGITS:
                 raise not_ours(path, "it must hold a number", "the znode")
             first = max(int(data), at_least)
             try:
@@ -328,6 +331,8 @@ class Znodes:
         def read() -> list[bytes | None]:
             groups = self._reads.ask(paths)
             found = [one for group, handle in groups for one in self._reads.found(group, handle, self._wait)]
+            if DENIED in found:
+                raise NoAuthError
             return [None if stat is None else data for data, stat in found]
 
         return self.repeated(read) if paths else []

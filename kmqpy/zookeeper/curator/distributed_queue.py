@@ -16,6 +16,7 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     SessionExpiredError,
@@ -42,6 +43,8 @@ LOST_ANSWER = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, Kazoo
 _LOOK_AGAIN_S = 1.0
 """When no watch tells of a change: others had locked items, or somebody has removed the queue."""
 _PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 3_600.0
+"""Threads can't wait as long as an item can be delayed."""
 _REMEMBERED = 1_000
 
 
@@ -209,7 +212,7 @@ class DistributedQueue(Generic[T]):
                     self._zk.delete(f"{self._path}/{name}")
                     return True
                 return False
-            return self._with_lock(name, lambda _data: ErrorMode.DELETE)
+            return self._with_lock(name, lambda *_: ErrorMode.DELETE)
 
     def check_usable(self) -> None:
         """Raise ConfigError before start(), Closed after close()."""
@@ -328,7 +331,7 @@ class DistributedQueue(Generic[T]):
             if late_ms >= 0:
                 due.append(name)
             else:
-                pause = min(-late_ms / 1000, pause or -late_ms / 1000)
+                pause = min(-late_ms / 1000, pause or _LONGEST_PAUSE_S)
         if self._consume_all(due) or (not names and self._children.stale):
             pause = min(_LOOK_AGAIN_S, pause or _LOOK_AGAIN_S)
         return pause
@@ -356,8 +359,11 @@ class DistributedQueue(Generic[T]):
         try:
             if self._options.lock_path is None:
                 return self._without_lock(name)
-            return self._with_lock(name, lambda data: self._hand_out(name, data))
+            return self._with_lock(name, lambda data, stat: self._hand_out(name, data, stat))
         except (NoNodeError, NodeExistsError):
+            return False
+        except NoAuthError:
+            self._warn_once(name, "we may not read or delete it; it is left alone")
             return False
         except (KazooException, UnknownOutcome) as error:
             log.warning("queue %s: %s: %r", self._path, name, error)
@@ -366,22 +372,22 @@ class DistributedQueue(Generic[T]):
     def _without_lock(self, name: str) -> bool:
         path = f"{self._path}/{name}"
         data, stat = self._zk.get(path)
-        items = self._decoded(name, data)
+        items = self._decoded(name, data, stat)
         if items is None:
             return False
         self._zk.delete(path, version=stat.version)  # whose answer comes is the only one to consume it
         self._hand_over(name, items)
         return True
 
-    def _with_lock(self, name: str, use: Callable[[bytes], ErrorMode | None]) -> bool:
+    def _with_lock(self, name: str, use: Callable[[bytes, Any], ErrorMode | None]) -> bool:
         """Lock the item, carry out what `use` returns for it (None: nothing), and unlock it."""
         item, lock = f"{self._path}/{name}", f"{self._options.lock_path}/{name}"
         token = uuid.uuid4().hex.encode()
         session = self._sessions
         try:
             self._zk.create(lock, token, ephemeral=True)
-            data, _ = self._zk.get(item)
-            fate = use(data)
+            data, stat = self._zk.get(item)
+            fate = use(data, stat)
             if fate is None:
                 self._unlock(lock, token, session)
                 return False
@@ -418,7 +424,11 @@ class DistributedQueue(Generic[T]):
             else:
                 return
 
-    def _decoded(self, name: str, data: bytes) -> list[T] | None:
+    def _decoded(self, name: str, data: bytes, stat: Any) -> list[T] | None:
+        """The items of a znode that we can delete when they are consumed; else None, and a warning."""
+        if stat.numChildren:
+            self._warn_once(name, "znodes of others are below it; it is left alone")
+            return None
         try:
             return [self._options.serializer.deserialize(one) for one in decode_items(data)]
         except DecodeError as error:
@@ -427,8 +437,8 @@ class DistributedQueue(Generic[T]):
             self._warn_once(name, f"the serializer failed ({type(error).__name__}); it is left alone")
         return None
 
-    def _hand_out(self, name: str, data: bytes) -> ErrorMode | None:
-        items = self._decoded(name, data)
+    def _hand_out(self, name: str, data: bytes, stat: Any) -> ErrorMode | None:
+        items = self._decoded(name, data, stat)
         return None if items is None else self._hand_over(name, items)
 
     def _hand_over(self, name: str, items: list[T]) -> ErrorMode:

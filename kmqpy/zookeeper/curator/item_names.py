@@ -74,12 +74,13 @@ def delay_prefix(due_ms: int) -> str:
 
 
 def due_ms_of(name: str) -> int:
-    """When the item of a delay queue is due; 0, at once, if its name does not say."""
+    """When the item of a delay queue is due; 0, at once, if its name does not say it in 63 bits."""
     hexadecimal = id_of(name)
     try:
-        return int(hexadecimal or "0", 16)
+        due_ms = int(hexadecimal or "0", 16)
     except ValueError:
         return 0
+    return due_ms if due_ms < 2**63 else 0
 
 
 def _by_sequence(names: Iterable[str]) -> list[str]:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NoAuthError, NoNodeError
 
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.zookeeper.multi_read import DENIED, MISSING
 from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item
 from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
@@ -36,7 +37,9 @@ class DeadLetters:
     """Lists, redrives and purges the dead letters of one queue; made by ZkQueue.dead_letters(). Thread-safe.
 
     All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
-    A call that was interrupted can be repeated: no dead letter is redriven twice.
+    A call that was interrupted can be repeated: no dead letter is redriven twice. Dead letters that we may
+    not read, or that have znodes of others below them, hold up no others: they are left out, or AccessDenied
+    or ConfigError is raised in the end.
     """
 
     def __init__(self, session: SessionWatch, reads: Reads, paths: QueuePaths) -> None:
@@ -60,22 +63,22 @@ class DeadLetters:
 
         Returns how many; a name that is gone does not count.
         """
-        done = 0
         with unavailable(self._zk):
-            for some in _groups(self._chosen(names)):
-                multis = []
-                for name, body, _ in self._read(some):
-                    multi = self._removal(name)
-                    multi.create(self._paths.new_item_like(name), body, sequence=True)
-                    multis.append(multi)
-                done += self._committed(multis)
-        return done
+            return self._committed(self._redrives(some) for some in _groups(self._chosen(names)))
 
     def purge(self, names: Iterable[str] | None = None) -> int:
         """Delete dead letters, by default all. Returns how many; a name that is gone does not count."""
         with unavailable(self._zk):
             groups = _groups(self._chosen(names))
-            return sum(self._committed([self._removal(name) for name in some]) for some in groups)
+            return self._committed([self._removal(name) for name in some] for some in groups)
+
+    def _redrives(self, names: Sequence[str]) -> Sequence[Any]:
+        multis = []
+        for name, body, _ in self._read(names):
+            multi = self._removal(name)
+            multi.create(self._paths.new_item_like(name), body, sequence=True)
+            multis.append(multi)
+        return multis
 
     def _chosen(self, names: Iterable[str] | None) -> Sequence[str]:
         if names is None:
@@ -96,25 +99,35 @@ class DeadLetters:
         return in_order(filter(is_item, names), ())
 
     def _read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes, Any]]:
-        """Name, body and stat of those that are still there."""
+        """Name, body and stat of those that are there; raises NoAuthError if we may read none of them."""
         found = self._reads.send([self._paths.dead_letter(name) for name in names])()
-        for name, (body, stat) in zip(names, found, strict=True):
-            if stat is not None:
-                yield name, body, stat
+        if found and all(one is DENIED for one in found):
+            raise NoAuthError
+        for name, one in zip(names, found, strict=True):
+            if one is not DENIED and one is not MISSING:
+                yield name, *one
 
     def _removal(self, name: str) -> Any:
         multi = self._zk.transaction()
         multi.delete(self._paths.dead_letter(name))
         return multi
 
-    def _committed(self, multis: Sequence[Any]) -> int:
-        """Commit all; returns how many removed a dead letter that was still there."""
+    def _committed(self, groups: Iterable[Sequence[Any]]) -> int:
+        """Commit all, group by group; returns how many removed a dead letter that was still there.
+
+        Raises in the end what made ZooKeeper refuse others, as znodes below a dead letter do.
+        """
         done = 0
-        for result in [multi.commit_async() for multi in multis]:
-            error = failure(self._session.get(result))
-            if error is not None and not isinstance(error, NoNodeError):
-                raise error
-            done += error is None
+        refused: Exception | None = None
+        for multis in groups:
+            for result in [multi.commit_async() for multi in multis]:
+                error = failure(self._session.get(result))
+                if error is None:
+                    done += 1
+                elif not isinstance(error, NoNodeError):
+                    refused = refused or error
+        if refused is not None:
+            raise refused
         return done
 
 

@@ -6,7 +6,8 @@ item is handed out, so no crash makes it count too little. Its content is JSON:
     {"taken": 2, "not_before_ms": 1760000000000}
 
 taken          how often the item was handed out
-not_before_ms  it is not handed out again before this time, in ms since 1970 UTC, by the taker's clock
+not_before_ms  it is not handed out again before this time, in ms since 1970 UTC, by the taker's clock; a time
+               further away than the taker's own longest back-off does not count
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from enum import Enum
 from typing import Protocol
 
 from kmqpy.core.backoff import Backoff
+from kmqpy.core.durations import duration_ms
 from kmqpy.errors import ConfigError
 
 
@@ -36,8 +38,8 @@ class Meta:
         """The meta of this JSON; of what is none, one that was never taken."""
         try:
             found = json.loads(data)
-            return cls(taken=int(found["taken"]), not_before_ms=int(found.get("not_before_ms", 0)))
-        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls(taken=max(0, int(found["taken"])), not_before_ms=int(found.get("not_before_ms", 0)))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return cls()
 
 
@@ -79,7 +81,8 @@ class AtLeastOnce:
 
     def next(self, meta: Meta, now_ms: int) -> Meta | Refusal:
         """See Policy."""
-        if now_ms < meta.not_before_ms:
+        longest_ms = duration_ms(self.backoff.maximum, "maximum") if self.backoff else 0
+        if now_ms < meta.not_before_ms <= now_ms + longest_ms:
             return Refusal.NOT_YET
         delay_ms = round(1000 * self.backoff.delay(meta.taken + 1)) if self.backoff else 0
         return Meta(taken=meta.taken + 1, not_before_ms=now_ms + delay_ms)

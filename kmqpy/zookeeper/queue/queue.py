@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Self
 
-from kazoo.exceptions import BadVersionError, NoNodeError
+from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, NotEmptyError
 
 from kmqpy.errors import Closed, ConfigError
 from kmqpy.zookeeper.containers import ensure_path
@@ -92,7 +92,8 @@ class ZkQueue:
             now_ms = zk.set(commits, b"").mtime  # by the server's clock, as the times of the others
             for name in zk.get_children(commits):
                 # One that a commit uses meanwhile is left alone: it tells whether that happened.
-                with contextlib.suppress(NoNodeError, BadVersionError):
+                # One of others, with znodes below it or that we may not delete, does no harm.
+                with contextlib.suppress(NoNodeError, BadVersionError, NotEmptyError, NoAuthError):
                     stat = zk.exists(f"{commits}/{name}")
                     if stat is not None and now_ms - stat.mtime > _FORGOTTEN_AFTER_MS:
                         zk.delete(f"{commits}/{name}", version=stat.version)

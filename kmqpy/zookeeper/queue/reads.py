@@ -19,7 +19,7 @@ class Reads:
         self._many = ManyReads(session.zk, greeting)
 
     def send(self, paths: Sequence[str]) -> Callable[[], list[tuple[bytes, Any]]]:
-        """Ask for znodes; the returned function waits for the data and stat of each, MISSING for none.
+        """Ask for znodes; the returned function waits for the data and stat of each, MISSING or DENIED.
 
         It raises what kazoo raises; that an answer was lost, only after the session time-out.
         """

@@ -12,6 +12,7 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import AccessDenied, ConfigError, KmqError
 from kmqpy.zookeeper.multi_read import MISSING
 from kmqpy.zookeeper.queue.layout import QueuePaths, sequence_of
 from kmqpy.zookeeper.queue.policies import Meta, Policy, Refusal
@@ -46,6 +47,9 @@ class NotTaken(Enum):
     """Its back-off is not over."""
     REFUSED = "refused"
     """It was handed out too often, and is a dead letter now."""
+
+
+Found = Item | NotTaken | KmqError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,12 @@ class Takes:
         self._reads = reads
         self._policy = policy
 
-    def take(self, paths: QueuePaths, names: Sequence[str]) -> list[Item | NotTaken]:
-        """For each name its item, or why it is not ours; they are locked by one request, if possible."""
+    def take(self, paths: QueuePaths, names: Sequence[str]) -> list[Found]:
+        """For each name its item, or why it is not ours; they are locked by one request, if possible.
+
+        An error stands for an item that can't be taken: AccessDenied, or ConfigError for one with znodes of
+        others below it, which we could never delete.
+        """
         looked_at = self._looked_at(paths, names)
         wanted = [one for one in looked_at if isinstance(one, _Wanted)]
         found = iter(self._lock(paths, wanted) if wanted else ())
@@ -104,12 +112,15 @@ class Takes:
         for result in self._unlocked(self.locks):
             self._session.get(result, deadline)  # NoNodeError: it is gone, or was never ours
 
-    def _looked_at(self, paths: QueuePaths, names: Sequence[str]) -> list[_Wanted | NotTaken]:
+    def _looked_at(self, paths: QueuePaths, names: Sequence[str]) -> list[_Wanted | NotTaken | KmqError]:
         """For each name what is needed to lock the item, or why it can't be ours."""
         counts = self._policy.counts
         metas = self._reads.send([paths.meta(name) for name in names])() if counts else [MISSING] * len(names)
-        found: list[_Wanted | NotTaken] = []
+        found: list[_Wanted | NotTaken | KmqError] = []
         for name, (data, stat) in zip(names, metas, strict=True):
+            if (unusable := _unusable(paths.meta(name), stat)) is not None:
+                found.append(unusable)
+                continue
             decision = self._policy.next(Meta.decode(data), SYSTEM_CLOCK.wall_ms())
             if decision is Refusal.TOO_OFTEN:
                 found.append(self._refuse(paths, name, stat))
@@ -120,7 +131,7 @@ class Takes:
                 found.append(NotTaken.NOT_YET)
         return found
 
-    def _lock(self, paths: QueuePaths, wanted: Sequence[_Wanted]) -> list[Item | NotTaken]:
+    def _lock(self, paths: QueuePaths, wanted: Sequence[_Wanted]) -> list[Found]:
         """Lock items and read them, which needs no answer between."""
         self._session.check(self.number)
         # Before the locks are asked for: whatever happens, rollback() removes them.
@@ -130,17 +141,20 @@ class Takes:
         errors = self._errors(sent) * len(wanted)
         read = bodies()
         if errors[0] is not None and len(wanted) > 1:  # somebody has one of them, or it is gone
-            errors = self._lock_the_rest(paths, wanted, [stat is None for _, stat in read])
+            errors = self._lock_the_rest(paths, wanted, [stat for _, stat in read])
         self._forget({one.lock.token for one, error in zip(wanted, errors, strict=True) if error is not None})
-        found: list[Item | NotTaken] = []
+        found: list[Found] = []
         for one, error, (body, stat) in zip(wanted, errors, read, strict=True):
-            if error is None and stat is not None:
+            unusable = _unusable(paths.item(one.lock.name), stat)
+            if error is None and stat is not None and unusable is None:
                 found.append(one.item(body))
-            elif error is None:  # somebody deleted it by hand while we locked it
+            elif error is None:  # somebody deleted it by hand while we locked it, or it can't be deleted
                 [unlocked] = self._unlocked([one.lock])
                 self._session.get(unlocked)
                 self._forget({one.lock.token})
-                found.append(NotTaken.GONE)
+                found.append(unusable or NotTaken.GONE)
+            elif unusable is not None:
+                found.append(unusable)
             elif isinstance(error, NoNodeError):
                 found.append(NotTaken.GONE)
             elif isinstance(error, NodeExistsError | BadVersionError):
@@ -153,17 +167,20 @@ class Takes:
         self.locks = [lock for lock in self.locks if lock.token not in tokens]
 
     def _lock_the_rest(
-        self, paths: QueuePaths, wanted: Sequence[_Wanted], gone: Sequence[bool]
+        self, paths: QueuePaths, wanted: Sequence[_Wanted], stats: Sequence[Any]
     ) -> list[Exception | None]:
-        """After a refusal of all: lock those that nobody has; for each why it was refused."""
+        """After a refusal of all: lock those that nobody has; for each why it was refused.
+
+        stats  of the items, as they were read
+        """
         listing = self._zk.get_children_async
         deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
         locked = set(self._session.ask(lambda: listing(paths.locks), deadline))
         errors: dict[str, Exception | None] = {}
         rest = []
-        for one, is_gone in zip(wanted, gone, strict=True):
-            if is_gone:
-                errors[one.lock.token] = NoNodeError()
+        for one, stat in zip(wanted, stats, strict=True):
+            if stat is None or isinstance(stat, Exception):
+                errors[one.lock.token] = stat or NoNodeError()
             elif f"lock-{sequence_of(one.lock.name)}" in locked:
                 errors[one.lock.token] = NodeExistsError()
             else:
@@ -213,11 +230,13 @@ class Takes:
             self._session.check(self.number)
             return None if found is not None else NodeExistsError()
 
-    def _refuse(self, paths: QueuePaths, name: str, stat: Any) -> NotTaken:
+    def _refuse(self, paths: QueuePaths, name: str, stat: Any) -> NotTaken | KmqError:
         """Move an item to the dlq, unless somebody has locked it."""
         [(body, item_stat)] = self._reads.send([paths.item(name)])()
         if item_stat is None:
             return NotTaken.GONE
+        if (unusable := _unusable(paths.item(name), item_stat)) is not None:
+            return unusable
         multi = self._zk.transaction()
         multi.create(paths.lock(name), ephemeral=True)
         multi.delete(paths.item(name))
@@ -239,3 +258,12 @@ class Takes:
             multi.delete(lock.paths.lock(lock.name))
             sent.append(multi.commit_async())
         return sent
+
+
+def _unusable(path: str, stat: Any) -> KmqError | None:
+    """The error of a znode that we could not read, or could never delete."""
+    if isinstance(stat, Exception):
+        return AccessDenied(f"znode {path}: we may not read it; check its ACL")
+    if stat is not None and stat.numChildren:
+        return ConfigError(f"znode {path}: there are znodes of others below it; delete them")
+    return None

@@ -7,11 +7,11 @@ import uuid
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Self
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import Closed, ConfigError, RolledBack, SessionExpired, UnknownOutcome
+from kmqpy.errors import Closed, ConfigError, KmqError, RolledBack, SessionExpired, UnknownOutcome
 from kmqpy.message import MAX_PRIORITY
 from kmqpy.zookeeper.multi_read import MISSING
 from kmqpy.zookeeper.packets import check_multi
@@ -67,7 +67,9 @@ class Transaction:
     def try_take(self, source: str) -> Item | None:
         """Lock the next item of queue `source` and return it; None if there is none.
 
-        Raises SessionExpired, Unavailable, QueueNotFound; after any of them only rollback() is of use.
+        Raises SessionExpired, Unavailable, QueueNotFound; after any of them only rollback() is of use. When
+        all that is left are items that we may not read, or that have znodes of others below them, it raises
+        AccessDenied or ConfigError, which name one.
         """
         taken = self.try_take_many(source, 1)
         return taken[0] if taken else None
@@ -185,6 +187,7 @@ class Transaction:
         paths, candidates = self._queue.paths(source), self._queue.source(source)
         number = candidates.begin()
         taken: list[Item] = []
+        unusable: KmqError | None = None
         while names := candidates.draw(min(_IN_ONE_REQUEST, limit - len(taken)), number):
             try:
                 with unavailable(self._zk):
@@ -193,6 +196,7 @@ class Transaction:
                 candidates.give_back(names, free=True)
                 raise
             taken += [one for one in found if isinstance(one, Item)]
+            unusable = next((one for one in found if isinstance(one, KmqError)), unusable)
             candidates.give_back(
                 name for name, one in zip(names, found, strict=True) if not isinstance(one, Item)
             )
@@ -200,6 +204,8 @@ class Transaction:
                 break
             if NotTaken.LOCKED in found or NotTaken.GONE in found:
                 candidates.step_aside(limit - len(taken))
+        if unusable is not None and not taken:
+            raise unusable
         return taken
 
     def _take_in_order(self, source: str, limit: int) -> list[Item]:
@@ -214,8 +220,12 @@ class Transaction:
                 [found] = self._takes.take(paths, [name])
             if isinstance(found, Item):
                 taken.append(found)
-            if found in (NotTaken.LOCKED, NotTaken.NOT_YET) or len(taken) == limit:
+            if isinstance(found, KmqError) and not taken:
+                raise found
+            if found in (NotTaken.LOCKED, NotTaken.NOT_YET) or isinstance(found, KmqError):
                 break  # nothing overtakes it
+            if len(taken) == limit:
+                break
         return taken
 
     def _multi(self, record: CommitRecord) -> Any:
@@ -262,6 +272,8 @@ class Transaction:
         if isinstance(error, NoNodeError) and not self._takes.locks:
             targets = sorted({path.rpartition("/")[0] for path, _ in self._puts})
             return f"one of {', '.join(targets)} is missing; make it with init()"
+        if isinstance(error, NotEmptyError):
+            return "an item or a lock of it has znodes of others below it; delete them"
         if isinstance(error, NoNodeError):
             return "a lock or an item of it is gone, or a queue that it puts to; make queues with init()"
         return f"{type(error).__name__} {error}".strip()
