@@ -148,15 +148,17 @@ class StoredQueue(Closeable):
         self._check_connection(connection)
         if not rows:
             return []
-        with ExitStack() as stack:
-            if self._is_traced:
+        if self._is_traced:
+            with ExitStack() as stack:
                 rows = [
                     row._replace(headers=stack.enter_context(self._telemetry.sending(self.name, row.headers)))
                     for row in rows
                 ]
-            ids = [str(one) for one in self._engine.put(self._queue, rows, connection)]
+                ids = self._engine.put(self._queue, rows, connection)
+        else:
+            ids = self._engine.put(self._queue, rows, connection)
         self._telemetry.finished(self.name, "send", len(ids))
-        return ids
+        return [*map(str, ids)]
 
     def _row(self, message: OutgoingMessage) -> NewRow:
         terms = self._terms(message.key, message.headers, message.delay, message.priority)

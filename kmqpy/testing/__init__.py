@@ -11,7 +11,7 @@
         clock.advance(30)  # its lease is over, and no time has passed
         assert queue.receive()[0].attempts == 2
 
-The suite is a pytest plugin, kmqpy.testing.plugin.
+The suite is run by `pytest --kmq-storage=URL` (kmqpy.pytest_plugin).
 """
 
 from __future__ import annotations

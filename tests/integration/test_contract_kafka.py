@@ -4,14 +4,12 @@ import uuid
 
 import pytest
 
-pytest.register_assert_rewrite("kmqpy.testing.contract")
-
-from kmqpy.kafka.settings import KafkaConnection  # noqa: E402
-from kmqpy.queue import storage_for  # noqa: E402
-from kmqpy.testing.contract import *  # noqa: E402, F403
-from kmqpy.testing.contract import Target  # noqa: E402
-from tracker.settings import TrackerSettings  # noqa: E402
-from tracker.tracker import Tracker  # noqa: E402
+from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.queue import storage_for
+from kmqpy.testing.contract import *  # noqa: F403
+from kmqpy.testing.contract import Target
+from tracker.settings import TrackerSettings
+from tracker.tracker import Tracker
 
 
 @pytest.fixture(scope="module")

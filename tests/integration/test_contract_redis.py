@@ -3,19 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
+from redis import Redis
 
-pytest.register_assert_rewrite("kmqpy.testing.contract")
-
-from redis import Redis  # noqa: E402
-
-from kmqpy.core.clock import Clock  # noqa: E402
-from kmqpy.dev import Databases  # noqa: E402
-from kmqpy.queue import Storage, parse_url, storage_for  # noqa: E402
-from kmqpy.storages.redis.engine import RedisEngine  # noqa: E402
-from kmqpy.storages.redis.server import Server, ServerSettings  # noqa: E402
-from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
-from kmqpy.testing.contract import *  # noqa: E402, F403
-from kmqpy.testing.contract import Target  # noqa: E402
+from kmqpy.core.clock import Clock
+from kmqpy.dev import Databases
+from kmqpy.queue import Storage, parse_url, storage_for
+from kmqpy.storages.redis.engine import RedisEngine
+from kmqpy.storages.redis.server import Server, ServerSettings
+from kmqpy.storages.stored_storage import StoredStorage
+from kmqpy.testing.contract import *  # noqa: F403
+from kmqpy.testing.contract import Target
 
 SYNCED = {"appendfsync": "always"}
 

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-pytest.register_assert_rewrite("kmqpy.testing.contract")
-
-from kmqpy.core.clock import Clock  # noqa: E402
-from kmqpy.dev import Databases  # noqa: E402
-from kmqpy.queue import storage_for  # noqa: E402
-from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
-from kmqpy.testing.contract import *  # noqa: E402, F403
-from kmqpy.testing.contract import Target  # noqa: E402
+from kmqpy.core.clock import Clock
+from kmqpy.dev import Databases
+from kmqpy.queue import storage_for
+from kmqpy.storages.stored_storage import StoredStorage
+from kmqpy.testing.contract import *  # noqa: F403
+from kmqpy.testing.contract import Target
 
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}
 _LIST = {

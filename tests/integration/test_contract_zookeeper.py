@@ -5,21 +5,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
+from kazoo.client import KazooClient
 
-pytest.register_assert_rewrite("kmqpy.testing.contract")
-
-from kazoo.client import KazooClient  # noqa: E402
-
-from kmqpy.core.clock import SYSTEM_CLOCK, Clock  # noqa: E402
-from kmqpy.dev import Cluster  # noqa: E402
-from kmqpy.queue import Storage  # noqa: E402
-from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
-from kmqpy.storages.zookeeper.engine import ZooKeeperEngine  # noqa: E402
-from kmqpy.storages.zookeeper.znodes import Znodes  # noqa: E402
-from kmqpy.testing.contract import *  # noqa: E402, F403
-from kmqpy.testing.contract import Target  # noqa: E402
-from kmqpy.zookeeper.session import connect  # noqa: E402
-from kmqpy.zookeeper.settings import ZooKeeperConnection  # noqa: E402
+from kmqpy.core.clock import SYSTEM_CLOCK, Clock
+from kmqpy.dev import Cluster
+from kmqpy.queue import Storage
+from kmqpy.storages.stored_storage import StoredStorage
+from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
+from kmqpy.storages.zookeeper.znodes import Znodes
+from kmqpy.testing.contract import *  # noqa: F403
+from kmqpy.testing.contract import Target
+from kmqpy.zookeeper.session import connect
+from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
+import pymysql
 import pytest
 import sqlalchemy
 
@@ -19,6 +20,7 @@ from kmqpy.dev.ports import free_ports
 from kmqpy.errors import ConfigError, MessageError, NotSupported, QueueNotFound, ReceiptError, Unavailable
 from kmqpy.queue import Queue, parse_url, queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
+from kmqpy.storages.sql.engine import SqlEngine
 from kmqpy.storages.sql.opening import dialect_of
 from kmqpy.storages.sql.schema import Schema
 from kmqpy.storages.sql.statements import SCHEMA_VERSION, Names, script
@@ -298,6 +300,17 @@ def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Pl
     assert [one.attempts for one in queue.receive(wait=10)] == [2]
 
 
+def test_what_is_committed_late_keeps_its_place_and_nobody_waiting(place: Place, queue: Queue) -> None:
+    if place.name == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    with place.application.connect() as connection:
+        queue.send_many(["1", "2"], connection=connection)
+        queue.send_many(["3", "4"])
+        assert [one.body for one in queue.receive(1, wait=0, lease=60)] == [b"3"]
+        connection.commit()
+    assert [one.body for one in queue.receive(wait=0, lease=60)] == [b"1", b"2", b"4"]
+
+
 def test_a_nack_that_meets_a_lock_counts_once(place: Place, queue: Queue) -> None:
     if place.name == "sqlite":
         pytest.skip("SQLite has one writer at a time")
@@ -310,6 +323,19 @@ def test_a_nack_that_meets_a_lock_counts_once(place: Place, queue: Queue) -> Non
         connection.rollback()
         nack.result(60)
     assert [one.attempts for one in queue.receive()] == [2]
+
+
+def test_a_receipt_with_the_largest_numbers_finishes_nothing(queue: Queue) -> None:
+    queue.send("x")
+    (message,) = queue.receive(1, lease=60)
+    prefix, number, _ = message.receipt.rsplit(".", 2)
+    largest = 2**63 - 1
+    forged = [f"{prefix}.{number}.{largest}", f"{prefix}.{largest}.1", f"{prefix}.{largest}.{largest}"]
+    queue.ack(forged)
+    queue.nack(forged)
+    assert queue.extend(forged, lease=60) == forged
+    assert queue.dead_letters.redrive([str(largest)]) == 0
+    assert queue.in_flight() == 1
 
 
 # --- waiting, and servers that are away ---------------------------------------------------------------
@@ -345,6 +371,71 @@ def test_a_server_that_is_away_is_unavailable_in_time(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("this is no database" * 99)
     with pytest.raises(Unavailable, match="not a database"):
         storage_for(f"sqlite:///{tmp_path}/text.db")
+
+
+class LosesAnswers:
+    """The cursors of an engine; the connection breaks when the server has carried out what `lose` names."""
+
+    def __init__(self, engine: SqlEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dialect = dialect = engine._dialect
+        self.lost = ""
+        cursor_of = dialect.cursor
+        monkeypatch.setattr(dialect, "cursor", lambda connection: LossyCursor(self, cursor_of(connection)))
+        engine._connections.pool.dispose()  # connections keep their cursors
+
+    def lose(self, name: str) -> None:
+        """A transaction of several statements is carried out by its COMMIT."""
+        several = not self.dialect.is_one_statement and name in ("put", "take")
+        self.lost = "COMMIT" if several else self.dialect.sql[name]
+
+    def carried_out(self, statement: str) -> None:
+        if statement == self.lost:
+            self.lost = ""
+            if self.dialect.name == "postgresql":
+                raise psycopg.OperationalError("the connection is lost")
+            raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
+
+
+class LossyCursor:
+    def __init__(self, losing: LosesAnswers, cursor: Any) -> None:
+        self.losing = losing
+        self.cursor = cursor
+
+    def execute(self, statement: str, parameters: Any = None) -> Any:
+        done = self.cursor.execute(statement, parameters)
+        self.losing.carried_out(statement)
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cursor, name)
+
+
+def test_a_call_whose_answer_is_lost_is_repeated_but_for_send(
+    place: Place, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place.name == "sqlite":
+        pytest.skip("SQLite has no connection that could break")
+    losing = LosesAnswers(queue._engine, monkeypatch)  # type: ignore[attr-defined]
+    losing.lose("put")
+    with pytest.raises(Unavailable, match="does not answer"):
+        queue.send("a")
+    assert queue.size() == 1  # sent once
+    queue.send("b")
+    losing.lose("take")
+    (message,) = queue.receive(1, lease=60)
+    assert (message.body, queue.in_flight()) == (b"b", 2)
+    losing.lose("extend")
+    assert queue.extend(message, lease=60) == []
+    losing.lose("give_back")
+    queue.nack(message)
+    (message,) = queue.receive(1, lease=60)
+    assert message.attempts == 2
+    losing.lose("bury")
+    queue.dead_letter(message)
+    assert [one.attempts for one in queue.dead_letters.list()] == [2]
+    losing.lose("finish")
+    queue.ack([one.receipt for one in queue.orphans()])
+    assert (queue.size(), queue.in_flight(), losing.lost) == (0, 0, "")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,21 @@ def used(database_url: Callable[[str], str]) -> Iterator[tuple[Names, psycopg.Co
             connection.execute(f"DROP SEQUENCE {names.tables['numbers']}")
 
 
+def test_postgresql_removes_dead_rows_soon_and_leaves_room_on_pages(
+    used: tuple[Names, psycopg.Connection],
+) -> None:
+    names, connection = used
+    ((found,),) = connection.execute(
+        "SELECT reloptions FROM pg_class WHERE relname = %s", (names.tables["messages"],)
+    ).fetchall()
+    assert {*found} >= {
+        "fillfactor=70",
+        "autovacuum_vacuum_scale_factor=0",
+        "autovacuum_vacuum_threshold=5000",
+        "autovacuum_vacuum_cost_delay=0",
+    }
+
+
 def scans(node: dict[str, Any], table: str) -> Iterator[dict[str, Any]]:
     if node.get("Relation Name") == table and "Scan" in node["Node Type"]:
         yield node

@@ -7,16 +7,14 @@ from itertools import count
 
 import pytest
 
-pytest.register_assert_rewrite("kmqpy.testing.contract")
-
-from kmqpy.core.clock import SYSTEM_CLOCK  # noqa: E402
-from kmqpy.errors import KmqError, Unavailable  # noqa: E402
-from kmqpy.queue import Capabilities  # noqa: E402
-from kmqpy.storages.engine import Taken, TakeRef  # noqa: E402
-from kmqpy.storages.memory import MemoryEngine  # noqa: E402
-from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
-from kmqpy.testing import ManualClock, contract  # noqa: E402
-from kmqpy.testing.contract import LEASE_S, Target, new_name  # noqa: E402
+from kmqpy.core.clock import SYSTEM_CLOCK
+from kmqpy.errors import KmqError, Unavailable
+from kmqpy.queue import Capabilities
+from kmqpy.storages.engine import Taken, TakeRef
+from kmqpy.storages.memory import MemoryEngine
+from kmqpy.storages.stored_storage import StoredStorage
+from kmqpy.testing import ManualClock, contract
+from kmqpy.testing.contract import LEASE_S, Target, new_name
 
 
 class Lifo(MemoryEngine):

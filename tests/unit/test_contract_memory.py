@@ -4,14 +4,12 @@ import dataclasses
 
 import pytest
 
-pytest.register_assert_rewrite("kmqpy.testing.contract")
-
-from kmqpy.queue import Capabilities  # noqa: E402
-from kmqpy.storages.memory import MemoryEngine  # noqa: E402
-from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
-from kmqpy.testing import ManualClock  # noqa: E402
-from kmqpy.testing.contract import *  # noqa: E402, F403
-from kmqpy.testing.contract import Target  # noqa: E402
+from kmqpy.queue import Capabilities
+from kmqpy.storages.memory import MemoryEngine
+from kmqpy.storages.stored_storage import StoredStorage
+from kmqpy.testing import ManualClock
+from kmqpy.testing.contract import *  # noqa: F403
+from kmqpy.testing.contract import Target
 
 ALL = Capabilities(durable=False, shared=False, blocking_take=True)
 BARE = Capabilities(**dict.fromkeys((field.name for field in dataclasses.fields(Capabilities)), False))

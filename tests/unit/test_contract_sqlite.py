@@ -5,16 +5,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-pytest.register_assert_rewrite("kmqpy.testing.contract")
-
-from kmqpy.core.clock import Clock  # noqa: E402
-from kmqpy.storages.sql.engine import SqlEngine  # noqa: E402
-from kmqpy.storages.sql.sqlite import Sqlite  # noqa: E402
-from kmqpy.storages.sql.statements import Names  # noqa: E402
-from kmqpy.storages.stored_storage import StoredStorage  # noqa: E402
-from kmqpy.testing import ManualClock  # noqa: E402
-from kmqpy.testing.contract import *  # noqa: E402, F403
-from kmqpy.testing.contract import Target  # noqa: E402
+from kmqpy.core.clock import Clock
+from kmqpy.storages.sql.engine import SqlEngine
+from kmqpy.storages.sql.sqlite import Sqlite
+from kmqpy.storages.sql.statements import Names
+from kmqpy.storages.stored_storage import StoredStorage
+from kmqpy.testing import ManualClock
+from kmqpy.testing.contract import *  # noqa: F403
+from kmqpy.testing.contract import Target
 
 
 @pytest.fixture

@@ -299,20 +299,25 @@ def test_void_entries_of_the_memory_engine_do_not_pile_up(clock):
     assert len(engine._queues["q"].due._entries) < 100
 
 
-def test_the_plugin_holds_the_storage_of_a_url_against_the_contract(tmp_path):
-    command = [sys.executable, "-m", "pytest", "-p", "kmqpy.testing.plugin", "-p", "no:cacheprovider"]
+def test_pytest_holds_the_storage_of_a_url_against_the_contract_wherever_kmqpy_is_installed(tmp_path):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:valkey"]
     few = ["-k", "test_bodies_come or no_receipt_of_the_queue"]
     (tmp_path / "test_own.py").write_text("def test_own(): pass")
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # those of others take their time
 
     def passed(*arguments):
         ended = subprocess.run(
-            [*command, *arguments], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True
+            [*command, *arguments], check=False, cwd=tmp_path, capture_output=True, text=True
         )
         return ended.stdout.splitlines()[-1] if ended.returncode == 0 else ended.stdout + ended.stderr
 
     assert "2 passed" in passed("--kmq-storage=memory://unit-plugin", *few)
     assert "1 passed" in passed()
+
+
+def test_a_test_run_of_others_loads_nothing_of_kmqpy_but_its_errors():
+    code = "import pytest, sys, kmqpy.pytest_plugin; print(*(one for one in sys.modules if 'kmqpy' in one))"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert set(loaded.split()) == {"kmqpy", "kmqpy.errors", "kmqpy.pytest_plugin"}
 
 
 def test_the_example_of_the_docstring_runs():

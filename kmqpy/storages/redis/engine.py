@@ -130,7 +130,7 @@ class RedisEngine:
         """See Engine."""
         wakes = self._arrivals.wakes
         now_ms, due_ms, arrivals, rows = self._call(queue, "take", limit, lease_ms)
-        return Taken(list(read_rows(rows)), now_ms, due_ms if due_ms >= 0 else None, _Seen(arrivals, wakes))
+        return Taken(read_rows(rows), now_ms, due_ms if due_ms >= 0 else None, _Seen(arrivals, wakes))
 
     def finish(self, queue: QueueRow, takes: Sequence[TakeRef], connection: Any = None) -> int:  # noqa: ARG002
         """See Engine."""
@@ -169,7 +169,7 @@ class RedisEngine:
         """See Engine. Large rows are read in several steps."""
         found: list[MessageRow] = []
         while len(found) < limit:
-            page = list(read_rows(self._call(queue, "peek", len(found), limit - len(found))))
+            page = read_rows(self._call(queue, "peek", len(found), limit - len(found)))
             if not page:
                 break
             found += page
@@ -210,7 +210,7 @@ class RedisEngine:
         found: list[MessageRow] = []
         while len(found) < limit:
             data = self._call(queue, "dead", len(found), limit - len(found), int(with_bodies))
-            page = list(read_rows(data))
+            page = read_rows(data)
             if not page:
                 break
             found += page

@@ -10,13 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from struct import Struct
 
+from kmqpy.message import Headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 
 _LENGTHS = Struct(">II")
 _BARE = _LENGTHS.pack(0, 0)
-_SHOWN = Struct(">QQII")
-"""Of a row in a reply: id, bytes of the body where the body is left out, length of the state, of the row."""
-_STATE = Struct(">cBIIQQQQB")
+_SHOWN = Struct(">QQIIxBIIQQQ8xB")
+"""Of a row in a reply: id, bytes of the body where the body is left out, length of the state, of the row; and
+of the state: priority, take, requeues, times, whether there is a reason."""
+_BEFORE_STATE = 24
 _ROW = Struct(">QII")
 _NAME = Struct(">I")
 _NO_VALUE = 2**32 - 1
@@ -41,40 +43,55 @@ def put_options(rows: Sequence[NewRow]) -> bytes:
 
 def take_refs(takes: Iterable[TakeRef]) -> bytes:
     """Takes as an argument."""
-    return b",".join(b"%d %d" % (one.id, one.take) for one in takes)
+    return ",".join([f"{message_id} {take}" for message_id, take in takes]).encode()
 
 
-def read_rows(data: bytes, *, bodies: bool = True) -> Iterator[MessageRow]:
+def read_rows(data: bytes) -> list[MessageRow]:
     """The rows in a reply."""
-    at = 0
+    rows, at = [], 0
     while at < len(data):
-        row_id, size, state_length, row_length = _SHOWN.unpack_from(data, at)
-        state_at = at + _SHOWN.size
-        row_at = state_at + state_length
-        at = row_at + row_length
-        _, priority, take, requeues, enqueued_ms, since_ms, until_ms, _, has_reason = _STATE.unpack_from(
-            data, state_at
-        )
-        first_ms, key_length, headers_length = _ROW.unpack_from(data, row_at)
-        key_at = row_at + _ROW.size
-        headers_at = key_at + max(0, key_length - 1)
-        body_at = headers_at + headers_length
-        reason = data[state_at + _STATE.size : row_at].decode() if has_reason else None
-        yield MessageRow(
+        (
             row_id,
-            take,
-            data[body_at:at],
-            data[key_at:headers_at] if key_length else None,
-            tuple(_headers(data[headers_at:body_at])) if headers_length and bodies else (),
-            priority,
-            requeues,
-            enqueued_ms,
-            first_ms,
-            since_ms,
-            until_ms,
-            reason,
             size,
+            state_length,
+            row_length,
+            priority,
+            take,
+            requeues,
+            enqueued,
+            since,
+            until,
+            has_reason,
+        ) = _SHOWN.unpack_from(data, at)
+        row_at = at + _BEFORE_STATE + state_length
+        reason = data[at + _SHOWN.size : row_at].decode() if has_reason else None
+        first, key_length, headers_length = _ROW.unpack_from(data, row_at)
+        body_at = row_at + _ROW.size
+        at = row_at + row_length
+        key: bytes | None = None
+        headers: Headers = ()
+        if key_length:
+            key = data[body_at : (body_at := body_at + key_length - 1)]
+        if headers_length:
+            headers = tuple(_headers(data[body_at : (body_at := body_at + headers_length)]))
+        rows.append(
+            MessageRow(
+                row_id,
+                take,
+                data[body_at:at],
+                key,
+                headers,
+                priority,
+                requeues,
+                enqueued,
+                first,
+                since,
+                until,
+                reason,
+                size,
+            )
         )
+    return rows
 
 
 def _header_bytes(header: tuple[str, bytes | None]) -> tuple[bytes, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import KmqError, QueueNotFound
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
@@ -164,7 +163,7 @@ class SqlEngine:
         """See Engine. Where some are lost, another statement asks which: they do not become taken again."""
         if self._change(queue, "extend", takes, lease_ms=min(lease_ms, NO_LIMIT)) == len(takes):
             return []
-        parameters = self._parameters(queue, **self._dialect.refs(_real(takes)))
+        parameters = self._parameters(queue, **self._dialect.refs(takes))
 
         def held(cursor: Cursor) -> set[TakeRef]:
             cursor.execute(self._sql["still_taken"], parameters)
@@ -241,7 +240,7 @@ class SqlEngine:
         """See Engine."""
         given: dict[str, Any] = {"limit": NO_LIMIT if limit is None else min(limit, NO_LIMIT)}
         if ids is not None:
-            given["ids"] = self._dialect.ids([one for one in ids if one <= INT64_MAX])
+            given["ids"] = self._dialect.ids(ids)
         name = "redrive" if ids is None else "redrive_ids"
         redriven = self._after_time(
             queue, lambda cursor, parameters: self._dialect.change(cursor, name, parameters), **given
@@ -324,7 +323,7 @@ class SqlEngine:
         self, queue: QueueRow, name: str, takes: Sequence[TakeRef], *, connection: Any = None, **more: Any
     ) -> int:
         """Change the rows of takes by one statement."""
-        parameters = self._parameters(queue, **self._dialect.refs(_real(takes)), **more)
+        parameters = self._parameters(queue, **self._dialect.refs(takes), **more)
 
         def change(cursor: Cursor) -> int:
             done = self._dialect.change(cursor, name, parameters)
@@ -377,11 +376,6 @@ class SqlEngine:
         self._arrivals.note(queue.generation)
         if self._notifier is not None:
             self._notifier.tell(queue.generation)
-
-
-def _real(takes: Sequence[TakeRef]) -> list[TakeRef]:
-    """Return the takes whose numbers the columns can hold; others can't exist."""
-    return [one for one in takes if one.id <= INT64_MAX and one.take < 2**31]
 
 
 def _deleted(queue: QueueRow) -> KmqError:

@@ -133,7 +133,8 @@ class PostgreSql:
 
     def refs(self, takes: Sequence[TakeRef]) -> dict[str, Any]:
         """See Dialect."""
-        return {"ids": _array(one.id for one in takes), "takes": _array(one.take for one in takes)}
+        ids, numbers = zip(*takes, strict=True) if takes else ((), ())
+        return {"ids": _array(ids), "takes": _array(numbers)}
 
     def ids(self, ids: Sequence[int]) -> Any:
         """See Dialect."""

@@ -103,8 +103,6 @@ class Sqlite:
     def put(self, cursor: Cursor, parameters: Parameters, rows: Sequence[NewRow]) -> list[int]:
         """See Dialect."""
         first = self._draw(cursor, len(rows))
-        if not cursor.execute(self.sql["queue_exists"], parameters).fetchone()[0]:
-            return []
         ids = [*range(first, first + len(rows))]
         cursor.executemany(
             self.sql["put"],
@@ -121,7 +119,7 @@ class Sqlite:
                 for row_id, row in zip(ids, rows, strict=True)
             ],
         )
-        return ids
+        return ids if cursor.rowcount else []
 
     def take(self, cursor: Cursor, parameters: Parameters, *, for_good: bool, late: bool) -> Picked:  # noqa: ARG002
         """See Dialect; `late` is in the parameters, too."""

@@ -217,9 +217,9 @@ _CHOSEN = """WITH chosen AS MATERIALIZED (
     ) AS locked
 )
 UPDATE {{messages}} AS m SET {change} FROM chosen WHERE m.id = ANY (ARRAY[chosen.id])"""
-_REFS = "unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) WITH ORDINALITY AS ref(id, take, number)"
+_REFS = "unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) WITH ORDINALITY AS ref(id, take, number)"
 _BY_REFS = (
-    "UPDATE {{messages}} AS m SET {change} FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
+    "UPDATE {{messages}} AS m SET {change} FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) "
     "AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {where}"
 )
 
@@ -253,10 +253,10 @@ RETURNING id""",
     SELECT id {_NEXT} FOR UPDATE SKIP LOCKED
 )) RETURNING {_GONE}""",
     "pass_time": _chosen(_PASS_TIME, f"WHERE {_DUE} ORDER BY until_ms, place LIMIT :limit", " SKIP LOCKED"),
-    "finish": "DELETE FROM {messages} AS m USING unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
+    "finish": "DELETE FROM {messages} AS m USING unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) "
     f"AS ref(ref_id, ref_take) WHERE id = ANY (ARRAY[ref_id]) AND take = ref_take AND {_CURRENT}",
     "extend": _BY_REFS.format(change=_EXTEND, where=_STILL_TAKEN),
-    "still_taken": "SELECT id, take FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS integer[])) "
+    "still_taken": "SELECT id, take FROM unnest(CAST(:ids AS bigint[]), CAST(:takes AS bigint[])) "
     f"AS ref(ref_id, ref_take) JOIN {{messages}} ON id = ANY (ARRAY[ref_id]) AND take = ref_take "
     f"WHERE {_STILL_TAKEN}",
     "bury": _BY_REFS.format(change=_BURY, where=_CURRENT),
@@ -402,8 +402,9 @@ _SQLITE = {
     "draw": "UPDATE {numbers} SET next = next + :count RETURNING next - :count",
     "put": """INSERT INTO {messages} (id, queue, place, until_ms, since_ms, enqueued_ms, first_enqueued_ms,
     take, requeues, state, minus_priority, message_key, headers, body)
-VALUES (:id, :queue, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
-    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body)""",
+SELECT :id, id, :id, CASE WHEN :delay_ms > 0 THEN {now} + :delay_ms ELSE 0 END, 0, {now}, {now},
+    0, 0, CASE WHEN :delay_ms > 0 THEN 1 ELSE 0 END, -:priority, :key, :headers, :body
+FROM {queues} WHERE id = :queue""",
     "take": f"UPDATE {{messages}} SET {_TAKE} WHERE id IN (SELECT id {_NEXT}) RETURNING {COLUMNS}",
     "take_for_good": f"DELETE FROM {{messages}} WHERE id IN (SELECT id {_NEXT}) RETURNING {_GONE}",
     "pass_time": _numbered(

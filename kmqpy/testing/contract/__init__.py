@@ -1,6 +1,6 @@
 """The contract suite: what every storage must do, as pytest tests over a `Target`.
 
-Run it on a url with `pytest -p kmqpy.testing.plugin --kmq-storage=URL`; or in a test module of a storage:
+Run it on a url with `pytest --kmq-storage=URL`; or in a test module of a storage:
 
     import pytest
 

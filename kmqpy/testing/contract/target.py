@@ -60,7 +60,7 @@ def kmq_target(request: pytest.FixtureRequest) -> Target:
     """The storage of `--kmq-storage`; a test module of a storage overrides it, to give hooks."""
     url = request.config.getoption("--kmq-storage", default=None)
     if url is None:
-        pytest.skip("no storage given; run pytest -p kmqpy.testing.plugin --kmq-storage=URL")
+        pytest.skip("no storage given; run pytest --kmq-storage=URL")
     return Target(open=lambda: storage_for(url), url=url)
 
 

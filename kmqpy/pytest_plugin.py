@@ -1,8 +1,8 @@
-"""The contract suite as a pytest plugin: `pytest -p kmqpy.testing.plugin --kmq-storage=URL`.
+"""The contract suite as a pytest plugin: `pytest --kmq-storage=URL`, wherever kmqpy is installed.
 
 It runs the suite against the storage of the url, in queues of its own that it deletes, unless paths of other
-tests are given. It is no pytest11 entry point: pytest would then load kmqpy, and rewrite the asserts of all
-its modules, in every test run of everybody who has it installed.
+tests are given. pytest loads this module in every test run where kmqpy is installed, so it imports nothing of
+kmqpy; and pytest rewrites the asserts of the modules of kmqpy that such a run imports.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+# pytest does it by itself, unless this plugin is loaded by -p.
 pytest.register_assert_rewrite("kmqpy.testing.contract")
 
-_SUITE = Path(__file__).parent / "contract" / "test_contract.py"
+_SUITE = Path(__file__).parent / "testing" / "contract" / "test_contract.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
