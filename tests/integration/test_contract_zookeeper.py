@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from kazoo.client import KazooClient
+from zk_support import ZOOKEEPERS
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.dev import Cluster
@@ -15,14 +16,15 @@ from kmqpy.storages.zookeeper.engine import ZooKeeperEngine
 from kmqpy.storages.zookeeper.znodes import Znodes
 from kmqpy.testing.contract import *  # noqa: F403
 from kmqpy.testing.contract import Target
+from kmqpy.zookeeper.multi_read import MultiReadProbe
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 @pytest.fixture(scope="module")
 def own_zookeeper() -> Iterator[Cluster]:
-    """A server that the tests kill."""
-    with Cluster(brokers=0) as servers:
+    """A server that the tests kill; or several, of which they kill the first."""
+    with Cluster(brokers=0, zookeepers=ZOOKEEPERS) as servers:
         yield servers
 
 
@@ -32,8 +34,10 @@ def kmq_target(own_zookeeper: Cluster) -> Target:
 
     def open_with_clock(clock: Clock) -> Storage:
         with ExitStack() as closing:
-            zk = closing.enter_context(connect(ZooKeeperConnection(hosts=own_zookeeper.zookeeper)))
-            engine = ZooKeeperEngine(Znodes(zk, "/kmqpy"))
+            greeting = MultiReadProbe()
+            servers = ZooKeeperConnection(hosts=own_zookeeper.zookeeper)
+            zk = closing.enter_context(connect(servers, greeting=greeting))
+            engine = ZooKeeperEngine(Znodes(zk, "/kmqpy", greeting=greeting))
             engine.on_close(closing.pop_all().close)
         opened.append(zk)
         return StoredStorage(engine, clock=clock)

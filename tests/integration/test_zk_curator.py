@@ -1,5 +1,6 @@
 """Curator's queues on a real ZooKeeper; tests/interop/test_curator.py runs Curator itself beside them."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,8 +11,9 @@ from zk_support import Cable, until
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Cluster
 from kmqpy.errors import Closed, ConfigError, MessageError, UnknownOutcome
-from kmqpy.zookeeper.curator import ErrorMode, QueueBuilder
+from kmqpy.zookeeper.curator import DistributedQueue, ErrorMode, QueueBuilder
 from kmqpy.zookeeper.curator.item_format import encode_items
+from kmqpy.zookeeper.curator.item_names import ItemNames
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
@@ -166,6 +168,51 @@ def test_a_delay_beyond_what_threads_can_wait_ends_no_consumer(builder):
         SYSTEM_CLOCK.sleep(0.05)
         queue.put(b"now")
         until(lambda: seen == [b"now"])
+
+
+class Json:
+    """A serializer."""
+
+    def serialize(self, item):
+        return json.dumps(item).encode()
+
+    def deserialize(self, data):
+        return json.loads(data)
+
+
+def test_a_serializer_makes_the_items_and_what_it_can_not_read_stays(builder, zk, path, caplog):
+    seen = []
+    with builder(put_in_background=False).build_queue() as queue:
+        queue.put(b"no json")
+    with builder(serializer=Json(), consumer=seen.append, put_in_background=False).build_queue() as queue:
+        queue.put({"a": 1})
+        until(lambda: seen == [{"a": 1}])
+    assert zk.get_children(path) == ["queue-0000000000"]
+    assert "the serializer failed (JSONDecodeError)" in caplog.text
+
+
+def test_a_kind_of_queue_of_ones_own_has_its_order_its_delay_and_its_requeue_path(builder, zk, path):
+    seen, due = [], threading.Event()
+
+    def fail_once(item):
+        seen.append(item)
+        if len(seen) == 1:
+            raise ValueError
+
+    names = ItemNames(
+        order=lambda names: sorted(names, reverse=True),
+        due_ms=lambda _name: 0 if due.is_set() else SYSTEM_CLOCK.wall_ms() + 50,
+        requeue_prefix=lambda name: f"queue-0-again-{name[-2:]}-",
+    )
+    with builder(put_in_background=False).build_queue() as producer:
+        for n in range(3):
+            producer.put(b"%d" % n)
+    with DistributedQueue(builder(consumer=fail_once, lock_path=path + "-locks"), names) as queue:
+        until(lambda: queue.last_message_count == 3)
+        assert seen == []
+        due.set()
+        until(lambda: len(seen) == 4)
+    assert seen == [b"2", b"1", b"0", b"2"]
 
 
 def test_max_items_blocks_until_there_is_room(builder):

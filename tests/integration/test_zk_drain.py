@@ -5,6 +5,7 @@ import os
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
+from zk_support import ZOOKEEPERS
 
 from kmqpy.cli.app import run
 from kmqpy.dev import Cluster
@@ -44,7 +45,7 @@ def kmq(zookeeper, capsys):
 def test_a_queue_with_more_children_than_jute_maxbuffer_is_emptied(kmq):
     options = [f"-Djute.maxbuffer={BUFFER_BYTES}"]
     with (
-        Cluster(brokers=0, jvm_options=options) as own,
+        Cluster(brokers=0, zookeepers=ZOOKEEPERS, jvm_options=options) as own,
         connect(ZooKeeperConnection(hosts=own.zookeeper), 30_000) as zk,
     ):
         zk.create("/queue")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kazoo.client import KazooClient
+import zk_support
 from kazoo.exceptions import ConnectionLoss
 from zk_support import Cable, until
 
@@ -187,19 +187,10 @@ def test_an_answer_lost_to_a_rollback_leaves_no_lock(queue, settings, cable, req
 
 
 def expire(queue):
-    """End a queue's session at the server, as if its time-out had passed, and wait until the queue knows."""
-    zk, number = queue.session.zk, queue.session.number
-
-    def ended():
-        thief = KazooClient(hosts=",".join(f"{host}:{port}" for host, port in zk.hosts), client_id=client_id)
-        thief.start()
-        thief.stop()
-        thief.close()
-        SYSTEM_CLOCK.sleep(0.1)
-        return queue.session.number > number  # else our own client was quick enough to take it back
-
-    client_id = zk.client_id
-    until(ended)
+    """End a queue's session at the server, and wait until the queue knows."""
+    number = queue.session.number
+    zk_support.expire(queue.session.zk)
+    until(lambda: queue.session.number > number)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

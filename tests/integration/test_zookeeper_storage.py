@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kazoo.client import KazooClient
+from zk_support import expire, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
@@ -222,6 +223,20 @@ def test_a_waiting_take_learns_of_a_message_at_once(url):
             sender.send("second")
             assert waiting.result()[0].body == b"second"
             assert SYSTEM_CLOCK.monotonic() - started < 40
+
+
+def test_a_waiting_take_survives_the_loss_of_its_session(url):
+    with queue_for(f"{url}?queue=q&create=true") as sender, queue_for(f"{url}?queue=q") as taker:
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(taker.receive, wait=50)
+            started = SYSTEM_CLOCK.monotonic()
+            until(lambda: taker._engine._live(taker._queue).arrivals._is_watched)
+            expire(taker._engine._znodes.zk)
+            sender.send("x")
+            (message,) = waiting.result()
+            assert SYSTEM_CLOCK.monotonic() - started < 40
+            taker.ack(message)
+        assert sender.size() == 0
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,15 @@
 """What tests of queues in ZooKeeper share."""
 
+import os
 import threading
+
+from kazoo.client import KazooClient
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.zookeeper.settings import ZooKeeperConnection
+
+ZOOKEEPERS = int(os.environ.get("KMQ_TEST_ZOOKEEPERS", "1"))
+"""For clusters that tests start for themselves."""
 
 
 def until(true):
@@ -11,6 +17,21 @@ def until(true):
     while not true():
         assert SYSTEM_CLOCK.monotonic() < end
         SYSTEM_CLOCK.sleep(0.02)
+
+
+def expire(zk):
+    """End a client's session at the server, as if its time-out had passed; wait until it has another one."""
+
+    def ended():
+        thief = KazooClient(hosts=",".join(f"{host}:{port}" for host, port in zk.hosts), client_id=session)
+        thief.start()
+        thief.stop()
+        thief.close()
+        SYSTEM_CLOCK.sleep(0.1)
+        return zk.client_id != session and zk.connected  # else it was quick enough to take it back
+
+    session = zk.client_id
+    until(ended)
 
 
 class Cable:
