@@ -170,6 +170,15 @@ def test_a_delay_beyond_what_threads_can_wait_ends_no_consumer(builder):
         until(lambda: seen == [b"now"])
 
 
+def test_a_consumer_makes_a_lock_path_again_that_somebody_removed(builder, zk, path):
+    seen = []
+    options = builder(consumer=seen.append, lock_path=path + "-locks", put_in_background=False)
+    with options.build_queue() as queue:
+        zk.delete(path + "-locks")
+        queue.put(b"a")
+        until(lambda: seen == [b"a"])
+
+
 class Json:
     """A serializer."""
 

@@ -472,6 +472,27 @@ def test_locks_that_we_may_not_read_are_told(make, zk):
         tx.try_take("in")
 
 
+@pytest.mark.parametrize(
+    ("parent", "policy"), [("locks", AtLeastOnce()), ("meta", ConsumeOnce()), ("dlq", ConsumeOnce())]
+)
+@pytest.mark.parametrize("limit", [1, 9])
+def test_a_queue_of_which_a_part_is_missing_is_not_taken_for_an_empty_one(make, zk, parent, policy, limit):
+    queue = make(policy=policy)
+    put(queue, b"a", b"b")
+    if parent == "dlq":
+        with queue.transaction() as tx:
+            assert len(tx.try_take_many("in", 9)) == 2
+    zk.delete(f"{queue.settings.root}/in/{parent}", recursive=True)
+    with (
+        queue.transaction() as tx,
+        pytest.raises(QueueNotFound, match=rf"no .*/{parent}; make it with init"),
+    ):
+        tx.try_take_many("in", limit)
+    queue.init("in")
+    with queue.transaction() as tx:
+        assert len(tx.try_take_many("in", 9)) == (0 if parent == "dlq" else 2)
+
+
 @pytest.fixture
 def dead(make):
     """A queue with three dead letters, and these."""

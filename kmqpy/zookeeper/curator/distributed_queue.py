@@ -385,7 +385,7 @@ class DistributedQueue(Generic[T]):
         token = uuid.uuid4().hex.encode()
         session = self._sessions
         try:
-            self._zk.create(lock, token, ephemeral=True)
+            self._lock(lock, token)
             data, stat = self._zk.get(item)
             fate = use(data, stat)
             if fate is None:
@@ -410,6 +410,13 @@ class DistributedQueue(Generic[T]):
             self._unlock(lock, token, session)
             raise
         return True
+
+    def _lock(self, lock: str, token: bytes) -> None:
+        try:
+            self._zk.create(lock, token, ephemeral=True)
+        except NoNodeError:  # somebody removed lock_path
+            ensure_path(self._zk, lock.rpartition("/")[0])
+            self._zk.create(lock, token, ephemeral=True)
 
     def _unlock(self, lock: str, token: bytes, session: int) -> None:
         """Remove the lock if it is ours, also after a lost answer; with the session, it is gone anyway."""

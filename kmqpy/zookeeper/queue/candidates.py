@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.errors import QueueNotFound
-from kmqpy.zookeeper.queue.layout import QueuePaths, have_same_priority, in_order
+from kmqpy.zookeeper.queue.layout import QueuePaths, have_same_priority, in_order, missing_queue
 from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.session import unavailable
 from kmqpy.zookeeper.watched_children import WatchedChildren
@@ -126,10 +125,5 @@ class Candidates:
     def _ordered(self, names: Iterable[str], locks: Iterable[str]) -> list[str]:
         names = [*names]
         if not names and self._session.zk.exists(self._paths.items) is None:
-            raise missing_queue(self._paths)
+            raise missing_queue(self._paths, self._paths.items)
         return in_order(names, locks)
-
-
-def missing_queue(paths: QueuePaths) -> QueueNotFound:
-    """Return the error that a queue is missing."""
-    return QueueNotFound(f"queue {paths.queue!r}: there is no {paths.items}; make it with init()")

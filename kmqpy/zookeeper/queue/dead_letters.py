@@ -9,9 +9,9 @@ from typing import Any
 from kazoo.exceptions import NoAuthError, NoNodeError
 
 from kmqpy.core.settings import check_limit
-from kmqpy.errors import ConfigError, QueueNotFound
+from kmqpy.errors import ConfigError
 from kmqpy.zookeeper.multi_read import DENIED, MISSING
-from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item
+from kmqpy.zookeeper.queue.layout import QueuePaths, in_order, is_item, missing_queue
 from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
 from kmqpy.zookeeper.session import failure, unavailable
@@ -93,9 +93,7 @@ class DeadLetters:
         try:
             names = self._zk.get_children(self._paths.dead_letters)
         except NoNodeError:
-            raise QueueNotFound(
-                f"queue {self._paths.queue!r}: there is no {self._paths.dead_letters}; make it with init()"
-            ) from None
+            raise missing_queue(self._paths, self._paths.dead_letters) from None
         return in_order(filter(is_item, names), ())
 
     def _read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes, Any]]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, QueueNotFound
 
 _ITEM = re.compile(r"item-(?:p([1-9])-)?(-?[0-9]{10})")
 _LOCK = re.compile(r"lock-(-?[0-9]{10})")
@@ -88,6 +88,11 @@ class QueuePaths:
     def meta(self, name: str) -> str:
         """How often an item was taken."""
         return f"{self.base}/meta/meta-{sequence_of(name)}"
+
+
+def missing_queue(paths: QueuePaths, parent: str) -> QueueNotFound:
+    """Return the error that a znode which a queue needs is missing."""
+    return QueueNotFound(f"queue {paths.queue!r}: there is no {parent}; make it with init()")
 
 
 def transactions_path(root: str) -> str:

@@ -13,10 +13,10 @@ from kmqpy.errors import Closed, ConfigError
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.multi_read import MultiReadProbe
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
-from kmqpy.zookeeper.queue.candidates import Candidates, missing_queue
+from kmqpy.zookeeper.queue.candidates import Candidates
 from kmqpy.zookeeper.queue.commit_records import CommitRecords
 from kmqpy.zookeeper.queue.dead_letters import DeadLetters
-from kmqpy.zookeeper.queue.layout import QueuePaths, transactions_path
+from kmqpy.zookeeper.queue.layout import QueuePaths, missing_queue, transactions_path
 from kmqpy.zookeeper.queue.policies import AtLeastOnce, Policy
 from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import SessionWatch
@@ -109,7 +109,7 @@ class ZkQueue:
         with unavailable(self.session.zk):
             stat = self.session.get(self.session.zk.exists_async(self.paths(queue).items))
         if stat is None:
-            raise missing_queue(self.paths(queue))
+            raise missing_queue(self.paths(queue), self.paths(queue).items)
         return int(stat.numChildren)
 
     def dead_letters(self, queue: str) -> DeadLetters:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
@@ -14,7 +15,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import AccessDenied, ConfigError, KmqError
 from kmqpy.zookeeper.multi_read import MISSING
-from kmqpy.zookeeper.queue.layout import QueuePaths, sequence_of
+from kmqpy.zookeeper.queue.layout import QueuePaths, missing_queue, sequence_of
 from kmqpy.zookeeper.queue.policies import Meta, Policy, Refusal
 from kmqpy.zookeeper.queue.reads import Reads
 from kmqpy.zookeeper.queue.sessions import LOST_ANSWER, SessionWatch
@@ -156,6 +157,8 @@ class Takes:
             elif unusable is not None:
                 found.append(unusable)
             elif isinstance(error, NoNodeError):
+                if stat is not None:
+                    self._check_parents(paths)
                 found.append(NotTaken.GONE)
             elif isinstance(error, NodeExistsError | BadVersionError):
                 found.append(NotTaken.LOCKED)
@@ -175,7 +178,10 @@ class Takes:
         """
         listing = self._zk.get_children_async
         deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
-        locked = set(self._session.ask(lambda: listing(paths.locks), deadline))
+        try:
+            locked = set(self._session.ask(lambda: listing(paths.locks), deadline))
+        except NoNodeError:
+            raise missing_queue(paths, paths.locks) from None
         errors: dict[str, Exception | None] = {}
         rest = []
         for one, stat in zip(wanted, stats, strict=True):
@@ -247,7 +253,18 @@ class Takes:
         if error is None:
             log.warning("queue %s: %s was handed out too often; it is in its dlq now", paths.queue, name)
             return NotTaken.REFUSED
-        return NotTaken.LOCKED if isinstance(error, NodeExistsError | BadVersionError) else NotTaken.GONE
+        if isinstance(error, NodeExistsError | BadVersionError):
+            return NotTaken.LOCKED
+        self._check_parents(paths)
+        return NotTaken.GONE
+
+    def _check_parents(self, paths: QueuePaths) -> None:
+        """Raise QueueNotFound if a parent is missing, so that nothing can be taken."""
+        deadline = SYSTEM_CLOCK.monotonic() + self._session.timeout_s
+        for parent in paths.parents:
+            exists = partial(self._zk.exists_async, parent)
+            if self._session.ask(exists, deadline) is None:
+                raise missing_queue(paths, parent)
 
     def _unlocked(self, locks: Iterable[Lock]) -> list[Any]:
         """Ask for the removal of locks; kazoo's handles."""
