@@ -237,6 +237,35 @@ def test_a_session_that_expires_at_any_request_takes_all_or_nothing(
             assert tx.try_take("in") is not None
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("request_number", [1, 2])
+def test_a_session_that_expires_inside_rollback_leaves_no_lock(
+    queue, zookeeper, settings, request_number, when
+):
+    fill(queue, 2)
+    with ZkQueue(zookeeper, ZkQueueSettings(root=settings.root, session_timeout_ms=15_000)) as other:
+        tx = other.transaction()
+        both_at_once(tx)
+        tx.put("out", b"x")
+        call, count = other.session.zk._call, 0
+
+        def expiring(*args):
+            nonlocal count
+            count += 1
+            if count == request_number and when == "before":
+                expire(other)
+            result = call(*args)
+            if count == request_number and when == "after":
+                expire(other)
+            return result
+
+        other.session.zk._call = expiring
+        assert tx.rollback() is Outcome.ROLLED_BACK
+        assert count >= request_number
+        until(lambda: no_locks(queue))
+        assert counts(queue) == (2, 0)
+
+
 _RESUME = struct.Struct(">iiqiqi16s?")
 """Length, protocol, last zxid seen, time-out in ms, session, length of its password, password, read-only."""
 
