@@ -1,7 +1,11 @@
 """Queues in SQL: who waits, servers that are away, lost answers, bad urls."""
 
+import os
+import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,11 @@ import pymysql
 import pytest
 from sql_support import Place
 
+from kmqpy.dev import Databases
 from kmqpy.dev.ports import free_ports
 from kmqpy.errors import ConfigError, NotSupported, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
+from kmqpy.storages.sql import mariadb
 from kmqpy.storages.sql.engine import SqlEngine
 
 
@@ -46,6 +52,42 @@ def test_a_server_that_is_away_is_unavailable_in_time(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("this is no database" * 99)
     with pytest.raises(Unavailable, match="not a database"):
         storage_for(f"sqlite:///{tmp_path}/text.db")
+
+
+def test_a_postgresql_that_accepts_connections_and_says_nothing_is_unavailable_in_time() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="does not answer"):
+            storage_for(f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db?timeout_ms=300")
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_a_connection_to_postgresql_breaks_when_its_machine_is_gone(
+    database_url: Callable[[str], str],
+) -> None:
+    with storage_for(f"{Place('postgresql', database_url('postgresql')).url}&timeout_ms=7000") as storage:
+        proxy = storage._engine._connections.pool.raw_connection()
+        with socket.socket(fileno=os.dup(proxy.driver_connection.fileno())) as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+        proxy.close()
+
+
+def test_a_mariadb_that_stands_still_is_unavailable_and_goes_on_when_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mariadb, "_ANSWER_S", 0.5)
+    with Databases("mariadb") as started:
+        server = started.server("mariadb")
+        with queue_for(f"{started.urls['mariadb']}?queue=q&create=true&timeout_ms=2000") as queue:
+            queue.send("x")
+            server.pause()
+            for call in (lambda: queue.send("y"), queue.receive):
+                with pytest.raises(Unavailable, match="does not answer"):
+                    call()
+            server.resume()
+            assert b"x" in {message.body for message in queue.receive(wait=10)}
 
 
 class LosesAnswers:
