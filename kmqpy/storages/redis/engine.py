@@ -168,11 +168,13 @@ class RedisEngine:
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine. Large rows are read in several steps."""
         found: list[MessageRow] = []
+        offset = 0
         while len(found) < limit:
-            page = read_rows(self._call(queue, "peek", len(found), limit - len(found)))
-            if not page:
+            done, rows = self._call(queue, "peek", offset, limit - len(found))
+            if not done:
                 break
-            found += page
+            offset += done
+            found += read_rows(rows)
         return found
 
     def counts(self, queue: QueueRow, limit: int | None = None) -> Counts:  # noqa: ARG002 - counting costs nothing

@@ -38,6 +38,7 @@ local UNSETTLED_S = 3600 -- a queue whose creator died before it was registered 
 local STATE = '>c1BI4I4I8I8I8I8B' -- status, priority, take, requeues, times, place, has a reason; then the reason
 local STATE_BYTES = 43 -- of a state without a reason
 local ROW_BYTES = 16 -- of a row without key, headers and body
+local CARD_BYTES = 12 -- of a card before its state
 local PARTS = { ':rows', ':states', ':fresh', ':ordered', ':delayed', ':taken', ':leases' }
 local DEAD_PARTS = { ':dead', ':dead_rows', ':dead_cards' }
 local LIBRARY = 'kmqpy_library_'
@@ -88,12 +89,22 @@ local function read_whole(key, ids, bytes)
   return found
 end
 
+local IS_STATUS = { T = true, R = true, D = true }
+
 local function read_states(q, ids)
-  return read_whole(q.states, ids, STATE_BYTES)
+  local found = read_whole(q.states, ids, STATE_BYTES)
+  for i, state in ipairs(found) do
+    if state and not IS_STATUS[string.sub(state, 1, 1)] then found[i] = false end
+  end
+  return found
 end
 
 local function read_rows(q, ids)
-  return read_whole(q.rows, ids, ROW_BYTES)
+  local found = read_whole(q.rows, ids, ROW_BYTES)
+  for i, id in ipairs(ids) do
+    if found[i] and not tonumber(id) then found[i] = false end
+  end
+  return found
 end
 
 -- States -----------------------------------------------------------------------------------------
@@ -114,7 +125,7 @@ end
 local function fresh_state(id, row)
   return {
     status = 'R', priority = 0, take = 0, requeues = 0, enqueued = struct.unpack('>I8', row),
-    since = 0, ends = 0, place = tonumber(id),
+    since = 0, ends = 0, place = tonumber(id) or 0,
   }
 end
 
@@ -293,10 +304,10 @@ local function enter(key, numbers)
   local q = setmetatable({ key = key }, PARTS_OF)
   q.number, q.number_before = tonumber(meta[1]), tonumber(meta[1])
   q.arrivals, q.largest = tonumber(meta[3]), tonumber(meta[4])
-  if not (q.number and tonumber(meta[2]) and q.arrivals and q.largest) then
+  if not (q.number and tonumber(meta[2]) and q.arrivals and q.arrivals < 2 ^ 53 and q.largest) then
     return nil, redis.error_reply('WRONGTYPE ' .. key .. ' lacks numbers')
   end
-  if q.number >= PRIORITIES then
+  if not (q.number < PRIORITIES) then -- that is no comparison with nan
     return nil, redis.error_reply(TOO_LARGE)
   end
   if q.number + numbers + 2 * STEP > tonumber(meta[2]) then
@@ -380,7 +391,7 @@ end
 
 -- A row as rows.py reads it.
 local function shown(id, state, row, size)
-  return struct.pack('>I8I8I4I4', tonumber(id), size or 0, #state, #row) .. state .. row
+  return struct.pack('>I8I8I4I4', tonumber(id) or 0, size or 0, #state, #row) .. state .. row
 end
 
 -- How many rows to read at a time, so that a reply does not become much larger than BYTES.
@@ -574,15 +585,15 @@ function calls.release(q, args)
   return { #done, ids[#ids] or '0' }
 end
 
--- offset, limit -> rows
+-- offset, limit -> how many ids were looked at, rows
 function calls.peek(q, args)
   local offset, reply = tonumber(args[1]), {}
   local first, ids = first_ready(q, offset + tonumber(args[2])), {}
   for i = offset + 1, #first do ids[#ids + 1] = first[i] end
-  each_row(q, ids, function(id, state, row)
+  local done = each_row(q, ids, function(id, state, row)
     reply[#reply + 1] = shown(id, state, row)
   end)
-  return table.concat(reply)
+  return { done, table.concat(reply) }
 end
 
 function calls.counts(q)
@@ -625,16 +636,27 @@ function calls.purge(q)
   return count
 end
 
--- offset, limit, 1 for bodies, too -> rows
+-- The state and the head of a dead row, and the bytes of its body; nothing of what is damaged or not there.
+local function unpacked_card(card)
+  if card and #card >= CARD_BYTES + STATE_BYTES then
+    local size, state_bytes, at = struct.unpack('>I8I4', card)
+    if state_bytes >= STATE_BYTES and #card >= at - 1 + state_bytes + ROW_BYTES then
+      return string.sub(card, at, at + state_bytes - 1), string.sub(card, at + state_bytes), size
+    end
+  end
+end
+
+-- offset, limit, 1 for bodies, too -> rows; of a damaged one, its id
 function calls.dead(q, args)
   local offset, limit, reply = tonumber(args[1]), tonumber(args[2]), {}
   local most = args[3] == '1' and piece_of(q) or STEP
   local ids = redis.call('ZRANGE', q.dead, offset, offset + math.min(limit, most) - 1)
-  local rows = args[3] == '1' and read(q.dead_rows, ids)
+  local rows = args[3] == '1' and read_whole(q.dead_rows, ids, ROW_BYTES)
+  local nothing = string.rep('\0', ROW_BYTES)
   for i, card in ipairs(read(q.dead_cards, ids)) do
-    local size, state_bytes, at = struct.unpack('>I8I4', card)
-    local state = string.sub(card, at, at + state_bytes - 1)
-    reply[i] = shown(ids[i], state, rows and rows[i] or string.sub(card, at + state_bytes), size)
+    local state, head, size = unpacked_card(card)
+    state = state or packed(fresh_state(ids[i], nothing))
+    reply[i] = shown(ids[i], state, rows and rows[i] or head or nothing, size)
   end
   return table.concat(reply)
 end
@@ -649,10 +671,10 @@ function calls.redrive(q, args)
   end
   local cards, out, done = read(q.dead_cards, ids), changes(), {}
   for i, id in ipairs(ids) do
-    local row = cards[i] and redis.call('HGET', q.dead_rows, id)
+    local state = unpacked_card(cards[i])
+    local row = state and redis.call('HGET', q.dead_rows, id)
     if row then
-      local _, state_bytes, at = struct.unpack('>I8I4', cards[i])
-      local s = unpacked(string.sub(cards[i], at, at + state_bytes - 1))
+      local s = unpacked(state)
       s.status, s.requeues, s.enqueued, s.since, s.reason, s.place = 'R', 0, q.now, 0, nil, next_number(q)
       redis.call('HSET', q.rows, id, row)
       table.insert(out.ready, score(s))

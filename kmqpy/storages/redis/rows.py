@@ -6,11 +6,13 @@ key + 1 (0: no key), length of the headers, key, headers, body.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from struct import Struct
 
 from kmqpy.message import Headers
+from kmqpy.storages.damage import no_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 
 _LENGTHS = Struct(">II")
@@ -64,7 +66,7 @@ def read_rows(data: bytes) -> list[MessageRow]:
             has_reason,
         ) = _SHOWN.unpack_from(data, at)
         row_at = at + _BEFORE_STATE + state_length
-        reason = data[at + _SHOWN.size : row_at].decode() if has_reason else None
+        reason = data[at + _SHOWN.size : row_at].decode(errors="replace") if has_reason else None
         first, key_length, headers_length = _ROW.unpack_from(data, row_at)
         body_at = row_at + _ROW.size
         at = row_at + row_length
@@ -73,7 +75,7 @@ def read_rows(data: bytes) -> list[MessageRow]:
         if key_length:
             key = data[body_at : (body_at := body_at + key_length - 1)]
         if headers_length:
-            headers = tuple(_headers(data[body_at : (body_at := body_at + headers_length)]))
+            headers = _headers(data[body_at : (body_at := body_at + headers_length)])
         rows.append(
             MessageRow(
                 row_id,
@@ -100,13 +102,19 @@ def _header_bytes(header: tuple[str, bytes | None]) -> tuple[bytes, ...]:
     return _NAME.pack(len(name)), name, _NAME.pack(length), value or b""
 
 
-def _headers(data: bytes) -> Iterator[tuple[str, bytes | None]]:
+def _headers(data: bytes) -> Headers:
+    try:
+        return tuple(_each_header(data))
+    except (struct.error, UnicodeDecodeError, AttributeError) as error:  # another program wrote them
+        return no_headers(error)
+
+
+def _each_header(data: bytes) -> Iterator[tuple[str, bytes | None]]:
     at = 0
     while at < len(data):
         name, at = _counted(data, at)
         value, at = _counted(data, at)
-        assert name is not None
-        yield name.decode(), value
+        yield name.decode(), value  # type: ignore[union-attr] # of None: AttributeError
 
 
 def _counted(data: bytes, at: int) -> tuple[bytes | None, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from operator import itemgetter
@@ -11,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy
 
-from kmqpy.core.throttle import Throttle
 from kmqpy.message import Headers
 from kmqpy.queue import Capabilities
+from kmqpy.storages.damage import no_headers
 from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 from kmqpy.storages.sql.statements import DialectName
 
@@ -25,8 +24,6 @@ CHUNK = 10_000
 """How many delays and leases that have ended one statement carries out."""
 MAX_BODY_BYTES = 2**28
 """A body is copied several times on its way; the databases themselves take a gigabyte at the most."""
-_log = logging.getLogger(__name__)
-_throttle = Throttle(60.0)
 
 
 class Fate(Enum):
@@ -146,7 +143,7 @@ def message_row(columns: Sequence[Any]) -> MessageRow:
     return MessageRow(
         row_id,
         take,
-        body if isinstance(body, bytes) else str(body).encode(),  # text that was written by hand to SQLite
+        body if isinstance(body, bytes) else str(body).encode(),  # a length, of dead_rows_without_bodies
         key,
         () if headers is None else headers_of(headers),
         -minus_priority,
@@ -183,9 +180,7 @@ def headers_of(data: bytes) -> Headers:
             for name, value in json.loads(data)
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        if _throttle.allows():
-            _log.warning("headers of a message can't be read; it has none", extra={"error": str(error)})
-        return ()
+        return no_headers(error)
 
 
 def _text(name: object) -> str:

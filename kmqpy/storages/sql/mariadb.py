@@ -39,6 +39,8 @@ _PUT_BYTES, _PUT_ROWS = 2**20, 1_000
 MAX_MESSAGE_BYTES = 7 * 2**20
 """Bodies are sent as hexadecimal digits, in packets of 16 MiB by default (max_allowed_packet)."""
 _NOBODY = ((0, 0),)
+_ANSWER_S = 60.0
+"""A connection on which nothing comes for longer is broken; the purge of a very large queue takes a while."""
 
 
 class MariaDb:
@@ -56,9 +58,16 @@ class MariaDb:
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
+        answer_s = max(_ANSWER_S, self._pool["pool_timeout"])
         made = sqlalchemy.create_engine(
             self._url,
-            connect_args={"autocommit": True, "charset": "utf8mb4", "connect_timeout": 5},
+            connect_args={
+                "autocommit": True,
+                "charset": "utf8mb4",
+                "connect_timeout": 5,
+                "read_timeout": answer_s,
+                "write_timeout": answer_s,
+            },
             **self._pool,
         )
         sqlalchemy.event.listen(made, "connect", _prepare)

@@ -93,8 +93,20 @@ class PostgreSql:
 
     def engine(self) -> sqlalchemy.Engine:
         """See Dialect."""
+        timeout_s = self._pool["pool_timeout"]
         made = sqlalchemy.create_engine(
-            self._url, connect_args={"autocommit": True, "prepare_threshold": 1}, **self._pool
+            self._url,
+            connect_args={
+                "autocommit": True,
+                "prepare_threshold": 1,
+                "connect_timeout": max(2, min(5, int(timeout_s))),  # at least 2 s, as libpq wants it
+                # A machine or network that is gone without a word: else the kernel waits for 15 minutes.
+                "tcp_user_timeout": int(timeout_s * 1000),
+                "keepalives_idle": 10,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+            },
+            **self._pool,
         )
         sqlalchemy.event.listen(made, "connect", _prepare)
         return made

@@ -26,6 +26,7 @@ from kmqpy.storages.sql.dialect import (
 )
 from kmqpy.storages.sql.statements import DialectName, Names, statements
 
+_OLDEST = (3, 37)  # has STRICT
 _SESSION = (
     "PRAGMA journal_mode = WAL",  # readers and the writer do not wait for each other
     "PRAGMA synchronous = FULL",  # what was committed outlives the machine
@@ -45,6 +46,11 @@ class Sqlite:
     _file: tuple[int, int] | None = None
 
     def __init__(self, url: sqlalchemy.URL, names: Names, clock: Clock, **pool: Any) -> None:
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise ConfigError(
+                f"SQLite {sqlite3.sqlite_version} is older than {'.'.join(map(str, _OLDEST))}: "
+                "use a Python with a newer one"
+            )
         self._url = url.set(drivername="sqlite+pysqlite")
         self._path = Path(url.database or "").absolute()
         self._numbers = names.tables["numbers"]

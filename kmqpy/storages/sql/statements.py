@@ -351,10 +351,13 @@ _MARIADB = {
 
 # --- SQLite -------------------------------------------------------------------------------------------
 
+# STRICT: without it SQLite stores text in a column of numbers, where another program writes it.
 _SQLITE_SCHEMA = (
-    "CREATE TABLE {meta} (name text PRIMARY KEY, value text NOT NULL)",
-    "CREATE TABLE {queues} (id integer PRIMARY KEY, name text NOT NULL UNIQUE, settings text NOT NULL)",
-    "CREATE TABLE {numbers} (next integer NOT NULL)",
+    "CREATE TABLE {meta} (name text PRIMARY KEY, value text NOT NULL) STRICT",
+    """CREATE TABLE {queues} (
+    id integer PRIMARY KEY, name text NOT NULL UNIQUE, settings text NOT NULL
+) STRICT""",
+    "CREATE TABLE {numbers} (next integer NOT NULL) STRICT",
     "INSERT INTO {numbers} (next) VALUES (1)",
     """CREATE TABLE {messages} (
     id integer PRIMARY KEY,
@@ -372,7 +375,7 @@ _SQLITE_SCHEMA = (
     message_key blob,
     headers blob,
     body blob NOT NULL
-)""",
+) STRICT""",
     "CREATE INDEX {messages_index}_ready ON {messages} (queue, minus_priority, place) WHERE state = 0",
     "CREATE INDEX {messages_index}_until ON {messages} (queue, state, until_ms) WHERE state <> 0",
 )

@@ -1,0 +1,29 @@
+"""A database of each kind, and a queue in it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sql_support import DRIVERS, Place
+
+from kmqpy.queue import Queue, storage_for
+
+
+@pytest.fixture(params=DRIVERS)
+def place(
+    request: pytest.FixtureRequest, database_url: Callable[[str], str], tmp_path: Path
+) -> Iterator[Place]:
+    name = request.param
+    made = Place(name, f"sqlite:///{tmp_path}/queues.db" if name == "sqlite" else database_url(name))
+    yield made
+    tables = made.names.tables
+    kind = dict.fromkeys(tables, "TABLE")
+    kind["numbers"] = "TABLE" if name == "sqlite" else "SEQUENCE"
+    made.execute(*(f"DROP {kind[what]} IF EXISTS {table}" for what, table in tables.items()))
+
+
+@pytest.fixture
+def queue(place: Place) -> Iterator[Queue]:
+    with storage_for(place.url) as storage:
+        storage.create("q")
+        yield storage.open("q")

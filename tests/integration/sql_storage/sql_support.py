@@ -1,0 +1,34 @@
+"""What tests of the storages in SQL share."""
+
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy
+
+from kmqpy.storages.sql.statements import Names
+
+DRIVERS = {
+    "sqlite": "sqlite+pysqlite",
+    "postgresql": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+}
+
+
+class Place:
+    """A database, and a prefix in it that no other test has."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self.prefix = f"t{uuid4().hex[:12]}_"
+        self.url = f"{url}?prefix={self.prefix}"
+        self.names = Names(prefix=self.prefix)
+        self.application = sqlalchemy.create_engine(
+            DRIVERS[name] + url.removeprefix(name), poolclass=sqlalchemy.NullPool
+        )
+
+    def execute(self, *statements: str) -> list[Any]:
+        """The rows of the last one."""
+        with self.application.begin() as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+            return list(result) if result.returns_rows else []

@@ -1,0 +1,158 @@
+"""Queues in SQL within transactions of the application, and their locks."""
+
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sql_support import Place
+
+from kmqpy.errors import ConfigError, QueueNotFound, ReceiptError, Unavailable
+from kmqpy.queue import Queue, queue_for, storage_for
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_message_is_sent_and_acknowledged_with_the_transaction(
+    place: Place, queue: Queue, raw: bool
+) -> None:
+    queue.send_many(["a", "b"])
+    messages = queue.receive(2, lease=60)
+    with place.application.connect() as connection:
+        given = connection.connection.driver_connection if raw else connection
+        for end in ("rollback", "commit"):
+            queue.ack(messages, connection=given)
+            sent = queue.send_many(["new", "too"], key="k", headers={"h": "1"}, connection=given)
+            if place.name != "sqlite":  # its readers are not to be kept waiting, but see the same
+                assert (queue.size(), queue.in_flight()) == (0, 2)
+            given.rollback() if end == "rollback" else given.commit()
+            if end == "rollback":
+                assert (queue.size(), queue.in_flight()) == (0, 2)
+    assert (queue.size(), queue.in_flight()) == (2, 0)
+    assert [(one.id, one.body, one.key) for one in queue.receive()] == [
+        (sent[0], b"new", b"k"),
+        (sent[1], b"too", b"k"),
+    ]
+
+
+def test_a_late_acknowledgement_rolls_the_transaction_back(place: Place, queue: Queue) -> None:
+    queue.send("x")
+    (late,) = queue.receive(lease=60)
+    queue.nack(late)
+    queue.receive(lease=60)
+    with place.application.connect() as connection:
+        queue.send("result", connection=connection)
+        with pytest.raises(ReceiptError, match="roll"):
+            queue.ack(late, connection=connection)
+        connection.rollback()
+    assert (queue.size(), queue.in_flight()) == (0, 1)
+
+
+def test_a_connection_to_elsewhere_sends_nothing(place: Place, queue: Queue, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="object is neither"):
+        queue.send("x", connection=object())
+    elsewhere = Place("sqlite", f"sqlite:///{tmp_path}/elsewhere.db")
+    with closing(sqlite3.connect(tmp_path / "elsewhere.db")) as connection:
+        if place.name == "sqlite":
+            with pytest.raises(Unavailable, match="no such table"):
+                queue.send("x", connection=connection)
+            with storage_for(elsewhere.url.replace(elsewhere.prefix, place.prefix)) as other:
+                other.create("q")
+                with pytest.raises(QueueNotFound):
+                    queue.send("x", connection=connection)
+                connection.rollback()
+    assert queue.size() == 0
+
+
+def test_a_connection_that_is_closed_or_failed_is_told(place: Place, queue: Queue) -> None:
+    queue.send("x")
+    received = queue.receive(lease=60)
+    connection = place.application.connect()
+    driver = connection.connection.driver_connection
+    connection.detach()
+    connection.close()
+    with pytest.raises(ConfigError, match=r"^connection: .* closed"):
+        queue.send("y", connection=connection)
+    with pytest.raises(Unavailable):
+        queue.ack(*received, connection=driver)
+    assert (queue.size(), queue.in_flight()) == (0, 1)
+    with place.application.connect() as failed:
+        failed.begin()
+        failed.invalidate()
+        with pytest.raises(ConfigError, match=r"^connection: .*[Rr]oll"):
+            queue.send("y", connection=failed)
+    assert (queue.size(), queue.in_flight()) == (0, 1)
+
+
+def test_a_connection_of_another_thread_is_told(tmp_path: Path) -> None:
+    with (
+        queue_for(f"sqlite:///{tmp_path}/queues.db?queue=q&create=true") as queue,
+        closing(sqlite3.connect(tmp_path / "queues.db")) as connection,
+        ThreadPoolExecutor(1) as thread,
+        pytest.raises(Unavailable, match="same thread"),
+    ):
+        thread.submit(queue.send, "x", connection=connection).result()
+
+
+def test_large_headers_are_sent_in_several_statements(place: Place, queue: Queue) -> None:
+    headers = {"large": b"h" * 2_000_000}
+    ids = queue.send_many([b"x"] * 10, headers=headers)
+    found = queue.receive(lease=60)
+    assert [one.id for one in found] == ids
+    assert all(one.headers == (("large", headers["large"]),) for one in found)
+
+
+def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Place, queue: Queue) -> None:
+    if place.name == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    queue.send_many(["a", "b"])
+    (message,) = queue.receive(1, lease=0.2)
+    with place.application.connect() as connection:
+        queue.ack(message, connection=connection)
+        time.sleep(0.3)  # the lease is over, and the row is locked
+        began = time.monotonic()
+        found = queue.receive(10, wait=0, lease=60)
+        assert [one.body for one in found] == [b"b"]
+        assert queue.size() >= 0
+        assert time.monotonic() - began < 4
+        connection.rollback()
+    assert [one.attempts for one in queue.receive(wait=10)] == [2]
+
+
+def test_what_is_committed_late_keeps_its_place_and_nobody_waiting(place: Place, queue: Queue) -> None:
+    if place.name == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    with place.application.connect() as connection:
+        queue.send_many(["1", "2"], connection=connection)
+        queue.send_many(["3", "4"])
+        assert [one.body for one in queue.receive(1, wait=0, lease=60)] == [b"3"]
+        connection.commit()
+    assert [one.body for one in queue.receive(wait=0, lease=60)] == [b"1", b"2", b"4"]
+
+
+def test_a_nack_that_meets_a_lock_counts_once(place: Place, queue: Queue) -> None:
+    if place.name == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    queue.send("x")
+    (message,) = queue.receive(1, lease=60)
+    with place.application.connect() as connection, ThreadPoolExecutor(1) as thread:
+        queue.ack(message, connection=connection)
+        nack = thread.submit(queue.nack, message)
+        time.sleep(0.2)
+        connection.rollback()
+        nack.result(60)
+    assert [one.attempts for one in queue.receive()] == [2]
+
+
+def test_a_receipt_with_the_largest_numbers_finishes_nothing(queue: Queue) -> None:
+    queue.send("x")
+    (message,) = queue.receive(1, lease=60)
+    prefix, number, _ = message.receipt.rsplit(".", 2)
+    largest = 2**63 - 1
+    forged = [f"{prefix}.{number}.{largest}", f"{prefix}.{largest}.1", f"{prefix}.{largest}.{largest}"]
+    queue.ack(forged)
+    queue.nack(forged)
+    assert queue.extend(forged, lease=60) == forged
+    assert queue.dead_letters.redrive([str(largest)]) == 0
+    assert queue.in_flight() == 1

@@ -1,0 +1,124 @@
+"""Rows and files of queues in SQL that others write, replace or delete."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sql_support import Place
+
+from kmqpy.errors import ConfigError, MessageError, Unavailable
+from kmqpy.queue import Queue, queue_for, storage_for
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b"[5]", b"[[5, null]]", b'[["a", "\\u0141"]]', b"\xff", b"[" * 100_000]
+)
+def test_headers_that_can_not_be_read_cost_neither_the_message_nor_others(
+    place: Place, queue: Queue, data: bytes
+) -> None:
+    ids = queue.send_many([b"x", b"y"], headers={"a": b"b"})
+    with place.application.begin() as connection:
+        change = sqlalchemy.text(f"UPDATE {place.prefix}messages SET headers = :data WHERE id = :id")
+        connection.execute(change, {"data": data, "id": int(ids[0])})
+    found = queue.receive(lease=60)
+    assert [(one.id, one.headers) for one in found] == [(ids[0], ()), (ids[1], (("a", b"b"),))]
+    assert queue.ack(found) is None
+    assert queue.in_flight() == 0
+
+
+def test_a_queue_has_the_name_of_its_row(place: Place) -> None:
+    with storage_for(place.url) as storage:
+        storage.create("q")
+        place.execute(f"UPDATE {place.prefix}queues SET name = 'renamed' WHERE name = 'q'")
+        assert storage.describe("renamed").name == "renamed"
+        assert storage.open("renamed").name == "renamed"
+
+
+@pytest.mark.parametrize("damage", ["DELETE FROM {}", "INSERT INTO {} VALUES (5)"])
+def test_a_damaged_sequence_of_sqlite_is_told(tmp_path: Path, damage: str) -> None:
+    place = Place("sqlite", f"sqlite:///{tmp_path}/queues.db")
+    with queue_for(f"{place.url}&queue=q&create=true") as queue:
+        place.execute(damage.format(f"{place.prefix}numbers"))
+        with pytest.raises(ConfigError, match=f"{place.prefix}numbers.*one row"):
+            queue.send("x")
+        place.execute(f"DELETE FROM {place.prefix}numbers", f"INSERT INTO {place.prefix}numbers VALUES (7)")
+        queue.send("x")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("body", "'text'"),
+        ("message_key", "5"),
+        ("take", "'one'"),
+        ("minus_priority", "x'ff'"),
+        ("reason", "x'ff'"),
+    ],
+)
+def test_sqlite_refuses_values_of_another_type(tmp_path: Path, column: str, value: str) -> None:
+    place = Place("sqlite", f"sqlite:///{tmp_path}/queues.db")
+    with queue_for(f"{place.url}&queue=q&create=true") as queue:
+        queue.send("x")
+        with pytest.raises(sqlalchemy.exc.IntegrityError, match="cannot store"):
+            place.execute(f"UPDATE {place.prefix}messages SET {column} = {value}")
+        assert queue.receive()[0].body == b"x"
+
+
+def test_an_sqlite_that_is_too_old_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    with pytest.raises(ConfigError, match=r"older than 3\.37"):
+        storage_for(f"sqlite:///{tmp_path}/queues.db")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_deleted_takes_no_messages(tmp_path: Path, replaced: bool) -> None:
+    file = tmp_path / "queues.db"
+    with queue_for(f"sqlite:///{file}?queue=q&create=true") as queue:
+        queue.send("x")
+        for one in tmp_path.iterdir():
+            one.unlink()
+        if replaced:
+            queue_for(f"sqlite:///{file}?queue=q&create=true").close()
+        with pytest.raises(Unavailable, match=r"queues.db was deleted or replaced"):
+            queue.send("y")
+        with pytest.raises(Unavailable, match=r"queues.db was deleted or replaced"):
+            queue.receive()
+
+
+def test_a_message_that_is_too_large_with_its_headers_is_told(queue: Queue, place: Place) -> None:
+    if place.name != "mariadb":
+        pytest.skip("the others have a limit of bodies only")
+    with pytest.raises(MessageError, match="more than MariaDB takes"):
+        queue.send(b"x" * 4_000_000, headers={"large": b"h" * 4_000_000})
+    queue.send(b"\xff" * 7_000_000)
+    assert len(queue.receive()[0].body) == 7_000_000
+
+
+def test_a_connection_of_postgresql_has_a_cursor_for_each_statement_and_keeps_no_result(
+    database_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    cursor_of = psycopg.Connection.cursor
+
+    def cursor(self: Any, **options: Any) -> Any:
+        found = cursor_of(self, **options)
+        if options:  # the notifier's has none
+            made.append(found)
+        return found
+
+    with storage_for(Place("postgresql", database_url("postgresql")).url) as storage:
+        storage.create("q")
+        queue = storage.open("q")
+        queue.send_many([b"x"] * 6)
+        monkeypatch.setattr(psycopg.Connection, "cursor", cursor)
+        for count in (1, 1, 3, 1):
+            messages = queue.receive(count, wait=0)
+            assert [message.body for message in messages] == [b"x"] * count
+            queue.ack(messages)
+        assert len(made) == 2  # for the take and for the acknowledgement
+        assert all(one.pgresult.ntuples == 0 for one in made)
+        assert queue.size() == 0
