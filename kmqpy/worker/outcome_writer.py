@@ -65,7 +65,7 @@ class OutcomeWriter:
             self._changed.notify()
 
     def _next_batch(self) -> list[tuple[HeldMessage, Outcome]]:
-        """What has been put; empty once closed."""
+        """Wait for outcomes, and return all that were put; empty once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             batch, self._waiting = self._waiting, []
