@@ -97,5 +97,5 @@ class OutcomeWriter:
         failed = context.run(call_for_all, partial(outcome.apply, self._queue), group)
         if failed:  # the messages are redelivered when their leases end
             error = next(iter(failed.values()))
-            text = "messages could not be settled; they will be redelivered"
-            self._failures.report("settle", text, error, len(failed))
+            text = "messages could not be acknowledged or given back; they will be redelivered"
+            self._failures.report("finish", text, error, len(failed))
