@@ -20,7 +20,7 @@ def shared_servers(cluster, zookeeper, tmp_path, monkeypatch):
     with Admin(KafkaConnection(bootstrap=cluster.bootstrap), zookeeper, timeout=60) as admin:
         for registered in admin.list_queues():
             if registered.settings.name.startswith("demo-"):
-                admin.delete_queue(registered.settings)
+                admin.delete_queue(registered.settings.name)
 
 
 @pytest.mark.usefixtures("shared_servers")
