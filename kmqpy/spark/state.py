@@ -63,8 +63,8 @@ OUTCOME = (
 no dead letter is a copy of it; for the columns from `hold` on see _outcome()."""
 
 _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
-"""Who finished a message. The last one is a tracker that does not say: it was finished before (rule
-R30). It counts where retention has taken the markers that said it."""
+"""Who finished a message. `_TAKEN_LATE`: a tracker did, and says that the message was finished before (rule
+R30); this counts where retention has deleted the markers by which it was finished."""
 _FORMER, _ENDED, _OPENED, _CHANGED = -5, -4, -3, -2
 """Markers offsets of the markers that outcomes are turned back into, below all others."""
 _NOWHERE = -6
@@ -220,7 +220,7 @@ def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
 
 
 def own_dead_letters(records: DataFrame, queue: QueueSettings) -> DataFrame:
-    """Of the records of a dead-letter topic those that are of `queue`; see records.is_dead_letter_of."""
+    """Return the records of a dead-letter topic that are of `queue`; see records.is_dead_letter_of."""
     origin = header_text(DEAD_LETTER_TOPIC)
     without_origin = F.lit(is_dead_letter_of((), queue))
     named = origin.rlike(r"^[A-Za-z0-9._-]{1,249}$")

@@ -17,7 +17,7 @@ _OPS = {
     "nack": ("nacked", "Messages given back."),
     "extend": ("extended", "Leases extended."),
     "dead-letter": ("dead_lettered", "Messages moved to the dead letters by a client."),
-    "late-ack": ("late_acked", "Copies ended, since an earlier consumer acknowledged the message."),
+    "late-ack": ("late_acked", "Copies finished because an earlier consumer acknowledged the message."),
     "late-dead-letter": ("late_dead_lettered", "Copies dead-lettered unseen, as an earlier consumer asked."),
     "late-postpone": ("late_postponed", "Copies given back unseen: an earlier lease or delay is not over."),
 }
@@ -30,7 +30,7 @@ class PrometheusTelemetry(Telemetry):
     kmq_client_sent_total, …_received_total, …_acked_total, …_nacked_total, …_extended_total,
     …_dead_lettered_total, …_late_acked_total, …_late_dead_lettered_total, …_late_postponed_total   messages
     kmq_client_failures_total{queue, what}   what kmqpy got over by itself
-    kmq_client_in_flight    messages held, by the client that spoke last
+    kmq_client_in_flight    messages in flight, of the client that reported last
     kmq_worker_handler_seconds{queue, outcome}   histogram; outcome is `ok` or `error`
 
     One for each registry (default: the global one); share it between clients, but where several
@@ -44,7 +44,7 @@ class PrometheusTelemetry(Telemetry):
             op: Counter(f"kmq_client_{name}", text, ["queue"], registry=registry)
             for op, (name, text) in _OPS.items()
         }
-        self._received = Counter("kmq_client_received", "Messages taken.", ["queue"], registry=registry)
+        self._received = Counter("kmq_client_received", "Messages handed out.", ["queue"], registry=registry)
         self._failures = Counter(
             "kmq_client_failures",
             "Failures that kmqpy got over by itself.",
@@ -52,7 +52,10 @@ class PrometheusTelemetry(Telemetry):
             registry=registry,
         )
         self._in_flight = Gauge(
-            "kmq_client_in_flight", "Messages that the client holds.", ["queue"], registry=registry
+            "kmq_client_in_flight",
+            "Messages received by the client that are in flight.",
+            ["queue"],
+            registry=registry,
         )
         self._seconds = Histogram(
             "kmq_worker_handler_seconds",

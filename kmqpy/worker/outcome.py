@@ -75,7 +75,7 @@ Outcome = Acknowledge | GiveBack | DeadLetter
 
 ACKNOWLEDGE = Acknowledge()
 RELEASE = GiveBack(count=False)
-"""Of a message whose handler was not called, or did not end in time."""
+"""The outcome of a message whose handler was not called, or did not end in time."""
 
 
 def failed_outcome(error: BaseException, attempts: int, backoff: Backoff) -> Outcome:

@@ -65,7 +65,7 @@ class OutcomeWriter:
             self._changed.notify()
 
     def _next_batch(self) -> list[tuple[HeldMessage, Outcome]]:
-        """What has been put; empty once closed."""
+        """Wait for outcomes, and return all that were put; empty once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             batch, self._waiting = self._waiting, []
@@ -97,5 +97,5 @@ class OutcomeWriter:
         failed = context.run(call_for_all, partial(outcome.apply, self._queue), group)
         if failed:  # the messages are redelivered when their leases end
             error = next(iter(failed.values()))
-            text = "messages could not be settled; they will be redelivered"
-            self._failures.report("settle", text, error, len(failed))
+            text = "messages could not be acknowledged or given back; they will be redelivered"
+            self._failures.report("finish", text, error, len(failed))

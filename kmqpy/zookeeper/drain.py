@@ -27,7 +27,7 @@ _WAIT_S = 10.0
 _LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError)
 _OUR_PARTS = {"items", "locks", "meta", "dlq"}
 _PREFIXES = ("queue-", "item-", "entry-", "meta-", "qn-")
-"""Of Curator, of kmqpy and ZkQueue, of kazoo, and of ZooKeeper's own recipe."""
+"""Prefixes of items of Curator, of kmqpy and ZkQueue, of kazoo, and of ZooKeeper's own recipe."""
 _MANY_BYTES = 1_000_000
 
 

@@ -30,12 +30,12 @@ def check_packet(request: Any, max_bytes: int, what: str) -> None:
 
 
 def check_multi(multi: TransactionRequest, max_bytes: int, what: str) -> None:
-    """The same for a kazoo transaction."""
+    """Do what check_packet() does for a kazoo transaction."""
     check_packet(Transaction(multi.operations), max_bytes, what)
 
 
 def check_create(zk: KazooClient, path: str, data: bytes, max_bytes: int, what: str) -> None:
-    """The same for the creation of one znode with the default ACL."""
+    """Do what check_packet() does for the creation of one znode with the default ACL."""
     multi = zk.transaction()
     multi.create(path, data)
     check_multi(multi, max_bytes, what)

@@ -1,11 +1,29 @@
 """The demo ends, also when a part of it does not work."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 
+from kmqpy import Admin
 from kmqpy.dev import demo
 from kmqpy.errors import ClusterError
+from kmqpy.kafka.settings import KafkaConnection
 
 
+@pytest.fixture
+def shared_servers(cluster, zookeeper, tmp_path, monkeypatch):
+    """The demo runs on the servers that all tests share; its queue is deleted when the test is over."""
+    servers = SimpleNamespace(bootstrap=cluster.bootstrap, zookeeper=cluster.zookeeper, folder=tmp_path)
+    monkeypatch.setattr(demo, "Cluster", lambda **_: contextlib.nullcontext(servers))
+    yield
+    with Admin(KafkaConnection(bootstrap=cluster.bootstrap), zookeeper, timeout=60) as admin:
+        for registered in admin.list_queues():
+            if registered.settings.name.startswith("demo-"):
+                admin.delete_queue(registered.settings.name)
+
+
+@pytest.mark.usefixtures("shared_servers")
 def test_a_consumer_that_dies_ends_the_demo_with_its_last_words(monkeypatch):
     start = demo._Demo._process
 

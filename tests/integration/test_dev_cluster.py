@@ -93,12 +93,12 @@ def test_everything_is_gone_soon_after_its_owner_was_killed(halted: bool) -> Non
     program = """if True:
         import json, sys, threading
         from kmqpy.dev import Cluster
-        cluster = Cluster()
+        cluster = Cluster(brokers=0, zookeepers=2)  # two JVMs that start faster than a broker
         starter = threading.Thread(target=cluster.start)  # the servers outlive this thread
         starter.start(); starter.join()
-        pids = [cluster.broker().pid, cluster.zookeeper_server().pid]
+        pids = [cluster.zookeeper_server(1).pid, cluster.zookeeper_server(2).pid]
         if len(sys.argv) > 1:
-            cluster.broker().pause()
+            cluster.zookeeper_server(1).pause()
         print(json.dumps([str(cluster.folder), *pids]), flush=True)
         sys.stdin.read()
     """

@@ -114,8 +114,8 @@ class IgnoredFailures(MarkerWriter):
 class ForgetsFailures(MarkerWriter):
     """Writes again what failed, and tells who waits for it that it is written (rule R26)."""
 
-    def _again(self, _ticket: Any, *failed: Any) -> None:
-        super()._again(self._ticket, *failed)
+    def _send_failed_later(self, _ticket: Any, *failed: Any) -> None:
+        super()._send_failed_later(self._ticket, *failed)
 
 
 class RetriesFromMemory(Redeliverer):

@@ -120,7 +120,7 @@ class TestOutcomes:
         with Worker(queue, lambda message: None, concurrency=1, telemetry=failures):
             queue.wait_until_finished(1)
         assert queue.of("ack") == ["r2"]
-        assert failures.what == ["settle"]
+        assert failures.what == ["finish"]
 
     def test_messages_that_end_while_an_acknowledgement_is_under_way_are_acknowledged_together(self):
         queue = FakeQueue(*["x"] * 20)

@@ -24,19 +24,26 @@ class TrackerMetrics:
         self.markers = counter("kmq_markers_read", "Markers read")
         self.undecodable_markers = counter("kmq_undecodable_markers", "Markers skipped: not decodable")
         self.unsupported_markers = counter("kmq_unsupported_markers", "Markers of a newer kmqpy")
-        self.undecodable_counts = counter("kmq_undecodable_counts", "Redelivery counts read as 0")
+        self.undecodable_counts = counter(
+            "kmq_undecodable_counts", "Unreadable redelivery counts, taken as 0"
+        )
         self.redelivered = counter("kmq_redelivered", "Messages redelivered")
         self.dead_lettered = counter("kmq_dead_lettered", "Messages moved to the dead-letter topic")
         self.late_acks = counter("kmq_late_acks", "Acks of messages that were not in flight any more")
         self.taken_late = counter(
-            "kmq_taken_late", "Messages taken after their end, and ended without a copy"
+            "kmq_taken_late", "Messages that were finished already when they were taken; they get no copy"
         )
         self.acknowledged = counter(
             "kmq_dead_letters_spared",
             "Acknowledged copies that became no dead letters",
         )
-        self.lost_to_retention = counter("kmq_lost_to_retention", "Messages gone before they were finished")
-        self.markers_lost = counter("kmq_markers_lost_to_retention", "Takeovers above the stored safe offset")
+        self.lost_to_retention = counter(
+            "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished"
+        )
+        self.markers_lost = counter(
+            "kmq_markers_lost_to_retention",
+            "Takeovers that began above the stored offset: Kafka had deleted markers",
+        )
         self.failures = counter("kmq_redelivery_failures", "Redelivery attempts that failed and are retried")
         self.failed_markers = counter("kmq_failed_markers", "Markers not applied, by a bug of the tracker")
         self.clock_leads = counter(
@@ -66,7 +73,7 @@ class TrackerMetrics:
         self.owned = Gauge("kmq_owned_partitions", "Partitions owned", ["queue"], registry=self.registry)
         self.lateness = Histogram(
             "kmq_redelivery_lateness_seconds",
-            "From due to committed",
+            "Seconds from the end of a lease, or a due time, to the commit of the copy",
             ["queue"],
             buckets=_LATENESS_BUCKETS,
             registry=self.registry,

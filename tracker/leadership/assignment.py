@@ -235,7 +235,7 @@ class _Matching:
         self._kept: dict[str, list[_Bid]] = {}
         """By member, what it keeps, the best bid first; made when it is first asked for."""
         self._walks: dict[Partition, Iterator[tuple[int, str]]] = {}
-        """Of partitions that were turned away, the members that they have not asked yet."""
+        """By partition that was turned away, the members that it has not asked yet."""
         self._turned_away: list[Partition] = []
 
     def run(self) -> None:

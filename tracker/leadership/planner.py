@@ -26,7 +26,7 @@ class Planner:
         self._stand_in: frozenset[Partition] = frozenset()
         self._ranked_for: Any = None
         self._ranking: dict[Partition, tuple[str, ...]] = {}
-        """Of the partitions that concern us."""
+        """The members in order of rank, by partition; for partitions that concern this tracker."""
         self.claimed: set[Partition] = set()
         """Partitions whose leader znode is ours, or may be."""
 

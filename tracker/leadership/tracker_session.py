@@ -44,7 +44,7 @@ class TrackerSession:
         self._connection = 0
         """Counts changes of the connection's state."""
         self._verified = (-1, 0.0)
-        """Of which connection, and until when."""
+        """The number of the connection that was verified last, and until when that is good."""
         self.verify_at = 0.0
         """When the session is verified next; 0: at once."""
         self._gave_up_at: float | None = None

@@ -26,7 +26,7 @@ DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12
 _MOST_OFFSETS = 1 << 24
-"""Of one claim; many times what a transaction ends."""
+"""The most offsets that one claim may name: many times what a transaction copies."""
 
 
 def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:

@@ -1,4 +1,4 @@
-"""What clients did with a message after it was copied: late operations (rules R32, R33). Pure: no I/O.
+"""Late operations: markers of clients for a message that was copied before (rules R32, R33). Pure: no I/O.
 
 A late acknowledgement ends the copies; a late nack, extension or dead-letter request applies to the copy that
 is not taken yet. A copy carries a header that says from where to look for them:
@@ -41,10 +41,10 @@ _SINGLE_COPY = re.compile(rb"([0-9]{1,10}):([0-9]{1,19})")
 _MOST_ANCESTORS = 10_000
 """More than any message has. Forged markers could name a copy as its own ancestor, without end."""
 _MOST_OPERATIONS = 100_000
-"""Of a partition; the oldest are forgotten, which means that their copies are handed out as usual."""
+"""The most that are kept of a partition; copies of the oldest, which are forgotten, are handed out."""
 _MOST_BLOCKS = 1 << 18
-"""Of 1,024 offsets each in which messages are watched. Forged markers can name many offsets in few
-bytes; what is named once there are so many is not watched, and its copies are handed out as usual."""
+"""The most blocks, of 1,024 offsets each, in which messages are watched: forged markers can name many
+offsets in few bytes. Copies of messages in further blocks are handed out as usual."""
 
 
 def planned_at_header(queue: str, partition: int, position: int) -> tuple[str, bytes]:

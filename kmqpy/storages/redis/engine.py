@@ -17,11 +17,11 @@ from kmqpy.storages.redis.server import Server
 from kmqpy.storages.settings import StoredQueueSettings
 
 _FORMAT = 1
-"""Of the keys; a storage of a larger one is of a newer kmqpy."""
+"""The version of the keys; a storage with a larger one is of a newer kmqpy."""
 _MAX_BODY_BYTES = 2**26
 _MAX_PUT_BYTES = 2**29
 _NUMBERS = 2**16
-"""Of messages and places; a queue gets so many at a time."""
+"""How many numbers of messages and places a queue gets at a time."""
 _STEP = 1000
 
 

@@ -18,8 +18,8 @@ from kmqpy.storages.engine import MessageRow, NewRow, TakeRef
 _LENGTHS = Struct(">II")
 _BARE = _LENGTHS.pack(0, 0)
 _SHOWN = Struct(">QQIIxBIIQQQ8xB")
-"""Of a row in a reply: id, bytes of the body where the body is left out, length of the state, of the row; and
-of the state: priority, take, requeues, times, whether there is a reason."""
+"""Before a row in a reply: its id, bytes of the body if that is left out, lengths of state and row; then of
+the state priority, take, requeues, times, whether there is a reason."""
 _BEFORE_STATE = 24
 _ROW = Struct(">QII")
 _NAME = Struct(">I")

@@ -59,7 +59,7 @@ class Names:
 
     @property
     def qualified(self) -> dict[str, str]:
-        """The same with the schema."""
+        """The names of `tables`, with the schema before them."""
         before = f"{self.schema}." if self.schema else ""
         return {what: before + name for what, name in self.tables.items()}
 
@@ -77,7 +77,7 @@ _GONE = (
     .replace("since_ms", "{now}", 1)
     .replace("until_ms", "{now} + :lease_ms", 1)
 )
-"""Of rows that are deleted as they are taken, what they would have been."""
+"""The columns of rows that are deleted as they are taken, with the values that a take would have set."""
 
 _OVER_THE_LIMIT = "requeues >= :most"
 _ENDED = "state = 2 AND :automatic = 1 AND until_ms <= {now}"

@@ -93,14 +93,14 @@ class Pages(dict[int, PageSummary]):
 
     @property
     def ready(self) -> Sequence[tuple[tuple[int, int], int]]:
-        """Of each page with rows that are ready the `Row.order` of the first and the number, in order."""
+        """For each page with ready rows: the `Row.order` of the first one, and the page's number; sorted."""
         if self._ready is None:
             self._ready = sorted(_ready_entry(number, page) for number, page in self.items() if page.ready)
         return self._ready
 
     @property
     def due(self) -> Sequence[tuple[int, int]]:
-        """Of each page with delays or leases that end by themselves `due_ms` and the number, in order."""
+        """For each page with delays or leases that end by themselves: its `due_ms` and number; sorted."""
         if self._due is None:
             self._due = sorted((page.due_ms, number) for number, page in self.items() if page.due_ms)
         return self._due

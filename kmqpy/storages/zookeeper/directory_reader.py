@@ -12,7 +12,7 @@ from kmqpy.storages.zookeeper.znodes import Znodes
 
 
 class DirectoryReader:
-    """Of one queue; keeps the table that it has seen last. For one thread at a time."""
+    """Reads the directory of one queue; keeps the last table that it read. For one thread at a time."""
 
     def __init__(self, znodes: Znodes, generation: str) -> None:
         self._znodes = znodes

@@ -41,14 +41,14 @@ class ItemNames:
 
 
 def priority_prefix(priority: int) -> str:
-    """Of an item of a priority queue: a lower number comes first; 32 bits, signed."""
+    """The prefix for items of a priority queue. A lower number comes first; 32 bits, signed."""
     if not -(2**31) <= priority < 2**31:
         raise ConfigError(f"priority: {priority} is not a signed number of 32 bits")
     return f"{PREFIX}{'1' if priority >= 0 else '0'}{priority & 0xFFFFFFFF:08X}"
 
 
 def id_prefix(item_id: str) -> str:
-    """Of an item of an id queue; `/` and `|` in the id become `_`, as in Curator."""
+    """The prefix for items of an id queue; `/` and `|` in the id become `_`, as in Curator."""
     if not item_id:
         raise ConfigError("item_id: must not be empty")
     return f"{PREFIX}{_SEPARATOR}{cleaned_id(item_id)}{_SEPARATOR}"
@@ -67,7 +67,7 @@ def id_of(name: str) -> str | None:
 
 
 def delay_prefix(due_ms: int) -> str:
-    """Of an item of a delay queue that is due then, in ms since 1970 UTC."""
+    """The prefix for items of a delay queue that are due at `due_ms`, ms since 1970 UTC."""
     if not 0 <= due_ms < 2**63:
         raise ConfigError(f"due_ms: {due_ms} is not from 0 to 2**63 - 1")
     return f"{PREFIX}{_SEPARATOR}{due_ms:08X}{_SEPARATOR}"

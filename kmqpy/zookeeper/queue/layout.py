@@ -66,7 +66,7 @@ class QueuePaths:
         return self.item(_item_prefix(priority))
 
     def new_item_like(self, name: str) -> str:
-        """The same for an item of the priority of item or dead letter `name`."""
+        """The path of a new item with the priority of the item or dead letter `name`."""
         return self.new_item(_priority_of(name))
 
     def dead_letter(self, name: str) -> str:

@@ -47,7 +47,7 @@ class Refusal(Enum):
     """Why an item is not handed out."""
 
     TOO_OFTEN = "too often"
-    """It goes to the queue's dlq."""
+    """The item goes to the queue's dlq."""
     NOT_YET = "not yet"
     """Its back-off is not over."""
 

@@ -30,7 +30,7 @@ class SessionWatch:
     def __init__(self, zk: KazooClient) -> None:
         self.zk = zk
         self.number = 1
-        """Of the session; a transaction is good as long as it does not change."""
+        """The number of the session; a transaction is good as long as this number does not change."""
         self.closed = False
         self._giving_up = threading.Lock()
         zk.add_listener(self._on_state)

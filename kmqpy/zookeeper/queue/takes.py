@@ -41,13 +41,13 @@ class NotTaken(Enum):
     """Why an item was not taken."""
 
     GONE = "gone"
-    """It is not there any more."""
+    """The item is not there any more."""
     LOCKED = "locked"
     """Another transaction has it."""
     NOT_YET = "not yet"
     """Its back-off is not over."""
     REFUSED = "refused"
-    """It was handed out too often, and is a dead letter now."""
+    """The item was handed out too often, and is a dead letter now."""
 
 
 Found = Item | NotTaken | KmqError
