@@ -6,7 +6,7 @@ the oracle that the tests compare with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -27,7 +27,6 @@ _KEY_BYTES = 12
 _START_BYTES = 9
 _END, _START, _START_RUNS, _END_RUNS, _END_BITMAP = (bytes((kind,)) for kind in range(5))
 _FIRST_RESERVED, _LAST_RESERVED = b"\x05", b"\x0f"
-_REST = 2**31 - 1
 _ONE_BYTE = 128
 """A code point below this is one byte in UTF-8."""
 
@@ -65,7 +64,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
     Raises ConfigError when a column of Spark's Kafka source is missing.
     """
     check_columns(records, RECORD, "decode_markers")
-    key, value, kind = F.col("key"), F.col("value"), F.substring("value", 1, 1)
+    key, kind = F.col("key"), F.substring("value", 1, 1)
     size, first = F.length("value"), int64(F.substring("key", 5, 8))
     # Few projections, since each copies its rows: one that looks at bytes, one that judges.
     looked = records.select(
@@ -83,9 +82,9 @@ def decode_markers(records: DataFrame) -> DataFrame:
         .when((size > 1) & kind.isin([_binary(_END_RUNS), _binary(_END_BITMAP)]), kind)
         .when(kind.between(_binary(_FIRST_RESERVED), _binary(_LAST_RESERVED)), kind)
         .alias("kind"),
-        F.when(
-            (size > 1) & kind.between(_binary(_START_RUNS), _binary(_END_BITMAP)), _range(value, first)
-        ).alias("offsets"),
+        F.when((size > 1) & kind.between(_binary(_START_RUNS), _binary(_END_BITMAP)), _range()).alias(
+            "offsets"
+        ),
         F.when(
             (size >= _START_BYTES) & kind.isin([_binary(_START), _binary(_START_RUNS)]),
             int64(F.substring("value", 2, 8)),
@@ -181,104 +180,81 @@ def _is_range(kind: Column) -> Column:
     return kind.between(_binary(_START_RUNS), _binary(_END_BITMAP))
 
 
-def _range(value: Column, first: Column) -> Column:
-    """The messages of a range marker, null where the range is not valid."""
-    kind, size = F.substring(value, 1, 1), F.length(value)
-    return (
-        F.when(kind == _binary(_END_BITMAP), _of_bitmap(value, first))
-        .when(kind == _binary(_END_RUNS), _of_runs(F.substring(value, 2, _REST), size - 1, first))
-        .otherwise(_of_runs(F.substring(value, _START_BYTES + 1, _REST), size - _START_BYTES, first))
+def _range() -> Column:
+    """The messages of the range marker in the columns `value` and `key`, null where the range is not valid.
+
+    Written as SQL: as calls of functions it would be 600 requests to Spark's JVM, each time.
+    """
+    return F.expr(_let("conv(hex(substring(key, 5, 8)), 16, -10)::bigint", "first", _RANGE))
+
+
+def _let(value: str, name: str, body: str) -> str:
+    """SQL for `body`, in which `name` is `value`, worked out once: SQL has no other way to name a part."""
+    return f"element_at(transform(array({value}), {name} -> {body}), 1)"
+
+
+_LETTERS = "ghijklmnopqrstuv"
+
+_FITS = f"span <= {MAX_SPAN} and first <= {INT64_MAX} - (span - 1)"
+
+_LISTED = """filter(
+    transform(split(bits, ''), (bit, index) -> if(bit = '1', first + index, null)),
+    one -> one is not null
+)"""
+"""The offsets whose bits are 1; `bits` is text, with the bit of the message `first` in front."""
+
+_BYTES = [f"(shiftright(packed, {8 * place}) & 127)" for place in range(4)]
+_LEB128 = f"""case length(digits)
+    when 2 then {_BYTES[0]}
+    when 4 then {_BYTES[1]} + {_BYTES[0]} * {2**7}
+    when 6 then {_BYTES[2]} + {_BYTES[1]} * {2**7} + {_BYTES[0]} * {2**14}
+    else {_BYTES[3]} + {_BYTES[2]} * {2**7} + {_BYTES[1]} * {2**14} + {_BYTES[0]} * {2**21}
+end"""
+"""The number that `digits` stand for, up to four bytes of unsigned LEB128, the lowest bits first."""
+
+_BITS_OF_RUNS = """array_join(
+    transform(numbers, (number, index) -> repeat(if(index % 2 = 0, '1', '0'), number::int)), ''
+)"""
+"""A 1 for each message of the runs and a 0 for each other."""
+
+
+def _of_runs(data: str, size: str) -> str:
+    """SQL for the messages of the runs in `data`, `size` bytes, from the message `first` on."""
+    several = _let(_BITS_OF_RUNS, "bits", _LISTED)
+    of_span = f"if({_FITS}, if(size(numbers) = 1, sequence(first, first + (span - 1)), {several}), null)"
+    sum_ = "aggregate(numbers, 0L, (total, number) -> total + number)"
+    numbers = f"transform(found, digits -> {_let('conv(digits, 16, 10)::bigint', 'packed', _LEB128)})"
+    # Together they are all the bytes, they end with the count of a run, and none is 0 or longer than it
+    # need be.
+    whole = (
+        f"length(array_join(found, '')) = 2 * ({size}) and size(found) % 2 = 1 "
+        "and not exists(found, digits -> endswith(digits, '00'))"
     )
+    of_found = f"if({whole}, {_let(numbers, 'numbers', _let(sum_, 'span', of_span))}, null)"
+    return _let(f"regexp_extract_all(hex({data}), '{_NUMBER}', 1)", "found", of_found)
 
 
-def _of_runs(data: Column, size: Column, first: Column) -> Column:
-    found = F.regexp_extract_all(F.hex(data), F.lit(_NUMBER), F.lit(1))
-
-    def of_found(found: Column) -> Column:
-        # Together they are all the bytes, they end with the count of a run, and none is 0 or longer than
-        # it need be.
-        whole = (
-            (F.length(F.array_join(found, "")) == 2 * size)
-            & (F.size(found) % 2 == 1)
-            & ~F.exists(found, lambda number: number.endswith("00"))
-        )
-        return F.when(whole, _let(F.transform(found, _leb128), of_numbers))
-
-    def of_numbers(numbers: Column) -> Column:
-        span = F.aggregate(numbers, F.lit(0).cast("bigint"), lambda sum_, number: sum_ + number)
-        return _let(span, lambda span: F.when(_fits(first, span), of_span(numbers, span)))
-
-    def of_span(numbers: Column, span: Column) -> Column:
-        one_run = F.sequence(first, first + (span - 1))
-        return F.when(F.size(numbers) == 1, one_run).otherwise(_listed(first, _bits_of_runs(numbers)))
-
-    return _let(found, of_found)
-
-
-def _of_bitmap(value: Column, first: Column) -> Column:
-    size = F.length(value)
-    last = _byte(F.substring(value, -1, 1))
-    good = (size <= MAX_SPAN // 8 + 1) & (last > 0) & (_byte(F.substring(value, 2, 1)) % 2 == 1)
-    span = ((size - 2) * 8 + F.length(F.bin(last))).cast("bigint")
-    bits = _bits_of_bitmap(F.hex(F.substring(value, 2, _REST)))
-    return F.when(good & _fits(first, span), _listed(first, bits))
-
-
-def _fits(first: Column, span: Column) -> Column:
-    return (span <= MAX_SPAN) & (first <= INT64_MAX - (span - 1))
-
-
-def _listed(first: Column, bits: Column) -> Column:
-    """The offsets whose bits are 1."""
-    return F.filter(
-        F.transform(F.split(bits, ""), lambda bit, index: F.when(bit == "1", first + index)),
-        lambda offset: offset.isNotNull(),
-    )
-
-
-def _let(value: Column, body: Callable[[Column], Column]) -> Column:
-    """`body` of `value`, worked out once: SQL has no other way to name a part of an expression."""
-    return F.element_at(F.transform(F.array(value), body), 1)
-
-
-def _bits_of_runs(numbers: Column) -> Column:
-    """A 1 for each message of the runs and a 0 for each other, as text."""
-    parts = F.transform(
-        numbers,
-        lambda number, index: F.repeat(F.when(index % 2 == 0, "1").otherwise("0"), number.cast("int")),
-    )
-    return F.array_join(parts, "")
-
-
-def _bits_of_bitmap(digits: Column) -> Column:
-    """The bits of a bitmap in hex, the lowest bit of each byte first."""
-    bits = F.regexp_replace(digits, "(.)(.)", "$2$1")
+def _of_bitmap() -> str:
+    """SQL for the messages of the bitmap in `value`, from the message `first` on."""
+    bits = "regexp_replace(hex(substring(value, 2)), '(.)(.)', '$2$1')"  # the lowest bit of each byte first
     # By way of letters, so that no replacement meets the digits of another.
-    bits = F.translate(bits, "0123456789ABCDEF", "ghijklmnopqrstuv")
-    for nibble, letter in enumerate("ghijklmnopqrstuv"):
-        bits = F.replace(bits, F.lit(letter), F.lit(f"{nibble:04b}"[::-1]))
-    return bits
+    bits = f"translate({bits}, '0123456789ABCDEF', '{_LETTERS}')"
+    for nibble, letter in enumerate(_LETTERS):
+        lowest_first = f"{nibble:04b}"[::-1]
+        bits = f"replace({bits}, '{letter}', '{lowest_first}')"
+    first, last = (f"conv(hex(substring(value, {place}, 1)), 16, 10)::int" for place in (2, -1))
+    good = f"length(value) <= {MAX_SPAN // 8 + 1} and {last} > 0 and {first} % 2 = 1"
+    span = f"((length(value) - 2) * 8 + length(bin({last})))::bigint"
+    of_span = f"if({_FITS}, {_let(bits, 'bits', _LISTED)}, null)"
+    return f"if({good}, {_let(span, 'span', of_span)}, null)"
 
 
-def _leb128(digits: Column) -> Column:
-    """The number that up to four bytes of unsigned LEB128, in hex, stand for."""
-    value = F.conv(digits, 16, 10).cast("bigint")
-    size = F.length(digits)
-
-    def byte(place: int) -> Column:
-        return F.shiftright(value, 8 * place).bitwiseAND(0x7F)
-
-    # The first byte has the lowest bits.
-    return (
-        F.when(size == 2, byte(0))
-        .when(size == 4, byte(1) + byte(0) * 2**7)
-        .when(size == 6, byte(2) + byte(1) * 2**7 + byte(0) * 2**14)
-        .otherwise(byte(3) + byte(2) * 2**7 + byte(1) * 2**14 + byte(0) * 2**21)
-    )
-
-
-def _byte(data: Column) -> Column:
-    return F.conv(F.hex(data), 16, 10).cast("int")
+_RANGE = f"""case hex(substring(value, 1, 1))
+    when '{_END_BITMAP.hex()}' then {_of_bitmap()}
+    when '{_END_RUNS.hex()}' then {_of_runs("substring(value, 2)", "length(value) - 1")}
+    else {_of_runs(f"substring(value, {_START_BYTES + 1})", f"length(value) - {_START_BYTES}")}
+end"""
+"""Of `value`, from the message `first` on."""
 
 
 def _binary(data: bytes) -> Column:

@@ -74,6 +74,26 @@ def test_a_death_while_files_are_moved(spark, tmp_path, monkeypatch):
     assert {path.name for path in out.iterdir()} == {"name=name 0", "name=name 1"}
 
 
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_a_micro_batch_of_a_number_that_was_written(spark, tmp_path, form):
+    """Nothing of it may be left out but what is there: its messages are acknowledged afterwards."""
+    target = made(spark, Sink(path=str(tmp_path / "rows"), format=form))
+    other_numbers_than_written(spark, target)
+    (tmp_path / "rows.kmq" / "begun-a.json").unlink(missing_ok=True)
+    target.write(batch_of(spark, [90]), 1, "a")
+    assert ids_in(spark, target) == [*range(9), 90]
+
+
+def other_numbers_than_written(spark, target):
+    target.write(batch_of(spark, [0, 1]), 0, "a")
+    target.write(batch_of(spark, [2, 3]), 1, "a")  # and the driver dies
+    target.write(batch_of(spark, [2, 3, 4]), 1, "a")  # the function had failed for the last one
+    target.write(batch_of(spark, [5, 6]), 1, "a")  # of an old copy of the checkpoint, as are those below
+    target.write(batch_of(spark, [7]), 0, "a")
+    target.write(batch_of(spark, [8]), 1, "a")
+    assert ids_in(spark, target) == list(range(9))
+
+
 def test_files_have_the_size_that_is_aimed_at(spark, tmp_path):
     def files(size):
         out = tmp_path / str(size)

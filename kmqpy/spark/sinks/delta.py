@@ -1,4 +1,8 @@
-"""Delta tables: a micro-batch is one commit, which its number makes unique."""
+"""Delta tables: a micro-batch is one commit, which its number makes unique.
+
+Delta says nothing when it ignores a micro-batch, since the table has one of that number or a later one. So
+the number is noted beside the table before it is written; where it was noted before, the table is searched.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from kmqpy.spark.sinks.files import (
     FIRST_GUESS,
     arranged,
     check_partitioning,
+    is_begun,
     noted_queue,
     persisted,
     place_of,
@@ -26,7 +31,7 @@ from kmqpy.spark.sinks.target import Target
 
 @dataclass(frozen=True)
 class DeltaTarget(Target):
-    """A Delta table in a folder; Delta ignores a micro-batch that it has committed already."""
+    """A Delta table in a folder; Delta ignores a micro-batch if it has that one or a later one already."""
 
     settings: ClassVar[Mapping[str, str]] = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -45,17 +50,27 @@ class DeltaTarget(Target):
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:
         """See Target."""
+        again = is_begun(place_of(self.sink.path), run, number)
+        once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
         with persisted(batch) as rows:
-            count = rows.count()
-            new = without_known(rows, lambda *_: batch.sparkSession.read.format("delta").load(self._uri))
-            new = arranged(new, self.sink, count, FIRST_GUESS)
-            once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
-            writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
-            writer.partitionBy(*self.sink.partition_by).save(self._uri)
+            self._append(self._unknown(rows, again=again), rows.count(), once)
+            # Delta may have ignored that. No other driver can add this micro-batch any more.
+            if again and not (missing := self._unknown(rows, again=True)).isEmpty():
+                self._append(missing, rows.count(), {})
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
         return spark.read.format("delta").load(self._uri).select(*schema.names)
+
+    def _unknown(self, rows: DataFrame, *, again: bool) -> DataFrame:
+        return without_known(
+            rows, lambda *_: rows.sparkSession.read.format("delta").load(self._uri), again=again
+        )
+
+    def _append(self, rows: DataFrame, count: int, once: Mapping[str, str]) -> None:
+        new = arranged(rows, self.sink, count, FIRST_GUESS)
+        writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
+        writer.partitionBy(*self.sink.partition_by).save(self._uri)
 
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(place_of(self.sink.path), queue)

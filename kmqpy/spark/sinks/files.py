@@ -1,8 +1,8 @@
 """Parquet, ORC, JSON and CSV, so that any reader of the folder sees each row once.
 
 Spark writes a micro-batch into a folder beside the target; the finished files are moved from there. A list
-of the files of the last micro-batch tells a rerun what to remove: where the driver died between moving
-and Spark's commit.
+of the files of the last micro-batch tells a rerun what to remove: where the driver died while it moved them.
+If all of them were moved they stay, and a rerun adds the messages that are missing.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ class FileTarget(Target):
         prefix = f"kmq-{run}-{number:09d}-"
         with _unavailable(self.sink.path), persisted(batch) as rows:
             before = _object_in(place.system, last)
-            if (before.get("run"), before.get("batch")) == (run, number):
+            again = (before.get("run"), before.get("batch")) == (run, number)
+            if again and before.get("moved") is not True:
                 for name in _names(before, prefix, last):
                     _remove(place.system, f"{place.root}/{name}")
             count = rows.count()
             if not count:
                 return
-            new = without_known(rows, lambda *_: self.read(batch.sparkSession, _fields(batch)))
+            new = without_known(rows, lambda *_: self.read(batch.sparkSession, _fields(batch)), again=again)
             size = found if isinstance(found := before.get("row_bytes"), int) and found > 0 else FIRST_GUESS
             self._stage(arranged(new, self.sink, count, size), place, size)
             staged = data_files(place.system, staging)
@@ -87,6 +88,7 @@ class FileTarget(Target):
                 target = f"{place.root}/{name}"
                 place.system.create_dir(target.rpartition("/")[0], recursive=True)
                 place.system.move(path, target)
+            _replace(place.system, last, json.dumps({**told, "moved": True}).encode())
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
@@ -193,6 +195,20 @@ def noted_queue(place: _Files, queue: str) -> str:
         if not found:
             _replace(place.system, path, json.dumps({"queue": queue}).encode())
         return str(found.get("queue", queue))
+
+
+def is_begun(place: _Files, run: str, number: int) -> bool:
+    """Whether this micro-batch, or a later one of its checkpoint, may have been begun; notes that it is.
+
+    Without a note nobody knows, but of the first micro-batch.
+    """
+    path = f"{place.root}.kmq/begun-{run}.json"
+    with _unavailable(path):
+        begun = _object_in(place.system, path).get("batch", -1 if number == 0 else None)
+        if not isinstance(begun, int) or begun >= number:
+            return True
+        _replace(place.system, path, json.dumps({"batch": number}).encode())
+    return False
 
 
 def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable, shown
+from kmqpy.errors import ConfigError, KmqError, MissingExtra, NotSupported, Unavailable
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.files import (
     FIRST_GUESS,
@@ -83,7 +83,8 @@ class IcebergTarget(Target):
     """An Iceberg table, `path` its name (`namespace.table`); options are those of its catalog in pyiceberg.
 
     The option `catalog` names one of pyiceberg's configuration; it is "default" without it. The table's
-    property `kmq.batch.<run>` is the number of the last micro-batch that it has, so that none is added twice.
+    property `kmq.batch.<run>` is the number of the last micro-batch that it has: of that one, and earlier
+    ones, only messages are added that it has not.
     """
 
     # Spark's default, INT96, is no type of Iceberg.
@@ -105,11 +106,6 @@ class IcebergTarget(Target):
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:
         """See Target."""
-        with self._told(Unavailable):
-            table = self._table()
-            if self._has(table, run, number):
-                self._tidy(table, run, number)
-                return
         with persisted(batch) as rows:
             if count := rows.count():
                 self._add(rows, count, run, number)
@@ -125,7 +121,7 @@ class IcebergTarget(Target):
         return _rows_of(spark, [task.file.file_path for task in tasks], schema)
 
     def _add(self, rows: DataFrame, count: int, run: str, number: int) -> None:
-        """Add the rows to the table in one commit, unless it has this micro-batch.
+        """Add the rows of messages that the table has not, in one commit.
 
         The commit holds only for the table that was searched for messages it has; where another one comes
         first, the table is searched again.
@@ -134,9 +130,7 @@ class IcebergTarget(Target):
         for left in reversed(range(_TRIES)):
             with self._told(Unavailable):
                 table = self._table()
-                if self._has(table, run, number):
-                    break
-            near = self._near(table, rows, run)
+            near = self._near(table, rows, run, again=_may_have(table, run, number))
             if staged is None or staged.near != near:
                 staged = self._stage(rows, count, near, _folder_of(table, run, number))
             with self._told(Unavailable):
@@ -151,17 +145,19 @@ class IcebergTarget(Target):
         with self._told(Unavailable):
             self._tidy(self._table(), run, number)
 
-    def _near(self, table: Table, rows: DataFrame, run: str) -> _Near:
+    def _near(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _Near:
         """The files of the table that may hold messages of these rows.
 
-        Since the run's own last commit, only other runs can have added copies of its messages; without such a
-        commit, only its copies can be of messages that are there.
+        again  whether the table may have this micro-batch
+
+        Otherwise, since the run's own last commit, only other runs can have added copies of its messages;
+        without such a commit, only its copies can be of messages that are there.
         """
         newest = table.current_snapshot()
         if newest is None:
             return _Near()
         is_last = newest.summary is not None and newest.summary.get(_RUN) == run
-        span = offsets_of(rows.where(COPY) if is_last else rows)
+        span = offsets_of(rows.where(COPY) if is_last and not again else rows)
         if span is None:
             return _Near()
         low, high = span
@@ -172,13 +168,15 @@ class IcebergTarget(Target):
 
     def _stage(self, rows: DataFrame, count: int, near: _Near, parent: str) -> _Staged:
         """Write the rows of messages that are in none of the files `near` into a folder in `parent`."""
+        # A name of its own for each try: a driver that was thought dead may still add its files.
+        name = uuid.uuid4().hex
         new = rows.drop(COPY)
         if near.files:
             new = without(rows, _rows_of(rows.sparkSession, sorted(near.files), origin_schema()), near.span)
+            if new.isEmpty():
+                return _Staged(name=name, paths=[], near=near)
         copies = {f"{_FOLDER}{name}": F.col(name) for name in self.sink.partition_by}
         new = arranged(new, self.sink, count, FIRST_GUESS).withColumns(copies)
-        # A name of its own for each try: a driver that was thought dead may still add its files.
-        name = uuid.uuid4().hex
         folder = place_of(f"{parent}/{name}")
         new.write.partitionBy(*copies).parquet(folder.uri)
         with self._told(Unavailable):
@@ -245,26 +243,6 @@ class IcebergTarget(Target):
                     transaction.set_properties({_QUEUE: queue})
             return table.properties.get(_QUEUE, queue)
 
-    def _has(self, table: Table, run: str, number: int) -> bool:
-        """Return True if the table has this micro-batch; raises ConfigError where it can't tell."""
-        name = f"kmq.batch.{run}"
-        value = table.properties.get(name)
-        if value is None or value == str(number):
-            return value is not None
-        is_number = value.isascii() and value.isdecimal() and len(value) < _DIGITS
-        if is_number and int(value) < number:
-            return False
-        problem = f"out: Iceberg table {self.sink.path!r}: its property {name!r} is {shown(value)}"
-        if is_number:
-            raise ConfigError(
-                f"{problem}, but the checkpoint is at micro-batch {number}: it is an old copy, or somebody "
-                "has changed the property; name a new checkpoint"
-            )
-        raise ConfigError(
-            f"{problem}, which is no number of a micro-batch; set it to what {_BATCH!r} says in the summary "
-            f"of the newest snapshot with {_RUN!r} {run!r}"
-        )
-
     def _table(self) -> Table:
         return self._catalog().load_table(self.sink.path)
 
@@ -281,6 +259,15 @@ class IcebergTarget(Target):
             raise
         except Exception as error:
             raise kind(f"out: Iceberg table {self.sink.path!r}: {one_line(error)}") from error
+
+
+def _may_have(table: Table, run: str, number: int) -> bool:
+    """Whether the table may have this micro-batch, or a later one."""
+    value = table.properties.get(f"kmq.batch.{run}")
+    if value is None:
+        return False
+    is_number = value.isascii() and value.isdecimal() and len(value) < _DIGITS
+    return not is_number or int(value) >= number
 
 
 def _folder_of(table: Table, run: str, number: int) -> str:

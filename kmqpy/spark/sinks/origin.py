@@ -70,15 +70,17 @@ def with_copy(schema: StructType) -> StructType:
     return StructType([*with_origin(schema).fields, StructField(COPY, _TYPES[COPY])])
 
 
-def without_known(batch: DataFrame, written: Callable[[int, int], DataFrame]) -> DataFrame:
+def without_known(
+    batch: DataFrame, written: Callable[[int, int], DataFrame], *, again: bool = False
+) -> DataFrame:
     """The rows of `batch` but those of messages that the sink has rows of, without COPY.
 
     batch    must be persisted, because it is evaluated twice
     written  what the sink has: at least its rows of the original offsets from the one to the other
-
-    Only a copy can be of such a message, so where there is none, `written` is not called.
+    again    whether the micro-batch may have been written before. Otherwise only a copy can be of such a
+             message, so where there is none, `written` is not called
     """
-    span = offsets_of(batch.where(COPY))
+    span = offsets_of(batch if again else batch.where(COPY))
     return batch.drop(COPY) if span is None else without(batch, written(*span), span)
 
 

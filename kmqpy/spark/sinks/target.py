@@ -77,6 +77,9 @@ class Target(ABC):
         """Write the rows of a micro-batch, which is evaluated once.
 
         run  names the checkpoint within which `number` says which micro-batch it is
+
+        A micro-batch of a number that the sink has may hold other messages: those for which the function
+        failed before, or, with an old copy of a checkpoint, new ones. What the sink has not is written.
         """
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:  # noqa: ARG002
