@@ -2,7 +2,8 @@
 
 `python -m benchmarks.storage_speed` (see --help). One by one and in batches of 100, with 1 and 8 takers,
 which are threads of one process, at several depths. kmqpy and each peer have a process of their own;
-before each turn PostgreSQL is vacuumed, and what is measured begins when a peer is warm. Rows are in the form
+before each turn PostgreSQL is vacuumed, and Redis rewrites its append-only file, which would else take a core
+in the middle of some turns. What is measured begins when a peer is warm. Rows are in the form
 of benchmarks.results.
 """
 
@@ -20,12 +21,14 @@ from uuid import uuid4
 
 import click
 import psycopg
+from redis import Redis
 
 from benchmarks.children import peer
 from benchmarks.lab import Lab
 from benchmarks.peers.storage_queues import filled
 from benchmarks.results import Case, Figures, Row, run_case, shown, to_json
 from benchmarks.sizes import Sizes
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Databases
 from kmqpy.queue import storage_for
 
@@ -216,14 +219,31 @@ def _server(name: str, started: Databases, folder: Path) -> Server:
             Peer(name="rq", package="rq==3.0.0", script=REDIS_PEERS),
             Peer(name="taskiq", package="taskiq-redis==1.2.4", script=REDIS_PEERS),
         ]
-    tidy_up = partial(_vacuum, url) if name == "postgresql" else Server.tidy_up
-    return Server(name=name, url=url, peer_url=lambda: url, peers=peers, tidy_up=tidy_up)
+    tidy_up = {"postgresql": _vacuum, "redis": _rewrite, "valkey": _rewrite}.get(name)
+    return Server(
+        name=name,
+        url=url,
+        peer_url=lambda: url,
+        peers=peers,
+        tidy_up=partial(tidy_up, url) if tidy_up else Server.tidy_up,
+    )
 
 
 def _vacuum(url: str) -> None:
     """Free what dead rows and index entries take, in all tables."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
+
+
+def _rewrite(url: str) -> None:
+    """Rewrite the append-only file, and wait until it is done."""
+    with Redis.from_url(url) as client:
+        client.bgrewriteaof()
+        while True:
+            found = client.info("persistence")
+            if not (found["aof_rewrite_in_progress"] or found["aof_rewrite_scheduled"]):
+                return
+            SYSTEM_CLOCK.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 `redis_queues.py PEER URL TAKERS BATCH SECONDS DEPTH`
 
 bare-redis  a stream and its group, by the same redis-py: the ceiling. EXISTS and XADD; XAUTOCLAIM, for leases
-            that have ended, and XREADGROUP; XACK and XDEL; each in one round trip
+            that have ended, and XREADGROUP; XPENDING, XACK and XDEL in one script, since XACK alone would
+            acknowledge what somebody else has taken meanwhile; each in one round trip
 rq          jobs that do nothing, by the calls that its worker makes; it takes them one by one
 taskiq      its broker over a stream, without the tasks; a batch is awaited at once
 
@@ -25,6 +26,18 @@ from benchmarks.queue_load import BODY, Worker, measure
 
 _LEASE_MS = 30_000
 _FILLED_AT_ONCE = 50_000
+_FINISH = """local held = {}
+for _, one in ipairs(redis.call('XPENDING', KEYS[1], 'g', ARGV[2], ARGV[#ARGV], #ARGV, ARGV[1])) do
+  held[one[1]] = true
+end
+local ids = {}
+for i = 2, #ARGV do
+  if held[ARGV[i]] then ids[#ids + 1] = ARGV[i] end
+end
+if #ids > 0 then
+  redis.call('XACK', KEYS[1], 'g', unpack(ids))
+  redis.call('XDEL', KEYS[1], unpack(ids))
+end"""
 _FILL = "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'd', ARGV[2]) end"
 
 
@@ -34,6 +47,7 @@ class BareRedis:
 
         self._redis = redis.Redis.from_url(url, protocol=2)
         self._name = uuid4().hex
+        self._finish = self._redis.register_script(_FINISH)
 
     @staticmethod
     def prepare(url: str, depth: int) -> None:
@@ -62,11 +76,7 @@ class BareRedis:
         return [*claimed[1], *(found[0][1] if found else ())]
 
     def finish(self, taken: Sequence[Any]) -> None:
-        ids = [row[0] for row in taken]
-        with self._redis.pipeline(transaction=False) as pipe:
-            pipe.xack("bare", "g", *ids)
-            pipe.xdel("bare", *ids)
-            pipe.execute()
+        self._finish(keys=["bare"], args=[self._name, *(row[0] for row in taken)])
 
     def close(self) -> None:
         self._redis.close()

@@ -2,9 +2,11 @@
 
 `sql_queues.py PEER URL TAKERS BATCH SECONDS DEPTH`
 
-bare-postgresql  the statements that do the same work, without any of our code: the ceiling. One table,
-                 a lease that is found by index, SKIP LOCKED; a put locks the queue against its deletion, a
-                 take looks for leases that have ended; no priorities, delays or dead letters
+bare-postgresql  the least statements for such a queue, without any of our code: the ceiling. One table for
+                 all queues, a lease that is found by index, SKIP LOCKED; a put locks the queue against its
+                 deletion, a take looks for leases that have ended. A message has what every storage promises:
+                 key, headers, first and last enqueue time, number of requeues. No priorities, delays, dead
+                 letters, or places of redelivered messages
 kmqpy-statements the statements of kmqpy on its own tables, by psycopg without any other code of ours: what
                  priorities, delays and dead letters cost the server
 litequeue, huey  queues of Python in SQLite, as they are; synchronous = FULL as ours
@@ -35,24 +37,26 @@ _SESSION = (
     "plan_cache_mode = force_generic_plan",
 )
 _TABLE = """CREATE TABLE IF NOT EXISTS bare_queue (
-    id bigserial PRIMARY KEY, until_ms bigint NOT NULL DEFAULT 0, take integer NOT NULL DEFAULT 0,
-    enqueued_ms bigint NOT NULL, body bytea NOT NULL
+    id bigserial PRIMARY KEY, queue bigint NOT NULL, until_ms bigint NOT NULL DEFAULT 0,
+    take integer NOT NULL DEFAULT 0, requeues integer NOT NULL DEFAULT 0, enqueued_ms bigint NOT NULL,
+    first_enqueued_ms bigint NOT NULL, message_key bytea, headers bytea, body bytea NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)"""
-_INDEX = "CREATE INDEX IF NOT EXISTS bare_ready ON bare_queue (id) WHERE until_ms = 0"
-_INDEX_OF_LEASES = "CREATE INDEX IF NOT EXISTS bare_until ON bare_queue (until_ms) WHERE until_ms > 0"
+_INDEX = "CREATE INDEX IF NOT EXISTS bare_ready ON bare_queue (queue, id) WHERE until_ms = 0"
+_INDEX_OF_LEASES = "CREATE INDEX IF NOT EXISTS bare_until ON bare_queue (queue, until_ms) WHERE until_ms > 0"
 _NOW = "(SELECT CAST(extract(epoch FROM now()) * 1000 AS bigint))"
-_PUT = f"""INSERT INTO bare_queue (enqueued_ms, body)
-SELECT {_NOW}, new.body
+_PUT = f"""INSERT INTO bare_queue (queue, enqueued_ms, first_enqueued_ms, body)
+SELECT queue.id, {_NOW}, {_NOW}, new.body
 FROM (SELECT id FROM bare_queues WHERE id = 1 FOR KEY SHARE) AS queue, unnest(%s::bytea[]) AS new(body)
 RETURNING id"""
 _TAKE = f"""UPDATE bare_queue SET until_ms = {_NOW} + 30000, take = take + 1
 WHERE id = ANY (ARRAY(
     SELECT id FROM bare_queue
-    WHERE until_ms = 0 AND coalesce((SELECT min(until_ms) FROM bare_queue WHERE until_ms > 0) > {_NOW}, true)
-    ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
-)) RETURNING id, take, enqueued_ms, until_ms, body"""
+    WHERE queue = 1 AND until_ms = 0 AND coalesce(
+        (SELECT min(until_ms) FROM bare_queue WHERE queue = 1 AND until_ms > 0) > {_NOW}, true
+    ) ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
+)) RETURNING id, take, requeues, enqueued_ms, first_enqueued_ms, until_ms, message_key, headers, body"""
 _FINISH = """DELETE FROM bare_queue USING unnest(%s::bigint[], %s::integer[]) AS ref(ref_id, ref_take)
-WHERE id = ref_id AND take = ref_take"""
+WHERE id = ref_id AND take = ref_take AND queue = 1"""
 
 
 class BarePostgresql:
@@ -74,7 +78,8 @@ class BarePostgresql:
                 connection.execute(statement)
             connection.execute(_TABLE)
             connection.execute(
-                "INSERT INTO bare_queue (enqueued_ms, body) SELECT 0, %s FROM generate_series(1, %s)",
+                "INSERT INTO bare_queue (queue, enqueued_ms, first_enqueued_ms, body) "
+                "SELECT 1, 0, 0, %s FROM generate_series(1, %s)",
                 (BODY, depth),
             )
             connection.execute(_INDEX)
