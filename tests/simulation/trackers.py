@@ -38,9 +38,8 @@ _transaction = stepwise(
     {"open_producer", "execute", "_abort", "_flush_claim"},
     librdkafka=Module,
 )
-_claim = stepwise(
-    "tracker.redelivery.claim", {"settle"}, TransactionCancelled=_transaction.TransactionCancelled
-)
+_markers_since_plan = stepwise("tracker.redelivery.markers_since_plan", {"read_to"})
+_claim = stepwise("tracker.redelivery.claim", {"settle"}, TransactionCancelled=_transaction.TransactionCancelled)
 
 
 def _controlled_claim(*given: Any) -> Any:
@@ -53,6 +52,7 @@ _redeliverer = stepwise(
     {"open", "redeliver", "_redeliver_some", "_send_all", "_transact", "_transact_once"},
     librdkafka=Module,
     Claim=_controlled_claim,
+    MarkersSincePlan=_markers_since_plan.MarkersSincePlan,
     ClaimOvertaken=_transaction.ClaimOvertaken,
     CopyTransaction=_transaction.CopyTransaction,
     ProducerUnusable=_transaction.ProducerUnusable,

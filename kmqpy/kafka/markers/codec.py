@@ -63,6 +63,7 @@ _START_TYPE = 0x01
 _START_RUNS_TYPE = 0x02
 _END_RUNS_TYPE = 0x03
 _END_BITMAP_TYPE = 0x04
+_RANGE_TYPES = (_START_RUNS_TYPE, _END_RUNS_TYPE, _END_BITMAP_TYPE)
 _RESERVED_TYPES = range(0x05, 0x10)
 
 MAX_SPAN = 1 << 16
@@ -220,6 +221,11 @@ def encode_start(redeliver_after_ms: int) -> bytes:
 def encode_end() -> bytes:
     """The value of an end marker (1 byte)."""
     return _END
+
+
+def is_range(value: bytes) -> bool:
+    """Return True for the value of a range marker, valid or not."""
+    return value[0] in _RANGE_TYPES
 
 
 def decode_value(value: bytes | None) -> int | None:
