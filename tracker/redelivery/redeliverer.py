@@ -25,7 +25,8 @@ from kmqpy.kafka.copies.copy_transaction import (
     TransactionCancelled,
     open_producer,
 )
-from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED, TAKEN_LATE, end_markers
+from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings

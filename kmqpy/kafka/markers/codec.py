@@ -69,6 +69,13 @@ _RESERVED_TYPES = range(0x05, 0x10)
 MAX_SPAN = 1 << 16
 """Offsets from the lowest to the highest of a range, both included."""
 
+TAKEN_LATE = "taken late"
+"""The reason in end markers of messages that were taken after they had been ended (rule R30)."""
+
+ACKNOWLEDGED = "acknowledged"
+"""The reason in end markers of copies that would have become dead letters, and that an earlier consumer has
+acknowledged (rule R32)."""
+
 _BITMAP_PIECE = 32
 
 Runs = tuple[tuple[int, int], ...]
