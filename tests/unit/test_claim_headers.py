@@ -35,7 +35,7 @@ def test_what_cannot_be_read_is_refused(data):
 
 
 def test_few_bytes_cannot_name_more_than_a_reader_has_memory_for():
-    data = [naming_tick(3, CLAIM, range(n * MAX_SPAN, (n + 1) * MAX_SPAN))[2][1] for n in range(257)]
-    assert len(named_offsets(data[:256], CLAIM, 3)) == 256 * MAX_SPAN
-    with pytest.raises(DecodeError, match="more than 16777216 offsets"):
+    data = [naming_tick(3, CLAIM, range(n * MAX_SPAN, (n + 1) * MAX_SPAN))[2][1] for n in range(17)]
+    assert len(named_offsets(data[:16], CLAIM, 3)) == 16 * MAX_SPAN
+    with pytest.raises(DecodeError, match="more than 1048576 offsets"):
         named_offsets(data, CLAIM, 3)

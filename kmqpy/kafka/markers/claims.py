@@ -22,8 +22,9 @@ CLAIM = "kmq-claim"
 DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12
-_MOST_OFFSETS = 1 << 24
-"""The most offsets that one claim may name: many times what a transaction copies."""
+_MOST_OFFSETS = 1 << 20
+"""The most offsets that one claim may name: many times what a transaction copies. To read so many, each apart,
+takes a second."""
 
 
 def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:
@@ -36,7 +37,7 @@ def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[byte
 
 
 def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetRuns:
-    """The offsets that the headers `name` of a record hold; raises DecodeError, also for more than 16 M.
+    """The offsets that the headers `name` of a record hold; raises DecodeError, also for more than 1 M.
 
     Few bytes can name many offsets, and anybody can write such headers.
     """
