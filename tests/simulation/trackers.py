@@ -39,7 +39,9 @@ _transaction = stepwise(
     librdkafka=Module,
 )
 _markers_since_plan = stepwise("tracker.redelivery.markers_since_plan", {"read_to"})
-_claim = stepwise("tracker.redelivery.claim", {"settle"}, TransactionCancelled=_transaction.TransactionCancelled)
+_claim = stepwise(
+    "tracker.redelivery.claim", {"settle"}, TransactionCancelled=_transaction.TransactionCancelled
+)
 
 
 def _controlled_claim(*given: Any) -> Any:

@@ -23,8 +23,8 @@ DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12
 _MOST_OFFSETS = 1 << 20
-"""The most offsets that one claim may name: many times what a transaction copies. To read so many, each apart,
-takes a second."""
+"""The most offsets that one claim may name: many times what a transaction copies. Reading so many, each
+apart, takes a second."""
 
 
 def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:
