@@ -15,10 +15,11 @@ from typing import Any
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ConfigError, DecodeError, ReceiptError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op, decode_key, encode_key
+from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.life import MessageLife, RecordFacts, SeenMarker, build_life, shown
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
-from kmqpy.kafka.markers.records import message_headers, read_headers, read_marker
+from kmqpy.kafka.markers.message_filter import MessageFilter
+from kmqpy.kafka.markers.records import message_headers, read_headers
 from kmqpy.kafka.message_headers import DEAD_LETTER_REASON, ORIGINAL_TIMESTAMP, int_header
 from kmqpy.kafka.receipt import Receipt
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -36,7 +37,6 @@ _MOST_RECORDS = 10_000
 """The most records of one message that are followed; further ones are ignored."""
 _PLACE = re.compile(r"(?:([a-zA-Z0-9._-]{1,249}):)?([0-9]{1,10})[:-]([0-9]{1,19})")
 _LOG_APPEND_TIME = 2
-_RANGES = (0x02, 0x03, 0x04)
 _FORGED = Throttle(60.0)
 
 Progress = Callable[[int], None]
@@ -293,7 +293,7 @@ class _LogReading:
         self.since_ms = min(times_ms.values())
         self.found: dict[RecordPlace, list[SeenMarker]] = {}
         self.elsewhere: dict[RecordPlace, int] = {}
-        self._offsets: set[int] = set()
+        self._filter = MessageFilter(log[1], ())
         self._open: set[int] = set()
         self._last_end_ms = 0
         for offset in times_ms:
@@ -301,40 +301,18 @@ class _LogReading:
 
     def take(self, records: Sequence[Any]) -> bool:
         """Take in the next records of the markers partition; True when no others are needed."""
-        for record in records:
-            key, value = record.key(), record.value()
-            if key in self._keys or (value and value[0] in _RANGES and self._is_near(key)):
-                self._take(record)
-        return not self._open and records[-1].timestamp()[1] > self._last_end_ms + LATE_MS
-
-    def _want(self, offset: int) -> None:
-        place = RecordPlace(*self.log, offset)
-        self.found[place] = []
-        self._offsets.add(offset)
-        self._open.add(offset)
-        self._keys = {encode_key(one.partition, one.offset) for one in self.found}
-        self._lowest, self._highest = min(self._offsets), max(self._offsets)
-
-    def _is_near(self, key: bytes | None) -> bool:
-        """Return True if a range marker with this key can speak of a wanted message."""
-        try:
-            _, first = decode_key(key)
-        except DecodeError:
-            return False
-        return self._lowest - MAX_SPAN < first <= self._highest
-
-    def _take(self, record: Any) -> None:
-        try:
-            marker = read_marker(record)
-        except DecodeError:
-            return
-        runs = marker.offset_runs
-        for offset in sorted(self._offsets):
-            if any(first <= offset < first + count for first, count in runs):
+        for record, marker, about in self._filter.pick(records):
+            for offset in about:
                 copy = _copy_named(record, marker, offset, self.log[0])
                 seen = SeenMarker(record.offset(), record.timestamp()[1], marker, copy)
                 self.found[RecordPlace(*self.log, offset)].append(seen)
                 self._note(offset, seen)
+        return not self._open and records[-1].timestamp()[1] > self._last_end_ms + LATE_MS
+
+    def _want(self, offset: int) -> None:
+        self.found[RecordPlace(*self.log, offset)] = []
+        self._open.add(offset)
+        self._filter.add([offset])
 
     def _note(self, offset: int, seen: SeenMarker) -> None:
         if seen.marker.op is Op.END:
@@ -342,11 +320,11 @@ class _LogReading:
             self._last_end_ms = max(self._last_end_ms, seen.timestamp_ms)
         elif seen.marker.op is Op.TAKE:
             self._open.add(offset)
-        if seen.copy is None or len(self._offsets) + len(self.elsewhere) >= _MOST_RECORDS:
+        if seen.copy is None or len(self.found) + len(self.elsewhere) >= _MOST_RECORDS:
             return
         if seen.copy[:2] != self.log:
             self.elsewhere[seen.copy] = seen.timestamp_ms - _CLOCK_MS
-        elif seen.copy.offset not in self._offsets:
+        elif seen.copy not in self.found:
             self._want(seen.copy.offset)
 
 

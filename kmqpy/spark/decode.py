@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.copies.end_markers import TAKEN_LATE
-from kmqpy.kafka.markers.codec import MAX_SPAN, Op
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, MAX_SPAN, TAKEN_LATE, Op
+from kmqpy.kafka.markers.lineage import COPY
 
 UNDECODABLE = "undecodable"
 NEWER = "newer"
@@ -58,13 +58,16 @@ def decode_markers(records: DataFrame) -> DataFrame:
     offsets             of all messages of a range; null for a single marker
     redeliver_after_ms  duration; null for an end
     by_tracker          whether a tracker wrote this end: the message was redelivered or dead-lettered
-    taken_late          whether this end is of a message that was taken after its end (rule R30): it was not
+    taken_late          whether this end is of a message that was taken after its end (rule R30)
+    acknowledged        whether a tracker wrote this end since an earlier consumer has acknowledged the
+                        message (rule R32). Of either there is no copy
     problem             null, `undecodable`, or `newer`: written by a newer kmqpy
 
     Raises ConfigError when a column of Spark's Kafka source is missing.
     """
     check_columns(records, RECORD, "decode_markers")
     key, kind = F.col("key"), F.substring("value", 1, 1)
+    reason = header_text("kmq-reason")
     size, first = F.length("value"), int64(F.substring("key", 5, 8))
     # Few projections, since each copies its rows: one that looks at bytes, one that judges.
     looked = records.select(
@@ -91,7 +94,8 @@ def decode_markers(records: DataFrame) -> DataFrame:
         ).alias("after"),
         header_text("kmq-op").alias("asked"),
         header_text("kmq-by").alias("by"),
-        header_text("kmq-reason").alias("reason"),
+        # An end marker that names a copy says by that why it was written.
+        F.when(reason.isNotNull() & header_bytes(COPY).isNull(), reason).alias("reason"),
     )
     kind, first, asked = F.col("kind"), F.col("first"), F.col("asked")
     is_end = kind.isin([_binary(end) for end in _ENDS])
@@ -115,6 +119,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
         F.when(good & ~is_end, F.col("after")).alias("redeliver_after_ms"),
         by_tracker.alias("by_tracker"),
         (by_tracker & F.equal_null("reason", F.lit(TAKEN_LATE))).alias("taken_late"),
+        (by_tracker & F.equal_null("reason", F.lit(ACKNOWLEDGED))).alias("acknowledged"),
         F.when(is_bad, UNDECODABLE).when(is_newer, NEWER).alias("problem"),
     )
 

@@ -48,7 +48,7 @@ class State(StrEnum):
     OVERDUE = "overdue"
     """In flight, and its lease is over: a tracker is about to redeliver it."""
     PROCESSED = "processed"
-    """Acknowledged."""
+    """Acknowledged, also by a consumer of an earlier delivery."""
     REDELIVERED = "redelivered"
     """A copy of it was appended to the queue, and is a message of its own."""
     DEAD = "dead"
@@ -63,8 +63,9 @@ OUTCOME = (
 no dead letter is a copy of it; for the columns from `hold` on see _outcome()."""
 
 _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
-"""Who finished a message. `_TAKEN_LATE`: a tracker did, and says that the message was finished before (rule
-R30); this counts where retention has deleted the markers by which it was finished."""
+"""Who finished a message: a client, also where a tracker says that it was acknowledged. `_TAKEN_LATE`: a
+tracker did, and says that the message was finished before (rule R30); this counts where retention has deleted
+the markers by which it was finished."""
 _FORMER, _ENDED, _OPENED, _CHANGED = -5, -4, -3, -2
 """Markers offsets of the markers that outcomes are turned back into, below all others."""
 _NOWHERE = -6
@@ -295,7 +296,8 @@ def events(
         F.least(F.greatest(F.col("redeliver_after_ms"), F.lit(0)), limit_ms)
     )
     due = F.when(after > INT64_MAX - F.col("now_ms"), INT64_MAX).otherwise(F.col("now_ms") + after)
-    by = F.when(F.col("taken_late"), _TAKEN_LATE).when(F.col("by_tracker"), _BY_TRACKER)
+    by = F.when(F.col("taken_late"), _TAKEN_LATE)
+    by = by.when(F.col("by_tracker") & ~F.col("acknowledged"), _BY_TRACKER)
     told = decoded.withColumns({"due_ms": due, "by": by.otherwise(_BY_CLIENT)})
     without_ticks = each_message(told).filter((F.col("offset") >= 0) & (F.col("offset") < end))
     return without_ticks.select("partition", "offset", "at", "op", "now_ms", "due_ms", "by")

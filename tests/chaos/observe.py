@@ -11,9 +11,8 @@ from typing import Any
 from kmqpy import message as m
 from kmqpy.errors import DecodeError
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Op
 from kmqpy.kafka.message_headers import ORIGINAL_OFFSET, ORIGINAL_PARTITION, int_header
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 

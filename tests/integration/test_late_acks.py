@@ -1,14 +1,26 @@
 """What is done with messages that have been copied meanwhile (rules R32, R33), on a real Kafka."""
 
+import contextlib
 import threading
 
 import pytest
 from prometheus_client import CollectorRegistry
 from support import collect, until, value
 
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import Unavailable
+from kmqpy.kafka import partition_reader
+from kmqpy.kafka.admin.stats import in_flight, queue_stats
+from kmqpy.kafka.copies import copy_check
+from kmqpy.kafka.copies.copy_check import CopyCheck
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.claims import CLAIM, naming_tick
+from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.life import LifeState
+from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.queue import KafkaQueue
+from kmqpy.kafka.trace import trace
 from kmqpy.telemetry.prometheus import PrometheusTelemetry
 from kmqpy.worker.outcome import Retry
 from kmqpy.worker.worker import Worker
@@ -151,6 +163,34 @@ def test_r32_an_acknowledged_copy_whose_taker_dies_in_its_last_attempt_is_no_dea
     assert [dead.value() for dead in queue.dead_letters()] == [b"c"]
     assert set(queue.copies().values()) == {2}
     assert value(tracker, queue.name, "dead_letters_spared") == 2
+    life = trace(queue.connection, queue.settings, messages[0].receipt)
+    assert life.state is LifeState.ACKNOWLEDGED
+    assert (life.events[-1].record, life.events[-1].reason) == (life.records[-1], "by an earlier taker")
+    stats = queue_stats(queue.connection, queue.settings)
+    assert (stats.depth, stats.in_flight, stats.dead_letters) == (0, 0, 1)
+    assert in_flight(queue.connection, queue.settings) == []
+
+
+def test_r32_a_copy_planned_long_ago_is_examined_while_newer_ones_come(make_queue, monkeypatch):
+    """Neither can be read to the end at once; what was read for one must not be read again for the other."""
+    monkeypatch.setattr(partition_reader, "_BATCH", 10)
+    monkeypatch.setattr(copy_check, "_SPAN", 40)
+    monkeypatch.setattr(copy_check, "_SKIPPED", 5)
+    queue = make_queue(claims=True, late_acks=True)
+    claim = queue.append(*naming_tick(0, CLAIM, [0]))
+    key, value_, headers = codec.encode(Marker(0, 0, Op.END, by_tracker=True))
+    queue.append(key, value_, [*headers, (COPY, b"0:500")])
+    queue.mark_all(Marker(0, 1_000 + n, Op.END) for n in range(150))
+    queue.mark(Marker(0, 0, Op.END))  # of the original, late
+    with contextlib.closing(CopyCheck(queue.connection, queue.settings, SYSTEM_CLOCK)) as check:
+        for _ in range(40):
+            found = check.examine({0: {500: claim}}, within_s=0).acknowledged
+            if found:
+                break
+            for _ in range(2):
+                newer = queue.mark_all(Marker(0, 2_000 + n, Op.END) for n in range(7))[-1]
+                check.examine({0: {600: newer}}, within_s=0)
+        assert found == [(0, 500)]
 
 
 def test_r32_a_worker_is_told_and_gives_nothing_back(make_queue):

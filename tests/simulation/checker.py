@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kmqpy import message as m
-from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
-from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
 from kmqpy.kafka.message_headers import redelivery_count
 from kmqpy.kafka.settings import QueueSettings

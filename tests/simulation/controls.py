@@ -169,7 +169,7 @@ class ClaimsAfterReading(TrackerClaim):
     """Looks at what was there before its claim was written, not at what is there before the claim (R27)."""
 
     def settle(self, _position: int) -> Steps:
-        return (yield from super().settle(self._known.position))
+        return (yield from super().settle(self._since_plan._position))
 
 
 class HandsOutAll(CopyCheck):

@@ -18,9 +18,8 @@ from collections.abc import Collection, Iterator
 from functools import singledispatchmethod
 
 from kmqpy import message as m
-from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED
 from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
-from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, Op
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import WINDOW
 from kmqpy.kafka.markers.late_operations import PLANNED_AT, read_planned_at

@@ -499,8 +499,11 @@ class Simulation:
             queue = self.broker.logs[QUEUE, partition]
             if queue.open:
                 return False
-            ended = self._ended(partition)
-            if any(r.is_data and r.at >= queue.start and r.at not in ended for r in queue.records):
+            is_open = self._is_open(partition)
+            # Also where there is no message, but the topic before had one when somebody took that.
+            if any(is_open.get(at) for at in range(queue.end)):
+                return False
+            if any(r.is_data and r.at >= queue.start and r.at not in is_open for r in queue.records):
                 return False
         return True
 
@@ -512,7 +515,8 @@ class Simulation:
                 known |= {number_of(p.topic_ids[0]) for p in process.tracker._parts.values() if p.reading}
         return known <= {self.broker.number}
 
-    def _ended(self, partition: int) -> set[int]:
+    def _is_open(self, partition: int) -> dict[int, bool]:
+        """Of offsets with a start marker: False where it was followed by an end marker."""
         open_now: dict[int, bool] = {}
         for record in self.broker.logs[QUEUE_SETTINGS.markers_topic, partition].records:
             if record.is_data:
@@ -521,7 +525,7 @@ class Simulation:
                         open_now[marker.offset] = True
                     elif marker.op == "end" and marker.offset in open_now:
                         open_now[marker.offset] = False
-        return {offset for offset, is_open in open_now.items() if not is_open}
+        return open_now
 
 
 def simulate(seed: int, controls: Controls | None = None, trace: Trace | None = None) -> Result:

@@ -41,6 +41,7 @@ IO = {
     "poll",
     "read_offset",
     "read_between",
+    "read_to",
     "receive",
     "redeliver",
     "scan",

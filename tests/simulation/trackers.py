@@ -38,6 +38,7 @@ _transaction = stepwise(
     {"open_producer", "execute", "_abort", "_flush_claim"},
     librdkafka=Module,
 )
+_markers_since_plan = stepwise("tracker.redelivery.markers_since_plan", {"read_to"})
 _claim = stepwise(
     "tracker.redelivery.claim", {"settle"}, TransactionCancelled=_transaction.TransactionCancelled
 )
@@ -53,6 +54,7 @@ _redeliverer = stepwise(
     {"open", "redeliver", "_redeliver_some", "_send_all", "_transact", "_transact_once"},
     librdkafka=Module,
     Claim=_controlled_claim,
+    MarkersSincePlan=_markers_since_plan.MarkersSincePlan,
     ClaimOvertaken=_transaction.ClaimOvertaken,
     CopyTransaction=_transaction.CopyTransaction,
     ProducerUnusable=_transaction.ProducerUnusable,

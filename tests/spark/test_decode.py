@@ -10,9 +10,9 @@ from frames import naive
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError, DecodeError, UnsupportedMarker
-from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import MAX_SPAN, Marker, Op
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, MAX_SPAN, TAKEN_LATE, Marker, Op
+from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.spark.decode import decode_markers, each_message, number
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "unit" / "golden_markers.json").read_text())
@@ -31,9 +31,10 @@ def of_codec(records):
             marker = codec.decode(key, value, headers, partition=0)
         except DecodeError as error:
             problem = "newer" if isinstance(error, UnsupportedMarker) else "undecodable"
-            expected.append((at, None, None, None, None, False, False, problem))
+            expected.append((at, None, None, None, None, False, False, False, problem))
         else:
             is_end = marker.op is Op.END
+            names_copy = COPY in dict(headers or ())
             expected.append(
                 (
                     at,
@@ -42,7 +43,8 @@ def of_codec(records):
                     list(marker.offsets()) if marker.runs else None,
                     None if is_end else marker.redeliver_after_ms,
                     is_end and marker.by_tracker,
-                    is_end and marker.by_tracker and marker.reason == TAKEN_LATE,
+                    is_end and marker.by_tracker and marker.reason == TAKEN_LATE and not names_copy,
+                    is_end and marker.by_tracker and marker.reason == ACKNOWLEDGED and not names_copy,
                     None,
                 )
             )
@@ -54,7 +56,17 @@ def frame_of(spark, records):
 
 
 def of_spark(spark, records):
-    columns = ["at", "op", "offset", "offsets", "redeliver_after_ms", "by_tracker", "taken_late", "problem"]
+    columns = [
+        "at",
+        "op",
+        "offset",
+        "offsets",
+        "redeliver_after_ms",
+        "by_tracker",
+        "taken_late",
+        "acknowledged",
+        "problem",
+    ]
     found = decode_markers(frame_of(spark, records)).select(*columns)
     return sorted((tuple(row) for row in found.collect()), key=lambda row: row[0])
 
@@ -80,7 +92,7 @@ def some_markers(rng):
         after = 0 if op is Op.END else rng.choice([0, 1, 300, 30_000, -1, INT64_MAX, -(2**63)])
         fields = {"redeliver_after_ms": after, "by_tracker": rng.random() < 0.3}
         if op is Op.END:
-            fields["reason"] = rng.choice([*texts, TAKEN_LATE])
+            fields["reason"] = rng.choice([*texts, TAKEN_LATE, ACKNOWLEDGED])
         else:
             fields |= {"counts": rng.random() < 0.8, "reason": rng.choice(texts), "holder": rng.choice(texts)}
         if rng.random() < 0.5:
@@ -145,6 +157,9 @@ def test_whatever_the_bytes(spark):
         records += [(key, start, [("kmq-op", value)]), (key, b"\x00", [("kmq-op", value)])]
         records.append((key, start, [("kmq-op", b"nack"), ("other", b"1"), ("kmq-op", value)]))
         records.append((key, b"\x00", [("kmq-by", value)]))
+    for reason in (TAKEN_LATE, ACKNOWLEDGED):  # a copy that is named says more than the reason
+        told = [("kmq-by", b"tracker"), ("kmq-reason", reason.encode())]
+        records += [(key, b"\x00", told), (key, b"\x00", [*told, (COPY, b"0:9")]), (key, b"\x00", told[1:])]
     for partition in (1, -1, -3, 2**31 - 1):
         records.append((codec.encode_key(partition, 5), start, None))
         records.append((codec.encode_key(partition, 5), b"\x00", [("kmq-by", b"tracker")]))

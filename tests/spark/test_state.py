@@ -9,9 +9,8 @@ from frames import frame_of, naive
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Marker, Op, encode_count
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Marker, Op, encode_count
 from kmqpy.kafka.markers.entry import EntryState
 from kmqpy.kafka.markers.inflight import InFlight
 from kmqpy.spark.decode import decode_markers
@@ -35,7 +34,8 @@ def some_log(rng, size, partition):
         after = rng.choice([0, 100, 400, 5_000, -1, INT64_MAX])
         fields = {"redeliver_after_ms": 0 if op is Op.END else after}
         fields["by_tracker"] = op is Op.END and rng.random() < 0.4
-        fields["reason"] = TAKEN_LATE if op is Op.END and rng.random() < 0.3 else None
+        reasons = [TAKEN_LATE, ACKNOWLEDGED, None, None]
+        fields["reason"] = rng.choice(reasons) if op is Op.END else None
         offset = rng.choice([rng.randrange(MESSAGES), -1 if op is Op.END else 0])
         if rng.random() < 0.3:
             runs = codec.runs_of(sorted(rng.sample(range(MESSAGES), rng.choice([1, 2, 5]))))
@@ -62,7 +62,8 @@ def truth(log):
             late = marker.by_tracker and marker.reason == TAKEN_LATE
             is_told = offset in ended and ended[offset][0] != "taken late"
             if (offset in was_in_flight or offset not in ended) and not (late and is_told):
-                what = "taken late" if late else "redelivered" if marker.by_tracker else "processed"
+                moved = marker.by_tracker and marker.reason != ACKNOWLEDGED
+                what = "taken late" if late else "redelivered" if moved else "processed"
                 ended[offset] = (what, state.now_ms)
     return state, ended
 
@@ -217,6 +218,16 @@ SCENES = {
             (START_MS + 20, Marker(0, 0, Op.TAKE, 300)),
             (START_MS + 400, LATE),
             (START_MS + 400, replace(LATE, offset=1)),
+        ],
+    ),
+    "what a tracker found acknowledged is processed": Scene(
+        ("state", "ended_at"),
+        [("processed", naive(START_MS + 400)), ("redelivered", naive(START_MS + 400))],
+        [PLAIN] * 2,
+        [
+            (START_MS + 1, Marker(0, 0, Op.TAKE, 300, runs=((0, 2),))),
+            (START_MS + 400, Marker(0, 0, Op.END, by_tracker=True, reason=ACKNOWLEDGED)),
+            (START_MS + 400, Marker(0, 1, Op.END, by_tracker=True)),
         ],
     ),
     "below the committed offset all were taken once": Scene(

@@ -11,9 +11,8 @@ from support import collect, delete_topic, stopped_after, until
 from kmqpy.cli.app import kmq
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, KmqError
-from kmqpy.kafka.copies.end_markers import TAKEN_LATE
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Marker, Op
 from kmqpy.spark import KmqSpark, state_folder, state_table, state_version
 from kmqpy.spark.state_folder import StateFolder
 from kmqpy.spark.state_version import StateVersion
@@ -52,7 +51,7 @@ def some_marker(rng, partition, messages):
     fields = {
         "redeliver_after_ms": 0 if op is Op.END else rng.choice([0, 400, 5_000, 10**15]),
         "by_tracker": drawn < 0.4,
-        "reason": TAKEN_LATE if drawn < 0.15 else None,
+        "reason": TAKEN_LATE if drawn < 0.15 else ACKNOWLEDGED if drawn < 0.2 else None,
     }
     if rng.random() < 0.4:
         runs = codec.runs_of(sorted(rng.sample(range(messages), rng.choice([1, 2, 9]))))

@@ -117,6 +117,18 @@ def test_a_message_that_was_taken_after_its_end_says_why_it_was_ended_again():
     assert told(found)[-1] == ("ended", "0:5", None, "taken late", False)
 
 
+def test_a_copy_that_a_tracker_found_to_be_acknowledged():
+    found_acknowledged = replace(MOVED, reason="acknowledged")
+    found = life([ORIGINAL], {ORIGINAL: markers(TAKE, found_acknowledged)})
+    assert told(found)[-1] == ("acknowledged", "0:5", None, "by an earlier taker", False)
+    assert found.state is LifeState.ACKNOWLEDGED
+    # A copy that it names says more than its reason, believed or not.
+    found = life([ORIGINAL], {ORIGINAL: markers(TAKE, found_acknowledged, copy=COPY)})
+    assert found.state is LifeState.ENDED
+    found = life([ORIGINAL, COPY], {ORIGINAL: markers(TAKE, found_acknowledged, copy=COPY)})
+    assert found.events[-1].what is LifeEventKind.REDELIVERED
+
+
 def test_a_message_that_is_gone_itself():
     found = build_life("jobs", [ORIGINAL], {}, {ORIGINAL: markers(TAKE)})
     assert [event.what for event in found.events] == [LifeEventKind.TAKEN]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,32 +98,56 @@ class OriginalsReader:
                 raise
             return librdkafka.watermarks(self._consumer, topic, partition, _FETCH_TIMEOUT_S)[0]
 
-    def read_between(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
-        """The committed records from offset `begin` to before `end`, once every transaction there is decided.
+    def read_between(
+        self,
+        topic: str,
+        partition: int,
+        begin: int,
+        end: int,
+        timeout_s: float,
+        visit: Callable[[list[Any]], None],
+    ) -> None:
+        """Hand the committed records from offset `begin` to before `end` to `visit`, many at a time.
 
-        Raises KafkaException, also when that takes longer than `timeout_s`.
+        Waits until every transaction there is decided. Raises KafkaException, also when that takes longer
+        than `timeout_s`; then some of the records were handed over.
         """
         try:
-            return self._read_between(topic, partition, begin, end, timeout_s)
+            self._read_between(topic, partition, begin, end, timeout_s, visit)
         except KafkaException:
             self._renew()
             raise
 
-    def _read_between(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
+    def _read_between(
+        self,
+        topic: str,
+        partition: int,
+        begin: int,
+        end: int,
+        timeout_s: float,
+        visit: Callable[[list[Any]], None],
+    ) -> None:
         try:
-            return self._read_up_to(topic, partition, begin, end, timeout_s)
+            self._read_up_to(topic, partition, begin, end, timeout_s, visit)
         except KafkaException as exception:
             error = librdkafka.error_of(exception)
             if error is None or error.code() != KafkaError._AUTO_OFFSET_RESET:
                 raise
-        # Retention has deleted the record at `begin`.
-        low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
-        return self._read_up_to(topic, partition, max(begin, low), end, timeout_s)
+            # Retention has deleted the record at `begin`.
+            low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
+            self._read_up_to(topic, partition, max(begin, low), end, timeout_s, visit)
 
-    def _read_up_to(self, topic: str, partition: int, begin: int, end: int, timeout_s: float) -> list[Any]:
+    def _read_up_to(
+        self,
+        topic: str,
+        partition: int,
+        begin: int,
+        end: int,
+        timeout_s: float,
+        visit: Callable[[list[Any]], None],
+    ) -> None:
         if begin >= end:
-            return []
-        found: list[Any] = []
+            return
         deadline = self._clock.monotonic() + timeout_s
         self._consumer.assign([TopicPartition(topic, partition, begin)])
         try:
@@ -132,17 +156,21 @@ class OriginalsReader:
                 records = self._consumer.consume(1, 0.1)
                 if records:
                     records += self._consumer.consume(_READ_AT_ONCE, 0)
+                found: list[Any] = []
+                position = begin
                 for record in records:
                     error = record.error()
-                    position: int = record.offset()  # type: ignore[assignment]
+                    position = record.offset()  # type: ignore[assignment]
                     if error is None:
                         if position < end:
                             found.append(record)
                         position += 1
                     elif error.code() != KafkaError._PARTITION_EOF:
                         raise KafkaException(error)
-                    if position >= end:
-                        return found
+                if found:
+                    visit(found)
+                if position >= end:
+                    return
         finally:
             self._consumer.unassign()
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))

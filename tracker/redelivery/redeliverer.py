@@ -25,12 +25,14 @@ from kmqpy.kafka.copies.copy_transaction import (
     TransactionCancelled,
     open_producer,
 )
-from kmqpy.kafka.copies.end_markers import ACKNOWLEDGED, TAKEN_LATE, end_markers
+from kmqpy.kafka.copies.end_markers import end_markers
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE
 from kmqpy.kafka.markers.entry import Entry
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from tracker.redelivery.claim import Claim, MarkersRead
+from tracker.redelivery.claim import Claim
 from tracker.redelivery.last_attempts import PartitionAttempts
+from tracker.redelivery.markers_since_plan import MarkersSincePlan
 from tracker.redelivery.originals import OriginalsReader
 from tracker.redelivery.redelivery_plan import Copy, Refusal, batches, copy_of, halves
 from tracker.settings import TrackerSettings
@@ -102,7 +104,9 @@ class Redeliverer:
         self._producer: Producer | None = None
         self._tries: dict[int, int] = {}
         self._refusals: dict[int, Refusal] = {}
-        self._known: MarkersRead | None = None
+        self._position = 0
+        self._since_plan: MarkersSincePlan | None = None
+        self._last_attempts: PartitionAttempts | None = None
         self._taken_late: frozenset[int] = frozenset()
 
     def open(self, timeout_s: float) -> None:
@@ -138,7 +142,8 @@ class Redeliverer:
         by a client that did not know it (rule R30). They are only ended.
 
         `position`: the markers offset before which all markers were applied when `entries` were due. Where
-        the queue has claims, a message of which a marker between that and the claim speaks is left alone.
+        the queue has claims, a message that a marker between that and the claim ends, or gives more time, is
+        left alone.
 
         `last_attempts` tells which copies become no dead letters, since an earlier consumer has acknowledged
         them (rule R32). They are only ended, too.
@@ -149,9 +154,10 @@ class Redeliverer:
         (rule R7).
         """
         outcome = RedeliveryResult()
-        self._known = MarkersRead(reader, self.queue.markers_topic, position, last_attempts)
         self._taken_late = taken_late
         by_offset = {entry.offset: entry for entry in entries}
+        self._position, self._last_attempts = position, last_attempts
+        self._since_plan = MarkersSincePlan(reader, self.queue, self._partition, by_offset, position)
         # Messages refused before come last, one by one and few per call, so that they hardly delay others.
         refused = [offset for offset in by_offset if offset in self._refusals]
         fresh = by_offset.keys() - set(refused)
@@ -207,13 +213,12 @@ class Redeliverer:
             outcome.problem = f"originals can't be read: {librdkafka.error_name(exception)}"
             outcome.failed |= {offset: self._backoff(offset) for offset in entries}
             return
-        position = 0 if self._known is None else self._known.position
         copies: list[Copy] = []
         for offset, original in fetched.found.items():
             try:
                 refusal = self._refusals.get(offset)
                 copies.append(
-                    copy_of(entries[offset], original, self.queue, self._partition, refusal, position)
+                    copy_of(entries[offset], original, self.queue, self._partition, refusal, self._position)
                 )
             except Exception as error:  # a bug of kmqpy with this one message (rule R21)
                 _log.exception("copy failed", extra={"queue": self.queue.name, "offset": offset})
@@ -342,10 +347,10 @@ class Redeliverer:
         return claim
 
     def _claim(self, offsets: Sequence[int], last_copies: Mapping[int, int]) -> Claim | None:
-        if not self.queue.claims or self._known is None:
+        if not self.queue.claims or self._since_plan is None:
             return None
         within_s = self._settings.effective_transaction_timeout_ms / 2000
-        return Claim(self._partition, offsets, self._known, within_s, last_copies)
+        return Claim(self._partition, offsets, self._since_plan, self._last_attempts, within_s, last_copies)
 
     def _copies(self, batch: list[Copy], claim: Claim | None) -> Iterator[NewRecord]:
         for copy in _kept(batch, claim):

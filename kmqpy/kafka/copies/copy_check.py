@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
 """How long the markers are read before the copies that need them are given back; what was read is kept."""
+_AT_ONCE = 20
+"""Markers that are taken in between two looks at the clock."""
 _SKIPPED = 50_000
 """A gap of more markers than this, between those that were read and those that are wanted, is not read."""
 _SPAN = 1_000_000
@@ -198,9 +200,10 @@ class CopyCheck:
     def _read(self, known: Mapping[int, LateOperations], until: float) -> frozenset[int]:
         """Read these partitions to their ends; returns those of which something is left to read."""
         starts = {partition: one.end for partition, one in known.items()}
+        stopped: set[int] = set()
         try:
-            reached = self._reader.scan(starts, partial(self._visit, known, until))
-            left = frozenset(partition for partition, place in reached.items() if not place.done)
+            reached = self._reader.scan(starts, partial(self._visit, known, until, stopped))
+            left = frozenset(stopped.union(p for p, place in reached.items() if not place.done))
         except KmqError as error:
             _log.warning(
                 "late acknowledgements can't be looked for now",
@@ -211,10 +214,21 @@ class CopyCheck:
         return left
 
     def _visit(
-        self, known: Mapping[int, LateOperations], until: float, partition: int, records: list[Any]
+        self,
+        known: Mapping[int, LateOperations],
+        until: float,
+        stopped: set[int],
+        partition: int,
+        records: list[Any],
     ) -> bool:
-        known[partition].read(records)
-        return self._clock.monotonic() > until
+        # Few at once: forged claims of a megabyte take a second each.
+        for first in range(0, len(records), _AT_ONCE):
+            known[partition].read(records[first : first + _AT_ONCE])
+            if self._clock.monotonic() > until:
+                if first + _AT_ONCE < len(records):
+                    stopped.add(partition)
+                return True
+        return False
 
 
 def _serves(known: LateOperations, planned_at: int) -> bool:

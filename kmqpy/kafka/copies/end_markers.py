@@ -12,13 +12,6 @@ from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.lineage import COPY, copy_header, prefix_of
 from kmqpy.kafka.places import Place
 
-TAKEN_LATE = "taken late"
-"""The reason in end markers of messages that were finished already when they were taken (rule R30)."""
-
-ACKNOWLEDGED = "acknowledged"
-"""The reason in end markers of copies that would have become dead letters, and that an earlier consumer has
-acknowledged (rule R32)."""
-
 
 def end_markers(
     topic: str,

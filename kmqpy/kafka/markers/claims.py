@@ -11,22 +11,20 @@ they follow each other; messages too far apart for one range are in several head
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Headers, Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
-from kmqpy.kafka.markers.records import read_marker
 
 CLAIM = "kmq-claim"
 DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12
-_MOST_OFFSETS = 1 << 24
-"""The most offsets that one claim may name: many times what a transaction copies."""
+_MOST_OFFSETS = 1 << 20
+"""The most offsets that one claim may name: many times what a transaction copies. Reading so many, each
+apart, takes a second."""
 
 
 def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:
@@ -39,7 +37,7 @@ def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[byte
 
 
 def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetRuns:
-    """The offsets that the headers `name` of a record hold; raises DecodeError, also for more than 16 M.
+    """The offsets that the headers `name` of a record hold; raises DecodeError, also for more than 1 M.
 
     Few bytes can name many offsets, and anybody can write such headers.
     """
@@ -56,16 +54,3 @@ def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetR
                 raise DecodeError(f"header {name}: more than {_MOST_OFFSETS} offsets", data)
             found.add_runs(marker.offset_runs)
     return found
-
-
-def offsets_with_markers(records: Iterable[Any], offsets: Sequence[int]) -> frozenset[int]:
-    """Return which of these ascending offsets are named by a marker; undecodable records name none."""
-    found: set[int] = set()
-    for record in records:
-        try:
-            marker = read_marker(record)
-        except DecodeError:
-            continue
-        for first, count in marker.offset_runs:
-            found.update(offsets[bisect_left(offsets, first) : bisect_left(offsets, first + count)])
-    return frozenset(found)

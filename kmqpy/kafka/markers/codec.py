@@ -63,10 +63,18 @@ _START_TYPE = 0x01
 _START_RUNS_TYPE = 0x02
 _END_RUNS_TYPE = 0x03
 _END_BITMAP_TYPE = 0x04
+_RANGE_TYPES = (_START_RUNS_TYPE, _END_RUNS_TYPE, _END_BITMAP_TYPE)
 _RESERVED_TYPES = range(0x05, 0x10)
 
 MAX_SPAN = 1 << 16
 """Offsets from the lowest to the highest of a range, both included."""
+
+TAKEN_LATE = "taken late"
+"""The reason in end markers of messages that were taken after they had been ended (rule R30)."""
+
+ACKNOWLEDGED = "acknowledged"
+"""The reason in end markers of copies that would have become dead letters, and that an earlier consumer has
+acknowledged (rule R32)."""
 
 _BITMAP_PIECE = 32
 
@@ -220,6 +228,11 @@ def encode_start(redeliver_after_ms: int) -> bytes:
 def encode_end() -> bytes:
     """The value of an end marker (1 byte)."""
     return _END
+
+
+def is_range(value: bytes) -> bool:
+    """Return True for the value of a range marker, valid or not."""
+    return value[0] in _RANGE_TYPES
 
 
 def decode_value(value: bytes | None) -> int | None:

@@ -174,7 +174,8 @@ class LateOperations:
             return
 
     def _read_claim(self, claimed: OffsetRuns) -> None:
-        self._watch(claimed.runs())
+        if self._watched.block_count < _MOST_BLOCKS:
+            self._watched.update(claimed)
         # The tracker knew the operations before the claim.
         if len(self._operations) < len(claimed):
             known = [offset for offset in self._operations if offset in claimed]

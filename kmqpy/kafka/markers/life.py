@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.markers.codec import ACKNOWLEDGED, Marker, Op
 from kmqpy.kafka.markers.lineage import RecordPlace
 
 
@@ -23,6 +23,7 @@ class LifeEventKind(StrEnum):
     REJECTED = "rejected"
     """A client asked for the message to be dead-lettered."""
     ACKNOWLEDGED = "acknowledged"
+    """By a client; by a tracker where a consumer of an earlier delivery has acknowledged it (rule R32)."""
     REDELIVERED = "redelivered"
     DEAD_LETTERED = "dead-lettered"
     REDRIVEN = "redriven"
@@ -54,7 +55,8 @@ class LifeEvent:
     by           the client that took the message last, if it gave a name; other markers name no writer
     for_ms       the lease taken or asked for, or the delay
     counts       False: this delivery is not an attempt
-    reason       that of the client; of a copy `expired`, `nack: …`, `rejected: …`, `refused: …`, `delay over`
+    reason       that of the client; of a copy `expired`, `nack: …`, `rejected: …`, `refused: …` or
+                 `delay over`; of an acknowledgement that a tracker has found `by an earlier taker`
     copy         the record that was appended
     late         the record was finished already, so this changed nothing
     """
@@ -113,6 +115,7 @@ _OPERATIONS = {
     Op.NACK: (LifeEventKind.GIVEN_BACK, LifeState.RELEASED),
     Op.DEAD_LETTER: (LifeEventKind.REJECTED, LifeState.REJECTED),
 }
+_EARLIER = "by an earlier taker"
 _OPENING = (Op.TAKE, Op.DELAY)
 _OPEN = {LifeState.DELAYED, LifeState.IN_FLIGHT, LifeState.RELEASED, LifeState.REJECTED}
 
@@ -201,11 +204,15 @@ class _RecordLife:
         late = self.state in (LifeState.ACKNOWLEDGED, LifeState.ENDED)
         copy = seen.copy if seen.copy in self._known else None
         what, reason = LifeEventKind.ACKNOWLEDGED, None
-        if seen.marker.by_tracker:
+        if copy is not None:
             what, reason = self._moved(copy)
-            reason = seen.marker.reason if what is LifeEventKind.ENDED else reason
+        elif seen.marker.by_tracker and seen.marker.reason == ACKNOWLEDGED and seen.copy is None:
+            reason = _EARLIER
+        elif seen.marker.by_tracker:
+            what, reason = LifeEventKind.ENDED, seen.marker.reason
         if not late:
-            self.state = LifeState.ENDED if seen.marker.by_tracker else LifeState.ACKNOWLEDGED
+            is_acknowledged = what is LifeEventKind.ACKNOWLEDGED
+            self.state = LifeState.ACKNOWLEDGED if is_acknowledged else LifeState.ENDED
         return LifeEvent(
             at_ms=seen.timestamp_ms,
             what=what,
@@ -216,9 +223,7 @@ class _RecordLife:
             late=late,
         )
 
-    def _moved(self, copy: RecordPlace | None) -> tuple[LifeEventKind, str | None]:
-        if copy is None:
-            return LifeEventKind.ENDED, None
+    def _moved(self, copy: RecordPlace) -> tuple[LifeEventKind, str | None]:
         if self._place.topic != self._queue:
             return LifeEventKind.REDRIVEN, None
         if copy.topic == self._queue:

@@ -1,0 +1,73 @@
+"""What markers say of planned messages that the plan did not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kmqpy.kafka.markers.entry import Entry, EntryState
+from kmqpy.kafka.markers.inflight import InFlight
+from kmqpy.kafka.markers.message_filter import MessageFilter
+from kmqpy.kafka.settings import QueueSettings
+from tracker.redelivery.originals import OriginalsReader
+
+
+class MarkersSincePlan:
+    """Reads the markers that follow those of a plan, each once, however many transactions the plan takes.
+
+    entries   of the plan, by offset: messages whose time is up
+    position  the plan knew the markers before this markers offset
+
+    Memory: that of the entries. Of markers of other messages nothing is kept.
+    """
+
+    def __init__(
+        self,
+        reader: OriginalsReader,
+        queue: QueueSettings,
+        partition: int,
+        entries: Mapping[int, Entry],
+        position: int,
+    ) -> None:
+        self._reader = reader
+        self._topic = queue.markers_topic
+        self._partition = partition
+        self._entries = entries
+        self._position = position
+        self._filter: MessageFilter | None = None
+        self._changed: set[int] = set()
+        """Messages of which markers speak: only these are in `_state`."""
+        self._state = InFlight(
+            now_ms=max((entry.due_ms for entry in entries.values()), default=0),
+            position=position,
+            max_hold_ms=queue.max_hold_ms,
+            max_delay_ms=queue.max_delay_ms,
+        )
+
+    def read_to(self, end: int, timeout_s: float) -> None:
+        """Read the markers before markers offset `end`; see OriginalsReader.read_between()."""
+        self._reader.read_between(self._topic, self._partition, self._position, end, timeout_s, self._apply)
+        self._position = max(self._position, end)
+
+    def not_due(self, offsets: Iterable[int]) -> frozenset[int]:
+        """Those of these messages that are ended, have a new lease or delay, or are to be dead letters now.
+
+        A marker that gives a message no more time leaves it as it is, so that markers that somebody writes
+        without end can't put off its redelivery for ever.
+        """
+        return frozenset(offset for offset in offsets if offset in self._changed and not self._is_due(offset))
+
+    def _is_due(self, offset: int) -> bool:
+        entry = self._state.get(offset)
+        if entry is None or entry.due_ms > self._state.now_ms:
+            return False
+        return entry.state is not EntryState.DEAD or self._entries[offset].state is EntryState.DEAD
+
+    def _apply(self, records: list[Any]) -> None:
+        if self._filter is None:
+            self._filter = MessageFilter(self._partition, self._entries)
+        for record, marker, about in self._filter.pick(records):
+            new = [offset for offset in about if offset not in self._changed]
+            self._changed.update(new)
+            self._state.restore(self._entries[offset] for offset in new)
+            self._state.apply(marker, record.offset(), record.timestamp()[1])
