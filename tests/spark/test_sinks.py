@@ -14,9 +14,9 @@ SCHEMA = "id int, name string"
 NOWHERE = KafkaConnection(bootstrap="127.0.0.1:1")
 
 
-def batch_of(spark, ids, *, copied=False, partitions=2):
-    rows = [(n, f"name {n % 2}", 0, n, 0, copied) for n in ids]
-    return spark.createDataFrame(rows, with_copy(parsed(spark, SCHEMA))).repartition(partitions)
+def batch_of(spark, ids, *, copied=False, partitions=2, rows=1):
+    made = [(n, f"name {(n + row) % 2}", 0, n, row, copied) for n in ids for row in range(rows)]
+    return spark.createDataFrame(made, with_copy(parsed(spark, SCHEMA))).repartition(partitions)
 
 
 def made(spark, sink):
@@ -64,14 +64,35 @@ def test_a_death_while_files_are_moved(spark, tmp_path, monkeypatch):
             moved.append(to)
             place.system.move(source, to)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(target), "_place", lambda _: type(place)(Dying(), place.uri, place.root))
-        with pytest.raises(Unavailable, match="gone"):
-            target.write(batch_of(spark, range(5, 12)), 1, "a")
+    def die(rows, number):
+        moved.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(target), "_place", lambda _: type(place)(Dying(), place.uri, place.root))
+            with pytest.raises(Unavailable, match="gone"):
+                target.write(rows, number, "a")
+
+    die(batch_of(spark, range(5, 12)), 1)
     assert any("name=" in path for path in moved)
     target.write(batch_of(spark, range(5, 11)), 1, "a")  # one was redelivered meanwhile
     assert ids_in(spark, target) == list(range(11))
     assert {path.name for path in out.iterdir()} == {"name=name 0", "name=name 1"}
+
+    # Only one row of a message was moved. The next pipeline must not take that for the whole message.
+    die(batch_of(spark, [11], rows=2), 2)
+    target.write(batch_of(spark, [11], rows=2, copied=True), 0, "b")
+    assert ids_in(spark, target) == [*range(11), 11, 11]
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_two_pipelines_in_one_folder(spark, tmp_path, form):
+    target = made(spark, Sink(path=str(tmp_path / "rows"), format=form))
+    target.take_over("a")
+    target.write(batch_of(spark, [0]), 0, "a")
+    target.take_over("b")
+    with pytest.raises(ConfigError, match="a pipeline with another checkpoint was started there; run one"):
+        target.write(batch_of(spark, [1]), 1, "a")
+    target.write(batch_of(spark, [2]), 0, "b")
+    assert ids_in(spark, target) == [0, 2]
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])

@@ -19,11 +19,13 @@ from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.sinks.files import (
     FIRST_GUESS,
     arranged,
+    check_owner,
     check_partitioning,
     is_begun,
     noted_queue,
     persisted,
     place_of,
+    take_over,
 )
 from kmqpy.spark.sinks.origin import without_known
 from kmqpy.spark.sinks.target import Target
@@ -50,6 +52,7 @@ class DeltaTarget(Target):
 
     def write(self, batch: DataFrame, number: int, run: str) -> None:
         """See Target."""
+        check_owner(place_of(self.sink.path), run)
         again = is_begun(place_of(self.sink.path), run, number)
         once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
         with persisted(batch) as rows:
@@ -71,6 +74,10 @@ class DeltaTarget(Target):
         new = arranged(rows, self.sink, count, FIRST_GUESS)
         writer = new.write.format("delta").options(**{**self.sink.options, **once}).mode("append")
         writer.partitionBy(*self.sink.partition_by).save(self._uri)
+
+    def take_over(self, run: str) -> None:
+        """See Target."""
+        take_over(place_of(self.sink.path), run)
 
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(place_of(self.sink.path), queue)

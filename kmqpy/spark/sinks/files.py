@@ -1,7 +1,7 @@
 """Parquet, ORC, JSON and CSV, so that any reader of the folder sees each row once.
 
 Spark writes a micro-batch into a folder beside the target; the finished files are moved from there. A list
-of the files of the last micro-batch tells a rerun what to remove: where the driver died while it moved them.
+of the files of the last micro-batch tells the next what to remove, where the driver died while it moved them.
 If all of them were moved they stay, and a rerun adds the messages that are missing.
 """
 
@@ -29,7 +29,7 @@ from kmqpy.spark.sinks.target import Sink, Target
 
 FORMATS = ("parquet", "orc", "json", "csv")
 
-_LAST, _QUEUE = "last.json", "queue.json"
+_LAST, _QUEUE, _OWNER = "last.json", "queue.json", "owner.json"
 FIRST_GUESS = 100
 """Bytes of a row, assumed until a written file tells."""
 
@@ -62,12 +62,13 @@ class FileTarget(Target):
         """See Target."""
         place = self._place()
         staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST}"
-        prefix = f"kmq-{run}-{number:09d}-"
+        prefix = _prefix(run, number)
         with _unavailable(self.sink.path), persisted(batch) as rows:
+            check_owner(place, run)
             before = _object_in(place.system, last)
             again = (before.get("run"), before.get("batch")) == (run, number)
-            if again and before.get("moved") is not True:
-                for name in _names(before, prefix, last):
+            if before and before.get("moved") is not True:
+                for name in _names(before, last):
                     _remove(place.system, f"{place.root}/{name}")
             count = rows.count()
             if not count:
@@ -95,6 +96,10 @@ class FileTarget(Target):
         place = self._place()
         place.system.create_dir(place.root, recursive=True)
         return spark.read.format(self.sink.format).options(**self.sink.options).schema(schema).load(place.uri)
+
+    def take_over(self, run: str) -> None:
+        """See Target."""
+        take_over(self._place(), run)
 
     def _noted_queue(self, queue: str) -> str:
         return noted_queue(self._place(), queue)
@@ -197,6 +202,25 @@ def noted_queue(place: _Files, queue: str) -> str:
         return str(found.get("queue", queue))
 
 
+def take_over(place: _Files, run: str) -> None:
+    """Note that a run writes into the folder from now on, and no other."""
+    path = f"{place.root}.kmq/{_OWNER}"
+    with _unavailable(path):
+        _replace(place.system, path, json.dumps({"run": run}).encode())
+
+
+def check_owner(place: _Files, run: str) -> None:
+    """Raise ConfigError where another run has taken the folder over."""
+    path = f"{place.root}.kmq/{_OWNER}"
+    with _unavailable(path):
+        owner = _object_in(place.system, path).get("run", run)
+    if owner != run:
+        raise ConfigError(
+            f"out: {place.root!r}: a pipeline with another checkpoint was started there; "
+            "run one at a time, or give each a folder of its own"
+        )
+
+
 def is_begun(place: _Files, run: str, number: int) -> bool:
     """Whether this micro-batch, or a later one of its checkpoint, may have been begun; notes that it is.
 
@@ -229,9 +253,13 @@ def _object_in(system: fs.FileSystem, path: str) -> dict[str, Any]:
 _CHANGED = "somebody has changed it: put back what it was, or name a new folder, and a new checkpoint"
 
 
-def _names(last: dict[str, Any], prefix: str, path: str) -> list[str]:
+def _prefix(run: object, number: object) -> str:
+    return f"kmq-{run}-{number!s:0>9}-"
+
+
+def _names(last: dict[str, Any], path: str) -> list[str]:
     """The files of the last micro-batch; raises ConfigError unless they are of its naming."""
-    names = last.get("files")
+    names, prefix = last.get("files"), _prefix(last.get("run"), last.get("batch"))
     for name in names if isinstance(names, list) else [names]:
         *folders, file = str(name).split("/")
         if ".." in folders or not file.startswith(prefix):

@@ -68,6 +68,12 @@ class Target(ABC):
             whose = f"of a queue {queue!r} whose topic was deleted and recreated since: other messages"
         raise ConfigError(f"out: {self.sink.path!r} has rows {whose}; name another place")
 
+    def take_over(self, run: str) -> None:  # noqa: B027 (most sinks need nothing)
+        """Have other runs fail at their next micro-batch, where two can't write at a time.
+
+        A run searches such a sink for messages before its commit, so it would not see those of another one.
+        """
+
     def _noted_queue(self, queue: str) -> str:
         """The name and topic id that are noted there; notes `queue` where nothing is."""
         return queue
