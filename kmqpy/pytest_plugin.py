@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# pytest does it by itself, unless this plugin is loaded by -p.
+# pytest rewrites these asserts without being asked, unless this plugin is loaded by -p.
 pytest.register_assert_rewrite("kmqpy.testing.contract")
 
 _SUITE = Path(__file__).parent / "testing" / "contract" / "test_contract.py"

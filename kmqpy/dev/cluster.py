@@ -167,7 +167,7 @@ class Cluster:
     def _mend_cache(self) -> bool:
         """Replace damaged files in the cache; return False if there were none."""
         files = [archive.file for archive in self._archives.values() if archive]
-        damaged = [file for file in files if file and remade_files.is_damaged(file)]
+        damaged = [file for file in files if file and remade_files.remove_if_damaged(file)]
         for kind in self._archives:
             if jars := remove_damaged(kind):
                 damaged += jars

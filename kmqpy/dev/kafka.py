@@ -73,7 +73,7 @@ def format_storage(configs: Sequence[Path], cluster_id: str, java: Sequence[str]
         if (data / "meta.properties").exists():
             continue
         kept = remade_files.find(folder, name)
-        if kept is None or remade_files.is_damaged(kept):
+        if kept is None or remade_files.remove_if_damaged(kept):
             _run_format_tool(config, cluster_id, java, jars)
             remade_files.keep(data / _CHECKPOINT, folder, name)
             continue

@@ -1,4 +1,4 @@
-"""Files in the cache that can be made again; a checksum in their names tells damaged ones."""
+"""Files in the cache that can be made again. The checksum in a file's name shows whether it is damaged."""
 
 import hashlib
 import shutil
@@ -23,11 +23,11 @@ def keep(file: Path, folder: Path, name: str) -> Path:
     return scratch.rename(folder / f"{wanted.stem}.{_digest(scratch)}{wanted.suffix}")
 
 
-def is_damaged(file: Path) -> bool:
-    """Return True if this is no longer what was kept; such a file is removed."""
+def remove_if_damaged(file: Path) -> bool:
+    """Remove the file if it is no longer what was kept; returns True if it was removed, now or before."""
     try:
         damaged = _digest(file) != Path(file.stem).suffix[1:]
-    except FileNotFoundError:  # removed by another process, for the same reason
+    except FileNotFoundError:  # another process has removed it
         return True
     if damaged:
         file.unlink(missing_ok=True)

@@ -38,8 +38,8 @@ class FinishedDeadLetters:
     def ended_before(self, position: int, partition: int, within_s: float) -> OffsetRuns:
         """Return the dead letters that were finished before markers offset `position`.
 
-        Waits `within_s` for the end of each transaction before that; raises TransactionCancelled if one
-        stays open.
+        Waits until every transaction before that has ended; raises TransactionCancelled if one is still open
+        after `within_s`.
         """
         deadline = self._clock.monotonic() + within_s
         while self._positions[partition] < position:

@@ -58,9 +58,10 @@ def decode_markers(records: DataFrame) -> DataFrame:
     offsets             of all messages of a range; null for a single marker
     redeliver_after_ms  duration; null for an end
     by_tracker          whether a tracker wrote this end: the message was redelivered or dead-lettered
-    taken_late          whether this end is of a message that was taken after its end (rule R30)
-    acknowledged        whether a tracker wrote this end since an earlier consumer has acknowledged the
-                        message (rule R32). Of either there is no copy
+    taken_late          whether a tracker wrote this end because the message was taken after its end (rule
+                        R30); no copy was made
+    acknowledged        whether a tracker wrote this end because an earlier consumer has acknowledged the
+                        message (rule R32); no copy was made
     problem             null, `undecodable`, or `newer`: written by a newer kmqpy
 
     Raises ConfigError when a column of Spark's Kafka source is missing.
@@ -94,7 +95,7 @@ def decode_markers(records: DataFrame) -> DataFrame:
         ).alias("after"),
         header_text("kmq-op").alias("asked"),
         header_text("kmq-by").alias("by"),
-        # An end marker that names a copy says by that why it was written.
+        # An end marker that names a copy was written for that copy, whatever reason it gives.
         F.when(reason.isNotNull() & header_bytes(COPY).isNull(), reason).alias("reason"),
     )
     kind, first, asked = F.col("kind"), F.col("first"), F.col("asked")
@@ -188,13 +189,16 @@ def _is_range(kind: Column) -> Column:
 def _range() -> Column:
     """The messages of the range marker in the columns `value` and `key`, null where the range is not valid.
 
-    Written as SQL: as calls of functions it would be 600 requests to Spark's JVM, each time.
+    It is SQL text, since calls of Spark's functions would be 600 requests to the JVM for each expression.
     """
     return F.expr(_let("conv(hex(substring(key, 5, 8)), 16, -10)::bigint", "first", _RANGE))
 
 
 def _let(value: str, name: str, body: str) -> str:
-    """SQL for `body`, in which `name` is `value`, worked out once: SQL has no other way to name a part."""
+    """SQL for `body`, in which `name` stands for `value`, which is computed once.
+
+    SQL has no other way to name a part of an expression.
+    """
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
@@ -259,7 +263,7 @@ _RANGE = f"""case hex(substring(value, 1, 1))
     when '{_END_RUNS.hex()}' then {_of_runs("substring(value, 2)", "length(value) - 1")}
     else {_of_runs(f"substring(value, {_START_BYTES + 1})", f"length(value) - {_START_BYTES}")}
 end"""
-"""Of `value`, from the message `first` on."""
+"""SQL for the messages of the range marker in `value`, the lowest of which is `first`."""
 
 
 def _binary(data: bytes) -> Column:

@@ -84,12 +84,14 @@ def run_pipeline(
     with KmqSpark(spark, connection, queue, markers=markers) as kmq:
         target.check(spark, wanted)
         target.claim(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
-        run = identity_of(spark, checkpoint)
-        target.take_over(run)
+        run: str | None = None
         watch = ProgressWatch(connection, kmq.queue, progress, clock)
         while True:
             out = _rows(kmq, fields, function, lease, max_batch)
             writer = kmq.write_stream(out, checkpoint)
+            if run is None:  # once, and only after write_stream() has accepted the checkpoint
+                run = identity_of(spark, checkpoint)
+                target.take_over(run)
             writer = writer.foreachBatch(partial(target.write, run=run))
             if follow:
                 writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")

@@ -1,4 +1,4 @@
-"""What the storages say of values that another program wrote, and that cost no message."""
+"""Log lines about values in a storage that another program wrote and that can't be read."""
 
 from __future__ import annotations
 

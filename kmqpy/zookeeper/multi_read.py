@@ -111,7 +111,7 @@ class ManyReads:
         return [(group, self._ask(group)) for group in groups]
 
     def found(self, group: Sequence[str], handle: Any, wait: Callable[[Any], Any]) -> list[tuple[bytes, Any]]:
-        """The data and stat of each znode of a group, MISSING or DENIED for one that has none for us.
+        """The data and stat of each znode of a group; MISSING if it is not there, DENIED if we may not read.
 
         wait  waits for the handle; what it and kazoo raise is raised
         """

@@ -168,10 +168,10 @@ class _Client(KazooClient):  # type: ignore[misc]
         read_response = self._connection._read_response
 
         def read_in_order(header: Any, *more: Any) -> Any:
-            # Servers leave out answers after the session has moved to another connection. kazoo's thread
-            # would end then, and nothing be answered any more.
+            # After the session has moved to another connection, servers leave out answers. kazoo's thread
+            # would end at the next answer, and then this client would get no answers any more.
             if not self._pending or self._pending[0][-1] != header.xid:
-                raise ConnectionDropped("the answers are not those to the requests")
+                raise ConnectionDropped("an answer is not that to the oldest request")
             return read_response(header, *more)
 
         self._connection._read_response = read_in_order

@@ -5,8 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kazoo.security import make_acl
-from zk_support import Cable, until
+from zk_support import Cable, forbid, put_below, until
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.dev import Cluster
@@ -134,14 +133,6 @@ def test_foreign_and_corrupt_znodes_stay_with_one_warning_each(builder, zk, path
     warnings = [record.getMessage() for record in caplog.records if "left alone" in record.getMessage()]
     assert len(warnings) == 2
     assert not locks or zk.get_children(path + "-locks") == []
-
-
-def put_below(zk, path):
-    zk.create(f"{path}/of-others", b"")
-
-
-def forbid(zk, path):
-    zk.set_acls(path, [make_acl("world", "anyone", write=True, create=True, delete=True, admin=True)])
 
 
 @pytest.mark.parametrize("locks", [True, False])

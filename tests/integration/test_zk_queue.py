@@ -4,8 +4,7 @@ import itertools
 import threading
 
 import pytest
-from kazoo.security import make_acl
-from zk_support import until
+from zk_support import forbid, put_below, until
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -401,14 +400,6 @@ def test_foreign_znodes_are_left_alone(make, zk):
     assert zk.exists(f"{queue.settings.root}/in/items/foreign")
 
 
-def put_below(zk, path):
-    zk.create(f"{path}/of-others", b"")
-
-
-def forbid(zk, path):
-    zk.set_acls(path, [make_acl("world", "anyone", write=True, create=True, delete=True, admin=True)])
-
-
 def unusable(zk, root, which):
     """Make the first item of `in` one that can't be taken."""
     if which.endswith("meta"):
@@ -514,7 +505,9 @@ def test_a_dead_letter_with_znodes_of_others_below_it_holds_up_no_other(dead, zk
     assert (len(dead.list()), queue.size("in")) == (1, 2)
 
 
-def test_a_dead_letter_that_we_may_not_read_holds_up_no_other(dead, zk):
+@pytest.mark.parametrize("together", [1, 100])
+def test_a_dead_letter_that_we_may_not_read_holds_up_no_other(dead, zk, monkeypatch, together):
+    monkeypatch.setattr(dead_letters, "_TOGETHER", together)
     queue, dead = dead
     forbid(zk, queue.paths("in").dead_letter(dead.list()[0].name))
     assert (len(dead.list()), dead.redrive(), queue.size("in")) == (2, 2, 2)

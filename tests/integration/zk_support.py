@@ -4,6 +4,7 @@ import os
 import threading
 
 from kazoo.client import KazooClient
+from kazoo.security import make_acl
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -17,6 +18,16 @@ def until(true):
     while not true():
         assert SYSTEM_CLOCK.monotonic() < end
         SYSTEM_CLOCK.sleep(0.02)
+
+
+def put_below(zk, path):
+    """Put a znode of others below one of a queue, which can't be deleted then."""
+    zk.create(f"{path}/of-others", b"")
+
+
+def forbid(zk, path):
+    """Let nobody read a znode."""
+    zk.set_acls(path, [make_acl("world", "anyone", write=True, create=True, delete=True, admin=True)])
 
 
 def expire(zk):

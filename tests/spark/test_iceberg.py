@@ -142,6 +142,19 @@ def test_files_that_may_be_in_use_are_not_deleted(spark, options, monkeypatch):
     assert ids_in(spark, target) == list(range(5))
 
 
+def test_files_of_a_number_that_was_written_twice_stay_when_its_first_snapshot_has_expired(
+    spark, options, monkeypatch
+):
+    target = made(spark, sink_of(options))
+    target.write(batch_of(spark, [0]), 0, "a")
+    snapshots = Table.snapshots
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "snapshots", lambda table: snapshots(table)[-1:])
+        target.write(batch_of(spark, [0, 1]), 0, "a")
+    assert tries_of(options, "a", 0) == 2
+    assert ids_in(spark, target) == [0, 1]
+
+
 def test_a_micro_batch_of_a_number_that_was_written(spark, options):
     target = made(spark, sink_of(options))
     other_numbers_than_written(spark, target)

@@ -11,11 +11,12 @@ from kmqpy.cli.app import kmq
 from kmqpy.errors import ConfigError, Unfinished
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.spark import KmqSpark, pipeline
+from kmqpy.spark import KmqSpark, checkpoint, pipeline
 from kmqpy.spark.health import health
 from kmqpy.spark.pipeline import Sink, check_aggregate, run_pipeline, write_aggregate
 from kmqpy.spark.process import parsed
 from kmqpy.spark.sinks import target_of
+from kmqpy.spark.sinks.files import check_owner, place_of, take_over
 from kmqpy.spark.sinks.origin import with_origin
 
 
@@ -86,6 +87,16 @@ def test_a_sink_with_rows_of_another_queue(spark, make_queue, tmp_path):
     target_of(sink, queue.connection).claim("others", "id")
     with pytest.raises(ConfigError, match="has rows of queue 'others'"):
         run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
+
+
+def test_a_pipeline_whose_checkpoint_is_refused_stops_no_other(spark, make_queue, tmp_path):
+    queue, path, folder = make_queue(1), str(tmp_path / "rows"), str(tmp_path / "checkpoint")
+    take_over(place_of(path), "running")
+    checkpoint.claim(spark, folder, "kmq", "others", {"topic_id": "id"})
+    sink = Sink(path=path, checkpoint=folder)
+    with pytest.raises(ConfigError, match="is of queue 'others'"):
+        run_pipeline(spark, queue.settings, queue.connection, schema="id int", sink=sink)
+    check_owner(place_of(path), "running")
 
 
 @pytest.mark.parametrize("signalled", [True, False])

@@ -110,8 +110,8 @@ def other_numbers_than_written(spark, target):
     target.write(batch_of(spark, [2, 3]), 1, "a")  # and the driver dies
     target.write(batch_of(spark, [2, 3, 4]), 1, "a")  # the function had failed for the last one
     target.write(batch_of(spark, [5, 6]), 1, "a")  # of an old copy of the checkpoint, as are those below
-    target.write(batch_of(spark, [7]), 0, "a")
-    target.write(batch_of(spark, [8]), 1, "a")
+    target.write(batch_of(spark, [1, 7]), 0, "a")
+    target.write(batch_of(spark, [3, 8]), 1, "a")
     assert ids_in(spark, target) == list(range(9))
 
 

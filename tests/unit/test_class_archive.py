@@ -149,12 +149,12 @@ def test_a_damaged_jar_is_fetched_again_when_a_server_does_not_start(run, java, 
     run()
 
 
-def test_a_file_that_another_process_has_removed_is_no_longer_good(tmp_path):
+def test_a_file_that_another_process_has_removed_counts_as_removed(tmp_path):
     (tmp_path / "made").write_bytes(b"1")
     kept = remade_files.keep(tmp_path / "made", tmp_path / "cache", "a.jsa")
-    assert not remade_files.is_damaged(kept)
+    assert not remade_files.remove_if_damaged(kept)
     kept.unlink()
-    assert remade_files.is_damaged(kept)
+    assert remade_files.remove_if_damaged(kept)
 
 
 def test_data_folders_are_formatted_once_and_differ_in_their_ids(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
+from kmqpy.kafka.markers.claims import CLAIM, naming_tick
 from kmqpy.kafka.markers.late_operations import LateOperations
 from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -67,23 +68,43 @@ def test_old_copies_are_known_some_time_though_newer_ones_come_between(check, mo
 
 def test_forged_claims_that_take_long_to_read_hold_up_nobody_for_long(monkeypatch):
     """What is not read then counts as unread, also where it came at the end of the log."""
+    check, read = check_of_slow_claims(monkeypatch, each_s=0.4)
+    assert check.examine(COPIES, 1).unread == [(0, 10)]
+    assert read == [100, 101, 102]
+    for _ in range(3):
+        unread = check.examine(COPIES, 1).unread
+    assert (unread, read) == ([], list(range(100, 110)))
+
+
+def test_a_little_is_read_though_the_time_is_over(monkeypatch):
+    check, read = check_of_slow_claims(monkeypatch, each_s=0.03)
+    assert check.examine(COPIES, 0).unread == [(0, 10)]
+    assert read == [100, 101, 102, 103]
+
+
+def check_of_slow_claims(monkeypatch, each_s):
+    """A check of markers 100 to 109, claims that take `each_s` to read, and the offsets of those read."""
     clock, read = ManualClock(), []
 
-    def take_long(known, records):
-        clock.sleep(0.1 * len(records))
-        read.extend(records)
-        known.end += len(records)
+    def claim(at):
+        key, value, headers = naming_tick(0, CLAIM, [at])
+        return SimpleNamespace(
+            key=lambda: key,
+            value=lambda: value,
+            headers=lambda: headers,
+            offset=lambda: at,
+            timestamp=lambda: (2, at),
+        )
+
+    def take_long(_known, record, _headers):
+        clock.sleep(each_s)
+        read.append(record.offset())
 
     def scan(_, starts, visit):
-        records = list(range(starts[0], 300))
-        visit(0, records)
+        visit(0, [claim(at) for at in range(starts[0], 110)])
         return {0: SimpleNamespace(done=True)}
 
-    monkeypatch.setattr(LateOperations, "read", take_long)
+    monkeypatch.setattr(LateOperations, "_read_other", take_long)
     monkeypatch.setattr(RepeatedReader, "scan", scan)
-    check = CopyCheck(KafkaConnection(bootstrap="localhost:1"), QueueSettings(name="jobs"), clock)
-    assert check.examine(COPIES, 1).unread == [(0, 10)]
-    assert len(read) == 20
-    for _ in range(9):
-        unread = check.examine(COPIES, 1).unread
-    assert (unread, read) == ([], list(range(100, 300)))
+    settings = QueueSettings(name="jobs")
+    return CopyCheck(KafkaConnection(bootstrap="localhost:1"), settings, clock), read

@@ -84,6 +84,13 @@ def test_dead_letters_and_the_queue_take_turns_in_refusing():
     assert redeliverer.refused() == []
 
 
+def test_a_redeliverer_with_nothing_to_do_keeps_no_entries():
+    """A tracker may own 100,000 partitions, each with a redeliverer."""
+    redeliverer = Refusing()
+    redeliverer.again(range(5))
+    assert redeliverer._since_plan is None
+
+
 def test_what_has_ended_is_forgotten():
     redeliverer = Refusing()
     redeliverer.again([10, 20, 30])

@@ -5,9 +5,11 @@ import re
 import sqlite3
 
 import pytest
+import sqlalchemy
 
 from kmqpy.queue import storage_for
 from kmqpy.storages.sql.dialect import Picked
+from kmqpy.storages.sql.postgresql import PostgreSql
 from kmqpy.storages.sql.statements import Names, schema, statements
 
 NAMES = Names()
@@ -46,3 +48,17 @@ def test_messages_that_others_have_just_made_ready_are_taken(tmp_path, monkeypat
             dialect, "take", lambda *args, **how: found.pop() if found else real(*args, **how)
         )
         assert [one.body for one in queue.receive(wait=0)] == [b"x"]
+
+
+@pytest.mark.parametrize(("timeout_s", "expected_ms"), [(10, 10_000), (30 * 86_400, 2**31 - 1)])
+def test_libpq_takes_the_time_out_of_a_connection_to_postgresql(monkeypatch, timeout_s, expected_ms):
+    given, create = {}, sqlalchemy.create_engine
+
+    def create_engine(url, *, connect_args, **pool):
+        given.update(connect_args)
+        return create(url, connect_args=connect_args, **pool)
+
+    monkeypatch.setattr(sqlalchemy, "create_engine", create_engine)
+    url = sqlalchemy.make_url("postgresql://localhost/db")
+    PostgreSql(url, NAMES, pool_timeout=timeout_s).engine().dispose()
+    assert given["tcp_user_timeout"] == expected_ms

@@ -14,23 +14,23 @@ class Standing(SystemClock):
 
 def test_each_kind_is_let_through_once_in_a_while():
     clock = Standing()
-    complaints = Throttle(10, clock)
-    assert complaints.allows("a")
-    assert complaints.allows("b")
+    warnings = Throttle(10, clock)
+    assert warnings.allows("a")
+    assert warnings.allows("b")
     clock.now += 9.9
-    assert not complaints.allows("a")
+    assert not warnings.allows("a")
     clock.now += 0.1
-    assert complaints.allows("a")
-    assert not complaints.allows("a")
+    assert warnings.allows("a")
+    assert not warnings.allows("a")
 
 
 def test_kinds_whose_time_is_over_are_forgotten(monkeypatch):
     monkeypatch.setattr(throttle, "_KEPT_KEYS", 3)
     clock = Standing()
-    complaints = Throttle(10, clock)
+    warnings = Throttle(10, clock)
     for kind in range(3):
-        assert complaints.allows(kind)
+        assert warnings.allows(kind)
         clock.now += 4
-    assert complaints.allows(3)
-    assert list(complaints._last) == [1, 2, 3]
-    assert not complaints.allows(1)
+    assert warnings.allows(3)
+    assert list(warnings._last) == [1, 2, 3]
+    assert not warnings.allows(1)

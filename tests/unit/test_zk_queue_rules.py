@@ -86,8 +86,13 @@ def test_the_back_off_grows_with_each_take():
 
 
 @pytest.mark.parametrize("policy", [ConsumeTimes(3), ConsumeTimes(3, Backoff(1, maximum=60))])
-def test_no_item_is_kept_back_for_longer_than_the_longest_back_off(policy):
-    assert policy.next(Meta(taken=1, not_before_ms=NOW + 60_001), NOW).taken == 2
+def test_no_item_is_kept_back_for_longer_than_twice_the_longest_back_off(policy):
+    assert policy.next(Meta(taken=1, not_before_ms=NOW + 120_001), NOW).taken == 2
+
+
+def test_the_longest_back_off_counts_also_where_the_clock_of_the_taker_before_was_ahead():
+    policy = ConsumeTimes(3, Backoff(60, maximum=60))
+    assert policy.next(Meta(taken=1, not_before_ms=NOW + 60_000 + 5_000), NOW) is Refusal.NOT_YET
 
 
 @pytest.mark.parametrize("root", ["zms", "/zms/", "/"])

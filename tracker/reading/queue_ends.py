@@ -18,7 +18,7 @@ ABSENCE_CONFIRMED_S = 3.0
 """How long Kafka must keep saying that a message does not exist before that is believed: a broker that was
 paused answers as leader for a while, and does not know what its successor has written."""
 ABSENCE_RECHECK_S = 0.5
-"""Until it is asked again in that time."""
+"""How long Kafka is not asked again in that time."""
 
 
 class QueueEnds:

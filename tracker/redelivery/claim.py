@@ -16,8 +16,8 @@ from tracker.redelivery.markers_since_plan import MarkersSincePlan
 class Claim:
     """Names the messages of one transaction, before anything else of the transaction is written.
 
-    dropped       messages that are left alone: a marker before the claim, which the plan did not know, has
-                  ended them or given them more time
+    dropped       messages that are left alone: a marker between the plan and the claim has finished them,
+                  given them more time, or asked for a dead letter
     acknowledged  copies that get an end marker and no dead letter: a consumer of an earlier delivery has
                   acknowledged them (rule R32)
     unread        copies of which that could not be found out in time: they become dead letters
@@ -60,8 +60,8 @@ class Claim:
     def settle(self, position: int) -> list[NewRecord]:
         """Read up to the claim, which stands at `position`; returns a record that names what is dropped.
 
-        The list is empty where nothing is dropped. Raises TransactionCancelled when not everything before the
-        claim is decided in time, or can be read.
+        The list is empty if nothing is dropped. Raises TransactionCancelled if markers before the claim can't
+        be read, or a transaction before it stays open for too long.
         """
         try:
             self._since_plan.read_to(position, self._timeout_s)

@@ -1,4 +1,4 @@
-"""What markers say of planned messages that the plan did not know."""
+"""Finds planned messages that are not due any more, by markers that were written after the plan was made."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tracker.redelivery.originals import OriginalsReader
 
 
 class MarkersSincePlan:
-    """Reads the markers that follow those of a plan, each once, however many transactions the plan takes.
+    """Reads the markers behind a plan, each once, however many transactions the plan takes.
 
-    entries   of the plan, by offset: messages whose time is up
-    position  the plan knew the markers before this markers offset
+    entries   the planned messages, by offset: their time is up
+    position  the plan was made from the markers before this markers offset
 
-    Memory: that of the entries. Of markers of other messages nothing is kept.
+    Memory: an entry and a key for each planned message. Nothing is kept of markers of other messages.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class MarkersSincePlan:
         self._position = position
         self._filter: MessageFilter | None = None
         self._changed: set[int] = set()
-        """Messages of which markers speak: only these are in `_state`."""
+        """Planned messages that a marker behind the plan names; `_state` has only these."""
         self._state = InFlight(
             now_ms=max((entry.due_ms for entry in entries.values()), default=0),
             position=position,
@@ -50,10 +50,10 @@ class MarkersSincePlan:
         self._position = max(self._position, end)
 
     def not_due(self, offsets: Iterable[int]) -> frozenset[int]:
-        """Those of these messages that are ended, have a new lease or delay, or are to be dead letters now.
+        """Return which of these messages are finished, have more time, or are to become dead letters now.
 
-        A marker that gives a message no more time leaves it as it is, so that markers that somebody writes
-        without end can't put off its redelivery for ever.
+        A marker that gives a message no more time does not count: a client that writes such markers without
+        end must not put off the redelivery for ever.
         """
         return frozenset(offset for offset in offsets if offset in self._changed and not self._is_due(offset))
 

@@ -107,10 +107,10 @@ class OriginalsReader:
         timeout_s: float,
         visit: Callable[[list[Any]], None],
     ) -> None:
-        """Hand the committed records from offset `begin` to before `end` to `visit`, many at a time.
+        """Call `visit` with the committed records from offset `begin` to before `end`, many at a time.
 
-        Waits until every transaction there is decided. Raises KafkaException, also when that takes longer
-        than `timeout_s`; then some of the records were handed over.
+        Waits until every transaction there has ended. Raises KafkaException, also when that takes longer than
+        `timeout_s`; `visit` may have got some of the records then.
         """
         try:
             self._read_between(topic, partition, begin, end, timeout_s, visit)

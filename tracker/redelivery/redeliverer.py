@@ -139,14 +139,14 @@ class Redeliverer:
         """Append the copies of `entries`, or dead-letter them; what fails is in the result.
 
         `taken_late`: those of them that get no copy, since they were finished before they were taken again
-        by a client that did not know it (rule R30). They are only ended.
+        by a client that did not know it (rule R30). They get an end marker and nothing else.
 
         `position`: the markers offset before which all markers were applied when `entries` were due. Where
         the queue has claims, a message that a marker between that and the claim ends, or gives more time, is
         left alone.
 
         `last_attempts` tells which copies become no dead letters, since an earlier consumer has acknowledged
-        them (rule R32). They are only ended, too.
+        them (rule R32). They get an end marker and nothing else, too.
 
         `may_go_on` is called before the first transaction, and before each commit, when all records of the
         transaction are written: it tells whether they went to the topics of these entries (rule R24). Dead
@@ -170,6 +170,7 @@ class Redeliverer:
             except ProducerUnusable as error:
                 outcome.broken = True
                 outcome.problem = str(error)
+        self._since_plan = None  # it holds all entries, until this partition has others to redeliver
         done = {copy.entry.offset for copy in outcome.copies}
         done |= {*outcome.gone, *outcome.taken_late, *outcome.acknowledged}
         for offset in by_offset.keys() - done - outcome.failed.keys():

@@ -70,7 +70,7 @@ MAX_SPAN = 1 << 16
 """Offsets from the lowest to the highest of a range, both included."""
 
 TAKEN_LATE = "taken late"
-"""The reason in end markers of messages that were taken after they had been ended (rule R30)."""
+"""The reason in end markers of messages that were finished before they were taken (rule R30)."""
 
 ACKNOWLEDGED = "acknowledged"
 """The reason in end markers of copies that would have become dead letters, and that an earlier consumer has
@@ -231,7 +231,7 @@ def encode_end() -> bytes:
 
 
 def is_range(value: bytes) -> bool:
-    """Return True for the value of a range marker, valid or not."""
+    """Return True if this value, which is not empty, is that of a range marker, valid or not."""
     return value[0] in _RANGE_TYPES
 
 

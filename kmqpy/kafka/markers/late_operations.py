@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ _SINGLE_COPY = re.compile(rb"([0-9]{1,10}):([0-9]{1,19})")
 _MOST_ANCESTORS = 10_000
 """More than any message has. Forged markers could name a copy as its own ancestor, without end."""
 _MOST_OPERATIONS = 100_000
-"""The most that are kept of a partition; copies of the oldest, which are forgotten, are handed out."""
+"""The most operations that are kept of a partition; the oldest are forgotten, and their copies handed out."""
 _MOST_BLOCKS = 1 << 18
 """The most blocks, of 1,024 offsets each, in which messages are watched: forged markers can name many
 offsets in few bytes. Copies of messages in further blocks are handed out as usual."""
@@ -102,8 +102,14 @@ class LateOperations:
         copy that was never claimed there is no copy yet to which they could apply."""
         self._copies = _CopyRuns()
 
-    def read(self, records: Sequence[Any]) -> None:
-        """Take in the next records of the markers partition, those of open and aborted transactions, too."""
+    def read(self, records: Sequence[Any], enough: Callable[[], bool] = lambda: False) -> bool:
+        """Take in the next records of the markers partition, those of open and aborted transactions, too.
+
+        `enough` is called after each marker that may take long, as forged ones can: if it returns True, the
+        records after that marker are left out. Returns True when none was left out.
+        """
+        if not records:
+            return True
         end = self.end
         for record, headers in zip(records, headers_of_each(records), strict=True):
             at = record.offset()
@@ -117,9 +123,11 @@ class LateOperations:
                 self._read_single(record.key(), headers)  # most are such
             else:
                 self._read_other(record, headers)
+                if enough():
+                    break
         self.end = end
-        if records:
-            self.now_ms = records[-1].timestamp()[1]
+        self.now_ms = record.timestamp()[1]
+        return record is records[-1]
 
     def acknowledged(self, copy: int) -> bool:
         """Return True if a client acknowledged this copy, or a message of which it is a copy."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import MAX_SPAN, Marker
@@ -13,9 +14,9 @@ from kmqpy.kafka.markers.records import read_marker
 
 
 class MessageFilter:
-    """Some messages of one partition, and which markers speak of them.
+    """Picks the markers that speak of some messages of one partition.
 
-    Markers of other messages are passed over by a look at their bytes, several times as fast as decoding.
+    Markers of other messages are skipped by their bytes, which is several times as fast as decoding them.
     """
 
     def __init__(self, partition: int, offsets: Iterable[int]) -> None:
@@ -23,22 +24,22 @@ class MessageFilter:
         self._partition = partition
         self._runs = OffsetRuns()
         self._keys: set[bytes] = set()
-        self._lowest, self._highest = 0, -1
+        self._lowest, self._highest = INT64_MAX, -1
         self.add(offsets)
 
     def add(self, offsets: Iterable[int]) -> None:
-        """Pick the markers of these messages, too, also while pick() runs."""
+        """Pick the markers of these messages from now on, too; may be called while pick() runs."""
         new = sorted(set(offsets) - self.offsets)
         if new:
             self.offsets.update(new)
             self._runs.add_runs(codec.runs_of(new))
             self._keys.update(codec.encode_keys(self._partition, new))
-            self._lowest, self._highest = min(self.offsets), max(self.offsets)
+            self._lowest, self._highest = min(self._lowest, new[0]), max(self._highest, new[-1])
 
     def pick(self, records: Iterable[Any]) -> Iterator[tuple[Any, Marker, OffsetRuns]]:
-        """Yield records with their markers, and of which of these messages each speaks.
+        """Yield each record that speaks of any of the messages, with its marker and these messages.
 
-        What can't be decoded speaks of none.
+        Records that can't be decoded speak of none.
         """
         for record in records:
             key, value = record.key(), record.value()

@@ -57,7 +57,7 @@ class DeltaTarget(Target):
         once = {"txnAppId": f"kmq-{run}", "txnVersion": str(number)}
         with persisted(batch) as rows:
             self._append(self._unknown(rows, again=again), rows.count(), once)
-            # Delta may have ignored that. No other driver can add this micro-batch any more.
+            # Delta ignores the append if it has this number already. Then no other driver can add it, either.
             if again and not (missing := self._unknown(rows, again=True)).isEmpty():
                 self._append(missing, rows.count(), {})
 

@@ -1,8 +1,11 @@
 """Parquet, ORC, JSON and CSV, so that any reader of the folder sees each row once.
 
 Spark writes a micro-batch into a folder beside the target; the finished files are moved from there. A list
-of the files of the last micro-batch tells the next what to remove, where the driver died while it moved them.
-If all of them were moved they stay, and a rerun adds the messages that are missing.
+of the files of the last micro-batch (last.json) tells the next one what to remove if the driver died while it
+moved them. If all of them were moved they stay, and a rerun adds the messages that are missing.
+
+The list also holds the latest number that its run has written: smaller ones come from an old copy of the
+checkpoint, and their messages may be there.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ class FileTarget(Target):
         with _unavailable(self.sink.path), persisted(batch) as rows:
             check_owner(place, run)
             before = _object_in(place.system, last)
-            again = (before.get("run"), before.get("batch")) == (run, number)
+            latest = before.get("latest") if before.get("run") == run else None
+            # Where another run has written last, nobody knows what this one has written before.
+            again = bool(before) and not (isinstance(latest, int) and latest < number)
             if before and before.get("moved") is not True:
                 for name in _names(before, last):
                     _remove(place.system, f"{place.root}/{name}")
@@ -81,6 +86,7 @@ class FileTarget(Target):
             told = {
                 "run": run,
                 "batch": number,
+                "latest": max(number, latest) if isinstance(latest, int) else number,
                 "files": list(moves.values()),
                 "row_bytes": max(1, sum(info.size for info in staged) // count) if staged else size,
             }
@@ -222,9 +228,9 @@ def check_owner(place: _Files, run: str) -> None:
 
 
 def is_begun(place: _Files, run: str, number: int) -> bool:
-    """Whether this micro-batch, or a later one of its checkpoint, may have been begun; notes that it is.
+    """Return True if this micro-batch, or a later one of the run, may have been begun; note that it is now.
 
-    Without a note nobody knows, but of the first micro-batch.
+    Without a note only the first micro-batch is known to be new.
     """
     path = f"{place.root}.kmq/begun-{run}.json"
     with _unavailable(path):

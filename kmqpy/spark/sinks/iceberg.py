@@ -83,8 +83,8 @@ class IcebergTarget(Target):
     """An Iceberg table, `path` its name (`namespace.table`); options are those of its catalog in pyiceberg.
 
     The option `catalog` names one of pyiceberg's configuration; it is "default" without it. The table's
-    property `kmq.batch.<run>` is the number of the last micro-batch that it has: of that one, and earlier
-    ones, only messages are added that it has not.
+    property `kmq.batch.<run>` is the largest number of a micro-batch that it has: of that one, and of smaller
+    ones, only messages are added that it does not have.
     """
 
     # Spark's default, INT96, is no type of Iceberg.
@@ -121,7 +121,7 @@ class IcebergTarget(Target):
         return _rows_of(spark, [task.file.file_path for task in tasks], schema)
 
     def _add(self, rows: DataFrame, count: int, run: str, number: int) -> None:
-        """Add the rows of messages that the table has not, in one commit.
+        """Add the rows of messages that the table does not have, in one commit.
 
         The commit holds only for the table that was searched for messages it has; where another one comes
         first, the table is searched again.
@@ -185,19 +185,23 @@ class IcebergTarget(Target):
         return _Staged(name=name, paths=paths, near=near)
 
     def _tidy(self, table: Table, run: str, number: int) -> None:
-        """Delete files of tries to write a micro-batch that the table has, but those that it has.
+        """Delete files that tries to write a micro-batch have left, and that are no part of the table.
 
-        They are left by drivers that died, and by tries that another commit came before. Nothing is deleted
-        where the snapshot that says which ones count has expired.
+        Drivers that died leave such files, and tries that another commit came before. Nothing is deleted if
+        no snapshot of the micro-batch is left, since that says which try counts.
         """
         try:
             own = [one.summary for one in table.snapshots() if one.summary and one.summary[_RUN] == run]
             kept = {summary[_TRY] for summary in own if summary[_BATCH] == str(number)} - {None}
             folder = place_of(_folder_of(table, run, number))
-            tries = folder.system.get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
-            for one in tries if kept else ():
-                if _TRY_NAME.fullmatch(one.base_name) and one.base_name not in kept:
-                    folder.system.delete_dir(one.path)
+            found = folder.system.get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
+            names = {one.base_name for one in found if _TRY_NAME.fullmatch(one.base_name)} - kept
+            if kept and names:
+                # A number may have been written several times, and the first snapshots of it have expired.
+                for task in table.scan().plan_files():
+                    names -= {*task.file.file_path.split("/")}
+            for name in names if kept else ():
+                folder.system.delete_dir(f"{folder.root}/{name}")
         except (pa.ArrowException, OSError) as error:
             _log.warning("Iceberg table %s: files of failed tries stay there: %s", self.sink.path, error)
 
@@ -262,12 +266,18 @@ class IcebergTarget(Target):
 
 
 def _may_have(table: Table, run: str, number: int) -> bool:
-    """Whether the table may have this micro-batch, or a later one."""
+    """Return True if the table may have this micro-batch, or a later one."""
+    latest = _latest(table, run)
+    return latest is None or latest >= number
+
+
+def _latest(table: Table, run: str) -> int | None:
+    """The latest micro-batch that the table has; -1: none, None: somebody has changed the property."""
     value = table.properties.get(f"kmq.batch.{run}")
     if value is None:
-        return False
+        return -1
     is_number = value.isascii() and value.isdecimal() and len(value) < _DIGITS
-    return not is_number or int(value) >= number
+    return int(value) if is_number else None
 
 
 def _folder_of(table: Table, run: str, number: int) -> str:
@@ -284,7 +294,8 @@ def _commit(table: Table, staged: _Staged, run: str, number: int) -> None:
     with table.transaction() as transaction:
         # Their names are new, so they are not looked for in the whole table.
         transaction.add_files(staged.paths, snapshot_properties=told, check_duplicate_files=False)
-        transaction.set_properties({f"kmq.batch.{run}": str(number)})
+        # Not less than before: an old copy of a checkpoint comes to the same numbers again.
+        transaction.set_properties({f"kmq.batch.{run}": str(max(number, _latest(table, run) or number))})
 
 
 def _rows_of(spark: SparkSession, paths: Sequence[str], schema: StructType) -> DataFrame:

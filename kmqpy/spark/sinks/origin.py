@@ -73,12 +73,12 @@ def with_copy(schema: StructType) -> StructType:
 def without_known(
     batch: DataFrame, written: Callable[[int, int], DataFrame], *, again: bool = False
 ) -> DataFrame:
-    """The rows of `batch` but those of messages that the sink has rows of, without COPY.
+    """The rows of `batch` except those of messages that the sink has rows of; without the column COPY.
 
     batch    must be persisted, because it is evaluated twice
-    written  what the sink has: at least its rows of the original offsets from the one to the other
-    again    whether the micro-batch may have been written before. Otherwise only a copy can be of such a
-             message, so where there is none, `written` is not called
+    written  called with two original offsets, returns the sink's rows between them, and maybe others
+    again    whether the micro-batch may have been written before. If not, the sink can only have rows of
+             messages of which the batch has copies; without copies, `written` is not called
     """
     span = offsets_of(batch if again else batch.where(COPY))
     return batch.drop(COPY) if span is None else without(batch, written(*span), span)
@@ -93,7 +93,7 @@ def offsets_of(batch: DataFrame) -> tuple[int, int] | None:
 
 
 def without(batch: DataFrame, written: DataFrame, span: tuple[int, int]) -> DataFrame:
-    """The rows of `batch` but those of messages in `written`, without COPY.
+    """The rows of `batch` except those of messages in `written`; without the column COPY.
 
     span  the lowest and the highest original offset that is looked for in `written`
     """

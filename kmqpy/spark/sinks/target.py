@@ -69,9 +69,10 @@ class Target(ABC):
         raise ConfigError(f"out: {self.sink.path!r} has rows {whose}; name another place")
 
     def take_over(self, run: str) -> None:  # noqa: B027 (most sinks need nothing)
-        """Have other runs fail at their next micro-batch, where two can't write at a time.
+        """Note that this run writes here from now on, in sinks that only one run can write to.
 
-        A run searches such a sink for messages before its commit, so it would not see those of another one.
+        Other runs fail there at their next micro-batch. They would search the sink for messages before their
+        commit, and not see those that this run adds meanwhile.
         """
 
     def _noted_queue(self, queue: str) -> str:
@@ -84,8 +85,9 @@ class Target(ABC):
 
         run  names the checkpoint within which `number` says which micro-batch it is
 
-        A micro-batch of a number that the sink has may hold other messages: those for which the function
-        failed before, or, with an old copy of a checkpoint, new ones. What the sink has not is written.
+        The sink may already have a micro-batch of this number, with other messages: this one may add those
+        for which the function failed before or, after the checkpoint was replaced by an old copy, new ones.
+        Rows of messages that the sink has are left out, all others are written.
         """
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:  # noqa: ARG002

@@ -76,6 +76,8 @@ def read_rows(data: bytes) -> list[MessageRow]:
             key = data[body_at : (body_at := body_at + key_length - 1)]
         if headers_length:
             headers = _headers(data[body_at : (body_at := body_at + headers_length)])
+        if body_at > at:  # another program wrote the lengths; behind them are bytes of the next message
+            key, headers = None, no_headers(ValueError("key and headers longer than the row"))
         rows.append(
             MessageRow(
                 row_id,

@@ -40,7 +40,7 @@ MAX_MESSAGE_BYTES = 7 * 2**20
 """Bodies are sent as hexadecimal digits, in packets of 16 MiB by default (max_allowed_packet)."""
 _NOBODY = ((0, 0),)
 _ANSWER_S = 60.0
-"""A connection on which nothing comes for longer is broken; the purge of a very large queue takes a while."""
+"""How long a server may be silent until a connection counts as broken: purges of large queues take long."""
 
 
 class MariaDb:

@@ -101,7 +101,7 @@ class PostgreSql:
                 "prepare_threshold": 1,
                 "connect_timeout": max(2, min(5, int(timeout_s))),  # at least 2 s, as libpq wants it
                 # A machine or network that is gone without a word: else the kernel waits for 15 minutes.
-                "tcp_user_timeout": int(timeout_s * 1000),
+                "tcp_user_timeout": min(int(timeout_s * 1000), 2**31 - 1),  # libpq refuses larger ones
                 "keepalives_idle": 10,
                 "keepalives_interval": 5,
                 "keepalives_count": 3,

@@ -43,7 +43,7 @@ _WITHOUT_TABLES = 1
 _NEWEST = 15
 """The largest format that a newer kmqpy may have; what looks like a larger one is damaged."""
 _MOST = 2**62
-"""Ids and places are less."""
+"""Ids and places of all queues are smaller."""
 _HEADER = struct.Struct(">BQQQH")
 _TABLE_HEADER = struct.Struct(f">B{COMMIT_BYTES}s")
 _PAGE_FORMAT = "QIHHHHBQQ"

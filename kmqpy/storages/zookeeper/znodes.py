@@ -56,7 +56,7 @@ _LOST = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTi
 _RETRY = Backoff(first=0.02, factor=2.0, maximum=0.5)
 _AT_ONCE = 500
 _MOST_DIGITS = 18
-"""Of the ids that a storage gives."""
+"""Ids have no more digits."""
 _GENERATION = re.compile(r"[0-9a-f]{32}")
 _DELETED = b"deleted"
 """The content of a directory whose queue was deleted."""

@@ -44,7 +44,7 @@ _LOOK_AGAIN_S = 1.0
 """When no watch tells of a change: others had locked items, or somebody has removed the queue."""
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 3_600.0
-"""Threads can't wait as long as an item can be delayed."""
+"""The longest wait, since threads can't wait for as long as an item can be delayed."""
 _REMEMBERED = 1_000
 
 
@@ -432,7 +432,7 @@ class DistributedQueue(Generic[T]):
                 return
 
     def _decoded(self, name: str, data: bytes, stat: Any) -> list[T] | None:
-        """The items of a znode that we can delete when they are consumed; else None, and a warning."""
+        """The items of a znode; None, with a warning, if we can't decode them or not delete the znode."""
         if stat.numChildren:
             self._warn_once(name, "znodes of others are below it; it is left alone")
             return None

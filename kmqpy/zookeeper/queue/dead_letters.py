@@ -37,9 +37,11 @@ class DeadLetters:
     """Lists, redrives and purges the dead letters of one queue; made by ZkQueue.dead_letters(). Thread-safe.
 
     All methods raise Unavailable when ZooKeeper does not answer, and QueueNotFound when the queue is missing.
-    A call that was interrupted can be repeated: no dead letter is redriven twice. Dead letters that we may
-    not read, or that have znodes of others below them, hold up no others: they are left out, or AccessDenied
-    or ConfigError is raised in the end.
+    A call that was interrupted can be repeated: no dead letter is redriven twice.
+
+    No dead letter holds up others. list() and redrive() leave out those that we may not read, and raise
+    AccessDenied if there are no others. redrive() and purge() raise ConfigError for those with znodes of
+    others below them, after they have moved or deleted the others.
     """
 
     def __init__(self, session: SessionWatch, reads: Reads, paths: QueuePaths) -> None:
@@ -52,10 +54,13 @@ class DeadLetters:
         """Up to `limit` dead letters: higher priorities first, then the oldest."""
         check_limit(limit)
         queue, found = self._paths.queue, []
+        denied: set[str] = set()
         with unavailable(self._zk):
             for names in _groups(self._names()[:limit]):
-                for name, body, stat in self._read(names):
+                for name, body, stat in self._read(names, denied):
                     found.append(DeadLetter(queue=queue, name=name, body=body, died_ms=stat.ctime))
+            if denied and not found:
+                raise NoAuthError
         return found
 
     def redrive(self, names: Iterable[str] | None = None) -> int:
@@ -63,8 +68,12 @@ class DeadLetters:
 
         Returns how many; a name that is gone does not count.
         """
+        denied: set[str] = set()
         with unavailable(self._zk):
-            return self._committed(self._redrives(some) for some in _groups(self._chosen(names)))
+            done = self._committed(self._redrives(some, denied) for some in _groups(self._chosen(names)))
+            if denied and not done:
+                raise NoAuthError
+        return done
 
     def purge(self, names: Iterable[str] | None = None) -> int:
         """Delete dead letters, by default all. Returns how many; a name that is gone does not count."""
@@ -72,9 +81,9 @@ class DeadLetters:
             groups = _groups(self._chosen(names))
             return self._committed([self._removal(name) for name in some] for some in groups)
 
-    def _redrives(self, names: Sequence[str]) -> Sequence[Any]:
+    def _redrives(self, names: Sequence[str], denied: set[str]) -> Sequence[Any]:
         multis = []
-        for name, body, _ in self._read(names):
+        for name, body, _ in self._read(names, denied):
             multi = self._removal(name)
             multi.create(self._paths.new_item_like(name), body, sequence=True)
             multis.append(multi)
@@ -96,13 +105,13 @@ class DeadLetters:
             raise missing_queue(self._paths, self._paths.dead_letters) from None
         return in_order(filter(is_item, names), ())
 
-    def _read(self, names: Sequence[str]) -> Iterator[tuple[str, bytes, Any]]:
-        """Name, body and stat of those that are there; raises NoAuthError if we may read none of them."""
+    def _read(self, names: Sequence[str], denied: set[str]) -> Iterator[tuple[str, bytes, Any]]:
+        """Name, body and stat of those that are there; adds to `denied` the names that we may not read."""
         found = self._reads.send([self._paths.dead_letter(name) for name in names])()
-        if found and all(one is DENIED for one in found):
-            raise NoAuthError
         for name, one in zip(names, found, strict=True):
-            if one is not DENIED and one is not MISSING:
+            if one is DENIED:
+                denied.add(name)
+            elif one is not MISSING:
                 yield name, *one
 
     def _removal(self, name: str) -> Any:
@@ -113,7 +122,8 @@ class DeadLetters:
     def _committed(self, groups: Iterable[Sequence[Any]]) -> int:
         """Commit all, group by group; returns how many removed a dead letter that was still there.
 
-        Raises in the end what made ZooKeeper refuse others, as znodes below a dead letter do.
+        If ZooKeeper has refused some, as it does where a dead letter has znodes below it, raises the first
+        of these errors when all others are committed.
         """
         done = 0
         refused: Exception | None = None

@@ -7,7 +7,8 @@ item is handed out, so no crash makes it count too little. Its content is JSON:
 
 taken          how often the item was handed out
 not_before_ms  it is not handed out again before this time, in ms since 1970 UTC, by the taker's clock; a time
-               further away than the taker's own longest back-off does not count
+               further away than twice the taker's own longest back-off does not count. Twice, since the
+               clock of the taker before may be ahead
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Meta:
 
     @classmethod
     def decode(cls, data: bytes) -> Meta:
-        """The meta of this JSON; of what is none, one that was never taken."""
+        """The meta that `data` holds; that of an item which was never taken if `data` holds none."""
         try:
             found = json.loads(data)
             return cls(taken=max(0, int(found["taken"])), not_before_ms=int(found.get("not_before_ms", 0)))
@@ -81,8 +82,8 @@ class AtLeastOnce:
 
     def next(self, meta: Meta, now_ms: int) -> Meta | Refusal:
         """See Policy."""
-        longest_ms = duration_ms(self.backoff.maximum, "maximum") if self.backoff else 0
-        if now_ms < meta.not_before_ms <= now_ms + longest_ms:
+        furthest_ms = 2 * duration_ms(self.backoff.maximum, "maximum") if self.backoff else 0
+        if now_ms < meta.not_before_ms <= now_ms + furthest_ms:
             return Refusal.NOT_YET
         delay_ms = round(1000 * self.backoff.delay(meta.taken + 1)) if self.backoff else 0
         return Meta(taken=meta.taken + 1, not_before_ms=now_ms + delay_ms)

@@ -67,9 +67,9 @@ class Transaction:
     def try_take(self, source: str) -> Item | None:
         """Lock the next item of queue `source` and return it; None if there is none.
 
-        Raises SessionExpired, Unavailable, QueueNotFound; after any of them only rollback() is of use. When
-        all that is left are items that we may not read, or that have znodes of others below them, it raises
-        AccessDenied or ConfigError, which name one.
+        Raises SessionExpired, Unavailable, QueueNotFound; after any of them only rollback() is of use. If it
+        finds no item to lock, but one that we may not read or that has znodes of others below it, it raises
+        AccessDenied or ConfigError, which name this item.
         """
         taken = self.try_take_many(source, 1)
         return taken[0] if taken else None
