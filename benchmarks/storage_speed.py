@@ -238,12 +238,17 @@ def _vacuum(url: str) -> None:
 def _rewrite(url: str) -> None:
     """Rewrite the append-only file, and wait until it is done."""
     with Redis.from_url(url) as client:
+        _await_rewrite(client)  # one that Redis began by itself; it refuses a second one meanwhile
         client.bgrewriteaof()
-        while True:
-            found = client.info("persistence")
-            if not (found["aof_rewrite_in_progress"] or found["aof_rewrite_scheduled"]):
-                return
-            SYSTEM_CLOCK.sleep(0.1)
+        _await_rewrite(client)
+
+
+def _await_rewrite(client: Redis) -> None:
+    while True:
+        found = client.info("persistence")
+        if not (found["aof_rewrite_in_progress"] or found["aof_rewrite_scheduled"]):
+            return
+        SYSTEM_CLOCK.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ def test_a_row_is_read():
     assert (found.id, found.key, found.body, found.headers) == (7, b"key", b"body", ())
 
 
-@pytest.mark.parametrize("forged", [{"key_length": 1_000}, {"headers_length": 100}, {"key_length": 2**32 - 1}])
+@pytest.mark.parametrize(
+    "forged", [{"key_length": 1_000}, {"headers_length": 100}, {"key_length": 2**32 - 1}]
+)
 def test_forged_lengths_show_nothing_of_the_next_message(forged):
     first, second = row(b"key", b"body", **forged), row(b"other", b"secret")
     damaged, whole = read_rows(shown(7, first) + shown(8, second))
