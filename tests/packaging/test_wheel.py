@@ -34,7 +34,7 @@ for package in (kmqpy, tracker):
 MAY_LACK = {
     "click": ("kmqpy.cli.", "tracker.command", "tracker.spark.command"),
     "pyarrow": ("tracker.spark.",),
-    "pytest": ("kmqpy.testing.",),
+    "pytest": ("kmqpy.testing.", "kmqpy.pytest_plugin"),
     "redis": ("kmqpy.storages.redis.",),
     "sqlalchemy": ("kmqpy.storages.sql.",),
     "psycopg": ("kmqpy.storages.sql.",),
