@@ -1,5 +1,7 @@
 """Sinks of the pipeline: each row once, whatever comes again. Kafka is not needed for that."""
 
+import json
+
 import pyarrow.dataset
 import pytest
 
@@ -81,6 +83,17 @@ def test_a_death_while_files_are_moved(spark, tmp_path, monkeypatch):
     die(batch_of(spark, [11], rows=2), 2)
     target.write(batch_of(spark, [11], rows=2, copied=True), 0, "b")
     assert ids_in(spark, target) == [*range(11), 11, 11]
+
+
+def test_a_list_of_files_of_an_older_kmqpy(spark, tmp_path):
+    """It says nothing of whether the files were moved; their messages may be acknowledged."""
+    target = made(spark, Sink(path=str(tmp_path / "rows")))
+    target.write(batch_of(spark, range(3)), 0, "a")
+    last = tmp_path / "rows.kmq" / "last.json"
+    told = json.loads(last.read_text())
+    last.write_text(json.dumps({name: told[name] for name in ("run", "batch", "files", "row_bytes")}))
+    target.write(batch_of(spark, [3]), 1, "a")
+    assert ids_in(spark, target) == list(range(4))
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ class FileTarget(Target):
             latest = before.get("latest") if before.get("run") == run else None
             # Where another run has written last, nobody knows what this one has written before.
             again = bool(before) and not (isinstance(latest, int) and latest < number)
-            if before and before.get("moved") is not True:
+            if _is_half_moved(before, run, number):
                 for name in _names(before, last):
                     _remove(place.system, f"{place.root}/{name}")
             count = rows.count()
@@ -88,6 +88,7 @@ class FileTarget(Target):
                 "batch": number,
                 "latest": max(number, latest) if isinstance(latest, int) else number,
                 "files": list(moves.values()),
+                "moved": False,
                 "row_bytes": max(1, sum(info.size for info in staged) // count) if staged else size,
             }
             _replace(place.system, last, json.dumps(told).encode())
@@ -192,6 +193,14 @@ def data_files(system: fs.FileSystem, root: str) -> list[Any]:
 def _named(path: str, prefix: str) -> str:
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{prefix}{name}"
+
+
+def _is_half_moved(last: Mapping[str, Any], run: str, number: int) -> bool:
+    """Return True if the driver died while it moved these files, so that they are to be removed.
+
+    A list without `moved` is of an older kmqpy, which removed them only in a rerun of the same micro-batch.
+    """
+    return last.get("moved", (last.get("run"), last.get("batch")) != (run, number)) is False
 
 
 def _fields(batch: DataFrame) -> StructType:
