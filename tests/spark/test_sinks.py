@@ -8,7 +8,7 @@ import pytest
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.spark.process import parsed
-from kmqpy.spark.sinks import NAMES, checkpoint_of, target_of
+from kmqpy.spark.sinks import NAMES, checkpoint_of, files, target_of
 from kmqpy.spark.sinks.origin import with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
 
@@ -106,6 +106,24 @@ def test_two_pipelines_in_one_folder(spark, tmp_path, form):
         target.write(batch_of(spark, [1]), 1, "a")
     target.write(batch_of(spark, [2]), 0, "b")
     assert ids_in(spark, target) == [0, 2]
+
+
+def test_a_folder_that_another_pipeline_takes_while_files_are_moved(spark, tmp_path, monkeypatch):
+    """It may have removed them, so that their messages must not be acknowledged."""
+    target = made(spark, Sink(path=str(tmp_path / "rows")))
+    noted = files._replace
+
+    def taken_over(system, path, data):
+        noted(system, path, data)
+        if b'"moved": false' in data:
+            target.take_over("b")
+
+    monkeypatch.setattr(files, "_replace", taken_over)
+    with pytest.raises(ConfigError, match="a pipeline with another checkpoint was started there; run one"):
+        target.write(batch_of(spark, [0, 1]), 0, "a")
+    monkeypatch.undo()
+    target.write(batch_of(spark, [0, 1, 2]), 0, "b")
+    assert ids_in(spark, target) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])

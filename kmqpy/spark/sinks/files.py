@@ -97,6 +97,8 @@ class FileTarget(Target):
                 place.system.create_dir(target.rpartition("/")[0], recursive=True)
                 place.system.move(path, target)
             _replace(place.system, last, json.dumps({**told, "moved": True}).encode())
+            # A pipeline that took the folder over before this list was there may have removed the files.
+            check_owner(place, run)
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """See Target."""
