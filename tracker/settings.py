@@ -8,6 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from kmqpy.errors import ConfigError
+from kmqpy.kafka.markers.claims import MOST_OFFSETS
 from kmqpy.kafka.settings import CLOCK_LEAD_MS
 
 
@@ -32,7 +33,7 @@ class TrackerSettings:
                               silence after which the broker is asked for its time
     max_clock_lead_ms         how far timestamps of markers may be ahead of the broker's clock; those
                               further ahead count as this limit
-    max_batch_messages        messages in one transaction
+    max_batch_messages        messages in one transaction; at most 1,048,576, which one claim can name
     max_batch_bytes           bytes in one transaction
     workers                   partitions redelivered at the same time
     transaction_timeout_ms    after which Kafka aborts an open transaction; 0: as the session
@@ -77,6 +78,11 @@ class TrackerSettings:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
+        if self.max_batch_messages > MOST_OFFSETS:
+            raise ConfigError(
+                f"max_batch_messages: {self.max_batch_messages} must be at most {MOST_OFFSETS}: "
+                "the claim of a transaction can name no more messages"
+            )
         if self.transaction_timeout_ms < 0:
             raise ConfigError(f"transaction_timeout_ms: {self.transaction_timeout_ms} must not be negative")
         if not -1 <= self.http_port <= 65535:

@@ -78,6 +78,25 @@ def test_a_deletion_that_failed_goes_on_until_no_topic_is_left(gone):
         admin.delete_queue("q")
 
 
+def test_a_queue_is_named_by_its_settings_too_and_by_nothing_else():
+    registry = FakeRegistry(CUSTOM)
+    admin = admin_of(registry, FakeTopics(*topics_of(CUSTOM)))
+    assert admin.deletion(CUSTOM).queue == "q"
+    admin.delete_queue(CUSTOM)
+    assert registry.known == {}
+    for call in (
+        admin.delete_queue,
+        admin.deletion,
+        admin.describe_queue,
+        admin.follow_topic,
+        admin.diagnose,
+    ):
+        with pytest.raises(ConfigError, match="queue: int is neither a name nor QueueSettings"):
+            call(7)
+    with pytest.raises(ConfigError, match="name: QueueSettings is no name"):
+        admin.alter_queue(CUSTOM, max_redeliveries=1)
+
+
 PLAIN = QueueSettings(name="q")
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from kmqpy.errors import DecodeError
+from kmqpy.errors import ConfigError, DecodeError
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets, naming_tick
+from kmqpy.kafka.markers.claims import CLAIM, DROPPED, MOST_OFFSETS, named_offsets, naming_tick
 from kmqpy.kafka.markers.codec import MAX_SPAN
+from tracker.settings import TrackerSettings
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,9 @@ def test_few_bytes_cannot_name_more_than_a_reader_has_memory_for():
     assert len(named_offsets(data[:16], CLAIM, 3)) == 16 * MAX_SPAN
     with pytest.raises(DecodeError, match="more than 1048576 offsets"):
         named_offsets(data, CLAIM, 3)
+
+
+def test_a_tracker_puts_no_more_messages_into_a_transaction_than_a_claim_can_name():
+    assert TrackerSettings(max_batch_messages=MOST_OFFSETS).max_batch_messages == MOST_OFFSETS
+    with pytest.raises(ConfigError, match=f"max_batch_messages: {MOST_OFFSETS + 1} must be at most"):
+        TrackerSettings(max_batch_messages=MOST_OFFSETS + 1)

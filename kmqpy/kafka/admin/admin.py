@@ -9,8 +9,9 @@ from typing import Any
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.durations import Duration, duration_ms
+from kmqpy.errors import ConfigError
 from kmqpy.kafka.admin import stats
-from kmqpy.kafka.admin.context import AdminContext
+from kmqpy.kafka.admin.context import AdminContext, name_of
 from kmqpy.kafka.admin.doctor import Doctor
 from kmqpy.kafka.admin.findings import Finding
 from kmqpy.kafka.admin.queue_alteration import QueueAlteration
@@ -27,7 +28,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection, check_zookeeper
 
 @dataclass(frozen=True, kw_only=True)
 class QueueDescription:
-    """A queue as it is.
+    """The settings of a queue, its topics, and its trackers.
 
     registered     whether trackers know of it
     topics         those of its four topics that exist, with the Kafka settings that matter
@@ -47,9 +48,9 @@ class QueueDescription:
 class Admin(Closeable):
     """Creates, describes, changes, checks and deletes queues.
 
-    ZooKeeper is asked only where the registry is needed; with NO_ZOOKEEPER never: then a
-    queue's name stands for the settings that clients know of. A queue may be given by name or by its
-    settings. `timeout` bounds each answer in seconds.
+    A queue is given by its name or its settings. Admin asks ZooKeeper only where it needs the registry. With
+    NO_ZOOKEEPER it never does, and takes the settings of a queue from the topic kmq.queues, as clients do.
+    `timeout` (seconds) bounds each answer.
 
     Every call may raise Unavailable, and QueueNotFound for a queue that is not there.
     """
@@ -75,18 +76,20 @@ class Admin(Closeable):
         replication: int | None = None,
         retention: Duration | None = None,
     ) -> QueueTopics:
-        """Create the queue's topics, as far as they are missing, and then register it.
+        """Create the topics of the queue that are missing, then register the queue.
 
-        Does nothing where it is there with these very settings, which are the default where only its name
-        is given. Markers topics of messages that are gone are recreated: where the topic of the messages is
-        missing, or was recreated since (rule R24). `partitions` defaults to those of the queue topic if it
-        exists, else to as many as its other topics have or trackers know of, at least 1. `retention`
-        (seconds) defaults to 14 days, or more where the longest hold or delay asks for it; `replication` to
-        3, or fewer brokers.
+        Does nothing if the queue is registered with these settings already. Where only a name is given, the
+        settings are those that are registered, else the defaults. A markers topic whose messages are gone is
+        recreated: the topic of the messages is missing, or was recreated since (rule R24).
+
+        partitions   default: those of the queue topic if it exists, else as many as its other topics have or
+                     trackers know of, at least 1
+        replication  default: 3, or the number of brokers if there are fewer
+        retention    seconds; default: 14 days, or more where the longest lease or delay asks for it
 
         Raises ConfigError for bad numbers, for a name that ends like those of other topics, when the queue
         exists with other settings, and for a topic of another queue; TopicError when existing topics do not
-        fit, markers of another queue for example.
+        fit, for example because they hold markers of another queue.
         """
         return QueueCreation(self._context).create(queue, partitions, replication, retention)
 
@@ -124,45 +127,55 @@ class Admin(Closeable):
     ) -> QueueSettings:
         """Change a registered queue: more partitions, other limits (`ALTERABLE`), another retention.
 
-        Topics are changed before the registry, the markers topic first (rule R19). Running clients that
-        were given settings keep theirs.
+        Topics are changed before the registry, the markers topic first (rule R19). Clients that run and were
+        given settings keep theirs.
 
         Raises ConfigError: a setting that can't be changed, fewer partitions, or a retention that is not
-        longer than the longest hold or delay.
+        longer than the longest lease or delay.
         """
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"name: {type(name).__name__} is no name; give the queue's name and the changes as arguments"
+            )
         return QueueAlteration(self._context).alter(name, partitions, retention, changes)
 
-    def follow_topic(self, name: str) -> None:
+    def follow_topic(self, queue: str | QueueSettings) -> None:
         """Register partitions that a registered queue's topic got by other means than `alter_queue`.
 
         Its other topics get as many, the markers topic first (rule R19). Where that fails, only those are
         registered that the markers topic has too, and the error is raised.
         """
-        QueueAlteration(self._context).follow_topic(name)
+        QueueAlteration(self._context).follow_topic(name_of(queue))
 
     def delete_queue(
-        self, name: str, *, timeout: Duration = 30.0, if_empty: bool = False, leftovers: bool = False
+        self,
+        queue: str | QueueSettings,
+        *,
+        timeout: Duration = 30.0,
+        if_empty: bool = False,
+        leftovers: bool = False,
     ) -> Deletion:
-        """Wait until trackers let go, delete the queue's topics, and take it out of the registry.
+        """Wait until trackers have let go of the queue, delete its topics, and take it out of the registry.
 
-        All its messages and dead letters are gone; topics that another queue uses as well stay. After an
-        error (trackers that do not let go within `timeout` seconds) a second call goes on where it ended:
-        until the topics are gone, the registry keeps the queue, marked as deleting, since only it knows
-        their names.
+        All its messages and dead letters are gone then; topics that another queue uses stay. After an error,
+        for example when trackers do not let go within `timeout` seconds, a second call goes on where the
+        first one ended: until the topics are deleted, the registry keeps the queue, marked as deleting,
+        since nothing else knows the names of its topics.
 
-        `if_empty`: only if it holds neither messages nor dead letters, else TopicError. `leftovers`: delete
-        instead the topics that look like those of a queue `name` and belong to no registered one, nor to one
-        of another root that clients are told of; and, where none is left, what clients are told of a queue
-        `name`. Returns what was deleted; deletion() tells before.
+        if_empty   raise TopicError if the queue holds messages or dead letters
+        leftovers  delete, instead of a registered queue, the topics that look like those of a queue of this
+                   name and that no queue uses: none that is registered, and none of another root in
+                   kmq.queues. Where no such topic is left, delete the queue's record in kmq.queues
 
-        Raises QueueNotFound where no such queue is registered, or nothing is left over.
+        Returns what was deleted; deletion() tells before. Raises QueueNotFound where no such queue is
+        registered, or nothing is left over.
         """
         deletion = QueueDeletion(self._context)
-        return deletion.delete(name, timeout=timeout, if_empty=if_empty, leftovers=leftovers)
+        return deletion.delete(name_of(queue), timeout=timeout, if_empty=if_empty, leftovers=leftovers)
 
-    def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
-        """The topics that delete_queue() would take away now; raises the same errors."""
-        return QueueDeletion(self._context).deletion(name, leftovers=leftovers)
+    def deletion(self, queue: str | QueueSettings, *, leftovers: bool = False) -> Deletion:
+        """Return the topics that delete_queue() would delete now; raises the same errors."""
+        return QueueDeletion(self._context).deletion(name_of(queue), leftovers=leftovers)
 
     def in_flight(self, queue: str | QueueSettings, limit: int | None = 1_000) -> list[InFlightMessage]:
         """Messages taken and not finished, delayed ones included; those taken first come first."""
@@ -186,7 +199,7 @@ class Admin(Closeable):
         doctor = Doctor(self._context)
         return doctor.examine_all() if queue is None else doctor.examine(queue)
 
-    def diagnose(self, queue: str) -> list[Finding]:
+    def diagnose(self, queue: str | QueueSettings) -> list[Finding]:
         """The quick part of doctor(), for a tracker that begins to serve a queue.
 
         Leaves out other consumer groups, which take a request for each group of the cluster, and unusable
@@ -194,10 +207,10 @@ class Admin(Closeable):
         """
         return Doctor(self._context).quick_look(queue)
 
-    def unusable_znodes(self, queue: str | None = None) -> list[UnusableZnode]:
+    def unusable_znodes(self, queue: str | QueueSettings | None = None) -> list[UnusableZnode]:
         """Unusable znodes, for remove_unusable_znodes(): of one queue, or of all queues and trackers."""
         if queue is not None:
-            return self._context.registry.unusable_znodes(queue)
+            return self._context.registry.unusable_znodes(name_of(queue))
         found = self._context.registry.stray_unusable_znodes()
         for name in filter(is_topic_name, self._context.registry.names()):
             found += self._context.registry.unusable_znodes(name)
@@ -208,7 +221,7 @@ class Admin(Closeable):
         return self._context.registry.remove_unusable_znodes(znodes)
 
     def settings(self, queue: str | QueueSettings) -> QueueSettings:
-        """The settings of a queue by the registry; the defaults where it is not registered."""
+        """Return the settings of a registered queue; the defaults where it is not registered."""
         return self._context.find(queue)[0]
 
     def close(self) -> None:

@@ -73,14 +73,14 @@ class AdminContext:
             return None
 
     def find(self, queue: str | QueueSettings) -> tuple[QueueSettings, RegisteredQueue | None]:
-        """The queue's settings, and its entry in the registry.
+        """Return the settings of the queue, and its entry in the registry.
 
-        Without an entry the settings are the default. Without ZooKeeper they are those that clients know of.
+        Without an entry the settings are the defaults. Without ZooKeeper they are those in kmq.queues.
         """
-        name = queue.name if isinstance(queue, QueueSettings) else queue
+        name = name_of(queue)
         if not self.has_registry:
             return settings_of(queue, self.connection), None
-        default = queue if isinstance(queue, QueueSettings) else QueueSettings(name=queue)
+        default = queue if isinstance(queue, QueueSettings) else QueueSettings(name=name)
         known = self.registered(name)
         if isinstance(queue, QueueSettings) or known is None:
             return default, known
@@ -115,11 +115,20 @@ class AdminContext:
             return None, error
 
     def mirror(self, change: Callable[[SettingsMirror], None]) -> None:
-        """Tell clients. Where access is denied, log that: trackers will tell the clients."""
+        """Change kmq.queues. If Kafka denies access, log that: trackers will write the records."""
         try:
             change(SettingsMirror(self.connection))
         except AccessDenied as error:
             _log.error("clients are not told of the change (a tracker will tell them): %s", error)
+
+
+def name_of(queue: str | QueueSettings) -> str:
+    """Return the name of a queue that is given by its name or its settings; raises ConfigError otherwise."""
+    if isinstance(queue, QueueSettings):
+        return queue.name
+    if not isinstance(queue, str):
+        raise ConfigError(f"queue: {type(queue).__name__} is neither a name nor QueueSettings")
+    return queue
 
 
 def queue_not_found(name: str) -> QueueNotFound:

@@ -100,7 +100,7 @@ class Doctor:
                 found += self._diagnosis(name, groups, records)
         return found
 
-    def quick_look(self, queue: str) -> list[Finding]:
+    def quick_look(self, queue: str | QueueSettings) -> list[Finding]:
         """Like examine(), without other consumer groups and unusable znodes, which take many requests."""
         return check(self._facts(*self._context.find(queue), self._context.records()[0]))
 

@@ -22,9 +22,9 @@ CLAIM = "kmq-claim"
 DROPPED = "kmq-dropped"
 
 _KEY_SIZE = 12
-_MOST_OFFSETS = 1 << 20
-"""The most offsets that one claim may name: many times what a transaction copies. Reading so many, each
-apart, takes a second."""
+MOST_OFFSETS = 1 << 20
+"""The most offsets that one claim may name, and so the most messages in one transaction. To read that many,
+none next to another, takes a second."""
 
 
 def naming_tick(partition: int, name: str, offsets: Iterable[int]) -> tuple[bytes, bytes, Headers]:
@@ -50,7 +50,7 @@ def named_offsets(headers: Headers | None, name: str, partition: int) -> OffsetR
             data = data.encode() if isinstance(data, str) else data
             marker = codec.decode(data[:_KEY_SIZE], data[_KEY_SIZE:], partition=partition)
             count += marker.count
-            if count > _MOST_OFFSETS:
-                raise DecodeError(f"header {name}: more than {_MOST_OFFSETS} offsets", data)
+            if count > MOST_OFFSETS:
+                raise DecodeError(f"header {name}: more than {MOST_OFFSETS} offsets", data)
             found.add_runs(marker.offset_runs)
     return found

@@ -566,9 +566,20 @@ function calls.bury(q, args)
   return #ids
 end
 
--- after: an id -> how many, and the last id; call it again from there until there are none
+-- Ids of taken rows behind a place in their order (an id), and the place of each. That is its score, which is the
+-- id, unless somebody else has written it.
+local function taken_after(q, after)
+  local found = redis.call('ZRANGEBYSCORE', q.taken, '(' .. after, '+inf', 'WITHSCORES', 'LIMIT', 0, STEP)
+  local ids, places = {}, {}
+  for i = 1, #found, 2 do
+    ids[#ids + 1], places[#places + 1] = found[i], found[i + 1]
+  end
+  return ids, places
+end
+
+-- after: a place -> how many, and the last place; call it again from there until there are none
 function calls.release(q, args)
-  local ids = redis.call('ZRANGEBYSCORE', q.taken, '(' .. args[1], '+inf', 'LIMIT', 0, STEP)
+  local ids, places = taken_after(q, args[1])
   local out, done, states = changes(), {}, {}
   for i, state in ipairs(read_states(q, ids)) do
     if state then
@@ -582,7 +593,7 @@ function calls.release(q, args)
     requeue(q, out, id, s, q.now, 0, false, s.reason)
   end
   apply(q, out)
-  return { #done, ids[#ids] or '0' }
+  return { #done, places[#places] or '0' }
 end
 
 -- offset, limit -> how many ids were looked at, rows
@@ -605,26 +616,27 @@ function calls.counts(q)
   }
 end
 
--- after, limit, taken before, queued before (in ms; '+inf') -> the last id looked at ('' at the end), rows
+-- after, limit, taken before, queued before (in ms; '+inf') -> the last place looked at ('' at the end), rows
 function calls.taken(q, args)
   local limit, taken_before, queued_before = tonumber(args[2]), tonumber(args[3]), tonumber(args[4])
   if taken_before then taken_before = q.now - taken_before end
-  local ids = redis.call('ZRANGEBYSCORE', q.taken, '(' .. args[1], '+inf', 'LIMIT', 0, STEP)
-  local chosen, last, reply = {}, nil, {}
+  local ids, places = taken_after(q, args[1])
+  local chosen, places_of_chosen, last, reply = {}, {}, nil, {}
   for i, state in ipairs(read_states(q, ids)) do
     if #chosen == limit then break end
-    last = ids[i]
+    last = places[i]
     if state then
       local s = unpacked(state)
       if (not taken_before or s.since < taken_before) and (not queued_before or s.enqueued < queued_before) then
         chosen[#chosen + 1] = ids[i]
+        places_of_chosen[#chosen] = places[i]
       end
     end
   end
   local done = each_row(q, chosen, function(id, state, row)
     reply[#reply + 1] = shown(id, state, row)
   end)
-  if done < #chosen then last = chosen[done] end
+  if done < #chosen then last = places_of_chosen[done] end
   return { last or '', table.concat(reply) }
 end
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from dataclasses import dataclass, field
 from typing import Self
 
 from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, NotEmptyError
 
-from kmqpy.errors import Closed, ConfigError
+from kmqpy.core.throttle import Throttle
+from kmqpy.errors import Closed, ConfigError, KmqError
 from kmqpy.zookeeper.containers import ensure_path
 from kmqpy.zookeeper.multi_read import MultiReadProbe
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES
@@ -24,6 +26,9 @@ from kmqpy.zookeeper.queue.transaction import Transaction
 from kmqpy.zookeeper.session import connect, unavailable
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
+_log = logging.getLogger(__name__)
+
+_WARN_EVERY_S = 60.0
 _FORGOTTEN_AFTER_MS = 86_400_000
 """Nobody asks any more for a commit that is older, and who still uses its znode makes it again."""
 
@@ -70,6 +75,7 @@ class ZkQueue:
         self.session = SessionWatch(zk)
         self._mutex = threading.Lock()
         self._sources: dict[str, Candidates] = {}
+        self._throttle = Throttle(_WARN_EVERY_S)
         self.reads = Reads(self.session, greeting)
         """For Transaction."""
         self.records = CommitRecords(zk, transactions_path(self.settings.root))
@@ -141,3 +147,8 @@ class ZkQueue:
             if queue not in self._sources:
                 self._sources[queue] = Candidates(self.session, self.paths(queue))
             return self._sources[queue]
+
+    def warn_of_item(self, queue: str, error: KmqError) -> None:
+        """Log, once a minute for each item, that it can't be taken; for Transaction."""
+        if self._throttle.allows(str(error)):
+            _log.warning("queue %s: an item can't be taken and stays: %s", queue, error)

@@ -98,7 +98,7 @@ class Takes:
         self._policy = policy
 
     def take(self, paths: QueuePaths, names: Sequence[str]) -> list[Found]:
-        """For each name its item, or why it is not ours; they are locked by one request, if possible.
+        """Return, for each name, its item or why it is not ours; one request locks all, if possible.
 
         An error stands for an item that can't be taken: AccessDenied, or ConfigError for one with znodes of
         others below it, which we could never delete.

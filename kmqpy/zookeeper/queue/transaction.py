@@ -67,9 +67,11 @@ class Transaction:
     def try_take(self, source: str) -> Item | None:
         """Lock the next item of queue `source` and return it; None if there is none.
 
-        Raises SessionExpired, Unavailable, QueueNotFound; after any of them only rollback() is of use. If it
-        finds no item to lock, but one that we may not read or that has znodes of others below it, it raises
-        AccessDenied or ConfigError, which name this item.
+        An item that we may not read, or that has znodes of others below it, stays where it is, with a warning
+        if it is all that is left. With strict_fifo nothing overtakes it: AccessDenied or ConfigError is
+        raised, which names the item.
+
+        Raises SessionExpired, Unavailable, QueueNotFound; after any error only rollback() is of use.
         """
         taken = self.try_take_many(source, 1)
         return taken[0] if taken else None
@@ -205,7 +207,7 @@ class Transaction:
             if NotTaken.LOCKED in found or NotTaken.GONE in found:
                 candidates.step_aside(limit - len(taken))
         if unusable is not None and not taken:
-            raise unusable
+            self._queue.warn_of_item(source, unusable)
         return taken
 
     def _take_in_order(self, source: str, limit: int) -> list[Item]:

@@ -172,6 +172,18 @@ def test_an_id_that_others_wrote_costs_no_message(redis_url, admin, queue_name):
         assert [row.id for row in redis.take(queue, 4, LONG_MS).rows] == ids
 
 
+def test_an_id_that_others_wrote_among_the_taken_costs_no_message(redis_url, admin, queue_name):
+    with engine_at(redis_url, queue_name) as redis:
+        queue = queue_of(redis)
+        ids = redis.put(queue, [NewRow(b"x")] * 3)
+        redis.take(queue, 3, LONG_MS)
+        key = f"{queue_name}:{{{queue.generation}}}"
+        admin.zadd(f"{key}:taken", {"text": ids[0] + 0.5, "": ids[2] + 1})
+        assert [row.id for row in redis.taken_rows(queue, limit=9)] == ids
+        assert redis.release_all(queue) == 3
+        assert [row.id for row in redis.take(queue, 3, LONG_MS).rows] == ids
+
+
 @pytest.mark.parametrize("card", [b"", b"card", bytes(60), b"\xff" * 80])
 def test_a_damaged_card_of_a_dead_letter_shows_its_id_and_costs_no_other(redis_url, admin, queue_name, card):
     with engine_at(redis_url, queue_name) as redis:
