@@ -26,7 +26,7 @@ _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=records.
 
 _originals = stepwise(
     "tracker.redelivery.originals",
-    {"fetch", "_fetch", "log_start", "read_between", "_read_between", "_read_up_to", "_read"},
+    {"fetch", "_fetch", "log_start", "read_between", "_read_up_to", "_read"},
     librdkafka=Module,
     SYSTEM_CLOCK=CLOCK,
 )
@@ -40,7 +40,7 @@ _transaction = stepwise(
 )
 _markers_since_plan = stepwise("tracker.redelivery.markers_since_plan", {"read_to"})
 _claim = stepwise(
-    "tracker.redelivery.claim", {"settle"}, TransactionCancelled=_transaction.TransactionCancelled
+    "tracker.redelivery.claim", {"decide"}, TransactionCancelled=_transaction.TransactionCancelled
 )
 
 

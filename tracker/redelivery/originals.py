@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,17 +64,19 @@ class OriginalsReader:
         A record is gone (rule R14) when its offset is below the log start, or when reading from it
         or from before gave a higher offset without an error. Raises KafkaException.
         """
-        try:
+        with self._renewed_after_errors():
             return self._fetch(topic, partition, offsets)
-        except KafkaException:
-            self._renew()
-            raise
 
-    def _renew(self) -> None:
+    @contextmanager
+    def _renewed_after_errors(self) -> Iterator[None]:
         # A consumer that once heard that a partition is unknown, of a broker that had just lost its
         # controller, believes it for minutes.
-        self._consumer.close()
-        self._consumer = self._new_consumer()
+        try:
+            yield
+        except KafkaException:
+            self._consumer.close()
+            self._consumer = self._new_consumer()
+            raise
 
     def _fetch(self, topic: str, partition: int, offsets: Sequence[int]) -> FetchResult:
         fetched = FetchResult()
@@ -112,44 +115,25 @@ class OriginalsReader:
         Waits until every transaction there has ended. Raises KafkaException, also when that takes longer than
         `timeout_s`; `visit` may have got some of the records then.
         """
-        try:
-            self._read_between(topic, partition, begin, end, timeout_s, visit)
-        except KafkaException:
-            self._renew()
-            raise
-
-    def _read_between(
-        self,
-        topic: str,
-        partition: int,
-        begin: int,
-        end: int,
-        timeout_s: float,
-        visit: Callable[[list[Any]], None],
-    ) -> None:
-        try:
-            self._read_up_to(topic, partition, begin, end, timeout_s, visit)
-        except KafkaException as exception:
-            error = librdkafka.error_of(exception)
-            if error is None or error.code() != KafkaError._AUTO_OFFSET_RESET:
-                raise
-            # Retention has deleted the record at `begin`.
-            low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
-            self._read_up_to(topic, partition, max(begin, low), end, timeout_s, visit)
+        with self._renewed_after_errors():
+            try:
+                self._read_up_to(TopicPartition(topic, partition, begin), end, timeout_s, visit)
+            except KafkaException as exception:
+                error = librdkafka.error_of(exception)
+                if error is None or error.code() != KafkaError._AUTO_OFFSET_RESET:
+                    raise
+                # Retention has deleted the record at `begin`.
+                low, _ = librdkafka.watermarks(self._consumer, topic, partition, timeout_s)
+                first = TopicPartition(topic, partition, max(begin, low))
+                self._read_up_to(first, end, timeout_s, visit)
 
     def _read_up_to(
-        self,
-        topic: str,
-        partition: int,
-        begin: int,
-        end: int,
-        timeout_s: float,
-        visit: Callable[[list[Any]], None],
+        self, begin: TopicPartition, end: int, timeout_s: float, visit: Callable[[list[Any]], None]
     ) -> None:
-        if begin >= end:
+        if begin.offset >= end:
             return
         deadline = self._clock.monotonic() + timeout_s
-        self._consumer.assign([TopicPartition(topic, partition, begin)])
+        self._consumer.assign([begin])
         try:
             while self._clock.monotonic() < deadline:
                 # A call for many waits for as many.
@@ -157,7 +141,7 @@ class OriginalsReader:
                 if records:
                     records += self._consumer.consume(_READ_AT_ONCE, 0)
                 found: list[Any] = []
-                position = begin
+                position = begin.offset
                 for record in records:
                     error = record.error()
                     position = record.offset()  # type: ignore[assignment]
