@@ -33,7 +33,7 @@ _DRAIN_TIMEOUT_S = 15.0
 
 
 class MainLoop:
-    """Wires the parts of a tracker and gives each its turn; used by one thread.
+    """Wires the parts of a tracker, and in each iteration runs every part; used by one thread.
 
     `context.leadership` must be that of `member`. `stopping` is set when the tracker is to stop.
     """
@@ -70,7 +70,7 @@ class MainLoop:
         self._lifecycle = PartitionLifecycle(context, kafka, takeover, redelivery, self._offsets)
 
     def turn(self, now: float) -> None:
-        """Go round once, at the monotonic time `now`; waits a moment for markers if nothing else is due."""
+        """Run one iteration, at the monotonic time `now`; waits a moment for markers if nothing is due."""
         step = self._supervisor.step
         step("follow", now, lambda: self._lifecycle.follow(self._leadership.snapshot()))
         for part in list(self._parts.values()):

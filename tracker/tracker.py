@@ -40,7 +40,8 @@ _OBJECTS_BEFORE_COLLECTION = 100_000
 def relax_garbage_collection() -> None:
     """Have Python look for garbage less often; for a process that runs nothing but a tracker.
 
-    What a redelivery makes is no garbage; to look at it again and again took a fifth of its time.
+    The objects that a redelivery makes are no garbage; scanning them again and again took a fifth of its
+    time.
     """
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, 20, 20)
 

@@ -31,9 +31,10 @@ def main() -> None:
 
 
 def _fill_closed_streams() -> None:
-    """Open nothing where a standard stream was closed (`<&-`).
+    """Open the null device in place of each standard stream that was closed (`<&-`).
 
-    Otherwise a connection to Kafka got its number, and whatever is printed would be sent there.
+    Otherwise a connection to Kafka would get the number of the stream, and all that is printed would be sent
+    there.
     """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(opened, True)  # noqa: FBT003 - takes no names

@@ -1,4 +1,4 @@
-"""The root of `kmq`: its commands, those of other packages, and what becomes of errors."""
+"""The command `kmq`: finds commands, ours and those of other packages, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class Root(click.Group):
     """Lists commands in the order of use, and finds those of other packages without importing them."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands; those of other packages are not loaded, and what they need neither."""
+        """Write the list of commands, without importing those of other packages or their dependencies."""
         own = [(name, command.get_short_help_str(78)) for name, command in self.commands.items()]
         others = [(name, _HELP.get(name, "(of another package)")) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([*own, *others[len(own) :]])
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Our own in their order, then those of plug-ins."""
+        """Return the names of all commands: ours in their order, then those of other packages."""
         return [*self.commands, *(name for name in sorted(plugins()) if name not in self.commands)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of ours, or a plug-in's."""
+        """Return the command of this name: ours, or that of another package, which is imported now."""
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in plugins():
             return own
@@ -68,7 +68,7 @@ class Root(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest command where there is none."""
+        """Find the command that the arguments name; the error for an unknown name suggests the nearest."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -123,11 +123,11 @@ def _print_whole(letters: Iterable[Any]) -> None:
 def redrive(
     ctx: click.Context, cli: Cli, queue: str | None, ids: tuple[str, ...], rate: float | None, origin: str
 ) -> None:
-    """Send dead letters back to the queue, all of them or those named by id; they start anew.
+    """Send dead letters back to the queue, all of them or those named by id; their attempts start from 0.
 
     Exits with 1 when some ids name no dead letter, or some are too large for the queue.
 
-    \b
+
     Example:
       kmq dlq redrive jobs --rate 100
       kmq dlq redrive jobs 0-17 2-4

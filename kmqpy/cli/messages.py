@@ -326,10 +326,10 @@ def _print(client: Receiver, batch: Sequence[Message], interrupted: list[int], *
 
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """The exit code as the only element once Ctrl-C or SIGTERM came.
+    """Yield a list that is empty until Ctrl-C or SIGTERM comes, and then holds the exit code.
 
-    An exception in the middle of receive() would lose the messages just taken for as long as their
-    lease. A second signal ends the process at once.
+    An exception in the middle of receive() would lose the messages just taken for as long as their lease. A
+    second signal ends the process at once.
     """
     came: list[int] = []
 

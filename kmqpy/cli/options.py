@@ -288,7 +288,7 @@ def _storage_url(option: str | None) -> StorageUrl | None:
 
 
 def _public(table: str, settings: list[tuple[str, str]], option: str) -> dict[str, str]:
-    """The settings; raises ConfigError for a secret, which whoever may list processes could read."""
+    """Return the settings; raises ConfigError for a secret, since whoever lists processes could read it."""
     for key, _ in settings:
         if is_secret(key):
             variable = f"KMQ_{table}_{key}".upper().replace(".", "_")

@@ -66,7 +66,7 @@ def standard_input(otherwise: str) -> TextIO:
 
 
 def drop_stdout() -> None:
-    """The reader of our output is gone: print nothing more, and let nothing complain at exit."""
+    """Print nothing more, since nobody reads our output any longer, and raise no error for that at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Commands of other packages: those of the trackers, which kmqpy must not import, and anybody's."""
+"""Finds the commands of other packages: those of the trackers, which kmqpy must not import, and any other."""
 
 from __future__ import annotations
 

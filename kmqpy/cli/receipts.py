@@ -127,7 +127,7 @@ def _each(
     done_word: str,
     act: Callable[[Finisher, str], object],
 ) -> None:
-    """Do it for each receipt; those that can't be used are named, and the others done (exit code 1)."""
+    """Call `act` for each receipt; prints an error for those that can't be used, and exits with 1 then."""
     done = failed = 0
     clients: dict[str, Finisher] = {}
     with ExitStack() as stack:

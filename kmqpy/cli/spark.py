@@ -180,7 +180,7 @@ def pipeline(cli: Cli, queue: str, **given: Any) -> None:
 
 
 def _summarize(cli: Cli, queue: QueueSettings) -> None:
-    """Say what a run that was stopped has left in the queue; its health would take too long."""
+    """Print what a run that was stopped has left in the queue; a report of its health would take too long."""
     found = queue_stats(cli.connection, queue)
     left = {name: getattr(found, name) for name in ("depth", "in_flight", "dead_letters")}
     if cli.json:
@@ -211,7 +211,7 @@ def _progress_line(*, shown: bool) -> Iterator[Callable[[Progress], None] | None
 
 
 def _loaded(name: str) -> Any:
-    """The function `module:name`, in this folder, too. Executors are sent it, not only its name."""
+    """Import the function `module:name`, from this folder, too; executors are sent its code."""
     module_name, _, attribute = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:

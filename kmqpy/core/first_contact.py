@@ -1,7 +1,7 @@
-"""For how long a service may say nothing before it has answered once.
+"""Limits how long a service may take to answer for the first time.
 
-Clients and trackers wait for one that is just starting. Who types a command at a terminal wants to know
-soon that the address is wrong.
+Clients and trackers wait, since the service may be just starting. A command that somebody has typed gives up
+soon, since its address may be wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 
 class Service(StrEnum):
-    """Whom we may wait for."""
+    """The services whose first answer may be waited for."""
 
     KAFKA = "Kafka"
     ZOOKEEPER = "ZooKeeper"
@@ -54,7 +54,7 @@ def patience_s(service: Service, timeout_s: float) -> float:
 
 
 def has_answered(service: Service) -> None:
-    """Note that it is there."""
+    """Note that the service has answered: later calls wait for as long as they ask to."""
     contact = _current.get()
     if contact is not None:
         contact.answered.add(service)

@@ -194,7 +194,7 @@ def check_limit(value: object, name: str = "limit") -> int:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Names with dots, which TOML reads as tables in tables, put together again."""
+    """Return the settings with dots in their names again, where TOML has read tables in tables."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         found.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value})

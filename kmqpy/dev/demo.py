@@ -363,7 +363,7 @@ class _Demo:
         )
 
     def _due_at_kill(self, copies: list[Any]) -> int:
-        """Dropped before the kill, lease over at the kill, copied after it."""
+        """Count the messages that were dropped before the kill, due at the kill, and copied after it."""
         copied_at: dict[tuple[int, int], int] = {}
         for record in copies:
             headers = message_headers(record)

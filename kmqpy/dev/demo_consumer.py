@@ -38,7 +38,7 @@ def what_to_do(message: Message) -> str:
 
 
 def _client(queue: QueueSettings, connection: KafkaConnection, name: str) -> KmqClient:
-    """A broker that has just started on a busy machine may need more than one try."""
+    """Make the client, in several tries if need be: a broker on a busy machine may have only just started."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(Unavailable):
             return KmqClient(queue, connection, holder=name)

@@ -36,7 +36,7 @@ def _find_valkey() -> list[Path]:
 
 
 def _create(programs: Sequence[Path], folder: Path, group: int) -> None:
-    """Do nothing: it begins with an empty folder."""
+    """Do nothing: the server starts with an empty folder."""
 
 
 def _command(programs: Sequence[Path], folder: Path, port: int, settings: Mapping[str, str]) -> list[str]:

@@ -38,7 +38,7 @@ def _write_config(
 
 
 def _answers(log: str, config: Path, port: int) -> bool:  # noqa: ARG001
-    """Ask for its configuration: that of another ZooKeeper on the port names another data folder."""
+    """Return True if this server answers on the port: its configuration names its own data folder."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
             connection.sendall(b"conf")

@@ -87,8 +87,8 @@ class DeadLetterClaim:
         """The claim itself."""
         return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets))
 
-    def settle(self, position: int) -> list[NewRecord]:
-        """Decide, now that the claim stands at `position`; see copy_transaction.Claim.settle."""
+    def decide(self, position: int) -> list[NewRecord]:
+        """Decide which dead letters are moved, now that the claim stands at `position`; see Claim.decide."""
         ended = self._finished.ended_before(position, self._partition, self._within_s)
         self.dropped = frozenset(offset for offset in self._offsets if offset in ended)
         if not self.dropped:

@@ -104,12 +104,13 @@ class RedriveResult:
 class KafkaDeadLetters:
     """The dead letters of one queue, see kmqpy.queue.DeadLetters; for use by one thread at a time.
 
-    Those are the ones that came from it, by their header, though their topic may hold others. `origin`:
-    instead those that came from a queue of that name, for example its former name. One without that header
-    is of the queue after which the topic is named, if there is such a one, else of all that have the topic.
+    Their topic may hold dead letters of other queues, too. A header says from which queue each came. One
+    without that header belongs to the queue after which the topic is named or, if there is no such queue, to
+    every queue that has the topic. `origin`: those that came from a queue of that name instead, for example
+    the queue's former name.
 
-    Every call may raise Unavailable, and TopicError when a topic is missing. Memory stays bounded
-    however many dead letters there are: a bit for each, and one batch.
+    Every call may raise Unavailable, and TopicError when a topic is missing. Memory stays bounded however
+    many dead letters there are: a bit for each, and one batch.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class KafkaDeadLetters:
                 self._clock.sleep(_VISIBLE_POLL_S)
 
     def _leave_out(self, waiting: builtins.list[_Waiting], record: Any, fenced: bool) -> None:
-        """Take what this record of the markers topic finishes off `waiting`."""
+        """Remove from `waiting` the dead letters that this record of the markers topic finishes."""
         try:
             marker = read_marker(record)
         except UnsupportedMarker as error:
@@ -361,7 +362,7 @@ class KafkaDeadLetters:
                 others(record)
 
     def _read(self, waiting: _Waiting) -> Iterator[Any]:
-        """The records that wait, in order; what was passed is taken off. One reading at a time."""
+        """Yield the records that wait, in order; removes those passed from `waiting`. One call at a time."""
         for start, stop in list(waiting.runs()):
             position = start
             for record in self._records(waiting.partition, start, stop):
@@ -435,7 +436,7 @@ class _Waiting:
         return self.first <= offset < self.end and bool(self._bits[at >> 3] & 1 << (at & 7))
 
     def discard(self, *offsets: int) -> None:
-        """Take these off, as far as they are there."""
+        """Remove these offsets, as far as they are there."""
         for offset in offsets:
             if offset in self:
                 at = offset - self.first
@@ -443,7 +444,7 @@ class _Waiting:
                 self.count -= 1
 
     def keep(self, offsets: Iterable[int]) -> None:
-        """Take off all others."""
+        """Remove all other offsets."""
         kept = [offset for offset in set(offsets) if offset in self]
         self._bits = bytearray(len(self._bits))
         self.count = len(kept)

@@ -147,11 +147,11 @@ _reported_errors: dict[tuple[str, int], _ReportedError] = {}
 
 
 class Producer(confluent_kafka.Producer):
-    """One that can be weakly referenced; see `keep_in_children`."""
+    """A producer that can be weakly referenced; see `keep_in_children`."""
 
 
 class Consumer(confluent_kafka.Consumer):
-    """One that can be weakly referenced; see `keep_in_children`."""
+    """A consumer that can be weakly referenced; see `keep_in_children`."""
 
 
 def new_producer(connection: KafkaConnection, defaults: KafkaSettings) -> Producer:
@@ -277,7 +277,7 @@ def metadata(client: AdminClient, timeout_s: float, connection: KafkaConnection)
 
 
 def look_up(client: AdminClient, try_s: float) -> Any:
-    """Like metadata(), but tries once and raises KafkaException. It keeps `try_s`; other requests may not."""
+    """Like metadata(), but tries once, for at most `try_s` seconds, and raises KafkaException."""
     try:
         return client.list_topics(timeout=min(try_s, _GRACE_S))
     except KafkaException:
@@ -423,7 +423,7 @@ def _refused(doing: str, error: KafkaError, connection: KafkaConnection) -> str:
 
 
 def _text(error: KafkaError) -> str:
-    """Without the address and how long it took."""
+    """Return the error's text without the address and without how long it took."""
     return _AROUND.sub("", error.str())
 
 

@@ -169,7 +169,7 @@ def read_at(
 
 
 class RepeatedReader:
-    """Reads parts of one topic time and again; its consumer stays connected. For one thread at a time."""
+    """Reads parts of one topic many times over one connection. For one thread at a time."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class RepeatedReader:
                 if visit(partition, records):
                     reader.leave(partition)
                 reached[partition].position = records[-1].offset() + 1
-            reader.rest()
+            reader.stop_fetching()
             after_error.pop_all()
         self._reader = reader
         return reached
@@ -289,7 +289,7 @@ class _Reader:
             )
         return reached
 
-    def rest(self) -> None:
+    def stop_fetching(self) -> None:
         """Fetch nothing until the next open()."""
         places = self._consumer.assignment()
         self._consumer.resume(places)  # a partition that is paused stays so when it is assigned again

@@ -69,7 +69,7 @@ def _handed_on(
 
     @functools.wraps(method)
     def call(queue: KafkaQueue, /, *args: P.args, **arguments: P.kwargs) -> R:
-        with queue._client.used() as client:
+        with queue._client.use() as client:
             return method(client, *args, **arguments)
 
     return call
@@ -215,12 +215,12 @@ class KafkaQueue:
         self, max_messages: int = 100, *, wait: Duration = 1.0, lease: Duration | None = None
     ) -> list[Message]:
         """See KmqClient.receive; they are KafkaMessages."""
-        with self._client.used() as client:
+        with self._client.use() as client:
             try:
                 return [*client.receive(max_messages, wait=wait, lease=lease)]
             except Closed:
                 self._client.check_open()
-                return []  # only the client was closed, by rest()
+                return []  # only the client was closed, by leave_group()
 
     ack = _handed_on(KmqClient.ack)
     nack = _handed_on(KmqClient.nack)
@@ -231,7 +231,7 @@ class KafkaQueue:
         """See Queue.flush."""
         self._client.check_open()
         if self._client.current is not None:  # else nothing was finished, and what was sent is certain
-            with self._client.used() as client:
+            with self._client.use() as client:
                 client.flush(timeout)
 
     @property
@@ -271,10 +271,10 @@ class KafkaQueue:
     ) -> list[Orphan]:
         """See Queue.orphans."""
         taken_before = self._clock.wall_ms() - (check_age(older_than, queued_before_ms) or 0)
-        held = [one for one in self._held() if older_than is None or one.since_ms < taken_before]
-        places = [(one.partition, one.offset) for one in held]
+        leased = [one for one in self._leased() if older_than is None or one.since_ms < taken_before]
+        places = [(one.partition, one.offset) for one in leased]
         records = partition_reader.read_at(self._connection, self.name, places) if places else {}
-        found = [self._orphan(one, records.get((one.partition, one.offset))) for one in held]
+        found = [self._orphan(one, records.get((one.partition, one.offset))) for one in leased]
         return [
             one
             for one in found
@@ -304,8 +304,8 @@ class KafkaQueue:
             message=None if record is None else KafkaMessage(record, context),
         )
 
-    def _held(self) -> list[InFlightMessage]:
-        """The messages that any consumer has; not those given back, which wait for redelivery."""
+    def _leased(self) -> list[InFlightMessage]:
+        """The messages whose leases run, whoever took them; without those given back, which wait."""
         with self._administered() as admin:
             found = admin.in_flight(self._settings, limit=None)
         return [one for one in found if one.state is EntryState.HELD]
@@ -323,17 +323,17 @@ class KafkaQueue:
 
     def release_all(self) -> int:
         """See Queue.release_all; what waits after a nack goes on to wait."""
-        held = self._held()
-        if held:
-            self.nack([one.receipt for one in held], count=False, wait=True)
-        return len(held)
+        leased = self._leased()
+        if leased:
+            self.nack([one.receipt for one in leased], count=False, wait=True)
+        return len(leased)
 
-    def rest(self) -> None:
+    def leave_group(self) -> None:
         """Leave the consumer group and close what receives; the next receive() joins again."""
-        self._client.rest()
+        self._client.close_current()
 
-    def rest_if_idle(self, idle_s: float) -> None:
-        """Do what rest() does if nothing is in flight, nor was received or acknowledged for `idle_s`."""
+    def leave_group_if_idle(self, idle_s: float) -> None:
+        """Call leave_group() if nothing is in flight, nor was received or acknowledged for `idle_s`."""
         self._client.close_if_idle(idle_s)
 
     def close(self) -> None:

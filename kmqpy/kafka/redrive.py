@@ -154,9 +154,10 @@ class RedriveRun:
         rate: float | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take `steps` in transactions of at most `at_once`, `rate` a second; not what others have finished.
+        """Execute these moves in transactions of at most `at_once`, `rate` dead letters a second.
 
-        `known`: by partition of the dead letters, the markers offset before which `steps` considers all.
+        Leaves out dead letters that others have finished meanwhile. `known`: by partition of the dead
+        letters, the markers offset before which `steps` takes all markers into account.
 
         Raises Unfinished when it can't go on; what a transaction did not commit did not happen.
         """
@@ -177,7 +178,7 @@ class RedriveRun:
             ) from error
 
     def _take(self, batch: list[DeadLetterMove]) -> None:
-        """Commit `batch`; where Kafka refuses a message, all but that one (rule R7)."""
+        """Commit `batch`; where Kafka refuses a message, commit all others (rule R7)."""
         for left in reversed(range(_TRIES)):
             try:
                 dropped = self._commit(batch)
@@ -217,7 +218,7 @@ class RedriveRun:
         transaction = CopyTransaction(self._producer, self._queue.name, self._markers_topic, timeout_s)
         offsets = [step.offset for step in batch]
         claim = DeadLetterClaim(batch[0].partition, offsets, self._finished, timeout_s / 2)
-        kept = (step for step in batch if step.offset not in claim.dropped)  # once the claim is settled
+        kept = (step for step in batch if step.offset not in claim.dropped)  # once the claim has decided
         copies = (step.copy for step in kept if step.copy is not None)
         try:
             transaction.execute(copies, partial(self._ends, batch, claim), claim=claim)

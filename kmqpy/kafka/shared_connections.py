@@ -20,7 +20,7 @@ _FLUSH_S = 5
 
 
 class SharedConnections:
-    """A producer of messages and what administers, each made when it is first used; for any thread."""
+    """A producer of messages and an administrator, each made when it is first used; for any thread."""
 
     def __init__(
         self, connection: KafkaConnection, zookeeper: ZooKeeperConnection, *, clock: Clock = SYSTEM_CLOCK

@@ -54,12 +54,12 @@ _IDLE_TIMEOUT_MS = 60_000
 class KafkaStorage:
     """The queues of one Kafka and ZooKeeper root, see kmqpy.queue.Storage.
 
-    Its queues share a producer and an administrator. Each queue is a consumer group, so what receives is the
-    queue's own: it is opened when the first message is received or finished, and closed when that has not
-    happened for `idle_timeout_ms` and nothing received is in flight.
+    Its queues share a producer and an administrator. Each queue is a consumer group, so each has a client of
+    its own to receive with. The client is opened when the first message is received or finished. It is
+    closed when that has not happened for `idle_timeout_ms` and none of its messages is in flight.
 
     zookeeper        without it, only `open` works, and `describe` where the settings are known to clients
-    idle_timeout_ms  0: what receives is closed only with its queue
+    idle_timeout_ms  0: a queue's client is closed only with the queue
     options          of KmqClient, for all queues
     """
 
@@ -151,7 +151,7 @@ class KafkaStorage:
         with self._administered() as admin, self._hinting(admin, name):
             for queue in self._opened_queues():
                 if queue.name == name:
-                    queue.rest()
+                    queue.leave_group()
             admin.delete_queue(name)
 
     def open(self, name: str, *, codec: Codec | None = None) -> KafkaQueue:
@@ -218,11 +218,11 @@ class KafkaStorage:
         return opened
 
     def _keep(self) -> None:
-        """Close what has not received for a while."""
+        """Let queues that have not received for a while leave their consumer groups; the work of a thread."""
         while not self._closed.wait(self._idle_s / 4):
             for queue in self._opened_queues():
                 try:
-                    queue.rest_if_idle(self._idle_s)
+                    queue.leave_group_if_idle(self._idle_s)
                 except Exception:  # the thread must live, for the other queues
                     _log.exception("closing what is idle failed", extra={"queue": queue.name})
 

@@ -96,7 +96,7 @@ def check_retention(queue: QueueSettings, retention_ms: int) -> None:
     if retention_ms <= queue.longest_ms:
         raise ConfigError(
             f"retention: {retention_ms} ms must be longer than max_delay and max_hold "
-            f"({queue.longest_ms} ms), or a held message could disappear"
+            f"({queue.longest_ms} ms), or a leased message could disappear"
         )
 
 
@@ -133,11 +133,11 @@ class Topics:
         *,
         anew: Iterable[str] = (),
     ) -> QueueTopics:
-        """Create what is missing of the queue's four topics, and check them all.
+        """Create the missing ones of the queue's four topics, and check all four.
 
-        Retention follows rule R9: both topics must outlive the longest hold or delay.
-        `replication` defaults to 3, or to the number of brokers if there are fewer. `anew`: those that were
-        just deleted; brokers that create topics by themselves may have been faster, with their own settings.
+        Retention follows rule R9: both topics must outlive the longest lease or delay. `replication`
+        defaults to 3, or to the number of brokers if there are fewer. `anew`: topics that were just deleted;
+        brokers that create topics by themselves may have recreated them, with other settings.
 
         Raises ConfigError for bad numbers, TopicError when existing topics do not fit.
         """

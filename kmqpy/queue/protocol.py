@@ -124,7 +124,7 @@ class Queue(Protocol):
 
     @property
     def at_most_once(self) -> bool:
-        """True when a message is forgotten as it is taken: it can't be extended or given back."""
+        """True if a message is forgotten when it is taken, so that it can't be extended or given back."""
         ...
 
     @property
@@ -166,9 +166,9 @@ class Queue(Protocol):
     ) -> list[str]:
         """Send bodies, or OutgoingMessages with a key, headers, delay and priority each; returns their ids.
 
-        The arguments are those of the bodies that are no OutgoingMessage. All messages are checked before
-        the first is sent. Raises MessageError; where it raises Unavailable or Unfinished, some may have been
-        sent.
+        The other arguments apply to the bodies that are no OutgoingMessage. All messages are checked before
+        the first is sent. Raises MessageError, and then none was sent; where it raises Unavailable or
+        Unfinished, some may have been sent.
         """
         ...
 
@@ -177,7 +177,7 @@ class Queue(Protocol):
         ...
 
     def flush(self, timeout: Duration = 30) -> None:
-        """Return when all that was sent and finished is certain; raises Unavailable after `timeout`."""
+        """Wait until all that was sent and finished is confirmed; raises Unavailable after `timeout`."""
         ...
 
     def receive(
@@ -268,7 +268,7 @@ class Queue(Protocol):
         ...
 
     def close(self) -> None:
-        """Confirm what is to be confirmed and leave; a second close does nothing."""
+        """Wait until what was sent and finished is confirmed, and disconnect; a second close does nothing."""
         ...
 
     def __enter__(self) -> Self: ...

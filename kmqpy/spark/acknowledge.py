@@ -102,7 +102,7 @@ class Acknowledger(StreamingQueryListener):
             )
 
     def wait_for_end(self, run_id: str, timeout_s: float = _EVENT_TIMEOUT_S) -> None:
-        """Wait until everything has been told of a query of this queue that has ended, and is acknowledged.
+        """Wait until Spark has told everything of an ended query of this queue, and it is acknowledged.
 
         Raises ConfigError when the query was refused: nothing of it was acknowledged.
         """
@@ -113,7 +113,7 @@ class Acknowledger(StreamingQueryListener):
             raise error
 
     def split_failed(self, backoff: Backoff, remembered: Remembered) -> None:
-        """Before a query starts: see to what one that failed has left, as `kmqpy.spark.isolation` says.
+        """Before a query starts: give back some messages of one that failed, as `kmqpy.spark.isolation` says.
 
         Raises Unavailable, and ConfigError when the checkpoint can't be written.
         """
@@ -200,7 +200,7 @@ class Acknowledger(StreamingQueryListener):
                 _log.warning("Spark does not tell of the end of a query", extra={"run": run_id})
 
     def _spare(self, run_id: str, failure: str | None = None) -> None:
-        """Messages that an ended query of this queue left in flight shall not lose an attempt by that."""
+        """Let messages that an ended query of this queue left in flight lose no attempt by that."""
         with self._changed:
             if run_id in self._spared:
                 return

@@ -1,4 +1,4 @@
-"""Whose a checkpoint is, what is noted beside it, and the first line of what Spark says."""
+"""What kmqpy notes in a checkpoint: its queue, messages that failed. Spark's errors on one line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def claim(session: SparkSession, checkpoint: str, file: str, queue: str, ids: Ma
 class Remembered:
     """A number for each of some messages, in a file of a checkpoint; see `kmqpy.spark.isolation`.
 
-    A file that can't be read is ignored: no message loses an attempt by that.
+    A file that can't be read is ignored: that costs no message an attempt.
     """
 
     _SCHEMA = "partition INT, offset LONG, progress LONG"
@@ -79,7 +79,7 @@ class Remembered:
 
 
 def one_line(error: Exception | str | None) -> str:
-    """The first line of what Spark says, which goes on for pages."""
+    """The first line of an error of Spark, which may be pages long."""
     text = str(error) if error is not None else "stopped by somebody else"
     for end in ("\n\n", "\n=== ", "\n\tat "):
         text = text.strip().partition(end)[0]
@@ -87,7 +87,7 @@ def one_line(error: Exception | str | None) -> str:
 
 
 def cause(failure: str) -> str:
-    """The innermost cause of what Spark says of a query that has failed, on one line."""
+    """The innermost cause in Spark's error of a query that has failed, on one line."""
     *outer, inner = failure.split(_TRACEBACK)
     if outer:  # of Python: what belongs to no frame
         lines = [line for line in inner.splitlines() if line and not line[0].isspace()]

@@ -51,7 +51,10 @@ class FailurePolicy:
     def given_back(
         self, reason: str | None, attempts: int, delay: Duration | None = None, *, counts: bool = True
     ) -> Failure:
-        """A message that is redelivered after `delay`, or where that is None or unusable, the back-off."""
+        """The failure of a message that is redelivered after `delay`, by default after the back-off.
+
+        So is one whose delay is no duration; its reason then says so.
+        """
         usual = self.backoff.delay(int(attempts))
         try:
             delay_ms = duration_ms(usual if delay is None else delay, DELAY)

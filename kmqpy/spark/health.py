@@ -97,7 +97,7 @@ def health(kmq: KmqSpark, clock: Clock = SYSTEM_CLOCK) -> Health:
 
 
 def _stacked(axes: Any, table: pd.DataFrame, by: str) -> None:
-    """A bar for each value of `by`, one part for each state."""
+    """Draw a bar for each value of `by`, with a part for each state."""
     pivoted = table.pivot_table(index=by, columns="state", values="messages", aggfunc="sum", fill_value=0)
     _bars(axes, pivoted)
     axes.set_xlabel(by)

@@ -81,9 +81,9 @@ class ProgressWatch:
 
 
 def finish_batch(query: StreamingQuery, clock: Clock) -> None:
-    """Return when the micro-batch that `query` is in has ended, or at once when it is in none.
+    """Wait until the micro-batch of `query` that runs now has ended; returns at once if none runs.
 
-    Ended in the middle, its messages would stay in flight until their leases end.
+    If the query were stopped in the middle of it, its messages would stay in flight until their leases end.
     """
     before = _last_batch(query)
     while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == before:

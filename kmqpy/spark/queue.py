@@ -36,8 +36,9 @@ class KmqSpark(Processing):
     options    for Spark's Kafka source, untouched: `{"minPartitions": "64"}`, or `kafka.…` for its client
     markers    that processing writes: "jvm" or "range", as for KmqClient; "range" is several times as fast
 
-    A frame of its state shows the queue as it was when the method was called, whenever and however often
-    it is evaluated. Taking part in nothing, it disturbs nobody. For processing, see Processing.
+    A frame of its state shows the queue as it was when the method was called, whenever and however often the
+    frame is evaluated. Reading the state joins no consumer group and writes nothing. For processing, see
+    Processing.
 
     Raises Unavailable, and ConfigError for another Spark and for settings that don't fit or contradict the
     queue's own. The methods raise QueueNotFound, TopicError, Unavailable, and ConfigError when the session

@@ -239,7 +239,7 @@ class Taker:
         return after
 
     def remember(self, places: Mapping[int, Place]) -> None:
-        """By partition: the starts of messages from the one offset on stand at the other or behind."""
+        """Note, by partition, an offset and the markers offset at or behind which later starts stand."""
         for partition, place in places.items():
             if place[0] > self._after.get(partition, (0, 0))[0]:
                 self._after[partition] = place

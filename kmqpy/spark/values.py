@@ -1,4 +1,4 @@
-"""Which values are taken for a column of which type, of frames and of rows alike: the table RULES.
+"""The values that are accepted for a column of each type, from frames and from rows: the table RULES.
 
 Arrow and Spark take some values for others without a word: 1.9 or a time for a whole number, a text for a
 list of its letters, 5 for True. Here such a value is an error, which fails its message.

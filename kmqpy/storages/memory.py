@@ -484,7 +484,7 @@ _opening = threading.Lock()
 
 
 def _forget_parents() -> None:
-    """After a fork: the engines are copies of the parent's, and a lock may be held by a thread of it."""
+    """Replace the engines after a fork: they are copies of the parent's, whose locks its threads may hold."""
     global _opening  # noqa: PLW0603
     _shared.clear()
     _opening = threading.Lock()

@@ -13,7 +13,7 @@ from kmqpy.message import Headers, Message
 
 
 class Telemetry:
-    """Does nothing; the base of everything that does something."""
+    """Ignores every event; subclasses override the events that they report."""
 
     def sending(self, queue: str, headers: Headers) -> AbstractContextManager[Headers]:
         """Around one send; yields the headers to send."""
@@ -45,7 +45,7 @@ class Telemetry:
 
 
 class Combined(Telemetry):
-    """Tells several."""
+    """Reports each event to several others."""
 
     def __init__(self, *parts: Telemetry) -> None:
         self._parts = parts

@@ -1,4 +1,4 @@
-"""Extends the leases of the messages that a worker holds."""
+"""Extends the leases of the messages that a worker has received and not finished."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kmqpy.worker.failures import Failures
 
 
 @dataclass(eq=False, slots=True)
-class HeldMessage:
-    """A message that a worker holds. Times are those of the monotonic clock, in seconds.
+class LeasedMessage:
+    """A message that a worker has received and not finished. Times are monotonic, in seconds.
 
     context  in which its handler ran, with the span of the message
     lost     it is no longer the worker's: finished by others, or its lease was over
@@ -31,7 +31,7 @@ class HeldMessage:
 
 
 class LeaseKeeper:
-    """Holds messages until they are finished; run() extends the leases that are due, all in one call.
+    """Extends the leases of messages until they are finished; run() extends all that are due in one call.
 
     An extension that reached the queue after an acknowledgement or a nack would undo it. So finish() waits
     for one that is under way, and afterwards there is none.
@@ -54,18 +54,18 @@ class LeaseKeeper:
         self._failures = failures
         self._on_lost = on_lost
         self._changed = threading.Condition()
-        self._held: set[HeldMessage] = set()
-        self._extending: frozenset[HeldMessage] = frozenset()
+        self._leased: set[LeasedMessage] = set()
+        self._extending: frozenset[LeasedMessage] = frozenset()
         self._closed = threading.Event()
 
-    def hold(
+    def add(
         self, messages: Iterable[Message], key_of: Callable[[Message], bytes | None]
-    ) -> list[HeldMessage]:
-        """Hold messages that were just received."""
+    ) -> list[LeasedMessage]:
+        """Extend the leases of these messages, which were just received, from now on."""
         now = self._clock.monotonic()
         # Queues promise that half of the lease is left when receive() returns.
-        held = [
-            HeldMessage(
+        added = [
+            LeasedMessage(
                 message,
                 key_of(message),
                 lease_ends=now + self._lease_s / 2,
@@ -74,21 +74,21 @@ class LeaseKeeper:
             for message in messages
         ]
         with self._changed:
-            self._held.update(held)
-        return held
+            self._leased.update(added)
+        return added
 
-    def finish(self, messages: Sequence[HeldMessage]) -> list[HeldMessage]:
-        """Extend these no longer; returns those that were not finished before."""
+    def finish(self, messages: Sequence[LeasedMessage]) -> list[LeasedMessage]:
+        """Stop extending these messages; returns those that were not finished before."""
         with self._changed:
             self._changed.wait_for(lambda: self._extending.isdisjoint(messages))
-            mine = [one for one in messages if one in self._held]
-            self._held.difference_update(mine)
+            mine = [one for one in messages if one in self._leased]
+            self._leased.difference_update(mine)
         return mine
 
-    def unfinished(self) -> list[HeldMessage]:
-        """The messages that are held."""
+    def unfinished(self) -> list[LeasedMessage]:
+        """The messages that were added and not finished."""
         with self._changed:
-            return list(self._held)
+            return list(self._leased)
 
     def run(self) -> None:
         """Extend leases until close()."""
@@ -104,7 +104,7 @@ class LeaseKeeper:
         """Extend the leases of which a third is over."""
         now = self._clock.monotonic()
         with self._changed:
-            due = [one for one in self._held if one.extend_at <= now and not one.lost]
+            due = [one for one in self._leased if one.extend_at <= now and not one.lost]
             self._extending = frozenset(due)
         try:
             if due:
@@ -114,7 +114,7 @@ class LeaseKeeper:
                 self._extending = frozenset()
                 self._changed.notify_all()
 
-    def _extend(self, due: Sequence[HeldMessage]) -> None:
+    def _extend(self, due: Sequence[LeasedMessage]) -> None:
         begun = self._clock.monotonic()
         lost: set[str] = set()
         failed = call_for_all(
@@ -134,15 +134,15 @@ class LeaseKeeper:
             error = next(iter(failed.values()))
             self._failures.report("extend", "leases could not be extended; trying again", error, len(failed))
 
-    def _lose(self, messages: Sequence[HeldMessage]) -> None:
+    def _lose(self, messages: Sequence[LeasedMessage]) -> None:
         for one in messages:
             one.lost = True
         self._on_lost([one.message for one in messages])
 
 
 def call_for_all(
-    call: Callable[[Sequence[Message]], None], messages: Sequence[HeldMessage]
-) -> dict[HeldMessage, Exception]:
+    call: Callable[[Sequence[Message]], None], messages: Sequence[LeasedMessage]
+) -> dict[LeasedMessage, Exception]:
     """Call once for all messages; returns those for which it failed, with the error.
 
     Where the call is refused, it is repeated for each half of the messages, so that a bad one costs only

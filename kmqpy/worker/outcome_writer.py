@@ -9,15 +9,15 @@ from functools import partial
 
 from kmqpy.queue import Queue
 from kmqpy.worker.failures import Failures
-from kmqpy.worker.lease_keeper import HeldMessage, LeaseKeeper, call_for_all
+from kmqpy.worker.lease_keeper import LeasedMessage, LeaseKeeper, call_for_all
 from kmqpy.worker.outcome import Acknowledge, Outcome
 
 
 class OutcomeWriter:
     """Acknowledges, gives back and dead-letters messages, those of one outcome in one call.
 
-    Lost messages (HeldMessage.lost) are acknowledged, which may still count and does no harm.
-    They are neither given back nor dead-lettered: others have them, or have finished them.
+    Lost messages (LeasedMessage.lost) are acknowledged, which may still count and does no harm. They are
+    neither given back nor dead-lettered: others have them, or have finished them.
 
     While one call is under way, further messages gather for the next, so batches grow as calls get slower.
     `written` is called with the messages whose outcome is written, or could not be.
@@ -28,19 +28,22 @@ class OutcomeWriter:
         queue: Queue,
         keeper: LeaseKeeper,
         failures: Failures,
-        written: Callable[[Sequence[HeldMessage]], None],
+        written: Callable[[Sequence[LeasedMessage]], None],
     ) -> None:
         self._queue = queue
         self._keeper = keeper
         self._failures = failures
         self._written = written
         self._changed = threading.Condition()
-        self._waiting: list[tuple[HeldMessage, Outcome]] = []
+        self._waiting: list[tuple[LeasedMessage, Outcome]] = []
         self._closing = False
         self._ended = False
 
-    def put(self, messages: Iterable[HeldMessage], outcome: Outcome) -> None:
-        """Finish the messages so, unless they are finished already; after run() has ended, at once."""
+    def put(self, messages: Iterable[LeasedMessage], outcome: Outcome) -> None:
+        """Finish the messages with this outcome, unless they are finished already.
+
+        run() does that; after it has ended, this call does.
+        """
         batch = [(one, outcome) for one in messages]
         with self._changed:
             if not self._ended:
@@ -50,7 +53,7 @@ class OutcomeWriter:
         self._write(batch)
 
     def run(self) -> None:
-        """Finish what is put, until close(), and all that was put before that."""
+        """Write the outcomes that put() is given, until close(), and all that were put before that."""
         try:
             while batch := self._next_batch():
                 self._write(batch)
@@ -64,7 +67,7 @@ class OutcomeWriter:
             self._closing = True
             self._changed.notify()
 
-    def _next_batch(self) -> list[tuple[HeldMessage, Outcome]]:
+    def _next_batch(self) -> list[tuple[LeasedMessage, Outcome]]:
         """Wait for outcomes, and return all that were put; empty once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
@@ -72,11 +75,11 @@ class OutcomeWriter:
             self._ended = not batch  # in one step: nothing is put between the two
             return batch
 
-    def _write(self, batch: Sequence[tuple[HeldMessage, Outcome]]) -> None:
-        first: dict[HeldMessage, Outcome] = {}
+    def _write(self, batch: Sequence[tuple[LeasedMessage, Outcome]]) -> None:
+        first: dict[LeasedMessage, Outcome] = {}
         for one, outcome in batch:
             first.setdefault(one, outcome)  # a drain may give back what has just ended
-        groups: dict[Outcome, list[HeldMessage]] = {}
+        groups: dict[Outcome, list[LeasedMessage]] = {}
         for one, outcome in first.items():
             groups.setdefault(outcome, []).append(one)
         for outcome, group in groups.items():
@@ -87,7 +90,7 @@ class OutcomeWriter:
             finally:
                 self._written(group)
 
-    def _finish(self, outcome: Outcome, group: Sequence[HeldMessage]) -> None:
+    def _finish(self, outcome: Outcome, group: Sequence[LeasedMessage]) -> None:
         if not isinstance(outcome, Acknowledge):
             group = [one for one in group if not one.lost]
         if not group:

@@ -30,7 +30,7 @@ from kmqpy.queue.arguments import check_queue
 from kmqpy.telemetry.base import Telemetry
 from kmqpy.worker.failures import Failures
 from kmqpy.worker.keyed_fifo import KeyedFifo
-from kmqpy.worker.lease_keeper import HeldMessage, LeaseKeeper
+from kmqpy.worker.lease_keeper import LeasedMessage, LeaseKeeper
 from kmqpy.worker.outcome import (
     ACKNOWLEDGE,
     RELEASE,
@@ -149,7 +149,7 @@ class Worker:
         self._clock = clock
         self._failures = Failures(queue.name, self._telemetry)
         self._changed = threading.Condition()
-        self._ready: KeyedFifo[HeldMessage] = KeyedFifo()
+        self._ready: KeyedFifo[LeasedMessage] = KeyedFifo()
         self._unfinished = 0
         self._taking = True
         self._leases = LeaseKeeper(queue, self._lease_s, clock, self._failures, self._lost)
@@ -292,10 +292,10 @@ class Worker:
         return 0
 
     def _accept(self, messages: list[Message]) -> None:
-        held = self._leases.hold(messages, lambda message: message.key if self._by_key else None)
+        leased = self._leases.add(messages, lambda message: message.key if self._by_key else None)
         with self._changed:
-            self._unfinished += len(held)
-            for one in held:
+            self._unfinished += len(leased)
+            for one in leased:
                 self._ready.add(one.key, one)
             self._changed.notify_all()
         self._tell_in_flight()
@@ -314,7 +314,7 @@ class Worker:
             else:
                 return
 
-    def _next(self) -> HeldMessage | None:
+    def _next(self) -> LeasedMessage | None:
         with self._changed:
             while not self._stopping.is_set() or (self._at_most_once and (self._taking or self._ready)):
                 one = self._ready.start()
@@ -323,7 +323,7 @@ class Worker:
                 self._changed.wait()
         return None
 
-    def _serve_one(self, one: HeldMessage) -> None:
+    def _serve_one(self, one: LeasedMessage) -> None:
         outcome: Outcome | None = None
         try:
             if one.lost:
@@ -342,7 +342,7 @@ class Worker:
                 self._ready.done(one.key)
                 self._changed.notify_all()
 
-    def _handle(self, one: HeldMessage) -> Outcome:
+    def _handle(self, one: LeasedMessage) -> Outcome:
         failure: BaseException | None = None
         try:
             with self._telemetry.processing(one.message):
@@ -392,7 +392,7 @@ class Worker:
             _log.warning("handler failed; the message will be redelivered", exc_info=error, extra=extra)
         return outcome
 
-    def _finished(self, messages: Sequence[HeldMessage]) -> None:
+    def _finished(self, messages: Sequence[LeasedMessage]) -> None:
         with self._changed:
             self._unfinished -= len(messages)
             self._changed.notify_all()

@@ -92,7 +92,7 @@ def client(
                 "receive": lambda: client.receive(wait=0),
                 "next": lambda iterator=iterator: next(iterator),  # type: ignore[misc]
                 "flush": client.flush,
-                "in_flight": lambda: client.held,
+                "in_flight": lambda: client.leased,
                 "partitions": lambda: client.partitions,
                 "close": client.close,
             }

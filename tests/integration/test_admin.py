@@ -188,7 +188,7 @@ class TestCreateAlterDelete:
             ({"dead_letter_topic": "other"}, "dead_letter_topic: it can't be changed"),
             ({"max_redeliveries": -1}, "max_redeliveries: -1"),
             ({"max_hold_ms": 14 * DAY_MS}, "retention"),  # as long as Kafka keeps messages
-            ({"retention": 7 * 86_400}, "retention"),  # as long as the longest hold
+            ({"retention": 7 * 86_400}, "retention"),  # as long as the longest lease
             ({"retention": -1}, "must not be negative"),
         ],
     )
@@ -428,7 +428,7 @@ class TestDoctor:
         delete_topic(queue.topics, f"{dead}__markers")
         found = " | ".join(one.what for one in admin.doctor(queue.name))
         for what in (
-            f"{markers} keeps records for 1h, but a message can be held or delayed for 7d",
+            f"{markers} keeps records for 1h, but a message can be leased or delayed for 7d",
             f"{markers} has the clients' timestamps",
             f"{queue.name} has retention.bytes=1000000",
             "large ones get stuck",

@@ -255,7 +255,7 @@ def test_r12_max_in_flight_pauses_until_there_is_room(queue):
     queue.send(*(f"m{i}" for i in range(12)))
     client = queue.client(max_in_flight=5)
     first = collect(client, 5, lease=10.0)
-    assert client.held == 5
+    assert client.leased == 5
     nothing_comes(client, 0.4)
     client.ack(first[0])
     client.nack(first[1].receipt)
@@ -263,7 +263,7 @@ def test_r12_max_in_flight_pauses_until_there_is_room(queue):
     nothing_comes(client, 0.2)
     # The leases of three end, whoever acknowledged them elsewhere.
     assert len(collect(client, 3, lease=60.0)) == 3
-    assert client.held == 5
+    assert client.leased == 5
 
 
 # --- receipts -----------------------------------------------------------------------------------------------

@@ -230,7 +230,7 @@ def test_a_waiting_take_survives_the_loss_of_its_session(url):
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(taker.receive, wait=50)
             started = SYSTEM_CLOCK.monotonic()
-            until(lambda: taker._engine._live(taker._queue).arrivals._is_watched)
+            until(lambda: taker._engine._live(taker._queue).watch._is_watched)
             expire(taker._engine._znodes.zk)
             sender.send("x")
             (message,) = waiting.result()

@@ -114,8 +114,8 @@ class IgnoredFailures(MarkerWriter):
 class ForgetsFailures(MarkerWriter):
     """Writes again what failed, and tells who waits for it that it is written (rule R26)."""
 
-    def _send_failed_later(self, _ticket: Any, *failed: Any) -> None:
-        super()._send_failed_later(self._ticket, *failed)
+    def _send_failed_later(self, _pending: Any, *failed: Any) -> None:
+        super()._send_failed_later(self._pending, *failed)
 
 
 class RetriesFromMemory(Redeliverer):
@@ -168,8 +168,8 @@ class NoClaim(Redeliverer):
 class ClaimsAfterReading(TrackerClaim):
     """Looks at what was there before its claim was written, not at what is there before the claim (R27)."""
 
-    def settle(self, _position: int) -> Steps:
-        return (yield from super().settle(self._since_plan._position))
+    def decide(self, _position: int) -> Steps:
+        return (yield from super().decide(self._since_plan._position))
 
 
 class HandsOutAll(CopyCheck):

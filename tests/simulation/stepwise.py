@@ -46,7 +46,7 @@ IO = {
     "redeliver",
     "scan",
     "send_tick",
-    "settle",
+    "decide",
     "sleep",
     "start",
     "verify",

@@ -193,7 +193,7 @@ def test_to_extend_a_lease_by_nothing_is_to_give_back(client):
     first, second = client.receive()[:2]
     client.extend(first, second, lease=0)
     assert client._topics.writer.queued == [Marker(0, offset, Op.NACK, counts=False) for offset in (0, 1)]
-    assert client.held == 3
+    assert client.leased == 3
 
 
 @pytest.mark.parametrize("lease", [0, 0.099])

@@ -11,7 +11,7 @@ from kmqpy.testing import ManualClock
 
 class Client:
     def __init__(self):
-        self.held = 0
+        self.leased = 0
         self.closed = False
 
     def close(self):
@@ -28,30 +28,30 @@ class Lazy(LazyClient):
         self.made.append(Client())
         return self.made[-1]
 
-    def use(self):
-        with self.used() as client:
+    def used(self):
+        with self.use() as client:
             return client
 
 
 def test_it_is_opened_once_by_its_first_user():
     lazy = Lazy()
     assert (lazy.current, lazy.made) == (None, [])
-    assert lazy.use() is lazy.use()
+    assert lazy.used() is lazy.used()
     assert [lazy.current] == lazy.made
 
 
 def test_it_is_closed_when_nobody_has_used_it_for_long_enough_and_nothing_is_in_flight():
     lazy = Lazy()
-    first = lazy.use()
+    first = lazy.used()
     lazy.clock.advance(9)
     lazy.close_if_idle(10)
     assert not first.closed
-    first.held = 1
+    first.leased = 1
     lazy.clock.advance(1)
     lazy.close_if_idle(10)
     assert not first.closed
-    first.held = 0
-    with lazy.used():
+    first.leased = 0
+    with lazy.use():
         lazy.clock.advance(20)
         lazy.close_if_idle(10)
         assert not first.closed
@@ -59,16 +59,16 @@ def test_it_is_closed_when_nobody_has_used_it_for_long_enough_and_nothing_is_in_
     lazy.close_if_idle(10)
     assert first.closed
     lazy.close_if_idle(10)
-    assert lazy.use() is not first
+    assert lazy.used() is not first
     assert len(lazy.made) == 2
 
 
 def test_a_closed_one_opens_no_more():
     lazy = Lazy()
-    client = lazy.use()
+    client = lazy.used()
     lazy.close()
     assert client.closed
-    for call in (lazy.use, lazy.check_open):
+    for call in (lazy.used, lazy.check_open):
         with pytest.raises(Closed, match="queue 'q' is closed"):
             call()
     assert len(lazy.made) == 1
@@ -88,7 +88,7 @@ def test_one_that_is_closed_while_it_is_opened_is_left_to_nobody():
 
     def use():
         try:
-            lazy.use()
+            lazy.used()
         except Closed as error:
             raised.append(error)
 

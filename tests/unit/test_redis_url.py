@@ -55,7 +55,7 @@ def test_a_bad_url_is_refused_before_anything_is_connected(url, told):
 
 
 def test_a_missing_redis_py_is_told(monkeypatch):
-    for name in ("engine", "server", "arrivals"):
+    for name in ("engine", "server", "arrival_subscriber"):
         monkeypatch.delitem(sys.modules, f"kmqpy.storages.redis.{name}", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "redis"]:
         monkeypatch.setitem(sys.modules, name, None)

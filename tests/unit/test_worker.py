@@ -152,7 +152,7 @@ class TestOutcomes:
 
         keeper = LeaseKeeper(FakeQueue(), 30, SystemClock(), FailureReports("fake", Telemetry()))
         queue = FakeQueue("a", "b", "c")
-        held = keeper.hold(queue.receive(), lambda _: None)
+        held = keeper.add(queue.receive(), lambda _: None)
         assert call_for_all(refuse, held) == dict.fromkeys(held, error)
         assert len(made) == calls
 

@@ -70,7 +70,7 @@ class TestLeases:
         (message,) = queue.receive()
         clock = JumpingClock()
         keeper = LeaseKeeper(queue, 0.6, clock, FailureReports("fake", Telemetry()))
-        held = keeper.hold([message], lambda _: None)
+        held = keeper.add([message], lambda _: None)
         assert keeper.finish(held) == held
         assert keeper.finish(held) == []
         clock.ahead = 0.5
@@ -81,7 +81,7 @@ class TestLeases:
         queue, clock, calls = FakeQueue(*["x"] * 400), JumpingClock(), []
         queue.before_extend = lambda: calls.append(1)
         keeper = LeaseKeeper(queue, 30, clock, FailureReports("fake", Telemetry()))
-        keeper.hold(queue.receive(400), lambda _: None)
+        keeper.add(queue.receive(400), lambda _: None)
         keeper.extend_due()
         assert calls == []
         clock.ahead = 11
@@ -99,7 +99,7 @@ class TestLeases:
 
         queue.extend = picky
         keeper = LeaseKeeper(queue, 30, clock, FailureReports("fake", failures))
-        keeper.hold(queue.receive(), lambda _: None)
+        keeper.add(queue.receive(), lambda _: None)
         clock.ahead = 11
         keeper.extend_due()
         assert sorted(queue.of("extend")) == ["r1", "r3"]
@@ -114,7 +114,7 @@ class TestLeases:
                 raise KmqError("bad")
 
         keeper = LeaseKeeper(queue, 30, SystemClock(), FailureReports("fake", Telemetry()))
-        held = keeper.hold(queue.receive(400), lambda _: None)
+        held = keeper.add(queue.receive(400), lambda _: None)
         assert [one.message.receipt for one in call_for_all(picky, held)] == ["r123"]
         assert len(calls) < 20
 

@@ -239,12 +239,12 @@ def test_a_watch_that_has_fired_says_nothing_about_the_version(tree):
     """Two threads wait: one reads the directory again while the other asks whether it has changed."""
     queue = queue_in(tree)
     engine = engine_on(tree)
-    arrivals = engine._live(queue).arrivals
+    watch = engine._live(queue).watch
     found = engine.take(queue, 1, 1_000)
     assert engine.wait(queue, found, 0) is False
-    arrivals._on_change(None)
-    arrivals._is_watched = True  # by the other thread, whose answer is on its way
-    assert engine.wait(queue, found._replace(seen=arrivals.seen(found.seen)), 0.01)
+    watch._on_change(None)
+    watch._is_watched = True  # by the other thread, whose answer is on its way
+    assert engine.wait(queue, found._replace(seen=watch.seen(found.seen)), 0.01)
 
 
 # --- damage -------------------------------------------------------------------------------------------

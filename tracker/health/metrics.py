@@ -1,4 +1,4 @@
-"""Prometheus metrics of a tracker; label `queue`, and `partition` where it says more."""
+"""Prometheus metrics of a tracker, with the label `queue`, some with the label `partition`."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class TrackerMetrics:
             counter.labels(queue)
 
     def show(self, queue: str, partition: int, **counts: float | None) -> None:
-        """Set these of depth, overdue, oldest_waiting_seconds and dead_letters; None leaves one as it is."""
+        """Set the gauges depth, overdue, oldest_waiting_seconds, dead_letters; None leaves one as it is."""
         for name, value in counts.items():
             if value is not None:
                 self._counts[name].labels(queue, str(partition)).set(value)
 
     def hide(self, queue: str, partition: int) -> None:
-        """Show these no more: another tracker does, or nobody."""
+        """Remove these gauges of a partition, which another tracker counts now, or nobody."""
         for gauge in self._counts.values():
             gauge.remove_by_labels({"queue": queue, "partition": str(partition)})
 

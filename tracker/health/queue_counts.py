@@ -82,7 +82,7 @@ class _Reading:
         return TopicPartition(self.topic, self.partition, self.position)
 
     def take(self, record: Any) -> bool:
-        """Note a record or event; returns whether this was the last."""
+        """Note a record or event; returns whether it was the last."""
         error = record.error()
         if error is None:
             self.records.append(record)

@@ -37,7 +37,7 @@ class HealthSource(Protocol):
     metrics: TrackerMetrics
 
     def alive(self) -> bool:
-        """True if it works, or will again by itself; if not, only a restart helps."""
+        """True if the process works, or will work again without a restart."""
         ...
 
     def problems(self) -> list[str]:

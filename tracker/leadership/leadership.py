@@ -228,7 +228,7 @@ class Leadership(Closeable):
             self._signal.wait(max(0.0, delay))
 
     def _pass(self) -> float:
-        """One look at ZooKeeper and what follows from it; returns s until the next."""
+        """Look at ZooKeeper once and act on what is there; returns the seconds until the next look."""
         session = self._current_session()
         if session is None:
             return RECHECK_S
@@ -294,14 +294,14 @@ class Leadership(Closeable):
         self._published.publish(LeadershipView(queues=view.queues))
 
     def _register(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Make our member znode what it should be; whether something was done."""
+        """Make our member znode what it should be; returns whether it had to be written."""
         changed = self._member.ensure(tree, session)
         if changed:
             self._session.verify_at = 0.0
         return changed
 
     def _give_up(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Delete the leader znodes of requested releases; whether something was done."""
+        """Delete the leader znodes of requested releases; returns whether any of them was ours."""
         releases = self._published.releases()
         ours = self._leaders.give_up(releases, tree, session)
         for partition, epoch in releases.items():

@@ -47,11 +47,11 @@ class OffsetWriteSchedule:
         return now - written >= self.interval_s(partitions)
 
     def written(self, keys: Iterable[Partition], now: float) -> None:
-        """These are stored."""
+        """Note that the offsets of these partitions are stored."""
         self._written.update(dict.fromkeys(keys, now))
 
     def forget(self, owned: Iterable[Partition]) -> None:
-        """Only these are ours now."""
+        """Forget all partitions but these, which are still ours."""
         keep = set(owned)
         self._written = {key: at for key, at in self._written.items() if key in keep}
 
@@ -91,7 +91,7 @@ class OffsetStore:
         return decode_offset(path, found[0]) if found else None
 
     def write(self, offsets: Mapping[Partition, StoredOffset]) -> frozenset[Partition]:
-        """Store those whose partition is ours; returns them."""
+        """Store the offsets of partitions that are ours; returns the partitions whose offset was stored."""
         done: set[Partition] = set()
         pending = dict(offsets)
         with unavailable(self._zk):

@@ -46,7 +46,7 @@ class MemberZnode:
         self._info = replace(self._info, kafka_ok=ok)
 
     def ensure(self, tree: RegistrySnapshot, session: int) -> bool:
-        """Make the znode what it should be; whether something was done."""
+        """Make the znode what it should be; returns whether it had to be written."""
         data = self._info.to_json()
         found = tree.members.get(self._info.id)
         if found is None:
@@ -101,7 +101,7 @@ class LeaderZnodes:
         """Partitions whose leader znodes can't be made, and why."""
 
     def acquire(self, partitions: Iterable[Partition], tree: RegistrySnapshot) -> bool:
-        """Try to make leader znodes; whether any was made.
+        """Try to make leader znodes; returns whether any was made.
 
         A leader znode without a session is replaced. No tracker makes such a znode, so nobody relies on it.
         If another tracker has just replaced it, we take over from that one as from any predecessor.

@@ -164,7 +164,10 @@ class OwnedPartition:
         )
 
     def take_over_again(self, at: float) -> None:
-        """At the monotonic time `at`, before anything else: nothing is retried from memory (rule R1)."""
+        """Take the partition over again, at the monotonic time `at`, before anything else.
+
+        Nothing is retried from memory (rule R1).
+        """
         self.phase = TrackingPhase.FENCING
         self.retry_at = at
 

@@ -45,7 +45,7 @@ class PartitionProblems:
         self._failed_markers = {}
 
     def redelivered(self, offsets: Iterable[int], failed: Collection[int], why: str) -> None:
-        """Note why those of these messages that failed did; what was noted of the others is over."""
+        """Note why these messages failed; forget what was noted of the others, which are redelivered."""
         for offset in offsets:
             if why and offset in failed:
                 self._stuck[offset] = why

@@ -57,11 +57,11 @@ class Claim:
         """The claim itself."""
         return NewRecord(self._partition, *naming_tick(self._partition, CLAIM, self._offsets))
 
-    def settle(self, position: int) -> list[NewRecord]:
-        """Read up to the claim, which stands at `position`; returns a record that names what is dropped.
+    def decide(self, position: int) -> list[NewRecord]:
+        """Read the markers before the claim, which stands at `position`; returns a record of what is dropped.
 
-        The list is empty if nothing is dropped. Raises TransactionCancelled if markers before the claim can't
-        be read, or a transaction before it stays open for too long.
+        The list is empty if nothing is dropped. Raises TransactionCancelled if markers before the claim
+        can't be read, or a transaction before it stays open for too long.
         """
         try:
             self._since_plan.read_to(position, self._timeout_s)

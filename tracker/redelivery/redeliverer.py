@@ -308,11 +308,11 @@ class Redeliverer:
         # Copies that are looked up, whether they were acknowledged, are only made when that is known.
         if all(copy.planned_at is None for copy in batch):
             with suppress(ClaimOvertaken):
-                return self._transact_once(batch, gone, may_go_on, settle_first=False)
-        return self._transact_once(batch, gone, may_go_on, settle_first=True)
+                return self._transact_once(batch, gone, may_go_on, decide_first=False)
+        return self._transact_once(batch, gone, may_go_on, decide_first=True)
 
     def _transact_once(
-        self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool], *, settle_first: bool
+        self, batch: list[Copy], gone: Sequence[int], may_go_on: Callable[[], bool], *, decide_first: bool
     ) -> Claim | None:
         if self._producer is None:
             raise ProducerUnusable("no producer")
@@ -340,7 +340,7 @@ class Redeliverer:
             )
 
         try:
-            transaction.execute(self._copies(batch, claim), ends, may_go_on, claim, settle_first=settle_first)
+            transaction.execute(self._copies(batch, claim), ends, may_go_on, claim, decide_first=decide_first)
         except TransactionAborted as error:
             cause = KafkaException(error.cause)
             librdkafka.refresh_partition(self._producer, self.queue.dead_letter_topic, self._partition, cause)
@@ -373,7 +373,7 @@ class Redeliverer:
 
 
 def _kept(batch: list[Copy], claim: Claim | None) -> list[Copy]:
-    """The copies that the claim, once settled, lets be made; their offsets ascend."""
+    """Return the copies that the claim, once it has decided, lets be made; their offsets ascend."""
     if claim is None or not claim.not_copied:
         return batch
     return [copy for copy in batch if copy.entry.offset not in claim.not_copied]

@@ -1,4 +1,4 @@
-"""Topics that a new queue would take over although they are somebody else's, as far as can be told."""
+"""Finds topics that a new queue would take over although somebody else uses them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ADOPT = "with adopt=True it becomes this queue's, with all that it holds; else 
 def refuse_foreign_topics(queue: QueueSettings, topics: Topics, records: Records | None) -> None:
     """Raise ConfigError where a topic of the new queue has had records, or is of a queue of another root.
 
-    Empty topics are taken: a creation that was cut off leaves such, and brokers that create topics by
-    themselves make them.
+    Empty topics are accepted: a creation that was interrupted leaves such topics, and some brokers create
+    topics by themselves.
     """
     own = topics_of(queue)
     for other in () if records is None else records.others:

@@ -96,9 +96,9 @@ class QueueCreation:
         registered: Iterable[QueueSettings],
         existing: Mapping[str, TopicInfo],
     ) -> dict[str, TopicInfo]:
-        """The queue's markers topics whose markers are of messages that are gone; raises TopicError.
+        """Return the queue's markers topics whose messages are gone.
 
-        It does where it is not known whether they are the queue's.
+        Raises TopicError where it is not known whether such a topic holds markers of this queue.
         """
         earlier = self._stale_markers(settings, known, existing)
         there = any(topics_of(one) == topics_of(settings) for one in registered)
@@ -131,7 +131,7 @@ class QueueCreation:
     def _stale_markers(
         self, settings: QueueSettings, known: RegisteredQueue | None, topics: Mapping[str, TopicInfo]
     ) -> dict[str, str]:
-        """See find_stale_markers(): what was known before, stands in kmq.queues and in stored offsets."""
+        """Call find_stale_markers() with the topic ids that kmq.queues and the stored offsets hold."""
         now = {name: topic.topic_id for name, topic in topics.items()}
         found = find_stale_markers(settings, self._recorded_ids(settings.name) if now else {}, now)
         if known is not None and {settings.name, settings.markers_topic} <= now.keys():
@@ -160,11 +160,11 @@ class QueueCreation:
         return {name: int(one.config.get("retention.ms", "0")) for name, one in same.items()}
 
     def _give_back_what_was_taken(self, settings: QueueSettings, topics: QueueTopics) -> None:
-        """Have trackers redeliver what is in partitions of which somebody has committed offsets.
+        """Have trackers redeliver the messages of partitions for which there are committed offsets.
 
-        Clients that can't know that the markers were of an earlier topic (of an older version, of the JVM
-        library, without a right to read kmq.queues) took messages all the same, and the markers which said
-        so are gone. Commits can't be taken back while clients are members of the group.
+        Some clients can't know that the markers were of an earlier topic: those of older versions, those of
+        the JVM library, and those that may not read kmq.queues. They took messages all the same, and the
+        markers that said so are deleted. Commits can't be set back while clients are members of the group.
         """
         committed = stats.committed_offsets(
             self._context.connection, settings, range(topics.partitions), topics.ids

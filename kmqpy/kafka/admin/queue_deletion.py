@@ -14,7 +14,7 @@ from kmqpy.kafka.topic_names import topics_of
 
 @dataclass(frozen=True, kw_only=True)
 class Deletion:
-    """The topics that the deletion of a queue, or of its leftovers, takes away.
+    """The topics that the deletion of a queue, or of its leftovers, deletes.
 
     topics  how many records each of them holds, about
     kept    topics of the queue that stay, each with the other queue that uses it, maybe one of another
@@ -48,7 +48,7 @@ class QueueDeletion:
         return found
 
     def deletion(self, name: str, *, leftovers: bool = False) -> Deletion:
-        """The topics that delete() would take away now; raises the same errors."""
+        """Return the topics that delete() would delete now; raises the same errors."""
         names, kept = self._to_delete(name, leftovers)
         topics = self._context.topics.describe(names)
         records = {

@@ -1,4 +1,4 @@
-"""Deleting all messages of a queue: what is in flight is acknowledged, then the records are deleted."""
+"""Deletes all messages of a queue: acknowledges those in flight, then deletes the records."""
 
 from __future__ import annotations
 

@@ -114,9 +114,9 @@ class Registry:
         return found
 
     def every_queue(self) -> tuple[list[QueueSettings], list[str]]:
-        """The settings of every queue, and the names of those of which not everything can be read.
+        """Return the settings of every queue, and the names of those of which not everything can be read.
 
-        Read at once, however many there are; what can't be read has its default.
+        All are asked for at once. A setting that can't be read has its default.
         """
         found, damaged = [], []
         for name, data, _ in self._requests.data(

@@ -126,7 +126,7 @@ class QueueStats:
 
 @dataclass(slots=True)
 class _Counted:
-    """Records of one partition that are not excluded."""
+    """How many records of one partition were counted."""
 
     count: int = 0
     exact: bool = True

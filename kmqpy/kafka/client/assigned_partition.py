@@ -201,7 +201,7 @@ class AssignedPartition:
     # --- committing -------------------------------------------------------------------------------
 
     def make_commit(self) -> Commit:
-        """The next commit, which counts as made."""
+        """Return the next commit, and note that it is made."""
         commit = self.commits.make()
         self._started.discard_below(commit.offset)
         return commit

@@ -81,22 +81,22 @@ class KmqClient:
 
     queue            its name; or settings, of which those that are not given are the queue's own
     connection       where Kafka is; ZooKeeper is not needed
-    max_in_flight    messages taken and neither finished nor expired; receive() waits when they are as many
-    holder           a name that stands beside the messages this client holds; for people
+    max_in_flight    the most messages that are taken and neither finished nor expired; then receive() waits
+    holder           a name for this client, shown beside the messages that it has taken
     instance_id      static membership in the group: a restart within the session moves no partitions
     markers          "jvm": the format of the JVM library; "range": kmqpy's own, one marker for many
                      messages, several times as fast. A queue that JVM trackers look after must stay with
                      "jvm"; kmqpy's trackers read both, mixed.
     coalesce_ms      for how long end markers are collected into ranges
-    acknowledged_by  does what message.ack() asks for; default: this client
+    acknowledged_by  the object whose ack() message.ack() calls; default: this client
 
     At-least-once: a message can come twice, when its lease ended or when a client was killed.
 
     Not usable in a forked child of the process that made it: there its calls raise Forked.
 
     Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
-    the queue's own. Where the queue topic is recreated, the client goes on with the new one; where that was
-    done without its markers topic, receive() raises TopicError until that is recreated, too.
+    the queue's own. When the queue topic is recreated, the client goes on with the new topic; if the markers
+    topic was not recreated with it, receive() raises TopicError until that is done.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class KmqClient:
         return self._queue
 
     @property
-    def held(self) -> int:
-        """How many messages this client has received whose leases run and which it has not finished."""
+    def leased(self) -> int:
+        """How many messages this client has received and not finished, and whose leases run."""
         self._guard.raise_if_inherited()
         return len(self._in_flight)
 
@@ -162,8 +162,8 @@ class KmqClient:
     def partitions(self) -> list[int]:
         """The partitions that this client takes messages from at the moment.
 
-        Empty before its first receive() and while the consumer group assigns them; a client too many,
-        beside as many others as there are partitions, gets none.
+        Empty before its first receive() and while the consumer group assigns partitions. Where there are
+        more clients than partitions, some clients get none.
         """
         self._guard.raise_if_inherited()
         return self._receiver.partitions
@@ -250,9 +250,10 @@ class KmqClient:
     ) -> None:
         """Give messages back: they are redelivered after `delay` seconds.
 
-        `count=False`: this delivery does not count as an attempt. `reason` stands in the dead letter
-        if it comes to that. Where the queue has late acks, a message that an earlier consumer has
-        acknowledged becomes none: the tracker looks for that, for a few seconds at most.
+        `count=False`: this delivery does not count as an attempt. `reason` becomes that of the dead letter,
+        if the message becomes one. In a queue with late acks, a message that an earlier consumer has
+        acknowledged does not become a dead letter: the tracker looks for that acknowledgement, for a few
+        seconds at most.
         """
         check_flag(count, "count")
         delay_ms = self._bounded(duration_ms(delay, "delay"), self._queue.max_delay_ms, "delay")
@@ -291,8 +292,8 @@ class KmqClient:
     def dead_letter(self, *messages: MessagesLike, reason: str | None = None, wait: bool = False) -> None:
         """Have messages moved to the dead-letter topic, without another try.
 
-        Where the queue has late acks, those that an earlier consumer has acknowledged become none: the
-        tracker looks for that, for a few seconds at most.
+        In a queue with late acks, messages that an earlier consumer has acknowledged do not become dead
+        letters: the tracker looks for such acknowledgements, for a few seconds at most.
         """
         cut = _cut(reason)
         writer = self._topics.writer
@@ -425,7 +426,7 @@ class KmqClient:
                     self._housekeeper = keeper
 
     def _keep_house(self) -> None:
-        """Commits and group membership, while the user's code is busy with what it received."""
+        """Commit and stay in the group while the user's code handles what it received."""
         slice_s = min(_SLICE_S, self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT / 5)
         while not self._closed.wait(slice_s):
             try:

@@ -31,7 +31,7 @@ class InFlightLimit:
             return len(self._leases)
 
     def wait_for_room(self, wait_s: float) -> int:
-        """How many messages more may be in flight; waits at most `wait_s` while that is none."""
+        """Return how many more messages may be in flight; waits at most `wait_s` while that is none."""
         with self._changed:
             if len(self._leases) >= self._limit:
                 self._leases.expire(self._clock.monotonic())

@@ -42,8 +42,11 @@ class LazyClient:
             raise Closed(f"{self._what} is closed")
 
     @contextmanager
-    def used(self) -> Iterator[KmqClient]:
-        """The client, not closed as idle meanwhile. Raises Closed, Forked, and what opening it does."""
+    def use(self) -> Iterator[KmqClient]:
+        """Yield the client, opened if need be; while it is used, it does not count as idle.
+
+        Raises Closed, Forked, and what opening the client raises.
+        """
         self.check_open()  # before the lock, which may be held for ever in a child
         with self._lock:
             self.check_open()
@@ -70,11 +73,11 @@ class LazyClient:
                 self._client is not None
                 and not self._users
                 and unused_for >= idle_s
-                and not self._client.held
+                and not self._client.leased
             ):
-                self.rest()
+                self.close_current()
 
-    def rest(self) -> None:
+    def close_current(self) -> None:
         """Close the client; the next user opens another one."""
         with self._lock:  # until it has left: the next one joins the same group
             client, self._client = self._client, None

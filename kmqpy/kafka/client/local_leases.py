@@ -31,7 +31,7 @@ class LocalLeases:
         return sum(map(len, self._offsets.values())) + sum(map(len, self._whole.values()))
 
     def add(self, partition: int, offsets: Sequence[int], until: float) -> None:
-        """Ascending `offsets` are held from now on."""
+        """Note that messages with these ascending offsets are leased until `until`."""
         held = self._offsets.setdefault(partition, set())
         self._break(partition, offsets)
         if offsets[-1] - offsets[0] + 1 == len(offsets):
@@ -44,7 +44,7 @@ class LocalLeases:
         self._push(until, partition, offsets)
 
     def extend(self, places: Iterable[Place], until: float) -> None:
-        """The leases of those that are held end then."""
+        """Let those of these leases that have not ended end at `until`."""
         for partition, offset in places:
             self._break(partition, (offset,))
             if offset in self._offsets.get(partition, ()):
@@ -52,7 +52,7 @@ class LocalLeases:
                 self._push(until, partition, (offset,))
 
     def discard(self, partition: int, offsets: Sequence[int]) -> None:
-        """These are held no more."""
+        """Forget the leases of these messages."""
         held = self._offsets.get(partition)
         if held is None or not offsets:
             return
@@ -66,7 +66,7 @@ class LocalLeases:
                 self._extended.pop((partition, offset), None)
 
     def expire(self, now: float) -> None:
-        """Forget those whose leases have ended."""
+        """Forget the leases that have ended."""
         while self._leases and self._leases[0][0] <= now:
             _, _, partition, offsets = heapq.heappop(self._leases)
             if self._extended:
@@ -74,7 +74,7 @@ class LocalLeases:
             self.discard(partition, offsets)
 
     def _break(self, partition: int, offsets: Sequence[int]) -> None:
-        """Keep those that were together with some of these one by one from now on."""
+        """Split each group that has one of these messages: from now on its messages are kept one by one."""
         if not self._whole:
             return
         low, high = min(offsets), max(offsets)

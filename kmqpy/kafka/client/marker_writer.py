@@ -1,4 +1,4 @@
-"""Writes the markers of what is done with messages: sent again until they are confirmed."""
+"""Writes the markers of a client, other than start markers, again and again until they are confirmed."""
 
 from __future__ import annotations
 
@@ -42,18 +42,22 @@ Item = Marker | tuple[int, Sequence[int]]
 """A marker to be written, or a partition and offsets in it whose end markers are."""
 
 
-class _Ticket:
-    """The delivery callback of some markers; when it is garbage collected, all are confirmed (rule R26).
+class _PendingMarkers:
+    """Some markers that are not all confirmed yet: they are once this object is garbage collected (rule R26).
 
-    Only failures are reported, since a call for each success takes as long as writing the marker. But
-    confluent-kafka refers to the callback until the outcome of the marker is known, and so do the lists of
-    markers that are to be written, or written again. So waiting means to look whether a weak reference to
-    the ticket is dead.
+    It is the delivery callback of these markers. librdkafka reports only failures, since a call for each
+    success takes as long as writing the marker. But confluent-kafka refers to the callback until the outcome
+    of the marker is known, and so do the lists of markers that are to be written, or written again. So a
+    thread that waits for the markers holds a weak reference, and looks whether it is dead.
+
+    size  an upper bound of how many markers these are
     """
 
     __slots__ = ("__weakref__", "_failed", "size")
 
-    def __init__(self, failed: Callable[[_Ticket, KafkaError, Any, codec.Headers | None], None]) -> None:
+    def __init__(
+        self, failed: Callable[[_PendingMarkers, KafkaError, Any, codec.Headers | None], None]
+    ) -> None:
         self._failed = failed
         self.size = 0
 
@@ -65,9 +69,9 @@ class _Ticket:
 
 
 class _QueuedMarkers(NamedTuple):
-    """An entry of the queue to the writer's thread: end markers of `ends`, or one other marker, encoded."""
+    """Markers that wait for the writer's thread: the end markers of `ends`, or one other marker, encoded."""
 
-    ticket: _Ticket
+    pending: _PendingMarkers
     ends: Sequence[int]
     other: tuple[bytes, bytes, codec.Headers] | None = None
 
@@ -76,7 +80,7 @@ class _FailedMarker(NamedTuple):
     """A marker that failed, to be written again at the monotonic time `at`."""
 
     at: float
-    ticket: _Ticket
+    pending: _PendingMarkers
     partition: int
     key: bytes
     value: bytes
@@ -84,15 +88,15 @@ class _FailedMarker(NamedTuple):
 
 
 class _Waiter:
-    """A thread that waits for the markers of some tickets."""
+    """A thread that waits until some markers are confirmed."""
 
-    def __init__(self, tickets: Iterable[_Ticket]) -> None:
-        self._tickets = [weakref.ref(ticket) for ticket in tickets]
+    def __init__(self, pending: Iterable[_PendingMarkers]) -> None:
+        self._pending = [weakref.ref(one) for one in pending]
         self.done = threading.Event()
 
     def size(self) -> int:
-        """An upper bound of the markers not confirmed: those of all tickets that are not done."""
-        return sum(ticket.size for ref in self._tickets if (ticket := ref()) is not None)
+        """An upper bound of the markers that are not confirmed; 0 once all are."""
+        return sum(one.size for ref in self._pending if (one := ref()) is not None)
 
 
 class MarkerWriter(Closeable):
@@ -135,11 +139,12 @@ class MarkerWriter(Closeable):
         self._sending = 0
         self._failed: deque[_FailedMarker] = deque()
         self._lost: list[object] = []
-        """Markers that an unexpected error lost. Kept, so that their tickets don't count as confirmed."""
+        """Markers that an unexpected error lost. Kept, so that they don't count as confirmed."""
         self._changed = threading.Condition()
-        self._ticket = _Ticket(self._send_failed_later)
-        """The ticket of markers queued without waiting, since the last flush."""
-        self._tickets = weakref.WeakSet((self._ticket,))
+        self._pending = _PendingMarkers(self._send_failed_later)
+        """Markers that were queued without waiting since the last flush()."""
+        self._to_flush = weakref.WeakSet((self._pending,))
+        """The markers that flush() waits for."""
         self._waiters: list[_Waiter] = []
         self._work = threading.Event()
         self._hurry = threading.Event()
@@ -157,10 +162,10 @@ class MarkerWriter(Closeable):
         self._guard.raise_if_inherited()
         return self._starts
 
-    def put(self, items: Iterable[Item], own: _Ticket | None = None) -> None:
+    def put(self, items: Iterable[Item], own: _PendingMarkers | None = None) -> None:
         """Write these markers soon, and again until they are confirmed; blocks only while very many wait.
 
-        `own`: a ticket for these markers only.
+        `own`: a group for these markers only, for which the caller waits.
         """
         self._guard.raise_if_inherited()
         with self._changed:
@@ -168,17 +173,17 @@ class MarkerWriter(Closeable):
                 raise ReceiptError(f"markers topic {self._topic}: it is of another queue now, recreated")
             if self._closing.is_set():
                 raise Unavailable(f"markers topic {self._topic}: the writer is closed")
-            ticket = self._ticket if own is None else own
+            pending = self._pending if own is None else own
             for item in items:
                 if isinstance(item, Marker):  # encoded here, so that the caller gets the error
                     partition, count = item.partition, 1
-                    queued = _QueuedMarkers(ticket, (), codec.encode(item))
+                    queued = _QueuedMarkers(pending, (), codec.encode(item))
                 else:
                     partition, ends = item
-                    queued, count = _QueuedMarkers(ticket, ends), len(ends)
+                    queued, count = _QueuedMarkers(pending, ends), len(ends)
                 self._queued[partition].append(queued)
                 self._collected += count
-                ticket.size += count
+                pending.size += count
             if not self._waiters:  # else the thread wakes up often enough by itself
                 self._work.set()
             if self._collected > _MANY_COLLECTED:
@@ -225,23 +230,23 @@ class MarkerWriter(Closeable):
         """
         self._guard.raise_if_inherited()
         with self._changed:
-            waiter = _Waiter(self._tickets)
-            self._ticket = _Ticket(self._send_failed_later)
-            self._tickets.add(self._ticket)
+            waiter = _Waiter(self._to_flush)
+            self._pending = _PendingMarkers(self._send_failed_later)
+            self._to_flush.add(self._pending)
         return self._wait(waiter, timeout_s)
 
     def _put_apart(self, items: Iterable[Item]) -> _Waiter:
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
-        ticket = _Ticket(self._send_failed_later)
+        pending = _PendingMarkers(self._send_failed_later)
         with self._changed:
-            self._tickets.add(ticket)
-        self.put(items, ticket)
-        return _Waiter([ticket])  # a weak reference: from now on only markers to be written refer to it
+            self._to_flush.add(pending)
+        self.put(items, pending)
+        return _Waiter([pending])  # a weak reference: from now on only markers to be written refer to it
 
     def _put_unflushed(self, marker: Marker) -> _Waiter:
-        ticket = _Ticket(self._send_failed_later)
-        self.put([marker], ticket)
-        return _Waiter([ticket])
+        pending = _PendingMarkers(self._send_failed_later)
+        self.put([marker], pending)
+        return _Waiter([pending])
 
     def _has_room(self) -> bool:
         return self._collected <= _MANY_COLLECTED or self._closing.is_set()
@@ -349,40 +354,45 @@ class MarkerWriter(Closeable):
             self._changed.notify_all()
         try:
             for partition, items in queued.items():
-                for ticket, group in itertools.groupby(items, attrgetter("ticket")):
-                    self._send_group(ticket, partition, group)
+                for pending, group in itertools.groupby(items, attrgetter("pending")):
+                    self._send_group(pending, partition, group)
         except BaseException:
             self._lost.append(queued)
             raise
         finally:
             self._sending = 0
 
-    def _send_group(self, ticket: _Ticket, partition: int, group: Iterable[_QueuedMarkers]) -> None:
+    def _send_group(self, pending: _PendingMarkers, partition: int, group: Iterable[_QueuedMarkers]) -> None:
         ends: list[Sequence[int]] = []
         for queued in group:
             if queued.other is None:
                 ends.append(queued.ends)
                 continue
-            self._send_ends(ticket, partition, ends)
+            self._send_ends(pending, partition, ends)
             ends = []
-            self._send(ticket, partition, *queued.other)
-        self._send_ends(ticket, partition, ends)
+            self._send(pending, partition, *queued.other)
+        self._send_ends(pending, partition, ends)
 
-    def _send_ends(self, ticket: _Ticket, partition: int, chunks: list[Sequence[int]]) -> None:
+    def _send_ends(self, pending: _PendingMarkers, partition: int, chunks: list[Sequence[int]]) -> None:
         if self._coalesces:
             for marker in _ranges(partition, chunks):
-                self._send(ticket, partition, *codec.encode(marker))
+                self._send(pending, partition, *codec.encode(marker))
             return
         value = codec.encode_end()
         for offsets in chunks:
-            for key in produce_all(self._producer, self._topic, partition, offsets, value, ticket):
-                self._send(ticket, partition, key, value, None)
+            for key in produce_all(self._producer, self._topic, partition, offsets, value, pending):
+                self._send(pending, partition, key, value, None)
 
     def _send(
-        self, ticket: _Ticket, partition: int, key: bytes, value: bytes, headers: codec.Headers | None
+        self,
+        pending: _PendingMarkers,
+        partition: int,
+        key: bytes,
+        value: bytes,
+        headers: codec.Headers | None,
     ) -> None:
         # A delivery report does not have the headers: without them a nack would be sent again as a take.
-        report = partial(ticket, headers=headers) if headers else ticket
+        report = partial(pending, headers=headers) if headers else pending
         while not self._closing.is_set():
             try:
                 produce(self._producer, self._topic, partition, (key, value, headers), report)
@@ -393,12 +403,12 @@ class MarkerWriter(Closeable):
                     continue
                 self._warn(librdkafka.error_of(exception))
                 if not self._broken:  # others must not wait for it
-                    self._send_later(ticket, partition, key, value, headers)
+                    self._send_later(pending, partition, key, value, headers)
                     return
                 self._replace_producer()
             else:
                 return
-        self._send_later(ticket, partition, key, value, headers)  # not sent while closing, nor confirmed
+        self._send_later(pending, partition, key, value, headers)  # not sent while closing, nor confirmed
 
     def _send_again(self) -> None:
         """Write again what failed a while ago."""
@@ -406,21 +416,26 @@ class MarkerWriter(Closeable):
             self._replace_producer()
         while self._failed and self._failed[0].at <= self._clock.monotonic():
             one = self._failed.popleft()
-            self._send(one.ticket, one.partition, one.key, one.value, one.headers)
+            self._send(one.pending, one.partition, one.key, one.value, one.headers)
 
     def _send_later(
-        self, ticket: _Ticket, partition: int, key: bytes, value: bytes, headers: codec.Headers | None
+        self,
+        pending: _PendingMarkers,
+        partition: int,
+        key: bytes,
+        value: bytes,
+        headers: codec.Headers | None,
     ) -> None:
         at = self._clock.monotonic() + _REPOST_AFTER_S
-        self._failed.append(_FailedMarker(at, ticket, partition, key, value, headers))
+        self._failed.append(_FailedMarker(at, pending, partition, key, value, headers))
 
     def _send_failed_later(
-        self, ticket: _Ticket, error: KafkaError, message: Any, headers: codec.Headers | None
+        self, pending: _PendingMarkers, error: KafkaError, message: Any, headers: codec.Headers | None
     ) -> None:
-        """The delivery report of a failed marker: write it again later."""
+        """Write a marker again later, whose delivery report tells of a failure."""
         if not self._closing.is_set():
             self._warn(error)
-        self._send_later(ticket, message.partition(), message.key(), message.value(), headers)
+        self._send_later(pending, message.partition(), message.key(), message.value(), headers)
 
     def _warn(self, error: KafkaError | None) -> None:
         if self._throttle.allows():
@@ -429,7 +444,7 @@ class MarkerWriter(Closeable):
         self._broken = self._broken or librdkafka.is_fatal(error)
 
     def _replace_producer(self) -> None:
-        """A fatal error (the broker lost what it had acknowledged) ends an idempotent producer."""
+        """Make a new producer: a fatal error (the broker lost what it had acknowledged) ended this one."""
         _log.error("markers producer replaced after a fatal error", extra={"topic": self._topic})
         broken, self._producer, self._broken = self._producer, self._new_producer(), False
         broken.purge()
@@ -437,7 +452,7 @@ class MarkerWriter(Closeable):
 
 
 def _ranges(partition: int, chunks: Iterable[Sequence[int]]) -> list[Marker]:
-    """The end markers of what was acknowledged at various times and in any order."""
+    """The range markers that end these messages, acknowledged at various times and in any order."""
     found: list[Marker] = []
     single: set[int] = set()
     for offsets in chunks:

@@ -180,7 +180,7 @@ class PartitionCommits:
             self._uncertain = replace(self._uncertain, markers_offset=0)
 
     def make(self) -> Commit:
-        """The next commit, which counts as made."""
+        """Return the next commit, and note that it is made."""
         offset = self._next_offset
         assert offset is not None
         self._last_made = offset
@@ -192,7 +192,7 @@ class PartitionCommits:
         return Commit(offset, min(floors, default=None))
 
     def repeat(self) -> None:
-        """Let the last commit be made again: it failed."""
+        """Make the last commit again, since it failed."""
         self._last_made = None
 
 

@@ -47,13 +47,12 @@ class _Record(NamedTuple):
 class KmqProducer(Closeable):
     """Sends messages to one queue; safe to use from any thread.
 
-    A message is sent once it is on all in-sync replicas; sending again inside the client makes no
-    duplicate. `delivery_timeout` (seconds) bounds how long that may take. It is of the process that
-    made it: after a fork, the child's calls raise Forked.
+    A message is sent once it is on all in-sync replicas; sending again inside the client makes no duplicate.
+    `delivery_timeout` (seconds) bounds how long that may take. After a fork, the child's calls raise Forked.
 
-    `queue` is its name; or settings, of which those that are not given are the queue's own. `shared` is one
-    of new_producer(), which several queues use and somebody else closes; who gives it has seen to it that the
-    queue is there.
+    `queue` is its name; or settings, of which those that are not given are the queue's own. `shared` is a
+    producer made by new_producer(), for several queues: the caller closes it, and has checked that the queue
+    exists.
 
     Raises QueueNotFound, TopicError, Unavailable when it is made, ConfigError for settings that contradict
     the queue's own.
@@ -118,10 +117,10 @@ class KmqProducer(Closeable):
     ) -> list[str]:
         """Send messages and wait until all are confirmed; returns their ids in order.
 
-        The other arguments but `partition` are those of the bodies that are no OutgoingMessage.
+        The other arguments, except `partition`, apply to the bodies that are no OutgoingMessage.
 
-        Not atomic: when it raises, some of the messages may have been sent. None after MessageError; where
-        some were, and the topic's own limit was too low for others, it is Unfinished.
+        Not atomic: when it raises, some of the messages may have been sent. After MessageError none was.
+        Unfinished means that some were sent, and others are above the topic's own limit of size.
         """
         self._guard.raise_if_inherited()
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int)):

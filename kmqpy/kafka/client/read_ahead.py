@@ -31,7 +31,7 @@ class ReadAhead:
             return self._waiting.popleft()[1] if self._waiting else None
 
     def pop_all(self) -> list[Place]:
-        """The places of all messages, which wait no more."""
+        """Remove all messages; returns their places."""
         with self._lock:
             places = [(message.partition, message.offset) for _, message in self._waiting]
             self._waiting.clear()

@@ -138,9 +138,9 @@ class Receiver:
             raise
         # This may commit messages that are given back below: their start markers tell the tracker of them.
         member.maintain()
-        are_held = started.messages and self._hold(started, lease_ms)
+        leases_run = started.messages and self._begin_leases(started, lease_ms)
         self._start_batch = None
-        return (started.messages, started.offsets) if are_held else ([], {})
+        return (started.messages, started.offsets) if leases_run else ([], {})
 
     def find_acknowledged(self, messages: Mapping[Place, Message], within_s: float) -> list[Place]:
         """Return the copies among these messages that an earlier consumer has acknowledged by now.
@@ -284,8 +284,8 @@ class Receiver:
             return lease_ms
         return min(lease_ms + 2 * math.ceil(confirmed_in_ms), max(lease_ms, self._queue.max_hold_ms))
 
-    def _hold(self, started: _Started, lease_ms: int) -> bool:
-        """Count messages as in flight; False, and they are given back, if their leases have run down."""
+    def _begin_leases(self, started: _Started, lease_ms: int) -> bool:
+        """Count messages as in flight; if their leases have run down, give them back and return False."""
         if self._clock.monotonic() <= _hand_out_until(started.until, lease_ms):
             self._in_flight.add(started.offsets, started.until)
             return True
@@ -323,10 +323,10 @@ class Receiver:
 
 @contextmanager
 def _collecting_later(count: int) -> Iterator[None]:
-    """Lets Python's garbage collector sleep while `count` objects are made, if they are many.
+    """Pause Python's garbage collector while `count` objects are made, if they are many.
 
-    None of them is garbage, but it would look at all objects there are again and again: with batches of
-    5,000 that takes a third of the time of receive().
+    None of these objects is garbage, but the collector would scan all objects again and again: with batches
+    of 5,000 that takes a third of the time of receive().
     """
     if count < _GC_PAUSE_FROM or not gc.isenabled():
         yield

@@ -16,7 +16,7 @@ from kmqpy.telemetry.base import Telemetry
 
 
 class Acknowledges(Protocol):
-    """A client, as a message needs it."""
+    """The part of a client that a message calls."""
 
     def ack(self, *messages: MessagesLike, wait: bool = False) -> None:
         """See Queue.ack."""

@@ -169,9 +169,9 @@ class SettingsMirror:
         return self._decode(name, found)
 
     def topic_ids(self, name: str, *, anew: bool = False) -> Mapping[str, str]:
-        """The ids of the topics of queue `name` as this process read them in the last seconds, or does now.
+        """Return the ids of the topics of queue `name`, as this process has read them in the last seconds.
 
-        `anew`: now in any case. Empty where they are not known.
+        Reads them now if it has not, or if `anew` is True. Empty where they are not known.
         """
         read_at, found = _cache.get(self._cluster, (-_USE_S, {}))
         if anew or SYSTEM_CLOCK.monotonic() - read_at > _USE_S:
@@ -214,12 +214,12 @@ class SettingsMirror:
         )
 
     def write(self, queues: Collection[QueueSettings], *, certain: bool = False) -> None:
-        """Write those that are not there yet, or are other ones; makes the topic, replicated as theirs.
+        """Write records that are missing or differ; creates kmq.queues, replicated like the queues' topics.
 
-        Those that say the ids of their queue topic and markers topic have those of the dead letters added.
-        Ids of topics that were recreated beside their markers topics are not written, so that this is known
-        until it is mended; where it is the queue topic, TopicError is raised in the end. `certain`: the ids
-        given are those that belong together, whatever a record says.
+        To settings that hold the ids of the queue topic and the markers topic, the ids of the dead-letter
+        topics are added. The ids of a topic that was recreated while its markers topic was not are left out,
+        so that this stays known until it is mended; if that topic is a queue topic, TopicError is raised in
+        the end. `certain`: the ids given are those of topics that belong together, whatever a record says.
         """
         topics = Topics(self._connection)
         found = self._read()
@@ -253,7 +253,7 @@ class SettingsMirror:
             raise stale_markers_error(mixed[0])
 
     def remove(self, name: str) -> None:
-        """Take away the record of a queue that was deleted; does nothing where there is none."""
+        """Delete the record of a queue that was deleted; does nothing where there is none."""
         with contextlib.suppress(_TooLong):
             if self._key(name) not in (self._read() or {}):
                 return
@@ -277,9 +277,9 @@ class SettingsMirror:
         return None
 
     def _read(self) -> _Found | None:
-        """The last values of each key; None where there is no topic. Raises AccessDenied, Unavailable.
+        """Return the last value of each key; None where there is no topic.
 
-        Of that _TooLong where others have written too much.
+        Raises AccessDenied, Unavailable, and _TooLong where others have written too much.
         """
         # Asked first: it takes a consumer ten times as long to find out that there is none.
         if SETTINGS_TOPIC not in Topics(self._connection).describe([SETTINGS_TOPIC]):
@@ -331,7 +331,7 @@ class SettingsMirror:
             raise librdkafka.translated(error, doing, self._connection)
 
     def _warn(self, what: str, why: str) -> None:
-        """Once for each kind in a process and cluster."""
+        """Log a warning, once for each kind in a process and cluster."""
         text = f"topic {SETTINGS_TOPIC} {what}"
         if f"{self._cluster} {text}" not in _logged:
             _logged.add(f"{self._cluster} {text}")

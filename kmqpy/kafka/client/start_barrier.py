@@ -16,7 +16,7 @@ _LATE_REQUEST_S = 5.0
 
 
 class StartBarrier:
-    """Ticks after the start markers of one partition, one from each producer that sent some of them.
+    """Tells when no start marker of one partition can be appended any more, by ticks of their producers.
 
     An idempotent producer writes in order, even when it gives a marker up: once its tick is in the log,
     nothing that it sent earlier can follow. A producer with a fatal error can't write a tick; its earlier

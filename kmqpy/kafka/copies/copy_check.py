@@ -56,7 +56,7 @@ class CheckedCopies:
     unread: list[Place] = field(default_factory=list)
 
     def places(self) -> set[Place]:
-        """All of them."""
+        """The places of all of them."""
         return {*self.acknowledged, *self.rejected, *self.postponed, *self.unread}
 
 

@@ -41,11 +41,11 @@ class Claim(Protocol):
     def record(self) -> NewRecord:
         """The record, of the markers topic."""
 
-    def settle(self, position: int) -> Sequence[NewRecord]:
-        """Decide, now that the record stands at markers offset `position`, what is copied.
+    def decide(self, position: int) -> Sequence[NewRecord]:
+        """Decide which messages are copied, now that the record stands at markers offset `position`.
 
-        Returns records for the markers topic that name what is not copied after all; none: all is copied.
-        Raises TransactionCancelled.
+        Returns records for the markers topic that name the messages that are not copied after all; empty if
+        all are copied. Raises TransactionCancelled.
         """
 
 
@@ -70,7 +70,7 @@ class TransactionCancelled(Exception):
 
 
 class ClaimOvertaken(TransactionCancelled):
-    """The transaction was aborted, since it had copied what its claim, once settled, leaves alone."""
+    """The transaction was aborted: it had copied what its claim, which decided after that, leaves alone."""
 
 
 class ProducerUnusable(Exception):
@@ -128,15 +128,16 @@ class CopyTransaction:
         may_go_on: Callable[[], bool] = lambda: True,
         claim: Claim | None = None,
         *,
-        settle_first: bool = True,
+        decide_first: bool = True,
     ) -> None:
         """Write everything, ask `may_go_on`, commit.
 
-        `copies` are asked for after the claim is settled. `ends` is called when they are written, with the
-        partition and offset of each, in their order; None where Kafka does not tell.
-
-        `settle_first=False`: the claim is settled behind the copies, so that nothing waits until the claim is
-        written by itself. If it then leaves anything alone, ClaimOvertaken is raised.
+        copies        iterated once the claim has decided
+        ends          called when the copies are written, with the partition and offset of each, in their
+                      order; None where Kafka does not tell
+        claim         written first; it decides which messages are copied
+        decide_first  False: the claim decides behind the copies, so that nothing waits until the claim is
+                      written by itself. If it then leaves anything alone, ClaimOvertaken is raised
 
         Raises TransactionAborted, TransactionCancelled (by `may_go_on` or the claim) or ProducerUnusable.
         """
@@ -148,15 +149,15 @@ class CopyTransaction:
             if claim is not None:
                 topic = self.markers_topic
                 self._produce_one(topic, claim.record, self._note_claim)
-                if settle_first:
+                if decide_first:
                     self._flush_claim()
-                    self._produce(topic, claim.settle(self._claim_position))
+                    self._produce(topic, claim.decide(self._claim_position))
                 topic = self.topic
             self._produce_copies(copies)
             unsent = producer.flush(timeout_s)
             if not unsent and not self._failures:
                 topic = self.markers_topic
-                if claim is not None and not settle_first and claim.settle(self._claim_position):
+                if claim is not None and not decide_first and claim.decide(self._claim_position):
                     raise ClaimOvertaken
                 self._produce(topic, ends(self._places))
                 # Records that are sent after may_go_on() could go to a topic that was recreated meanwhile.
@@ -247,5 +248,5 @@ class CopyTransaction:
 
 
 def _refused(error: KafkaError | None) -> bool:
-    """Refused by produce() itself, before anything was sent."""
+    """Return True for an error of produce() itself, before anything was sent."""
     return error is not None and (error.code() in _BY_MESSAGE or error.code() in _NO_TOPIC)

@@ -139,7 +139,10 @@ class FinishedMessages:
         self._offsets = OffsetRuns(self._in_windows(stored.runs))
 
     def _most_important(self, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The lowest of the latest window, then of those before: who was paused had fetched these."""
+        """Return the lowest messages of the latest window, then of earlier ones.
+
+        A paused client had fetched these.
+        """
         kept: set[tuple[int, int]] = set()
         for window in reversed(self._windows):
             for run in runs:

@@ -188,7 +188,7 @@ class InFlight:
         return self._entries.hand_out(self.now_ms, limit)
 
     def retry(self, offset: int, delay_ms: int) -> None:
-        """Redelivery of `offset` failed: it is due again `delay_ms` from now.
+        """Let a message whose redelivery failed be due again `delay_ms` from now.
 
         Later where a marker that was read meanwhile asked for that.
         """
@@ -201,7 +201,7 @@ class InFlight:
         self._entries.put(entry._replace(due_ms=due_ms))
 
     def retry_all(self) -> None:
-        """Whatever is in redelivery is due again now."""
+        """Let all messages in redelivery be due again now."""
         for offset in list(self._entries.handed_out):
             self.retry(offset, 0)
 

@@ -61,15 +61,15 @@ class LazyMinHeap(Generic[G]):
         return INT64_MAX + 1, None
 
     def second(self) -> int:
-        """No group but the first has a lower value than this."""
+        """A lower bound of the lowest values of all groups but the first."""
         return min((item[0] for item in self._heap[1:3]), default=INT64_MAX)
 
     def groups(self) -> Iterator[G]:
-        """All that are not empty."""
+        """All groups that are not empty."""
         return iter(self._at_least)
 
     def ascending(self) -> Iterator[tuple[int, G]]:
-        """All that are not empty, lazily, ascending by a lower bound of their lowest.
+        """Yield all groups that are not empty, ascending by a lower bound of their lowest value.
 
         An item of a heap is not higher than its children, at 2 i + 1 and 2 i + 2.
         """

@@ -70,7 +70,7 @@ class PackedEntries:
             yield from group
 
     def in_order(self) -> Iterator[Entry]:
-        """All of them in the order of their takes; the first few cost little."""
+        """Yield all entries in the order of their takes; the first few cost little."""
         return self._in_order(iter)
 
     def first_rows(self, limit: int) -> list[SnapshotRow]:
@@ -205,7 +205,7 @@ class PackedEntries:
             )
 
     def discard(self, offset: int) -> bool:
-        """Remove an entry; whether there was one."""
+        """Remove an entry; returns whether there was one."""
         if self.handed_out.pop(offset, None) is not None:
             return True
         block, bit = divmod(offset, entry_groups.BLOCK)
@@ -220,7 +220,7 @@ class PackedEntries:
         return True
 
     def discard_range(self, runs: Runs, removed: OffsetRuns | None = None) -> int:
-        """Remove those of a range; returns how many, and adds their offsets to `removed`."""
+        """Remove the entries of a range of offsets; returns how many, and adds their offsets to `removed`."""
         before = len(self)
         for offset in self._handed_out_in(runs):
             del self.handed_out[offset]
@@ -242,7 +242,7 @@ class PackedEntries:
         return before - len(self)
 
     def oldest(self) -> Entry | None:
-        """The one whose take came first."""
+        """The entry whose take came first."""
         _, group = self._by_take.first()
         candidates = list(self.handed_out.values())
         if group is not None:
@@ -250,12 +250,12 @@ class PackedEntries:
         return min(candidates, key=lambda entry: entry.taken_at, default=None)
 
     def next_due_ms(self) -> int | None:
-        """When the first of those that wait is due; None when none waits."""
+        """When the first of the waiting entries is due; None when none waits."""
         due_ms, group = self._by_due.first()
         return None if group is None else due_ms
 
     def hand_out(self, now_ms: int, limit: int) -> list[Entry]:
-        """Up to `limit` that are due, the longest overdue first; they wait no more."""
+        """Return up to `limit` entries that are due, the longest overdue first; they are handed out then."""
         taken: list[Entry] = []
         while len(taken) < limit:
             due_ms, group = self._by_due.first()
@@ -284,7 +284,7 @@ class PackedEntries:
         return None
 
     def _clear(self, run: Run, bits: int) -> None:
-        """Take messages out of a run, which has them all."""
+        """Remove messages from a run that has all of them."""
         run.alive ^= bits
         self._count -= bits.bit_count()
         if not run.alive:

@@ -146,12 +146,12 @@ class IcebergTarget(Target):
             self._tidy(self._table(), run, number)
 
     def _near(self, table: Table, rows: DataFrame, run: str, *, again: bool) -> _Near:
-        """The files of the table that may hold messages of these rows.
+        """Return the files of the table that may hold messages of these rows.
 
         again  whether the table may have this micro-batch
 
-        Otherwise, since the run's own last commit, only other runs can have added copies of its messages;
-        without such a commit, only its copies can be of messages that are there.
+        If not, and if the newest commit is the run's own, only copies can be of messages that the table has,
+        so only these are looked for. If another run has committed since, all rows are.
         """
         newest = table.current_snapshot()
         if newest is None:

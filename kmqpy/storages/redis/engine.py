@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
-from kmqpy.storages.redis.arrivals import Arrivals
+from kmqpy.storages.redis.arrival_subscriber import ArrivalSubscriber
 from kmqpy.storages.redis.rows import put_options, read_rows, row_bytes, take_refs
 from kmqpy.storages.redis.server import Server
 from kmqpy.storages.settings import StoredQueueSettings
@@ -40,7 +40,7 @@ class RedisEngine:
         self._server = server
         self._prefix = prefix
         self._registry = (f"{prefix}:{{queues}}", f"{prefix}:{{queues}}:names")
-        self._arrivals = Arrivals(server.connection)
+        self._arrivals = ArrivalSubscriber(server.connection)
         facts = _facts(server)
         self._storage_id = self._open()
         self._capabilities = Capabilities(

@@ -1,4 +1,4 @@
-"""Wakes threads that wait for messages: those sent by this process, and those sent by others."""
+"""Wakes threads that wait for messages, sent by this process or by others."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from kmqpy.core.clock import SYSTEM_CLOCK
 _ALL = ""
 
 
-class Arrivals:
-    """Counts what came into each queue, by generation, as far as this process knows."""
+class ArrivalCounts:
+    """Counts the arrivals in each queue, by its generation, as far as this process knows of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._counts: dict[str, int] = {}
 
     def seen(self, generation: str) -> int:
-        """How much came so far."""
+        """The number of arrivals so far."""
         return self._counts.get(generation, 0) + self._counts.get(_ALL, 0)
 
     def note(self, generation: str = _ALL) -> None:
-        """Something came; without a queue: perhaps into each."""
+        """Count an arrival in this queue; without a generation, in every queue."""
         with self._changed:
             self._counts[generation] = self._counts.get(generation, 0) + 1
             self._changed.notify_all()
 
     def wait(self, generation: str, seen: int, seconds: float) -> bool:
-        """Wait up to `seconds`; True when a message arrived that was not seen before."""
+        """Wait up to `seconds`; True when there was an arrival after the first `seen` ones."""
         with self._changed:
             return self._changed.wait_for(lambda: self.seen(generation) != seen, seconds)
 
 
 class Listener:
-    """Hears of other processes by LISTEN, on one connection beside the pool, from the first wait on."""
+    """Learns of the arrivals of other processes by LISTEN, on one connection beside the pool.
 
-    def __init__(self, pool: sqlalchemy.Engine, channel: str, arrivals: Arrivals) -> None:
+    It begins with the first wait.
+    """
+
+    def __init__(self, pool: sqlalchemy.Engine, channel: str, arrivals: ArrivalCounts) -> None:
         self._pool = pool
         self._channel = channel
         self._arrivals = arrivals
@@ -49,7 +52,7 @@ class Listener:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Listen, unless it does already."""
+        """Listen, unless it does so already."""
         with self._lock:
             if self._thread is None and not self._stopped.is_set():
                 self._thread = threading.Thread(target=self._run, name="kmqpy-sql-listener", daemon=True)
@@ -86,9 +89,9 @@ class Listener:
 class Notifier:
     """Tells other processes by NOTIFY, on one connection beside the pool, from the first arrival on.
 
-    PostgreSQL lets only one transaction that notifies commit at a time, with its sync. So senders don't: this
-    does just after them, for many at once, without a sync. Who waits looks again by itself if it is killed
-    in between.
+    PostgreSQL commits transactions with a NOTIFY one after the other, each with its sync. So the
+    transactions of senders have none. A thread notifies just after them, for many at once, without a sync.
+    If it is killed in between, those who wait look again by themselves.
     """
 
     PAUSE_S = 0.005
@@ -103,7 +106,7 @@ class Notifier:
         self._stopped = False
 
     def tell(self, generation: str) -> None:
-        """Something came into a queue, and is committed."""
+        """Tell other processes of an arrival in this queue, which is committed."""
         if generation in self._untold:
             return
         with self._changed:
@@ -114,7 +117,7 @@ class Notifier:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Tell the rest and close the connection."""
+        """Tell the arrivals that are left, and close the connection."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -148,11 +151,11 @@ class Notifier:
 
 
 class Watcher:
-    """Sees that another connection has changed the file of SQLite; whoever waits looks."""
+    """Notices that another connection has changed SQLite's file, when a thread that waits looks."""
 
     PERIOD_S = 0.01
 
-    def __init__(self, pool: sqlalchemy.Engine, statement: str, arrivals: Arrivals) -> None:
+    def __init__(self, pool: sqlalchemy.Engine, statement: str, arrivals: ArrivalCounts) -> None:
         self._pool = pool
         self._statement = statement
         self._arrivals = arrivals

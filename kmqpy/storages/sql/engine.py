@@ -11,7 +11,7 @@ from kmqpy.errors import KmqError, QueueNotFound
 from kmqpy.queue import Capabilities
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
 from kmqpy.storages.settings import StoredQueueSettings
-from kmqpy.storages.sql.arrivals import Arrivals, Listener, Notifier, Watcher
+from kmqpy.storages.sql.arrivals import ArrivalCounts, Listener, Notifier, Watcher
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import CHUNK, Cursor, Dialect, Picked, message_row
 from kmqpy.storages.sql.schema import Schema
@@ -33,7 +33,7 @@ class SqlEngine:
         self._dialect = dialect
         self._sql = dialect.sql
         self._patience = patience
-        self._arrivals = Arrivals()
+        self._arrivals = ArrivalCounts()
         self._connections = Connections(dialect, timeout_s)
         self._run = self._connections.run
         pool = self._connections.pool

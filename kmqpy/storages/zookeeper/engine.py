@@ -90,7 +90,7 @@ class ZooKeeperEngine:
             live.raise_deleted()
         with self._lock:
             self._queues.pop(queue.generation, None)
-        live.arrivals.wake()
+        live.watch.wake()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class ZooKeeperEngine:
         shown = [row.shown(body) for row, body in found if isinstance(body, Content)]
         if len(shown) < len(found):
             self._bury_damaged(queue, {row.id: (row, body) for row, body in found})
-        return Taken(shown, now_ms, due_ms, live.arrivals.seen(version))
+        return Taken(shown, now_ms, due_ms, live.watch.seen(version))
 
     def _bury_damaged(self, queue: QueueRow, taken: Mapping[int, tuple[Row, Content | ConfigError]]) -> None:
         """Make messages dead letters whose bodies can't be read; not those that were finished meanwhile."""
@@ -282,11 +282,11 @@ class ZooKeeperEngine:
         until = seconds
         if taken.next_due_ms is not None:
             until = min(seconds, max(0, taken.next_due_ms - taken.now_ms) / 1000 + 0.001)
-        return self._live(queue).arrivals.wait(taken.seen, until) or until < seconds
+        return self._live(queue).watch.wait(taken.seen, until) or until < seconds
 
     def wake(self, queue: QueueRow) -> None:
         """See Engine."""
-        self._live(queue).arrivals.wake()
+        self._live(queue).watch.wake()
 
     def close(self) -> None:
         """See Engine."""

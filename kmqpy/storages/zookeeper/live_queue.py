@@ -14,7 +14,6 @@ from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.errors import ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.storages.engine import QueueRow
-from kmqpy.storages.zookeeper.arrivals import UNKNOWN_VERSION, Arrivals
 from kmqpy.storages.zookeeper.body_cache import BodyCache
 from kmqpy.storages.zookeeper.change_request import ChangeRequest
 from kmqpy.storages.zookeeper.directory import (
@@ -26,6 +25,7 @@ from kmqpy.storages.zookeeper.directory import (
     summary,
 )
 from kmqpy.storages.zookeeper.directory_reader import DirectoryReader
+from kmqpy.storages.zookeeper.directory_watch import UNKNOWN_VERSION, DirectoryWatch
 from kmqpy.storages.zookeeper.draft import MOST_PAGES, Changes, Draft
 from kmqpy.storages.zookeeper.rows import PAGE_ROWS, Content, Page, not_ours, read_pack, read_page
 from kmqpy.storages.zookeeper.turns import Turns
@@ -84,7 +84,7 @@ class LiveQueue:
         self._bodies = bodies
         self._turns = turns
         self._has_competitors = False
-        self.arrivals = Arrivals(znodes, row.generation)
+        self.watch = DirectoryWatch(znodes, row.generation)
 
     # --- changes ----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Processes that come too late each time go first.
+"""Lets a process go first that others have overtaken again and again.
 
 A process that has just changed a queue knows its directory and can change it again at once, while the others
 have to read it before. So one of them may go on for ever. A process that was late for too long asks for its

@@ -148,9 +148,10 @@ class Znodes:
         return self._clock.now()
 
     def draw_ids(self, count: int, *, at_least: int) -> int:
-        """The first of `count` ids that no message of the storage has had; at least so large.
+        """Return the first of `count` ids that no message of the storage has had; it is `at_least` or larger.
 
-        A queue asks for ids beyond those that it has given, which matters if somebody has set the znode back.
+        A queue asks for ids beyond those that it has given, which matters if somebody has set the znode
+        back.
         """
         path = f"{self._root}/ids"
 
@@ -171,7 +172,7 @@ class Znodes:
         return first
 
     def ask_for_turn(self, asked: bytes) -> None:
-        """Write who asks for its turn."""
+        """Write that the process `asked` asks for its turn."""
         self.repeated(lambda: self._wait(self.zk.set_async(f"{self._root}/turn", asked)))
 
     def turn(self, watch: Callable[[Any], None]) -> bytes:

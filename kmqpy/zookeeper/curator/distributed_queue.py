@@ -353,7 +353,7 @@ class DistributedQueue(Generic[T]):
         return left or not all(future.result() for future in running)
 
     def _consume(self, name: str) -> bool:
-        """False if the item is left where it was."""
+        """Consume one item; returns False if the item is left where it was."""
         if self._closed.is_set():  # an executor was given the whole list
             return False
         try:

@@ -13,7 +13,7 @@ from kmqpy.kafka.topics import TopicInfo
 
 
 def create_command(queue: QueueSettings, topics: Mapping[str, TopicInfo], but: set[str]) -> str:
-    """The command that makes this queue, with topics of the usual names in place of those in `but`."""
+    """Return the command that makes this queue, with the topics in `but` under their usual names."""
     default = QueueSettings(name=queue.name)
     words = [f"kmq queue create {queue.name}"]
     if queue.name in topics:

@@ -14,7 +14,7 @@ RESERVE_MS = DAY_MS
 
 
 def check_retention(facts: Facts) -> Faults:
-    """Topics that delete records too early, or by their size."""
+    """Find topics that delete records too early, or by their size."""
     # Each advice is about one topic, and makes its retention longer: another topic's may be longer already.
     queue = facts.settings
     longest, longest_text = queue.longest_ms, duration_text(queue.longest_ms)
@@ -30,14 +30,14 @@ def check_retention(facts: Facts) -> Faults:
         to_do = set_advice("retention.ms", longer, name)
         if retention <= longest:
             what = (
-                f"{name} keeps records for {duration_text(retention)}, but a message can be held or delayed "
-                f"for {longest_text}: it can be lost"
+                f"{name} keeps records for {duration_text(retention)}, but a message can be leased or "
+                f"delayed for {longest_text}: it can be lost"
             )
             yield Severity.ERROR, Kind.RETENTION_TOO_SHORT, what, to_do
         elif retention < longest + RESERVE_MS:
             what = (
                 f"{name} keeps records for {duration_text(retention)}: less than {duration_text(RESERVE_MS)} "
-                f"more than the longest hold or delay ({longest_text}), too little for a longer standstill"
+                f"more than the longest lease or delay ({longest_text}), too little for a longer standstill"
             )
             yield Severity.WARNING, Kind.RETENTION_WITHOUT_RESERVE, what, to_do
     dead = dead_letter_queue(queue)

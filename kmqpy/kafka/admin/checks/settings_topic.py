@@ -17,7 +17,7 @@ from kmqpy.kafka.topics import TopicInfo
 def check_settings_topic(
     topic: TopicInfo | None, error: Exception | None, queues: list[str]
 ) -> list[Finding]:
-    """Faults of kmq.queues itself.
+    """Find faults of the topic kmq.queues itself.
 
     topic   None: there is none
     error   why it can't be read, if so
@@ -48,9 +48,9 @@ def check_settings_topic(
 def check_records_of_no_queue(
     records: Records, registered: Iterable[str], topics: Mapping[str, TopicInfo]
 ) -> list[Finding]:
-    """Queues under our root that clients are told of, and that are not registered.
+    """Find records in kmq.queues, under our root, of queues that are not registered.
 
-    `topics` are those of all queues that there are records of.
+    `topics` are the topics of all queues that have a record.
     """
     found = []
     for name, queue in sorted(records.own.items()):
@@ -67,7 +67,7 @@ def check_records_of_no_queue(
 
 
 def check_record(facts: Facts) -> Faults:
-    """A record of the queue in kmq.queues that is missing, unreadable or unlike the registry."""
+    """Check the record of the queue in kmq.queues: it may be missing, unreadable or unlike the registry."""
     if facts.records is None or facts.registered is None or facts.registered.deleting:
         return
     queue = facts.registered.settings

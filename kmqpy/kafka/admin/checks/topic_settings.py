@@ -10,7 +10,7 @@ from kmqpy.kafka.topics import dead_letter_limit
 
 
 def check_topic_settings(facts: Facts) -> Faults:
-    """Settings of Kafka with which records can be lost, can't be written, or have wrong timestamps."""
+    """Find settings of topics with which records can be lost, can't be written, or have wrong timestamps."""
     queue = facts.settings
     dead = dead_letter_queue(queue)
     for name, topic in facts.topics.items():

@@ -11,7 +11,7 @@ from kmqpy.kafka.topic_names import dead_letter_queue, topics_of
 
 
 def check_topics(facts: Facts) -> Faults:
-    """Topics of the queue that do not exist, and a queue that trackers do not know of."""
+    """Find topics of the queue that do not exist, and a queue that is not registered."""
     queue, name = facts.settings, facts.settings.name
     dead = dead_letter_queue(queue)
     create = f"`kmq queue create {name}`"
@@ -35,7 +35,7 @@ def check_topics(facts: Facts) -> Faults:
 
 
 def check_shared_topics(facts: Facts) -> Faults:
-    """Topics that serve two queues, as earlier versions allowed."""
+    """Find topics that serve two queues, as earlier versions allowed."""
     queue = facts.settings
     dead = dead_letter_queue(queue)
     messages_of = {queue.markers_topic: queue.name, dead.markers_topic: dead.name}
@@ -61,7 +61,7 @@ def check_shared_topics(facts: Facts) -> Faults:
 
 
 def check_partitions(facts: Facts) -> Faults:
-    """Topics, or the registry, with more or fewer partitions than the queue topic (rule R19)."""
+    """Find topics, or a registry entry, with more or fewer partitions than the queue topic (rule R19)."""
     queue = facts.settings
     messages = facts.topics.get(queue.name)
     if messages is None:
@@ -90,7 +90,7 @@ def check_partitions(facts: Facts) -> Faults:
 
 
 def check_stale_markers(facts: Facts) -> Faults:
-    """Topics that were recreated beside their markers topics (rule R24)."""
+    """Find topics that were recreated while their markers topics were not (rule R24)."""
     queue = facts.settings
     now = {name: topic.topic_id for name, topic in facts.topics.items()}
     told = None if facts.records is None else facts.records.own.get(queue.name)
@@ -109,7 +109,7 @@ def check_stale_markers(facts: Facts) -> Faults:
 
 
 def check_unregistered_topics(topics: set[str], used: set[str]) -> list[Finding]:
-    """Topics that look like a queue (there is a markers topic); those that registered ones use are not."""
+    """Find topics that look like those of a queue, since there is a markers topic, and that no queue uses."""
     return [
         Finding(
             Severity.WARNING,

@@ -10,7 +10,7 @@ from kmqpy.kafka.topics import TopicInfo
 
 
 def check_trackers(facts: Facts) -> Faults:
-    """Trackers that do not run or do not reach Kafka, and partitions that none has."""
+    """Find trackers that do not run or do not reach Kafka, and partitions that no tracker owns."""
     registered = facts.registered
     if registered is None:
         return
@@ -37,7 +37,7 @@ def check_trackers(facts: Facts) -> Faults:
 
 
 def check_offsets(facts: Facts) -> Faults:
-    """Stored and committed offsets that do not fit what the topics hold."""
+    """Find stored and committed offsets that do not fit the records in the topics."""
     queue = facts.settings
     markers = facts.topics.get(queue.markers_topic)
     for partition, stored in sorted(facts.stored.items()):
@@ -72,7 +72,7 @@ def check_offsets(facts: Facts) -> Faults:
 
 
 def _keep_longer(name: str, topic: TopicInfo | None) -> str:
-    """How to give a topic twice the retention it has; nothing where it has no limit."""
+    """Return advice to double the retention of a topic; empty where it has no limit."""
     retention = config_number(topic, "retention.ms")
     if retention is None or retention == -1:
         return ""
@@ -80,7 +80,7 @@ def _keep_longer(name: str, topic: TopicInfo | None) -> str:
 
 
 def check_clocks(facts: Facts) -> Faults:
-    """Times that are ahead by more than what a tracker tolerates by default (rule R23)."""
+    """Find times that are further ahead than a tracker tolerates by default (rule R23)."""
     topic = facts.settings.markers_topic
     for partition, (offset, timestamp_ms) in sorted(facts.markers_latest.items()):
         if (ahead_ms := timestamp_ms - facts.now_ms) > CLOCK_LEAD_MS:
@@ -104,7 +104,7 @@ def check_clocks(facts: Facts) -> Faults:
 
 
 def check_consumer_groups(facts: Facts) -> Faults:
-    """Consumer groups that read the queue topic beside the queue's own."""
+    """Find consumer groups, other than the queue's own, that read the queue topic."""
     others = [group for group in facts.groups if group != facts.settings.consumer_group]
     if others:
         what = (

@@ -16,7 +16,7 @@ def unusable_znodes(name: str, found: Iterable[UnusableZnode]) -> list[Finding]:
 
 
 def unreadable_settings(name: str, error: Exception) -> Finding:
-    """A queue whose settings in the registry can't be read."""
+    """Return the finding for a queue whose settings in the registry can't be read."""
     what = f"its settings in the registry can't be read, so trackers may not serve it: {error}"
     to_do = (
         f"`kmq queue create {name}` writes them anew, with what can be read of them; look at the result with "

@@ -1,4 +1,4 @@
-"""Waits for changes of a queue, by a watch on its directory."""
+"""Lets threads wait until a queue changes, by a watch on its directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNKNOWN_VERSION = _VERSION
 """A version that no directory has: a thread that has seen this one does not wait."""
 
 
-class Arrivals:
+class DirectoryWatch:
     """Wakes threads of this process that wait for changes of a queue; all share one watch. Thread-safe."""
 
     def __init__(self, znodes: Znodes, generation: str) -> None:

@@ -1,9 +1,9 @@
-"""Learns of arrivals: one connection and one thread for all queues of a storage.
+"""Tells threads of messages that arrive, by Redis' channels: one connection and one thread for all queues.
 
 The functions publish on the channel of a queue, which is named like its key: `a <number>` for the first row
 that is ready in an empty queue, where the number grows with each, and `d <ms>` when a row becomes ready by
-itself sooner than those who wait were told. A channel is subscribed to while somebody waits, and for a while
-after, since takers wait again and again.
+itself sooner than the waiting threads were told. The thread subscribes to a channel while somebody waits,
+and for a while after, since takers wait again and again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _Channel:
     used: float = 0.0
 
 
-class Arrivals:
-    """Lets threads wait for arrivals; `connect` gives a connection of its own, or raises."""
+class ArrivalSubscriber:
+    """Lets threads wait for arrivals; `connect` returns a new connection, which only this object uses."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -56,7 +56,7 @@ class Arrivals:
 
     @property
     def wakes(self) -> int:
-        """How often wake() was called; wait() wants to know what it was before the take."""
+        """How often wake() was called; a thread notes it before its take, for wait()."""
         return self._wakes
 
     def wait(self, name: bytes, seen: int, wakes: int, seconds: float) -> bool:
