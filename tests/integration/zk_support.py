@@ -20,6 +20,19 @@ def until(true):
         SYSTEM_CLOCK.sleep(0.02)
 
 
+def put(queue, *bodies, target="in", **options):
+    with queue.transaction() as tx:
+        for body in bodies:
+            tx.put(target, body, **options)
+        tx.commit()
+
+
+def drained(queue, source="in"):
+    """All bodies, in the order in which they are handed out; they are rolled back."""
+    with queue.transaction() as tx:
+        return [item.body for item in iter(lambda: tx.try_take(source), None)]
+
+
 def put_below(zk, path):
     """Put a znode of others below one of a queue, which can't be deleted then."""
     zk.create(f"{path}/of-others", b"")

@@ -5,7 +5,7 @@ import re
 import threading
 
 import pytest
-from zk_support import forbid, put_below, until
+from zk_support import drained, forbid, put, put_below, until
 
 from kmqpy.core.backoff import Backoff
 from kmqpy.core.clock import SYSTEM_CLOCK
@@ -16,45 +16,7 @@ from kmqpy.zookeeper.queue import (
     ConsumeTimes,
     Listener,
     Outcome,
-    ZkQueue,
-    ZkQueueSettings,
-    dead_letters,
 )
-from kmqpy.zookeeper.session import connect
-
-
-@pytest.fixture
-def make(zookeeper, queue_name):
-    made = []
-
-    def queue(**settings):
-        settings = {"root": f"/zms-{queue_name}", "session_timeout_ms": 2_000, **settings}
-        made.append(ZkQueue(zookeeper, ZkQueueSettings(**settings)))
-        made[-1].init("in", "out", "other")
-        return made[-1]
-
-    yield queue
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
-def zk(zookeeper):
-    with connect(zookeeper) as client:
-        yield client
-
-
-def put(queue, *bodies, target="in", **options):
-    with queue.transaction() as tx:
-        for body in bodies:
-            tx.put(target, body, **options)
-        tx.commit()
-
-
-def drained(queue, source="in"):
-    """All bodies, in the order in which they are handed out; they are rolled back."""
-    with queue.transaction() as tx:
-        return [item.body for item in iter(lambda: tx.try_take(source), None)]
 
 
 def test_takes_and_puts_of_several_queues_happen_together(make):
@@ -487,39 +449,6 @@ def test_a_queue_of_which_a_part_is_missing_is_not_taken_for_an_empty_one(make, 
         assert len(tx.try_take_many("in", 9)) == (0 if parent == "dlq" else 2)
 
 
-@pytest.fixture
-def dead(make):
-    """A queue with three dead letters, and these."""
-    queue = make(policy=ConsumeOnce())
-    put(queue, b"a", b"b", b"c")
-    for _ in range(2):
-        with queue.transaction() as tx:
-            tx.try_take_many("in", 3)
-    return queue, queue.dead_letters("in")
-
-
-def test_a_dead_letter_with_znodes_of_others_below_it_holds_up_no_other(dead, zk, monkeypatch):
-    queue, dead = dead
-    put_below(zk, queue.paths("in").dead_letter(dead.list()[0].name))
-    monkeypatch.setattr(dead_letters, "_TOGETHER", 1)
-    for call in dead.redrive, dead.purge:
-        with pytest.raises(ConfigError, match="znodes of others below it"):
-            call()
-    assert (len(dead.list()), queue.size("in")) == (1, 2)
-
-
-@pytest.mark.parametrize("together", [1, 100])
-def test_a_dead_letter_that_we_may_not_read_holds_up_no_other(dead, zk, monkeypatch, together):
-    monkeypatch.setattr(dead_letters, "_TOGETHER", together)
-    queue, dead = dead
-    forbid(zk, queue.paths("in").dead_letter(dead.list()[0].name))
-    assert (len(dead.list()), dead.redrive(), queue.size("in")) == (2, 2, 2)
-    for call in dead.list, dead.redrive:
-        with pytest.raises(AccessDenied):
-            call()
-    assert dead.purge() == 1
-
-
 def test_strict_fifo_hands_nothing_out_before_an_earlier_item(make):
     queue = make(strict_fifo=True)
     put(queue, b"a", b"b", b"c")
@@ -528,86 +457,6 @@ def test_strict_fifo_hands_nothing_out_before_an_earlier_item(make):
     assert drained(queue) == []
     tx.rollback()
     assert drained(queue) == [b"a", b"b", b"c"]
-
-
-@pytest.mark.parametrize(("policy", "times"), [(ConsumeOnce(), 1), (ConsumeTimes(3), 3)])
-def test_after_so_many_times_an_item_goes_to_the_dlq(make, zk, policy, times):
-    queue = make(policy=policy)
-    put(queue, b"a")
-    for number in range(1, times + 1):
-        with queue.transaction() as tx:
-            assert tx.try_take("in").taken == number
-    assert drained(queue) == []
-    dlq = f"{queue.settings.root}/in/dlq"
-    assert [zk.get(f"{dlq}/{name}")[0] for name in zk.get_children(dlq)] == [b"a"]
-    assert queue.size("in") == 0
-    assert zk.get_children(f"{queue.settings.root}/in/meta") == []
-
-
-def test_many_items_in_their_back_off_do_not_hide_the_others(make):
-    first, second = (make(policy=AtLeastOnce(backoff=Backoff(3_600, maximum=3_600))) for _ in range(2))
-    put(first, *(b"%d" % n for n in range(130)))
-    with first.transaction() as tx:
-        assert len(tx.try_take_many("in", 120)) == 120
-    assert drained(second) == [b"%d" % n for n in range(120, 130)]
-
-
-def test_dead_letters_are_listed_redriven_and_purged(make):
-    queue = make(policy=ConsumeOnce())
-    put(queue, *(b"%d" % n for n in range(150)))
-    put(queue, b"urgent", priority=5)
-    with queue.transaction() as tx:
-        assert len(tx.try_take_many("in", 200)) == 151
-    assert drained(queue) == []
-    dead = queue.dead_letters("in")
-    first, second = dead.list(2)
-    assert (first.queue, first.body, second.body) == ("in", b"urgent", b"0")
-    assert queue.session.zk.exists(queue.paths("in").items).mtime <= first.died_ms
-    assert dead.redrive([first.name, first.name, "item-0000009999"]) == 1
-    assert dead.purge([first.name, second.name]) == 1
-    assert dead.redrive() == 149
-    assert (dead.list(), dead.redrive(), dead.purge()) == ([], 0, 0)
-    with queue.transaction() as tx:
-        items = tx.try_take_many("in", 200)
-    assert [item.body for item in items] == [b"urgent", *(b"%d" % n for n in range(1, 150))]
-    assert {item.taken for item in items} == {1}
-
-
-@pytest.mark.parametrize("name", ["../items/item-0000000001", "item-1", "", None])
-def test_what_is_no_name_of_a_dead_letter_is_refused(make, name):
-    dead = make().dead_letters("in")
-    for call in dead.redrive, dead.purge:
-        with pytest.raises(ConfigError, match=r"names: .* is not the name of a dead letter"):
-            call([name])
-
-
-def test_dead_letters_of_a_queue_that_is_missing(make):
-    dead = make().dead_letters("nowhere")
-    for call in dead.list, dead.redrive, dead.purge:
-        with pytest.raises(QueueNotFound, match="nowhere"):
-            call()
-
-
-def test_a_back_off_keeps_an_item_back(make, zk):
-    queue = make(policy=AtLeastOnce(backoff=Backoff(3_600, maximum=3_600)))
-    put(queue, b"a", b"b")
-    with queue.transaction() as tx:
-        item = tx.try_take("in")
-    assert drained(queue) == [b"b"]
-    number = item.name.removeprefix("item-")
-    zk.set(f"{queue.settings.root}/in/meta/meta-{number}", b'{"taken": 1, "not_before_ms": 0}')
-    with queue.transaction() as tx:
-        assert tx.try_take("in").taken == 2
-
-
-@pytest.mark.parametrize("meta", [b"", b"{}", b"[]", b'{"taken": "x"}', b"\xff"])
-def test_a_meta_that_is_none_counts_as_never_taken(make, zk, meta):
-    queue = make(policy=ConsumeOnce())
-    put(queue, b"a")
-    zk.create(f"{queue.settings.root}/in/meta/meta-0000000000", meta)
-    with queue.transaction() as tx:
-        assert tx.try_take("in").taken == 1
-        tx.commit()
 
 
 @pytest.mark.parametrize("shared", [True, False])
