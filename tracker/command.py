@@ -96,10 +96,10 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
         metavar="[DEBUG|INFO|WARNING|ERROR]",
         default="INFO",
-        help="What is logged, to stderr [INFO].",
+        help="The lowest level that is logged, to stderr [INFO].",
     )
     form = click.option(
-        "--log-format", type=click.Choice(["text", "json"]), default="text", help="How it is logged [text]."
+        "--log-format", type=click.Choice(["text", "json"]), default="text", help="Format of the log [text]."
     )
     return level(form(command))
 

@@ -35,7 +35,7 @@ _LIMIT = click.option(
 
 
 _ORIGIN = click.option(
-    "--origin", default="", metavar="NAME", help="Instead those that came from that queue; Kafka only."
+    "--origin", default="", metavar="NAME", help="Dead letters that came from this queue instead; Kafka only."
 )
 
 

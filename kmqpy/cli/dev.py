@@ -38,7 +38,7 @@ def dev() -> None:
     "databases",
     metavar="NAMES",
     default="",
-    help="Databases beside them: postgresql,redis,valkey,mariadb.",
+    help="Start databases, too: postgresql,redis,valkey,mariadb.",
 )
 @connected_service
 def up(cli: Cli, brokers: str, keep: Path | None, databases: str) -> None:

@@ -50,7 +50,7 @@ _MORE_S = 0.5
 @queue_argument
 @click.argument("message", nargs=-1)
 @click.option("--key", help="On Kafka, messages of one key go to one partition, in order.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; repeatable.")
 @click.option("--delay", type=DURATION, default="0s", help="How long until it can be received.")
 @click.option("--partition", type=click.IntRange(min=0), help="Send to this partition; Kafka only.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0 to 9, the highest comes first; not on Kafka.")
@@ -195,7 +195,7 @@ def _lines() -> Iterator[list[bytes]]:
     type=DURATION,
     default="5s",
     show_default=True,
-    help="For the first message, once the group has assigned partitions (within 15s).",
+    help="How long to wait for a message, once the group has assigned partitions (within 15s).",
 )
 @click.option("--lease", type=DURATION, help="How long they are yours [the queue's lease].")
 @click.option("--holder", help="A name that in-flight shows beside them; Kafka only [kmq-HOST-PID].")

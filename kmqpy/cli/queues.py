@@ -84,7 +84,7 @@ def queue() -> None:
 
 @queue.command()
 @queue_argument
-@click.option("--partitions", type=int, help="How many may work side by side [as the topic has, or 1].")
+@click.option("--partitions", type=int, help="So many clients can receive at once [as the topic has, or 1].")
 @click.option("--replication", type=int, help="Copies of each record [3, or as many as brokers].")
 @_limits
 @click.option("--markers-topic", help="[QUEUE__markers]")
@@ -331,9 +331,11 @@ def alter(
 @queue.command()
 @queue_argument
 @click.option("--yes", is_flag=True, help="Don't ask; the topics are shown all the same.")
-@click.option("--timeout", type=DURATION, default="30s", show_default=True, help="For trackers to let go.")
-@click.option("--if-empty", is_flag=True, help="Only if it holds neither messages nor dead letters.")
-@click.option("--leftovers", is_flag=True, help="Instead the topics of a queue that is not registered.")
+@click.option(
+    "--timeout", type=DURATION, default="30s", show_default=True, help="How long trackers may take to let go."
+)
+@click.option("--if-empty", is_flag=True, help="Delete only a queue without messages and dead letters.")
+@click.option("--leftovers", is_flag=True, help="Delete the topics of a queue that is not registered.")
 @connected_to_any
 def delete(
     cli: Cli, queue: str | None, timeout: timedelta, *, yes: bool, if_empty: bool, leftovers: bool

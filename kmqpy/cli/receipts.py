@@ -43,7 +43,7 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 @click.command()
 @_RECEIPTS
 @click.option("--delay", type=DURATION, default="0s", help="Redeliver after this time.")
-@click.option("--reason", help="Shown by in-flight, and in the dead letter if it comes to that.")
+@click.option("--reason", help="Shown by in-flight, and of the dead letter if it becomes one.")
 @click.option("--no-count", is_flag=True, help="This delivery is not an attempt.")
 @connected_to_any
 @click.pass_context

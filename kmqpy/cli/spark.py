@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 @click.command(name="spark-jars")
 @click.option(
-    "--sink", "sinks", metavar="NAME", multiple=True, help="And those of: delta, postgresql, sqlite."
+    "--sink",
+    "sinks",
+    metavar="NAME",
+    multiple=True,
+    help="Add the jars of a sink: delta, postgresql, sqlite.",
 )
 @connected
 def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
@@ -64,19 +68,33 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
 @click.option(
     "--function",
     metavar="MODULE:NAME",
-    help="What makes rows of messages, see docs/spark.md. Default: bodies are JSON objects.",
+    help="The function that makes rows of messages, see docs/spark.md. Default: bodies are JSON objects.",
 )
 @click.option("--format", "form", default="parquet", show_default=True, help="A sink, see docs/spark.md.")
 @click.option("--option", "options", metavar="KEY=VALUE", multiple=True, help="For the format; repeatable.")
-@click.option("--partition-by", metavar="COLUMN", multiple=True, help="Folders by its values; repeatable.")
-@click.option("--file-size", type=click.IntRange(1), default=128, show_default=True, help="To aim at, MiB.")
-@click.option("--checkpoint", metavar="DIR", help="Of Spark [OUT.kmq/checkpoint, where OUT is a folder].")
-@click.option("--aggregate", metavar="SQL", help="Of the view `rows`, into OUT-aggregate, at the end.")
+@click.option(
+    "--partition-by", metavar="COLUMN", multiple=True, help="A folder for each of its values; repeatable."
+)
+@click.option(
+    "--file-size", type=click.IntRange(1), default=128, show_default=True, help="Of each file, about, in MiB."
+)
+@click.option(
+    "--checkpoint", metavar="DIR", help="Spark's checkpoint [OUT.kmq/checkpoint, if OUT is a folder]."
+)
+@click.option("--aggregate", metavar="SQL", help="Query of the view `rows`; at the end, into OUT-aggregate.")
 @click.option("--report", metavar="DIR", help="Write the queue's health there, as text and PNG.")
-@click.option("--drain", is_flag=True, help="Until the queue is empty, redeliveries included.")
-@click.option("--follow", is_flag=True, help="Until SIGTERM or Ctrl-C.")
-@click.option("--trigger", type=DURATION, default="1s", show_default=True, help="With --follow: how often.")
-@click.option("--max-batch", type=click.IntRange(1), default=500_000, show_default=True, help="Messages.")
+@click.option("--drain", is_flag=True, help="Go on until the queue is empty, redeliveries included.")
+@click.option("--follow", is_flag=True, help="Go on until SIGTERM or Ctrl-C.")
+@click.option(
+    "--trigger", type=DURATION, default="1s", show_default=True, help="With --follow: from batch to batch."
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1),
+    default=500_000,
+    show_default=True,
+    help="Most messages of a batch.",
+)
 @click.option(
     "--markers",
     type=click.Choice(["range", "jvm"]),
@@ -84,7 +102,9 @@ def spark_jars(cli: Cli, sinks: tuple[str, ...]) -> None:
     show_default=True,
     help="How markers are written; jvm where a JVM tracker serves the queue.",
 )
-@click.option("--lease", type=DURATION, default="5m", show_default=True, help="Must outlast a micro-batch.")
+@click.option(
+    "--lease", type=DURATION, default="5m", show_default=True, help="Of messages; must outlast a batch."
+)
 @session_options
 @connected
 def pipeline(cli: Cli, queue: str, **given: Any) -> None:

@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where Spark is, and how it is set."""
     for option in (
-        click.option("--conf", "settings", metavar="KEY=VALUE", multiple=True, help="Of Spark; repeatable."),
         click.option(
-            "--packages", metavar="COORDINATES", multiple=True, help="Of Maven, for Spark; repeatable."
+            "--conf", "settings", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; repeatable."
+        ),
+        click.option(
+            "--packages", metavar="COORDINATES", multiple=True, help="Maven packages for Spark; repeatable."
         ),
         click.option(
             "--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[*]."
         ),
-        click.option("--master", metavar="URL", help="Of Spark [local[*,4], or what spark-submit says]."),
+        click.option(
+            "--master", metavar="URL", help="Spark's master [local[*,4], or what spark-submit says]."
+        ),
     ):
         command = option(command)
     return command

@@ -15,7 +15,7 @@ from kmqpy.cli.spark_session import builder_of, check_session_options, session_o
 @click.command(name="spark-state", short_help="Keep the state of each message as a table, by Spark.")
 @click.argument("queue")
 @click.option("--table", required=True, metavar="DIR", help="A folder of its own; made where there is none.")
-@click.option("--restart", is_flag=True, help="Make it anew, from all that Kafka keeps.")
+@click.option("--restart", is_flag=True, help="Make the table anew, from all that Kafka keeps.")
 @session_options
 @connected
 def spark_state(cli: Cli, queue: str, **given: Any) -> None:

@@ -19,8 +19,10 @@ def sql() -> None:
 
 @sql.command()
 @click.option("--dialect", type=click.Choice(DIALECTS), required=True, help="Which database.")
-@click.option("--prefix", default="kmq_", show_default=True, help="What the names of the tables begin with.")
-@click.option("--schema", "schema_name", default="", metavar="NAME", help="Where they are (postgresql).")
+@click.option("--prefix", default="kmq_", show_default=True, help="Beginning of the tables' names.")
+@click.option(
+    "--schema", "schema_name", default="", metavar="NAME", help="Schema of the tables (postgresql)."
+)
 def schema(dialect: DialectName, prefix: str, schema_name: str) -> None:
     """Print the statements that create the tables.
 

@@ -64,7 +64,7 @@ def in_flight(cli: Cli, queue: str | None, limit: int) -> None:
 
 @click.command()
 @queue_argument
-@click.option("--older-than", type=DURATION, required=True, help="Taken longer ago than this.")
+@click.option("--older-than", type=DURATION, required=True, help="Only those taken longer ago than this.")
 @connected_to_any
 def orphans(cli: Cli, queue: str | None, older_than: timedelta) -> None:
     """List messages taken long ago and not acknowledged, with their receipts.

@@ -24,7 +24,7 @@ def zookeeper() -> None:
 @zookeeper.command()
 @click.argument("path")
 @click.option("--lock-path", metavar="ZNODE", help="Curator's lock path: locked items stay.")
-@click.option("--any-name", is_flag=True, help="Also children that are not named like a queue's items.")
+@click.option("--any-name", is_flag=True, help="Remove also children not named like a queue's items.")
 @click.option("--yes", is_flag=True, help="Don't ask; what is removed is shown all the same.")
 @connected
 def drain(cli: Cli, path: str, lock_path: str | None, *, any_name: bool, yes: bool) -> None:

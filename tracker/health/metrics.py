@@ -22,8 +22,12 @@ class TrackerMetrics:
             return self._counters[-1]
 
         self.markers = counter("kmq_markers_read", "Markers read")
-        self.undecodable_markers = counter("kmq_undecodable_markers", "Markers skipped: not decodable")
-        self.unsupported_markers = counter("kmq_unsupported_markers", "Markers of a newer kmqpy")
+        self.undecodable_markers = counter(
+            "kmq_undecodable_markers", "Markers skipped since they can't be decoded"
+        )
+        self.unsupported_markers = counter(
+            "kmq_unsupported_markers", "Markers that only a newer kmqpy understands"
+        )
         self.undecodable_counts = counter(
             "kmq_undecodable_counts", "Unreadable redelivery counts, taken as 0"
         )
@@ -35,7 +39,7 @@ class TrackerMetrics:
         )
         self.acknowledged = counter(
             "kmq_dead_letters_spared",
-            "Acknowledged copies that became no dead letters",
+            "Copies that became no dead letters since a consumer had acknowledged them",
         )
         self.lost_to_retention = counter(
             "kmq_lost_to_retention", "Messages deleted by Kafka before they were finished"

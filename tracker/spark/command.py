@@ -28,7 +28,7 @@ _COLUMNS = ("tracker", "host", "starts", "partitions", "redelivered", "dead_lett
     "--trackers", type=click.IntRange(1), default=2, metavar="N", help="How many; each takes a slot [2]."
 )
 @click.option("--queue", "queues", multiple=True, help="Serve this queue only; repeatable. Default: all.")
-@click.option("--master", metavar="URL", help="Of the Spark cluster [local[N]; or spark-submit's].")
+@click.option("--master", metavar="URL", help="Master of Spark [local[N]; or spark-submit's].")
 @click.option("--remote", metavar="URL", help="A Spark Connect server instead: sc://host, or local[N].")
 @click.option("--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; repeatable.")
 @log_options
