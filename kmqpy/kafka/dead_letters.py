@@ -39,6 +39,7 @@ from kmqpy.errors import (
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import message_headers, read_marker
 from kmqpy.kafka.message_headers import (
     DEAD_LETTER_ATTEMPTS,
@@ -203,7 +204,7 @@ class KafkaDeadLetters:
 
             def report() -> None:
                 if progress is not None:
-                    left = sum(one.count for one in waiting)
+                    left = sum(len(one.offsets) for one in waiting)
                     progress(run.done, run.done + len(run.refused) + left)
 
             known = {one.partition: one.read_to for one in waiting}
@@ -299,7 +300,7 @@ class KafkaDeadLetters:
         if fenced:
             topic = self._dead.markers_topic
             ends = partition_reader.bounds(self._connection, topic, everything, uncommitted=True)
-        starts = {one.partition: 0 for one in found if one.count}
+        starts = {one.partition: 0 for one in found if one.first < one.end}
         deadline = self._clock.monotonic() + _STALLED_S
         while starts:
             reached = partition_reader.scan(
@@ -351,7 +352,7 @@ class KafkaDeadLetters:
             if marker.op is Op.END and marker.partition < len(waiting):
                 one = waiting[marker.partition]
                 for start, count in marker.offset_runs:
-                    one.discard(*range(max(start, one.first), min(start + count, one.end)))
+                    one.discard(start, start + count)
 
     def _own(self, waiting: _Waiting, others: Callable[[Any], None] = lambda _: None) -> Iterator[Any]:
         """Read the dead letters of this queue only; call `others` with each record that is not one."""
@@ -363,15 +364,15 @@ class KafkaDeadLetters:
 
     def _read(self, waiting: _Waiting) -> Iterator[Any]:
         """Yield the records that wait, in order; removes those passed from `waiting`. One call at a time."""
-        for start, stop in list(waiting.runs()):
+        for start, stop in list(waiting.pieces()):
             position = start
             for record in self._records(waiting.partition, start, stop):
-                wanted = record.offset() in waiting
-                waiting.discard(*range(position, record.offset() + 1))
+                wanted = record.offset() in waiting.offsets
+                waiting.discard(position, record.offset() + 1)
                 position = record.offset() + 1
                 if wanted:
                     yield record
-            waiting.discard(*range(position, stop))
+            waiting.discard(position, stop)
 
     def _records(self, partition: int, start: int, stop: int) -> Iterator[Any]:
         """Committed records from `start` to before `stop`, which is not beyond the last stable offset."""
@@ -416,7 +417,7 @@ _LASTING = {
 
 
 class _Waiting:
-    """The offsets of one partition, `first` to before `end`, that are not finished: a bit each.
+    """The offsets of one partition, `first` to before `end`, that are not finished.
 
     `read_to`: the markers offset up to which the markers say so.
     """
@@ -426,44 +427,34 @@ class _Waiting:
         self.partition = partition
         self.first = first
         self.end = end
-        self.count = max(0, end - first)
-        self._bits = bytearray(b"\xff") * -(-self.count // 8)
-        if self.count % 8:
-            self._bits[-1] = (1 << self.count % 8) - 1
+        self.offsets = OffsetRuns()
+        if first < end:
+            self.offsets.add_runs([(first, end - first)])
 
-    def __contains__(self, offset: int) -> bool:
-        at = offset - self.first
-        return self.first <= offset < self.end and bool(self._bits[at >> 3] & 1 << (at & 7))
-
-    def discard(self, *offsets: int) -> None:
-        """Remove these offsets, as far as they are there."""
-        for offset in offsets:
-            if offset in self:
-                at = offset - self.first
-                self._bits[at >> 3] ^= 1 << (at & 7)
-                self.count -= 1
+    def discard(self, start: int, stop: int) -> None:
+        """Remove the offsets from `start` to before `stop`, as far as they are there."""
+        start, stop = max(start, self.first), min(stop, self.end)
+        if start < stop:
+            self.offsets.discard_runs([(start, stop - start)])
 
     def keep(self, offsets: Iterable[int]) -> None:
         """Remove all other offsets."""
-        kept = [offset for offset in set(offsets) if offset in self]
-        self._bits = bytearray(len(self._bits))
-        self.count = len(kept)
-        for offset in kept:
-            at = offset - self.first
-            self._bits[at >> 3] |= 1 << (at & 7)
+        kept = OffsetRuns()
+        for offset in offsets:
+            kept.add(offset)
+        self.offsets &= kept
 
-    def runs(self) -> Iterator[tuple[int, int]]:
-        """Pieces of the log, (start, stop), that hold all that waits and no long gap."""
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield pieces of the log, (start, stop), that hold all that waits and no long gap."""
         start = stop = None
-        for index, byte in enumerate(self._bits):
-            if byte:
-                if start is not None and stop is not None and 8 * index - stop > _GAP:
-                    yield self.first + start, self.first + stop
-                    start = None
-                start = 8 * index if start is None else start
-                stop = 8 * index + 8
+        for first, count in self.offsets.runs():
+            if start is not None and stop is not None and first - stop > _GAP:
+                yield start, stop
+                start = None
+            start = first if start is None else start
+            stop = first + count
         if start is not None and stop is not None:
-            yield self.first + start, min(self.first + stop, self.end)
+            yield start, stop
 
 
 def _place(one: str) -> tuple[int, int]:

@@ -26,11 +26,11 @@ from confluent_kafka.admin import (
 )
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
-from kmqpy.core.durations import DAY_MS
 from kmqpy.core.first_contact import Service, is_awaited
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, check_retention
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_identity import TopicIds
 from kmqpy.kafka.topic_names import dead_letter_queue, topics_of
@@ -45,12 +45,10 @@ _LARGEST_LIMIT = 100_000_000
 """Brokers take no larger requests, by default."""
 
 _LATE_S = 5.0
-_GROUPS_AT_ONCE = 100
 """How long after its time limit librdkafka may give up a request."""
+_GROUPS_AT_ONCE = 100
 
 K = TypeVar("K")
-
-DEFAULT_RETENTION_MS = 14 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +87,6 @@ def dead_letter_limit(limit: int) -> int:
     Ten times as much: messages that can't be copied to the queue topic become dead letters (rule R7).
     """
     return max(limit + HEADROOM_BYTES, min(10 * limit, _LARGEST_LIMIT))
-
-
-def check_retention(queue: QueueSettings, retention_ms: int) -> None:
-    """Raise ConfigError unless messages and markers outlive the longest lease or delay (rule R9)."""
-    if retention_ms <= queue.longest_ms:
-        raise ConfigError(
-            f"retention: {retention_ms} ms must be longer than max_delay and max_hold "
-            f"({queue.longest_ms} ms), or a leased message could disappear"
-        )
-
-
-def ample_retention_ms(queue: QueueSettings) -> int:
-    """The retention to create or advise: the longest lease or delay, and a week for a standstill."""
-    return queue.longest_ms + 7 * DAY_MS
 
 
 class Topics:

@@ -9,175 +9,20 @@ import heapq
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Sequence
 from itertools import count, islice
 from typing import Any
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, QueueNotFound
-from kmqpy.message import Headers
 from kmqpy.queue import Capabilities, QueueUrl
 from kmqpy.storages.engine import Counts, MessageRow, NewRow, QueueRow, Taken, TakeRef
+from kmqpy.storages.memory_rows import MemoryQueue, MemoryRow, RowState
 from kmqpy.storages.settings import StoredQueueSettings
 from kmqpy.storages.stored_storage import URL_SETTINGS, StoredStorage
 from kmqpy.telemetry.base import Telemetry
 
 _CAPABILITIES = Capabilities(durable=False, shared=False, blocking_take=True)
-_EXPIRED = "expired"
-
-
-class _State(Enum):
-    READY = "ready"
-    DELAYED = "delayed"
-    TAKEN = "taken"
-    DEAD = "dead"
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """A message; `version` grows with each change of state, and makes older entries in heaps void."""
-
-    id: int
-    body: bytes
-    key: bytes | None
-    headers: Headers
-    priority: int
-    enqueued_ms: int
-    first_enqueued_ms: int
-    place: int
-    state: _State = _State.READY
-    version: int = 0
-    take: int = 0
-    requeues: int = 0
-    since_ms: int = 0
-    until_ms: int = 0
-    reason: str | None = None
-
-    def shown(self) -> MessageRow:
-        return MessageRow(
-            id=self.id,
-            take=self.take,
-            body=self.body,
-            key=self.key,
-            headers=self.headers,
-            priority=self.priority,
-            requeues=self.requeues,
-            enqueued_ms=self.enqueued_ms,
-            first_enqueued_ms=self.first_enqueued_ms,
-            since_ms=self.since_ms if self.state in (_State.TAKEN, _State.DEAD) else 0,
-            until_ms=self.until_ms if self.state in (_State.TAKEN, _State.DELAYED) else 0,
-            reason=self.reason,
-        )
-
-
-class _Heap:
-    """Rows by a key, the smallest first; entries of rows that have changed since are void."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[tuple[int, ...], int, _Row]] = []
-
-    def push(self, key: tuple[int, ...], row: _Row, live: int) -> None:
-        """Add a row; `live` is how many rows there are at most, so that void entries don't pile up."""
-        heapq.heappush(self._entries, (key, row.version, row))
-        if len(self._entries) > 2 * live + 64:
-            self.drop_void()
-
-    def drop_void(self) -> None:
-        """Let go of the entries that are void, and so of their rows."""
-        self._entries = [entry for entry in self._entries if entry[1] == entry[2].version]
-        heapq.heapify(self._entries)
-
-    def first(self) -> tuple[tuple[int, ...], _Row] | None:
-        while self._entries:
-            key, version, row = self._entries[0]
-            if row.version == version:
-                return key, row
-            heapq.heappop(self._entries)
-        return None
-
-
-@dataclass(eq=False)
-class _Queue:
-    """The rows of one queue; its lock guards all of it."""
-
-    row: QueueRow
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    rows: dict[int, _Row] = field(default_factory=dict)
-    counts: dict[_State, int] = field(default_factory=lambda: dict.fromkeys(_State, 0))
-    ready: _Heap = field(default_factory=_Heap)
-    due: _Heap = field(default_factory=_Heap)  # delays and leases that end by themselves
-    places: Iterator[int] = field(default_factory=count)
-    arrivals: int = 0
-    deleted: bool = False
-
-    # Every change of state goes through these three.
-
-    def enter(self, row: _Row, state: _State) -> None:
-        if row.id in self.rows:
-            self.counts[row.state] -= 1
-        self.rows[row.id] = row
-        self.counts[state] += 1
-        row.state = state
-        row.version += 1
-        if state is _State.READY:
-            self.ready.push((-row.priority, row.place), row, len(self.rows))
-            self.arrivals += 1
-            self.changed.notify_all()
-        elif state is _State.DELAYED or (state is _State.TAKEN and not self.row.settings.is_manual):
-            self.due.push((row.until_ms, row.place), row, len(self.rows))
-            if (first := self.due.first()) is not None and first[1] is row:
-                self.arrivals += 1  # who waits must look again earlier
-                self.changed.notify_all()
-
-    def remove(self, row: _Row) -> None:
-        del self.rows[row.id]
-        self.counts[row.state] -= 1
-        row.version += 1
-        row.body, row.key, row.headers = b"", None, ()  # a void entry in a heap may keep the row for long
-
-    def clear(self, *states: _State) -> int:
-        gone = [row for row in self.rows.values() if row.state in states]
-        for row in gone:
-            self.remove(row)
-        self.ready.drop_void()
-        self.due.drop_void()
-        return len(gone)
-
-    def requeue(
-        self, row: _Row, *, at_ms: int, now_ms: int, delay_ms: int, count: bool, reason: str | None
-    ) -> None:
-        """Rule 4 of Engine."""
-        settings = self.row.settings
-        row.reason = reason
-        if count and settings.max_redeliveries is not None and row.requeues >= settings.max_redeliveries:
-            row.since_ms = at_ms
-            self.enter(row, _State.DEAD)
-            return
-        if count:
-            row.requeues += 1
-            row.enqueued_ms = at_ms
-        if not settings.to_front:
-            row.place = next(self.places)
-        row.until_ms = at_ms + delay_ms
-        self.enter(row, _State.DELAYED if row.until_ms > now_ms else _State.READY)
-
-    def pass_time(self, now_ms: int) -> None:
-        """Carry out what the clock has brought: delays and leases that are over."""
-        while (first := self.due.first()) is not None and first[0][0] <= now_ms:
-            row = first[1]
-            if row.state is _State.DELAYED:
-                self.enter(row, _State.READY)
-            else:
-                at_ms = row.until_ms
-                self.requeue(row, at_ms=at_ms, now_ms=now_ms, delay_ms=0, count=True, reason=_EXPIRED)
-
-    def current(self, takes: Sequence[TakeRef], *states: _State) -> Iterator[_Row]:
-        for take in takes:
-            row = self.rows.get(take.id)
-            if row is not None and row.take == take.take and row.take > 0 and row.state in states:
-                yield row
 
 
 class MemoryEngine:
@@ -200,7 +45,7 @@ class MemoryEngine:
         self._capabilities = capabilities
         self._storage_id = uuid.uuid4().hex
         self._lock = threading.RLock()
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, MemoryQueue] = {}
         self._ids = count(1)
         # The wall clock may jump; leases must not.
         self._start_ms = clock.wall_ms() - round(clock.monotonic() * 1000)
@@ -222,7 +67,7 @@ class MemoryEngine:
         with self._lock:
             if settings.name in self._queues:
                 return False
-            self._queues[settings.name] = _Queue(QueueRow(uuid.uuid4().hex, settings))
+            self._queues[settings.name] = MemoryQueue(QueueRow(uuid.uuid4().hex, settings))
             return True
 
     def find_queue(self, name: str) -> QueueRow | None:
@@ -252,7 +97,7 @@ class MemoryEngine:
         with self._entered(queue) as (found, now_ms):
             ids = list(islice(self._ids, len(rows)))
             for row_id, new in zip(ids, rows, strict=True):
-                row = _Row(
+                row = MemoryRow(
                     id=row_id,
                     body=new.body,
                     key=new.key,
@@ -263,7 +108,7 @@ class MemoryEngine:
                     place=next(found.places),
                     until_ms=now_ms + new.delay_ms,
                 )
-                found.enter(row, _State.DELAYED if new.delay_ms else _State.READY)
+                found.enter(row, RowState.DELAYED if new.delay_ms else RowState.READY)
             return ids
 
     def take(self, queue: QueueRow, limit: int, lease_ms: int) -> Taken:
@@ -275,7 +120,7 @@ class MemoryEngine:
                 row.take += 1
                 row.since_ms = now_ms
                 row.until_ms = now_ms + lease_ms
-                found.enter(row, _State.TAKEN)
+                found.enter(row, RowState.TAKEN)
                 taken.append(row.shown())
                 if not queue.settings.ephemeral:
                     found.remove(row)
@@ -286,7 +131,7 @@ class MemoryEngine:
         """See Engine."""
         with self._entered(queue) as (found, _):
             done = 0
-            for row in found.current(takes, _State.TAKEN, _State.READY, _State.DELAYED):
+            for row in found.current(takes, RowState.TAKEN, RowState.READY, RowState.DELAYED):
                 found.remove(row)
                 done += 1
             return done
@@ -297,7 +142,7 @@ class MemoryEngine:
         """See Engine."""
         with self._entered(queue) as (found, now_ms):
             done = 0
-            for row in found.current(takes, _State.TAKEN):
+            for row in found.current(takes, RowState.TAKEN):
                 found.requeue(row, at_ms=now_ms, now_ms=now_ms, delay_ms=delay_ms, count=count, reason=reason)
                 done += 1
             return done
@@ -306,9 +151,9 @@ class MemoryEngine:
         """See Engine."""
         with self._entered(queue) as (found, now_ms):
             done = set()
-            for row in found.current(takes, _State.TAKEN):
+            for row in found.current(takes, RowState.TAKEN):
                 row.until_ms = now_ms + lease_ms
-                found.enter(row, _State.TAKEN)
+                found.enter(row, RowState.TAKEN)
                 done.add(TakeRef(row.id, row.take))
             return [one for one in takes if one not in done]
 
@@ -316,17 +161,17 @@ class MemoryEngine:
         """See Engine."""
         with self._entered(queue) as (found, now_ms):
             done = 0
-            for row in found.current(takes, _State.TAKEN, _State.READY, _State.DELAYED):
+            for row in found.current(takes, RowState.TAKEN, RowState.READY, RowState.DELAYED):
                 row.reason = reason
                 row.since_ms = now_ms
-                found.enter(row, _State.DEAD)
+                found.enter(row, RowState.DEAD)
                 done += 1
             return done
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine."""
         with self._entered(queue) as (found, now_ms):
-            taken = [row for row in found.rows.values() if row.state is _State.TAKEN]
+            taken = [row for row in found.rows.values() if row.state is RowState.TAKEN]
             for row in taken:
                 found.requeue(row, at_ms=now_ms, now_ms=now_ms, delay_ms=0, count=False, reason=row.reason)
             return len(taken)
@@ -334,7 +179,7 @@ class MemoryEngine:
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine."""
         with self._entered(queue) as (found, _):
-            ready = (row for row in found.rows.values() if row.state is _State.READY)
+            ready = (row for row in found.rows.values() if row.state is RowState.READY)
             first = heapq.nsmallest(limit, ready, key=lambda row: (-row.priority, row.place))
             return [row.shown() for row in first]
 
@@ -342,10 +187,10 @@ class MemoryEngine:
         """See Engine."""
         with self._entered(queue) as (found, _):
             return Counts(
-                ready=found.counts[_State.READY],
-                delayed=found.counts[_State.DELAYED],
-                in_flight=found.counts[_State.TAKEN],
-                dead=found.counts[_State.DEAD],
+                ready=found.counts[RowState.READY],
+                delayed=found.counts[RowState.DELAYED],
+                in_flight=found.counts[RowState.TAKEN],
+                dead=found.counts[RowState.DEAD],
             )
 
     def taken_rows(
@@ -362,7 +207,7 @@ class MemoryEngine:
             matching = (
                 row
                 for row in found.rows.values()
-                if row.state is _State.TAKEN
+                if row.state is RowState.TAKEN
                 and row.id > after
                 and (taken_for_ms is None or row.since_ms < now_ms - taken_for_ms)
                 and (queued_before_ms is None or row.enqueued_ms < queued_before_ms)
@@ -372,7 +217,7 @@ class MemoryEngine:
     def purge(self, queue: QueueRow) -> int:
         """See Engine."""
         with self._entered(queue) as (found, _):
-            return found.clear(_State.READY, _State.DELAYED, _State.TAKEN)
+            return found.clear(RowState.READY, RowState.DELAYED, RowState.TAKEN)
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -391,13 +236,13 @@ class MemoryEngine:
                 row.enqueued_ms = now_ms
                 row.reason = None
                 row.place = next(found.places)
-                found.enter(row, _State.READY)
+                found.enter(row, RowState.READY)
             return len(chosen)
 
     def purge_dead(self, queue: QueueRow) -> int:
         """See Engine."""
         with self._entered(queue) as (found, _):
-            return found.clear(_State.DEAD)
+            return found.clear(RowState.DEAD)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -434,7 +279,7 @@ class MemoryEngine:
     def _now_us(self) -> int:
         return self._start_ms * 1000 + round(self._clock.monotonic() * 1_000_000)
 
-    def _queue(self, queue: QueueRow) -> _Queue:
+    def _queue(self, queue: QueueRow) -> MemoryQueue:
         with self._lock:
             found = self._queues.get(queue.name)
         if found is None or found.row.generation != queue.generation:
@@ -452,11 +297,11 @@ class _Entered:
     no delay or lease is shorter than asked.
     """
 
-    def __init__(self, queue: _Queue, now_us: Callable[[], int]) -> None:
+    def __init__(self, queue: MemoryQueue, now_us: Callable[[], int]) -> None:
         self._queue = queue
         self._now_us = now_us
 
-    def __enter__(self) -> tuple[_Queue, int]:
+    def __enter__(self) -> tuple[MemoryQueue, int]:
         self._queue.changed.acquire()
         try:
             now_us = self._now_us()
@@ -472,8 +317,10 @@ class _Entered:
         self._queue.changed.release()
 
 
-def _dead(queue: _Queue, limit: int | None, ids: frozenset[int] | None = None) -> list[_Row]:
-    dead = [row for row in queue.rows.values() if row.state is _State.DEAD and (ids is None or row.id in ids)]
+def _dead(queue: MemoryQueue, limit: int | None, ids: frozenset[int] | None = None) -> list[MemoryRow]:
+    dead = [
+        row for row in queue.rows.values() if row.state is RowState.DEAD and (ids is None or row.id in ids)
+    ]
     dead.sort(key=lambda row: (row.since_ms, row.id))
     return dead if limit is None else dead[:limit]
 

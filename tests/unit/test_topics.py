@@ -13,10 +13,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPa
 
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.retention import DEFAULT_RETENTION_MS
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
 from kmqpy.kafka.topic_names import dead_letter_queue, topics_of
-from kmqpy.kafka.topics import DEFAULT_RETENTION_MS, Topics
+from kmqpy.kafka.topics import Topics
 
 QUEUE = QueueSettings(name="q")
 DEAD = dead_letter_queue(QUEUE)

@@ -13,10 +13,11 @@ from kmqpy.kafka.admin.context import AdminContext
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.markers.codec import Marker, Op
+from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, ample_retention_ms
 from kmqpy.kafka.settings import QueueSettings, check_new_queue_name
 from kmqpy.kafka.topic_identity import find_stale_markers
 from kmqpy.kafka.topic_names import markers_topics, shared_topics, topics_of
-from kmqpy.kafka.topics import DEFAULT_RETENTION_MS, QueueTopics, TopicInfo, ample_retention_ms
+from kmqpy.kafka.topics import QueueTopics, TopicInfo
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from kmqpy.core.durations import DAY_MS
 from kmqpy.kafka.admin.checks.advice import config_number, duration_text, set_advice
 from kmqpy.kafka.admin.facts import Facts, Faults
 from kmqpy.kafka.admin.findings import Kind, Severity
+from kmqpy.kafka.retention import ample_retention_ms
 from kmqpy.kafka.topic_names import dead_letter_queue
-from kmqpy.kafka.topics import ample_retention_ms
 
 RESERVE_MS = DAY_MS
 """Retention beyond the longest lease or delay, for the time that trackers or consumers are down."""

@@ -1,0 +1,174 @@
+"""The messages of one queue in memory, and the rules of their states. The caller gives the time."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+
+from kmqpy.message import Headers
+from kmqpy.storages.engine import MessageRow, QueueRow, TakeRef
+
+_EXPIRED = "expired"
+
+
+class RowState(Enum):
+    """The state of a message."""
+
+    READY = "ready"
+    DELAYED = "delayed"
+    TAKEN = "taken"
+    DEAD = "dead"
+
+
+@dataclass(slots=True, eq=False)
+class MemoryRow:
+    """A message; `version` grows with each change of state, and makes older entries in heaps void."""
+
+    id: int
+    body: bytes
+    key: bytes | None
+    headers: Headers
+    priority: int
+    enqueued_ms: int
+    first_enqueued_ms: int
+    place: int
+    state: RowState = RowState.READY
+    version: int = 0
+    take: int = 0
+    requeues: int = 0
+    since_ms: int = 0
+    until_ms: int = 0
+    reason: str | None = None
+
+    def shown(self) -> MessageRow:
+        """The row as callers of the engine see it."""
+        return MessageRow(
+            id=self.id,
+            take=self.take,
+            body=self.body,
+            key=self.key,
+            headers=self.headers,
+            priority=self.priority,
+            requeues=self.requeues,
+            enqueued_ms=self.enqueued_ms,
+            first_enqueued_ms=self.first_enqueued_ms,
+            since_ms=self.since_ms if self.state in (RowState.TAKEN, RowState.DEAD) else 0,
+            until_ms=self.until_ms if self.state in (RowState.TAKEN, RowState.DELAYED) else 0,
+            reason=self.reason,
+        )
+
+
+class _Heap:
+    """Rows by a key, the smallest first; entries of rows that have changed since are void."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[tuple[int, ...], int, MemoryRow]] = []
+
+    def push(self, key: tuple[int, ...], row: MemoryRow, live: int) -> None:
+        """Add a row; `live` is how many rows there are at most, so that void entries don't pile up."""
+        heapq.heappush(self._entries, (key, row.version, row))
+        if len(self._entries) > 2 * live + 64:
+            self.drop_void()
+
+    def drop_void(self) -> None:
+        """Let go of the entries that are void, and so of their rows."""
+        self._entries = [entry for entry in self._entries if entry[1] == entry[2].version]
+        heapq.heapify(self._entries)
+
+    def first(self) -> tuple[tuple[int, ...], MemoryRow] | None:
+        while self._entries:
+            key, version, row = self._entries[0]
+            if row.version == version:
+                return key, row
+            heapq.heappop(self._entries)
+        return None
+
+
+@dataclass(eq=False)
+class MemoryQueue:
+    """The rows of one queue; its lock guards all of it."""
+
+    row: QueueRow
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    rows: dict[int, MemoryRow] = field(default_factory=dict)
+    counts: dict[RowState, int] = field(default_factory=lambda: dict.fromkeys(RowState, 0))
+    ready: _Heap = field(default_factory=_Heap)
+    due: _Heap = field(default_factory=_Heap)  # delays and leases that end by themselves
+    places: Iterator[int] = field(default_factory=count)
+    arrivals: int = 0
+    deleted: bool = False
+
+    # Every change of state goes through these three.
+
+    def enter(self, row: MemoryRow, state: RowState) -> None:
+        """Put a row, new or not, into this state; wakes threads that wait for it."""
+        if row.id in self.rows:
+            self.counts[row.state] -= 1
+        self.rows[row.id] = row
+        self.counts[state] += 1
+        row.state = state
+        row.version += 1
+        if state is RowState.READY:
+            self.ready.push((-row.priority, row.place), row, len(self.rows))
+            self.arrivals += 1
+            self.changed.notify_all()
+        elif state is RowState.DELAYED or (state is RowState.TAKEN and not self.row.settings.is_manual):
+            self.due.push((row.until_ms, row.place), row, len(self.rows))
+            if (first := self.due.first()) is not None and first[1] is row:
+                self.arrivals += 1  # who waits must look again earlier
+                self.changed.notify_all()
+
+    def remove(self, row: MemoryRow) -> None:
+        """Delete a row."""
+        del self.rows[row.id]
+        self.counts[row.state] -= 1
+        row.version += 1
+        row.body, row.key, row.headers = b"", None, ()  # a void entry in a heap may keep the row for long
+
+    def clear(self, *states: RowState) -> int:
+        """Delete all rows in these states; returns how many."""
+        gone = [row for row in self.rows.values() if row.state in states]
+        for row in gone:
+            self.remove(row)
+        self.ready.drop_void()
+        self.due.drop_void()
+        return len(gone)
+
+    def requeue(
+        self, row: MemoryRow, *, at_ms: int, now_ms: int, delay_ms: int, count: bool, reason: str | None
+    ) -> None:
+        """Rule 4 of Engine."""
+        settings = self.row.settings
+        row.reason = reason
+        if count and settings.max_redeliveries is not None and row.requeues >= settings.max_redeliveries:
+            row.since_ms = at_ms
+            self.enter(row, RowState.DEAD)
+            return
+        if count:
+            row.requeues += 1
+            row.enqueued_ms = at_ms
+        if not settings.to_front:
+            row.place = next(self.places)
+        row.until_ms = at_ms + delay_ms
+        self.enter(row, RowState.DELAYED if row.until_ms > now_ms else RowState.READY)
+
+    def pass_time(self, now_ms: int) -> None:
+        """Carry out what the clock has brought: delays and leases that are over."""
+        while (first := self.due.first()) is not None and first[0][0] <= now_ms:
+            row = first[1]
+            if row.state is RowState.DELAYED:
+                self.enter(row, RowState.READY)
+            else:
+                at_ms = row.until_ms
+                self.requeue(row, at_ms=at_ms, now_ms=now_ms, delay_ms=0, count=True, reason=_EXPIRED)
+
+    def current(self, takes: Sequence[TakeRef], *states: RowState) -> Iterator[MemoryRow]:
+        """Yield the rows of takes that are current, of those in these states."""
+        for take in takes:
+            row = self.rows.get(take.id)
+            if row is not None and row.take == take.take and row.take > 0 and row.state in states:
+                yield row
