@@ -109,7 +109,7 @@ class StateFolder:
                     self._delete(f"{self._place.root}/{_ROWS}/{rows}/{_block_folder(block)}")
             self._system.delete_file(self._version_path(number))
         for folder in self._listed(_ROWS):
-            # Newer folders are those of this run, and of one that will find that it came too late.
+            # Newer folders are those of this update, and of another one that will fail to commit.
             number = folder.base_name.partition("-")[0]
             if folder.base_name not in used_folders and int(number) < newest.number:
                 self._delete(folder.path)

@@ -153,7 +153,7 @@ class StateTable:
                 now_before=_places(base.now_ms),
             )
             low = {partition: first for partition, (first, _) in snapshot.queue.items()}
-            # Of others nobody will ask: deleted messages, and those that forged dead letters speak of.
+            # Nobody will ask for other rows: of deleted messages, and of those that forged dead letters name.
             offset = F.col("offset")
             found = found.filter(offset >= state.of_partition(_places(low), 0))
             found = found.filter(offset < state.of_partition(snapshot.ends, 0))

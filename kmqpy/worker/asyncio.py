@@ -67,7 +67,7 @@ class AsyncQueue:
         self._guard = ForkGuard(f"the queue {queue.name!r} for asyncio")
         self._queue = queue
         self._clock = clock
-        # Apart, so that receives which wait for messages don't hold up acknowledgements.
+        # A pool of their own: receives that wait for messages must not hold up acknowledgements.
         self._takers = ThreadPoolExecutor(threads, "kmq-aio-receive")
         self._pool = ThreadPoolExecutor(threads, "kmq-aio")
         self._sends: Batches[OutgoingMessage, str] = Batches("kmq-aio-send", self._send_all)

@@ -275,7 +275,7 @@ class QueueCounts:
         if self._consumer is None:
             settings = {
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": 20,  # who waits for more holds up the next count
+                "fetch.wait.max.ms": 20,  # waiting for more would delay the next count
                 "fetch.message.max.bytes": 65_536,
                 "queued.min.messages": _WAITING,
                 "queued.max.messages.kbytes": 4_096,

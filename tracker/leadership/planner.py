@@ -81,6 +81,6 @@ class Planner:
             takeover_delay=self._takeover_delay,
         )
         self._stand_in = todo.stand_in
-        # A leader znode counts as ours from before it is asked for: we may never hear whether it was made.
+        # A leader znode counts as ours before we ask for it: the answer may be lost.
         self.claimed = {*held, *todo.acquire}
         return todo

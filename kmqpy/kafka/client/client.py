@@ -454,7 +454,7 @@ class KmqClient:
         if ids is None:
             return
         if ids.queue != self._topics.ids.queue:
-            # Before the topics change: nothing of the former ones may come to the new writer.
+            # Before the topics change: no message of the former topic may get a marker by the new writer.
             self._read_ahead.pop_all()
             self._places.forget()
             self._in_flight.clear()

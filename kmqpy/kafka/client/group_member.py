@@ -150,7 +150,7 @@ class GroupMember:
                     self._partitions[partition].receive_expected(ones)
                 return records, offsets
         records = [record for record in records if self._receives(record, log_bounds)]
-        # What came before a record that shows that the log is another one is not of that.
+        # A record has shown that the log is another one: records before it are not of that log.
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
         return records, offsets_of_records(records)
 
@@ -214,7 +214,7 @@ class GroupMember:
             self._orphaned_starts = []
             self.start_over()
         elif ids != before:
-            # Nobody was told yet of a new start, so that commits lead to the first of them.
+            # No new start marker is noted yet, so commits will lead to the first one.
             for known in self._partitions.values():
                 known.begin_markers_anew()
 
@@ -450,11 +450,11 @@ class GroupMember:
             self._commit_failed(error)
 
     def _commit_failed(self, error: KafkaError | None) -> None:
-        # Harmless by itself: the next commit says the same, and after a crash the markers tell.
+        # Harmless: the next commit says the same, and after a crash the markers do.
         for known in self._partitions.values():
             known.commits.repeat()
         self._telemetry.failed(self._queue.name, "commit")
-        if self._throttle.allows():  # in a rebalance, those of seconds fail at once
+        if self._throttle.allows():  # in a rebalance, all commits of some seconds fail
             _log.warning(
                 "commit failed; trying again",
                 extra={"queue": self._queue.name, "error": error.name() if error else "unknown"},

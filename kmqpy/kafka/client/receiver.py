@@ -133,7 +133,7 @@ class Receiver:
         lease_ms = self._lengthened(lease_ms)
         try:
             started = self._start(member, max_messages, wait_s, lease_ms)
-        except BaseException:  # of a signal handler too; the member has moved on, and nobody got anything
+        except BaseException:  # of a signal handler, too: the member has read on, but handed out nothing
             member.start_over()
             raise
         # This may commit messages that are given back below: their start markers tell the tracker of them.

@@ -229,7 +229,7 @@ class SettingsMirror:
                 return  # queues without topics need no clients
             topics.create_compacted(SETTINGS_TOPIC, max(topic.replication for topic in described.values()))
             found = {}
-        # What is said of queue and markers topic was true when these were looked at together.
+        # The ids of queue and markers topic were read together, and belong together.
         names = [name for queue in queues if queue.topic_ids for name in _dead_letters(queue)]
         dead: dict[str, str] = {}
         with contextlib.suppress(AccessDenied):  # trackers don't need them
@@ -245,7 +245,7 @@ class SettingsMirror:
             if queue.name in earlier:
                 mixed.append(queue)
             last = found.get(self._key(queue.name), (b"",))[-1]
-            # One that can't be read hides those before it as soon as these are compacted away.
+            # A record that can't be read hides earlier ones as soon as Kafka has compacted these away.
             if before != queue or ids != recorded or _settings_of(queue.name, last) is None:
                 changed[self._key(queue.name)] = _record(queue, ids)
         self._produce(changed)
@@ -318,7 +318,7 @@ class SettingsMirror:
                 failed.append(error)
 
         timeout_s = librdkafka.REQUEST_TIMEOUT_S
-        # Written twice, a record says the same; and to become idempotent takes a producer half a second.
+        # Not idempotent, which takes half a second more: a record written twice says the same.
         settings = {"message.timeout.ms": int(timeout_s * 1000), "enable.idempotence": False}
         producer = librdkafka.new_producer(self._connection, settings)
         with librdkafka.kafka_errors(doing, self._connection):

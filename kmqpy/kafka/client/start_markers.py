@@ -260,7 +260,7 @@ class StartMarkerWriter:
         batch.give_back_at(hand_out_until, partial(self._give_back, batch, takes))
         try:
             self._begin(batch, takes, delays, lease_ms, holder)
-        except BaseException:  # of a signal handler too; nobody else knows of these
+        except BaseException:  # of a signal handler, too: nobody else knows of these start markers
             batch.give_back()
             raise
         return batch

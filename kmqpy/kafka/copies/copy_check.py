@@ -113,7 +113,7 @@ class CopyCheck:
             return checked
         try:
             known = {p: self._known_from(p, min(ones.values())) for p, ones in copies.items()}
-            # Each time to the end of the log, which lies behind the start markers of all these copies.
+            # Always to the end of the log: the start markers of all these copies stand before it.
             unread = self._read(known, until)
             for partition, ones in copies.items():
                 for offset in ones:

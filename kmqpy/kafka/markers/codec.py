@@ -159,7 +159,7 @@ class Marker:
 
 def runs_of(offsets: Iterable[int]) -> Runs:
     """Ascending, distinct offsets as runs."""
-    # Usually nothing is missing, and that is seen without looking at each.
+    # Usually no offset is missing, which the first and the last one show.
     if isinstance(offsets, Sequence) and offsets and offsets[-1] - offsets[0] + 1 == len(offsets):
         return ((offsets[0], len(offsets)),)
     runs: list[tuple[int, int]] = []

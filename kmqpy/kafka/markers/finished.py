@@ -102,7 +102,7 @@ class FinishedMessages:
         """
         if again:
             self._offsets.discard_from(takes_from)
-        # Some that follow each other closely share a window, so that they don't use up what there may be.
+        # Assignments close to each other share a window, so that they don't use up all windows.
         near = [first for first in self._windows if first <= takes_from <= first + WINDOW // 2]
         window = near[-1] if near else takes_from
         self._set_windows([first for first in self._windows if first != window] + [window])

@@ -212,7 +212,7 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
         applied.newer.append((at, error))
     except DecodeError as error:
         state.observe(at, timestamp_ms)
-        applied.undecodable.append((at, error.with_traceback(None)))  # which keeps what decoding had made
+        applied.undecodable.append((at, error.with_traceback(None)))  # a traceback would keep what was decoded
     except Exception as error:  # a bug of kmqpy: pinned, so that a fixed version reads it again
         state.observe(at, timestamp_ms)
         state.pin(at)

@@ -287,14 +287,14 @@ def _folder_of(table: Table, run: str, number: int) -> str:
 
 def _commit(table: Table, staged: _Staged, run: str, number: int) -> None:
     """Add the files to the table as it was loaded; raises CommitFailedException if it has changed since."""
-    # Otherwise pyiceberg would add them to what the table has become, which nobody has searched.
+    # Otherwise pyiceberg would add them to a newer state of the table, which was not searched.
     properties = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
     table.metadata = table.metadata.model_copy(update={"properties": properties})
     told = {_RUN: run, _BATCH: str(number), _TRY: staged.name}
     with table.transaction() as transaction:
         # Their names are new, so they are not looked for in the whole table.
         transaction.add_files(staged.paths, snapshot_properties=told, check_duplicate_files=False)
-        # Not less than before: an old copy of a checkpoint comes to the same numbers again.
+        # Never smaller than before: an old copy of a checkpoint repeats numbers.
         transaction.set_properties({f"kmq.batch.{run}": str(max(number, _latest(table, run) or number))})
 
 

@@ -79,7 +79,7 @@ class ArrivalSubscriber:
                     now = SYSTEM_CLOCK.monotonic()
                     if channel.due is not None and channel.due <= now:
                         channel.due = None
-                        channel.resumed += 1  # all of them take, in case that one of them dies
+                        channel.resumed += 1  # all threads take, in case that one of them dies
                         channel.heard.notify_all()
                         return True
                     if until <= now:
@@ -116,7 +116,7 @@ class ArrivalSubscriber:
             if self._connection is not None:
                 try:
                     self._connection.send_command("SUBSCRIBE", name)
-                except Exception:  # the thread finds out, too, and subscribes anew
+                except Exception:  # the thread meets the same error, and subscribes anew
                     self._connection = None
         if self._thread is None:
             self._thread = threading.Thread(target=self._listen, name="kmqpy-redis-arrivals", daemon=True)
@@ -135,7 +135,7 @@ class ArrivalSubscriber:
                 while not self._stopped.is_set():
                     self._read(connection)
                     failures = 0
-            except Exception:  # whatever it is: those who wait take, and are told by that
+            except Exception:  # threads that wait take, and that raises what is wrong
                 failures += 1
             with self._lock:
                 self._connection = None

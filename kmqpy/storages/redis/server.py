@@ -92,7 +92,7 @@ class Server:
                 return self.call(*command, repeatable=repeatable)
             except ResponseError as error:
                 text = str(error)
-                if text.startswith("KMQAGAIN"):  # the clock has brought more than one step carries out
+                if text.startswith("KMQAGAIN"):  # more delays and leases have ended than one step carries out
                     continue
                 if "Function not found" in text:  # new, emptied, or another server took over
                     self._load(code)
@@ -143,7 +143,7 @@ class Server:
             if not isinstance(error, ResponseError) or isinstance(error, ReadOnlyError | MovedError):
                 connection.disconnect()  # the next one may lead to the server that took over
             raise self._translated(error, not_done=False) from None
-        except BaseException:  # Ctrl-C: its answer must not be taken for that of another call
+        except BaseException:  # Ctrl-C: the answer must not be taken for that of another call
             connection.disconnect()
             raise
         finally:

@@ -73,7 +73,7 @@ class SqlEngine:
             cursor.execute(self._sql["create_queue"], {**parameters, "settings": text})
             return bool(cursor.rowcount)
 
-        # Repeated, it would say that the name is taken, and be right.
+        # Not repeatable: the second try would find the name taken by the first.
         return self._run(create, repeatable=False)
 
     def find_queue(self, name: str) -> QueueRow | None:
@@ -144,7 +144,7 @@ class SqlEngine:
         if picked.is_due:
             self._pass_time(queue)
         if picked.is_due or picked.has_ready:
-            # What ends only now comes with the next take: there is always something in a busy queue.
+            # A lease that ends only now waits for the next take: in a busy queue some lease always ends.
             picked = self._pick(queue, limit, lease_ms, late=True)
         return Taken(picked.rows, picked.now_ms, picked.due_ms, seen)
 

@@ -100,7 +100,7 @@ class LiveQueue:
         self._requests.append(request)
         try:
             while not request.is_done:
-                # Not in line for the lock: there, who is done would wait for the commit of the next.
+                # Nobody waits for the lock itself: a thread that is done would wait for the next commit.
                 if not self._lock.acquire(blocking=False):
                     request.wait(_LOOK_S)
                     continue

@@ -375,7 +375,7 @@ class DistributedQueue(Generic[T]):
         items = self._decoded(name, data, stat)
         if items is None:
             return False
-        self._zk.delete(path, version=stat.version)  # whose answer comes is the only one to consume it
+        self._zk.delete(path, version=stat.version)  # only the process that gets the answer consumes it
         self._hand_over(name, items)
         return True
 

@@ -104,7 +104,7 @@ class Candidates:
             return self._ordered(zk.get_children(path) if zk.exists(path) else [], [])
 
     def _list(self) -> None:
-        self.changed.clear()  # first: a name that is given back meanwhile is left out, but sets it
+        self.changed.clear()  # first: a name given back during the listing is left out, but sets it again
         with self._mutex:
             self._begun += 1
             drawn = set(self._drawn)
@@ -117,7 +117,7 @@ class Candidates:
             drawn |= self._drawn
             self._names = deque(name for name in names if name not in drawn)
             self._reach //= 2
-            self._jump()  # not where all begin
+            self._jump()  # not at the item where all processes begin
             self._done = self._begun
             self._tried = 0
             self._due_at = now + _LISTING_SHARE * (now - started)

@@ -15,7 +15,7 @@ RESERVE_MS = DAY_MS
 
 def check_retention(facts: Facts) -> Faults:
     """Find topics that delete records too early, or by their size."""
-    # Each advice is about one topic, and makes its retention longer: another topic's may be longer already.
+    # One advice for each topic, and only a longer retention: that of another topic may be longer already.
     queue = facts.settings
     longest, longest_text = queue.longest_ms, duration_text(queue.longest_ms)
     enough = ample_retention_ms(queue)
