@@ -75,7 +75,7 @@ def kafka_options(connection: KafkaConnection, more: Mapping[str, str] | None = 
     for key in given.keys() - _UNDERSTOOD:
         if key.startswith(_SECURITY) and f"kafka.{key}" not in (more or {}):
             raise ConfigError(
-                f"kafka: {key}: has no like in Spark's Kafka source; say it in Java's words, "
+                f"kafka: {key}: has no counterpart in Spark's Kafka source; say it in Java's words, "
                 "with KmqSpark(…, options={'kafka.…': …})"
             )
     java = {key: given[key] for key in _SAME if key in given}

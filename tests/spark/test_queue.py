@@ -272,7 +272,9 @@ class TestSecurity:
             kafka_options(KafkaConnection(), {name: "x"})
 
     def test_a_setting_that_would_get_lost(self):
-        with pytest.raises(ConfigError, match=r"kafka: ssl\.engine\.id: has no like in Spark's Kafka source"):
+        with pytest.raises(
+            ConfigError, match=r"kafka: ssl\.engine\.id: has no counterpart in Spark's Kafka source"
+        ):
             kafka_options(KafkaConnection(kafka={"ssl.engine.id": "any"}))
 
 

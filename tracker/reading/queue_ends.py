@@ -59,7 +59,7 @@ class QueueEnds:
         ends: dict[Partition, int | KmqError] = {}
         failure: KmqError | None = None
         if anew:
-            failure = Unavailable("where the queue ends: no leader of it is known")
+            failure = Unavailable("the end of the queue is not known: Kafka names no leader of the partition")
         failure = failure or self._look_up(wanted, ends)
         if failure is not None:
             found = self._by_leader(wanted)

@@ -212,7 +212,8 @@ def _apply_one(state: InFlight, applied: Applied, record: Any, queue_end: QueueE
         applied.newer.append((at, error))
     except DecodeError as error:
         state.observe(at, timestamp_ms)
-        applied.undecodable.append((at, error.with_traceback(None)))  # a traceback would keep what was decoded
+        bare = error.with_traceback(None)  # a traceback would keep what was decoded
+        applied.undecodable.append((at, bare))
     except Exception as error:  # a bug of kmqpy: pinned, so that a fixed version reads it again
         state.observe(at, timestamp_ms)
         state.pin(at)
