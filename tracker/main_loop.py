@@ -69,7 +69,7 @@ class MainLoop:
         )
         self._lifecycle = PartitionLifecycle(context, kafka, takeover, redelivery, self._offsets)
 
-    def turn(self, now: float) -> None:
+    def run_once(self, now: float) -> None:
         """Run one iteration, at the monotonic time `now`; waits a moment for markers if nothing is due."""
         step = self._supervisor.step
         step("follow", now, lambda: self._lifecycle.follow(self._leadership.snapshot()))

@@ -76,7 +76,7 @@ class Tracker:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._member: Membership | None = None
-        self._turned_at = clock.monotonic()
+        self._ran_at = clock.monotonic()
 
     @property
     def http_port(self) -> int | None:
@@ -121,8 +121,8 @@ class Tracker:
 
     def alive(self) -> bool:
         """True if it works, or will without a restart: the main loop and the leadership thread run."""
-        turning = self._clock.monotonic() - self._turned_at < _LOOP_STUCK_S
-        return turning and (self._member is None or self._member.alive())
+        runs = self._clock.monotonic() - self._ran_at < _LOOP_STUCK_S
+        return runs and (self._member is None or self._member.alive())
 
     def problems(self) -> list[str]:
         """Why it is not ready; empty when it is."""
@@ -174,8 +174,8 @@ class Tracker:
     def _run(self, loop: MainLoop) -> None:
         try:
             while not self._stopping.is_set():
-                self._turned_at = self._clock.monotonic()
-                loop.turn(self._turned_at)
+                self._ran_at = self._clock.monotonic()
+                loop.run_once(self._ran_at)
             loop.drain()
         finally:
             loop.close()

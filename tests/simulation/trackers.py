@@ -257,7 +257,7 @@ class Tracker(_tracker.Tracker):
             some.append(wake)
         try:
             while not self.leaving:
-                loop.turn(self._clock.monotonic())
+                loop.run_once(self._clock.monotonic())
                 yield self._idle_ms(loop)
             while loop._is_busy():
                 loop._reader.read(0)

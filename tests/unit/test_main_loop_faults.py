@@ -50,14 +50,14 @@ def test_a_step_that_fails_is_told_and_tried_again_later_and_the_others_go_on(tu
     reads = []
     turning.loop._reader.read = lambda _: reads.append(1)
     for _ in range(5):
-        turning.turn()
+        turning.run_once()
     assert len(tried) == 1
     assert len(reads) == 5
     assert turning.problems() == ["probe: ValueError: a fault"]
     assert turning.tracker.metrics.internal_errors.labels("")._value.get() == 1
     turning.loop._supervisor._failed_steps["probe"] = (1, 0.0)
     turning.loop._probe.probe = lambda _: None
-    turning.turn()
+    turning.run_once()
     assert turning.problems() == []
 
 
@@ -70,8 +70,8 @@ def test_a_partition_that_fails_is_taken_over_again_and_the_others_go_on(turning
 
     bad.due = due
     good.due = lambda _limit: advanced.append(1) or []
-    turning.turn()
-    turning.turn()
+    turning.run_once()
+    turning.run_once()
     assert len(advanced) == 2
     assert (bad.phase, good.phase) == (TrackingPhase.FENCING, TrackingPhase.ACTIVE)
     assert bad.retry_at > turning.clock.monotonic()

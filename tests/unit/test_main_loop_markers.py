@@ -104,7 +104,7 @@ def test_markers_that_were_fetched_and_lost_with_a_fault_are_read_again(turning:
         raise KafkaException(KafkaError(KafkaError._STATE))
 
     turning.consumer.consume = consume
-    turning.turn()
+    turning.run_once()
     assert {part.phase for part in turning.parts.values()} == {TrackingPhase.FENCING}
     assert not any(part.reading for part in turning.parts.values())
 

@@ -130,8 +130,8 @@ class Tracked:
         self.parts = self.tracker._parts
         self.problems = self.tracker.problems
 
-    def turn(self) -> None:
-        self.loop.turn(self.clock.monotonic())
+    def run_once(self) -> None:
+        self.loop.run_once(self.clock.monotonic())
 
     def read(self, part: OwnedPartition, *records: Message) -> None:
         """As if these markers had been fetched."""
