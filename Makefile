@@ -51,7 +51,7 @@ test-unit: $(READY) ## the tests that need no server
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
 test-docs: $(READY) ## the code blocks of docs/spark.md, which take a minute or two
-	KMQ_TEST_SLOW_PAGES=1 $(BIN)/python -m pytest tests/docs -k blocks_of_a_page $(ARGS)
+	KMQ_TEST_SLOW_PAGES=1 $(BIN)/python -m pytest tests/docs -k "blocks_of_a_page and spark" $(ARGS)
 
 lint: $(READY) ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from kmqpy.kafka import partition_reader
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 
-MANY = int(os.environ.get("KMQ_TEST_F3_MESSAGES", "20000"))
+MANY = int(os.environ.get("KMQ_TEST_F3_MESSAGES", "10000"))
 """The JVM library made 123 to 32,601 duplicates of 100,000."""
 
 
@@ -46,7 +46,7 @@ def test_f3_trackers_killed_while_they_redeliver_many(queue):
 
 def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
     """The JVM library keeps everything behind the oldest message in flight."""
-    others = 50_000
+    others = 20_000
     tracker = queue.tracker()
     (part,) = tracker._parts.values()
     empty = size_of(part.state)

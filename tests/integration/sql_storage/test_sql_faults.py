@@ -24,19 +24,19 @@ from kmqpy.storages.sql.engine import SqlEngine
 
 def test_a_waiting_receive_learns_of_another_process_and_of_a_commit(place: Place, queue: Queue) -> None:
     with storage_for(place.url) as elsewhere, ThreadPoolExecutor(1) as thread:
+        if place.name != "mariadb":  # MariaDB tells nothing: takers look again and again
+            elsewhere._engine._dialect.waits_ms = 600_000  # type: ignore[attr-defined]
         waiting = elsewhere.open("q")
         for send in ("alone", "in a transaction"):
-            received = thread.submit(lambda: (waiting.receive(wait=60), time.monotonic()))
-            time.sleep(0.5)
+            received = thread.submit(waiting.receive, wait=120)
+            time.sleep(0.5)  # it waits by now; if not, the test proves less, and passes
             if send == "alone":
                 queue.send("x")
             else:
                 with place.application.begin() as connection:
                     queue.send("x", connection=connection)
-            sent_at = time.monotonic()
-            (message,), at = received.result(60)
+            (message,) = received.result(60)
             message.ack()
-            assert at - sent_at < 1.5
 
 
 def test_a_server_that_is_away_is_unavailable_in_time(tmp_path: Path) -> None:
