@@ -27,7 +27,7 @@ REJECT = "kmq_reject"
 ROW = "kmq_row"
 """Name of the index of the frames that the user's function is given."""
 
-_MAX_CALLS = 64
+_MAX_CALLS = 160
 """How often a function that raises is called again with parts of one batch."""
 
 Frames = Callable[[pd.DataFrame], pd.DataFrame]

@@ -29,6 +29,16 @@ class Places:
     partitions: Any
     offsets: Any
 
+    @classmethod
+    def of(cls, partitions: pa.Array, offsets: pa.Array, queue: str) -> Places:
+        """Raises ConfigError where rows are no messages of the queue: see own_partition()."""
+        if partitions.null_count or offsets.null_count:
+            raise ConfigError(
+                f"process, take: rows that are not of queue {queue!r}; give them what read_stream() of the "
+                "same queue returns"
+            )
+        return cls(partitions=partitions.to_numpy(), offsets=offsets.to_numpy())
+
     def place(self, row: int) -> Place:
         """The partition and offset of one row."""
         return int(self.partitions[row]), int(self.offsets[row])

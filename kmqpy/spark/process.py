@@ -33,13 +33,13 @@ from kmqpy.spark.checkpoint import Remembered, claim, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import FailurePolicy
 from kmqpy.spark.frame_function import Frames
-from kmqpy.spark.records import check_options, stream_topic
+from kmqpy.spark.records import check_options, own_partition, stream_topic
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.row_function import Rows
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
 from kmqpy.spark.taking import MarkersFormat, for_executors
-from kmqpy.spark.task import OURS, REPORT, ProcessTask
+from kmqpy.spark.task import REPORT, ProcessTask
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -313,7 +313,7 @@ class Processing:
         name = self._watched_metric()
         both = StructType([*wanted.fields, StructField(REPORT, StringType())])
         return (
-            df.withColumn(OURS, F.col("topic") == self.queue.name)
+            df.withColumn("partition", own_partition(self.queue.name))
             .drop("topic")
             .mapInArrow(task, both)
             .observe(name, F.collect_list(REPORT).alias(REPORTS))

@@ -27,6 +27,12 @@ SPARK = "4.2"
 
 _EXTRA = "spark"
 
+_ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_MOST_ARROW_ROWS = "25000"
+"""Rows of an Arrow batch, whose start markers are waited for together; 10,000 by Spark's default.
+
+Another setting, spark.sql.execution.arrow.maxBytesPerBatch, ends batches at 64 MiB by default."""
+
 
 def spark_jars(sets: Iterable[str] = ()) -> list[Path]:
     """The jars that Spark needs for Kafka, and those of `sets`, as `spark-submit --jars` takes them.
@@ -45,8 +51,9 @@ def configure_spark_with_kmq(
     Adds the Kafka connector to the jars that it names already, and `extra_packages` (Maven coordinates)
     to its packages, and the jars of sinks (`jar_sets`: "spark-delta", …). For a local master it also sees to
     Java (JAVA_HOME), and that the Python workers are this Python (PYSPARK_PYTHON, unless set) and find kmqpy
-    (PYTHONPATH). Under spark-submit and for a
-    Spark Connect server elsewhere, jars are given there: `--jars $(kmq spark-jars)`.
+    (PYTHONPATH). Sets `spark.sql.execution.arrow.maxRecordsPerBatch` to 25,000 where the builder does not.
+    Under spark-submit and for a Spark Connect server elsewhere, settings and jars are given there:
+    `--jars $(kmq spark-jars)`.
 
     Call it when master and jars are set, before the session is made.
 
@@ -58,6 +65,8 @@ def configure_spark_with_kmq(
     if _find_python_and_java(builder):
         jars = [str(jar) for jar in spark_jars(jar_sets)]
         _add(builder, "spark.jars", [*_submitted_jars(), *jars])
+        if _ARROW_ROWS not in builder._options:
+            builder.config(_ARROW_ROWS, _MOST_ARROW_ROWS)
     return builder
 
 

@@ -23,6 +23,7 @@ from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.handout import Handout, Places
+from kmqpy.spark.records import own_partition
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.taking import MarkersFormat, taker_of
 from kmqpy.worker.outcome import REASON_CHARS
@@ -54,7 +55,7 @@ class TakeTask:
     def __call__(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """One task: takes the messages of each batch, and says which of them are handed out.
 
-        A batch is three arrays: partitions, null where the topic is another one, offsets, deliver_at_ms.
+        A batch is three arrays: partitions (of own_partition()), offsets, deliver_at_ms.
         """
         handout = Handout(
             taker_of(self.queue, self.connection, self.markers), self.lease_ms, spares_killers=False
@@ -63,12 +64,7 @@ class TakeTask:
             if not len(partitions):
                 yield pa.array([], pa.string())
                 continue
-            if partitions.null_count or offsets.null_count:
-                raise ConfigError(
-                    f"take: rows that are not of queue {self.queue.name!r}; give it what read_stream() of "
-                    "the same queue returns"
-                )
-            places = Places(partitions=partitions.to_numpy(), offsets=offsets.to_numpy())
+            places = Places.of(partitions, offsets, self.queue.name)
             handout.read_markers(places)
             handed_out = handout.take(places, deliver_at_ms)
             yield _column(handed_out.rows, str(handed_out.report()))
@@ -95,11 +91,10 @@ def with_taken(df: DataFrame, task: TakeTask, metric: str) -> DataFrame:
 
     # Not deterministic: else Spark would evaluate expressions that follow before it.
     function = arrow_udf(take, StringType()).asNondeterministic()  # type: ignore[call-overload]
-    partition = F.when(F.col("topic") == task.queue.name, F.col("partition"))
-    taken = F.col(_TAKEN)
+    taken, place = F.col(_TAKEN), (own_partition(task.queue.name), F.col("offset"))
     report = F.when(F.length(taken) > 1, F.substring(taken, 2, 2**31 - 1))
     return (
-        df.withColumn(_TAKEN, function(partition, F.col("offset"), F.col("deliver_at_ms")))
+        df.withColumn(_TAKEN, function(*place, F.col("deliver_at_ms")))
         .observe(metric, F.collect_list(report).alias(REPORTS))
         .where(taken.isNull() | taken.startswith(_HANDED_OUT))
         .drop(_TAKEN)

@@ -16,7 +16,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kmqpy.core.backoff import Backoff
-from kmqpy.errors import ConfigError
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark.failures import FailurePolicy, alike_markers, nacks
@@ -24,9 +23,6 @@ from kmqpy.spark.frame_function import FrameFunction, Frames
 from kmqpy.spark.handout import HandedOut, Handout, Places
 from kmqpy.spark.row_function import RowFunction, Rows
 from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, Taker, taker_of
-
-OURS = "kmq_ours"
-"""A column that says whether a row is of the queue; cheaper than its name in every row."""
 
 REPORT = "kmq_report"
 _DEADLY = f"the worker that processed it, or others with it, died {MAX_TAKES} times"
@@ -87,9 +83,8 @@ class ProcessTask:
         output: list[pa.RecordBatch] = []
         if handed_out.taken:
             call = RowFunction if self.by_row else FrameFunction
-            outcome = call(function=self.function, schema=self.schema, failures=failures).call(
-                _given(batch, handed_out)
-            )
+            rows = batch if handed_out.rows.all() else batch.filter(pa.array(handed_out.rows))
+            outcome = call(function=self.function, schema=self.schema, failures=failures).call(rows)
             output = outcome.output
             given = places.where(handed_out.rows) if outcome.failed else places
             by_place = {given.place(row): failure for row, failure in outcome.failed.items()}
@@ -103,16 +98,7 @@ class ProcessTask:
         yield self._report(str(handed_out.report(failed)))
 
     def _places(self, batch: pa.RecordBatch) -> Places:
-        """The places of a batch; raises ConfigError where rows are no messages of the queue."""
-        columns = [batch.column(name) for name in ("partition", "offset")]
-        ours = batch.column(OURS)
-        if any(column.null_count for column in (*columns, ours)) or ours.false_count:
-            raise ConfigError(
-                f"process: rows that are not of queue {self.queue.name!r}; give it what read_stream() of the "
-                "same queue returns"
-            )
-        partitions, offsets = (column.to_numpy() for column in columns)
-        return Places(partitions=partitions, offsets=offsets)
+        return Places.of(batch.column("partition"), batch.column("offset"), self.queue.name)
 
     def _survivors(self, handout: Handout, handed_out: HandedOut) -> list[Marker]:
         """Extend the leases of what was taken before: so it is known not to kill the worker."""
@@ -131,9 +117,3 @@ class ProcessTask:
         arrow = to_arrow_schema(self.schema, timezone="UTC")
         nothing = pa.RecordBatch.from_arrays([pa.nulls(1, one.type) for one in arrow], arrow.names)
         return self._with_report(nothing, report)
-
-
-def _given(batch: pa.RecordBatch, handed_out: HandedOut) -> pa.RecordBatch:
-    """Return the rows that the user's function gets."""
-    given = batch.select([name for name in batch.schema.names if name != OURS])
-    return given if handed_out.rows.all() else given.filter(pa.array(handed_out.rows))

@@ -65,8 +65,7 @@ def takes(monkeypatch):
 def batch(count, *, first=10, partition=0, attempts=1, topic="q", **columns):
     rows = {
         "value": [f"m{number}".encode() for number in range(count)],
-        "kmq_ours": [topic == "q"] * count,
-        "partition": pa.array([partition] * count, pa.int32()),
+        "partition": pa.array([partition if topic == "q" else None] * count, pa.int32()),
         "offset": pa.array(range(first, first + count), pa.int64()),
         "attempts": pa.array(attempts if isinstance(attempts, list) else [attempts] * count, pa.int32()),
         "deliver_at_ms": pa.array([None] * count, pa.int64()),
