@@ -86,15 +86,17 @@ def make_job(spark, make_queue, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "pause_s"),
+    ("how", "redeliveries", "pause_s"),
     [
-        ("take", 0),
-        ("process", 0),
-        pytest.param("take", LEASE_S + 1, marks=SLOW),
+        ("take", 0, 0),
+        ("process", 1, 0),
+        pytest.param("take", 1, LEASE_S + 1, marks=SLOW),
     ],
 )
-def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(make_job, how, pause_s):
-    job = make_job(how, max_redeliveries=1)
+def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(
+    make_job, how, redeliveries, pause_s
+):
+    job = make_job(how, max_redeliveries=redeliveries)
     job.queue.tracker()
     job.queue.send("1", "odd", "3")
 
