@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
-from py4j.java_gateway import JVMView
+from py4j.java_gateway import JavaClass, JVMView
 from pyspark.sql import SparkSession
 
 from kmqpy.spark import configure_spark_with_kmq
@@ -14,6 +14,7 @@ from kmqpy.spark.sinks.iceberg import IcebergTarget
 
 # PySpark asks for the same Java classes again and again, and each time Java searches hundreds of jars.
 JVMView.__getattr__ = functools.cache(JVMView.__getattr__)
+JavaClass.__getattr__ = functools.cache(JavaClass.__getattr__)  # functions, a request each time
 
 _JARS = Path(pyspark.__file__).parent / "jars"
 _MOST_USED = (
@@ -32,9 +33,11 @@ SMALL = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # What is described, replanned and traced back for people and large data costs more here than the data.
+    # What is described, checked, replanned and traced back for people and large data costs more here than
+    # the data.
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.lightweightPlanChangeValidation": "false",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.extraClassPath": ":".join(

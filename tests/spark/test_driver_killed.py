@@ -10,19 +10,14 @@ from pathlib import Path
 import pytest
 from support import until
 
-from kmqpy.kafka.admin import stats
 from kmqpy.spark.pipeline import written
 from tests.spark.killed_driver import BATCH, FUNCTIONS, PIPELINES, SCHEMA, FunctionJob, pipeline, sink_of
 from tests.spark.sessions import INTERPRETED, QUICK_WORKERS, SINKS, SMALL
+from tests.spark.waiting import settled, until_ready
 
 DRIVER = Path(__file__).with_name("killed_driver.py")
 BODIES = [str(number) for number in range(2 * BATCH + BATCH // 2)]
 ROWS = range(8)
-
-
-def settled(queue):
-    found = stats.queue_stats(queue.connection, queue.settings)
-    return (found.depth, found.in_flight) == (0, 0)
 
 
 @pytest.fixture
@@ -56,7 +51,7 @@ def test_what_a_killed_driver_leaves_is_finished_by_the_next(spark, killed, tmp_
         queue = killed[how]
         queue.tracker()
         with FunctionJob(spark, queue.connection, queue.settings, how, tmp_path) as job:
-            until(lambda job=job, queue=queue: job.run() or settled(queue), 200)
+            until(lambda job=job, queue=queue: job.run() or until_ready(queue) or settled(queue), 200)
         got = Counter(row["body"] for row in spark.read.parquet(str(tmp_path / how)).collect())
         assert got.keys() == {*BODIES}, how
         twice = got.total() - len(got)

@@ -13,6 +13,7 @@ from support import until
 from kmqpy.core.backoff import Backoff
 from kmqpy.kafka.admin import stats
 from kmqpy.spark import KmqSpark
+from tests.spark.waiting import settled, until_ready
 
 SLOW = [
     pytest.mark.skipif("KMQ_KILLS" not in os.environ, reason="KMQ_KILLS is not set"),
@@ -52,11 +53,14 @@ class Job:
         self.got.update(rows)
 
     def again(self):
+        """Run it; then wait until there is something to run it on, if it got through."""
         writer = self.kmq.write_stream(self.out, self.checkpoint, backoff=SOON).foreachBatch(self.sink)
         try:
             self.kmq.await_termination(writer.trigger(availableNow=True).start())
         except StreamingQueryException:
             self.failures += 1
+        else:
+            until_ready(self.queue)
 
     def in_flight(self):
         return [
@@ -64,10 +68,6 @@ class Job:
             for one in stats.open_entries(self.queue.connection, self.queue.settings).values()
             for entry in one
         ]
-
-    def settled(self):
-        found = stats.queue_stats(self.queue.connection, self.queue.settings)
-        return (found.depth, found.in_flight) == (0, 0)
 
 
 pytestmark = pytest.mark.timeout(600)
@@ -86,22 +86,24 @@ def make_job(spark, make_queue, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "pause_s"),
+    ("how", "redeliveries", "pause_s"),
     [
-        ("take", 0),
-        ("process", 0),
-        pytest.param("take", LEASE_S + 1, marks=SLOW),
+        ("take", 0, 0),
+        ("process", 1, 0),
+        pytest.param("take", 1, LEASE_S + 1, marks=SLOW),
     ],
 )
-def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(make_job, how, pause_s):
-    job = make_job(how, max_redeliveries=1)
+def test_the_message_that_makes_a_query_fail_becomes_the_only_dead_letter(
+    make_job, how, redeliveries, pause_s
+):
+    job = make_job(how, max_redeliveries=redeliveries)
     job.queue.tracker()
     job.queue.send("1", "odd", "3")
 
     def ended():
         job.again()
         time.sleep(pause_s)
-        return len(job.queue.dead_letters()) == 1 and job.settled()
+        return len(job.queue.dead_letters()) == 1 and settled(job.queue)
 
     until(ended, 500 + 40 * pause_s, lambda: (job.got, job.failures, job.in_flight()))
     (letter,) = job.queue.dead_letters()
@@ -126,7 +128,7 @@ def test_a_sink_that_is_away_costs_no_attempt(make_job, pause_s):
     assert job.failures >= 3
     assert job.got == {}
     job.away = False
-    until(lambda: job.again() or job.settled(), 500, lambda: (job.got, job.in_flight()))
+    until(lambda: job.again() or settled(job.queue), 500, lambda: (job.got, job.in_flight()))
     assert job.got.keys() == {1, 2, 3}
     assert job.queue.dead_letters() == []
 

@@ -24,6 +24,7 @@ from kmqpy.spark.process import NEEDED
 from kmqpy.spark.records import kafka_options, stream_topic
 from kmqpy.spark.taking import Taker
 from kmqpy.worker.outcome import Reject
+from tests.spark.waiting import settled, until_ready
 
 SOON = Backoff(first=0.05, jitter=0)
 
@@ -61,9 +62,7 @@ class Run:
             self.kmq.await_termination(query)
 
     def settled(self) -> bool:
-        """Whether nothing waits and nothing is in flight."""
-        found = stats.queue_stats(self.queue.connection, self.queue.settings)
-        return (found.depth, found.in_flight) == (0, 0)
+        return settled(self.queue)
 
 
 @pytest.fixture
@@ -451,6 +450,7 @@ def test_a_message_that_kills_the_worker_becomes_a_dead_letter_and_no_other(make
     def again() -> bool:
         with contextlib.suppress(StreamingQueryException):
             run.once(out)
+            until_ready(run.queue)
         return len(run.queue.dead_letters()) == 1 and run.settled()
 
     until(again, 170, lambda: run.got)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 from frames import frame_of, naive
+from pyspark.sql import functions as F  # noqa: N812
 
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import ConfigError
@@ -139,15 +140,6 @@ def end(partition, at, offset, ms):
     return (partition, at, ms, *codec.encode(Marker(partition, offset, Op.END)))
 
 
-@pytest.fixture
-def states(spark):
-    def states(queue, markers_log, **arguments):
-        arguments = {"now_ms": START_MS, "count_header": "n", **arguments}
-        return message_states(frame_of(spark, queue), frame_of(spark, markers_log), None, **arguments)
-
-    return states
-
-
 class Scene(NamedTuple):
     """A partition with its messages (ms, headers) and its markers (ms, marker), and what is to be shown.
 
@@ -167,6 +159,11 @@ FIRST_SENT = [b"1795262400000", b"-5", b"99999999999999999999", b"90000000000000
 LIMITS = {"max_hold_ms": 400, "max_delay_ms": 300}
 LATE = Marker(0, 0, Op.END, by_tracker=True, reason=TAKEN_LATE)
 PLAIN = (START_MS, None)
+FIRST_SENT_BEFORE = [("kmq-original-timestamp", b"%d" % (START_MS - 1_000))]
+GONE = "markers of messages that are gone make no rows"
+DEPTH = "depth"
+LATENCY = "latency is in total since a message was first sent: these are copies, redelivered a second later"
+UNKNOWN = "latency where retention has deleted start markers, so that nobody knows when messages were taken"
 SCENES = {
     "attempts are deliveries so far": Scene(
         ("attempts",),
@@ -237,12 +234,35 @@ SCENES = {
         [(START_MS, Marker(0, 1, Op.TAKE, 300))],
         committed=2,
     ),
+    GONE: Scene(("state",), [], [], [(START_MS, Marker(0, 3, Op.TAKE, 300))]),
+    DEPTH: Scene(("state",), [("pending",)] * 2, [(START_MS + 5, None), (START_MS + 2, None)]),
+    f"{DEPTH}, a partition without messages": Scene(("state",), [], []),
+    f"{DEPTH}, the last partition": Scene(
+        ("state",), [("in_flight",)], [PLAIN], [(START_MS, Marker(0, 0, Op.TAKE, 300))]
+    ),
+    LATENCY: Scene(
+        ("state",),
+        [("processed",)] * 101,
+        [(START_MS, FIRST_SENT_BEFORE)] * 101,
+        [
+            *((START_MS + n, Marker(0, n, Op.TAKE, 300)) for n in range(101)),
+            *((START_MS + 100 + 3 * n, Marker(0, n, Op.END)) for n in range(101)),
+        ],
+        end=101,
+    ),
+    UNKNOWN: Scene(
+        ("state",),
+        [("processed",)] * 3,
+        [PLAIN] * 3,
+        [(START_MS + 100 * n, Marker(0, n, Op.END)) for n in range(3)],
+    ),
+    f"{UNKNOWN}, nor when they were ended": Scene(("state",), [("processed",)] * 3, [PLAIN] * 3, committed=3),
 }
 
 
 @pytest.fixture(scope="module")
-def scenes(spark):
-    """The rows of each scene."""
+def states(spark):
+    """The states of all scenes, a partition each."""
     numbered = list(enumerate(SCENES.values()))
     queue = [
         (p, offset, ms, None, b"", headers)
@@ -264,59 +284,50 @@ def scenes(spark):
         ends=[(p, scene.end) for p, scene in numbered],
         **LIMITS,
     )
-    rows = found.orderBy("partition", "offset").collect()
-    return {name: [row for row in rows if row["partition"] == p] for p, name in enumerate(SCENES)}
+    yield found.persist()
+    found.unpersist()
+
+
+@pytest.fixture
+def states_of(states):
+    """The states of one scene."""
+    return lambda name: states.filter(F.col("partition") == list(SCENES).index(name))
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_what_is_shown(scenes, name):
+def test_what_is_shown(states_of, name):
     scene = SCENES[name]
-    assert [tuple(row[column] for column in scene.shows) for row in scenes[name]] == scene.expected
-
-
-def test_markers_of_messages_that_are_gone_make_no_rows(states):
-    found = states([], [take(0, 0, 3, START_MS)])
-    assert found.count() == 0
-    assert latency(found, [0.5]).collect() == []
+    rows = states_of(name).orderBy("offset").collect()
+    assert [tuple(row[column] for column in scene.shows) for row in rows] == scene.expected
 
 
 def test_depth_has_a_row_for_each_partition(spark, states):
-    queue = [(0, 0, START_MS + 5, None, b"", None), (0, 1, START_MS + 2, None, b"", None)]
-    queue.append((2, 0, START_MS, None, b"", None))
-    partitions = spark.range(3).selectExpr("cast(id as int) partition")
-    found = depth(states(queue, [take(2, 0, 0, START_MS)]), partitions).orderBy("partition")
+    first, last = (list(SCENES).index(name) for name in (DEPTH, f"{DEPTH}, the last partition"))
+    assert last == first + 2
+    partitions = spark.range(first, last + 1).selectExpr("cast(id as int) partition")
+    found = depth(states, partitions).orderBy("partition")
     assert found.columns == [
         *("partition", "pending", "in_flight", "overdue", "processed", "redelivered", "dead"),
         "oldest_pending",
     ]
     assert [tuple(row) for row in found.collect()] == [
-        (0, 2, 0, 0, 0, 0, 0, naive(START_MS + 2)),
-        (1, 0, 0, 0, 0, 0, 0, None),
-        (2, 0, 1, 0, 0, 0, 0, None),
+        (first, 2, 0, 0, 0, 0, 0, naive(START_MS + 2)),
+        (first + 1, 0, 0, 0, 0, 0, 0, None),
+        (last, 0, 1, 0, 0, 0, 0, None),
     ]
 
 
-def test_latency_of_what_was_processed(states):
-    """In total since it was first sent: these are copies, redelivered a second later."""
-    first_sent = [("kmq-original-timestamp", b"%d" % (START_MS - 1_000))]
-    queue = [(0, n, START_MS, None, b"", first_sent) for n in range(101)]
-    log = [take(0, n, n, START_MS + n) for n in range(101)]
-    log += [end(0, 101 + n, n, START_MS + 100 + 3 * n) for n in range(101)]
-    found = latency(states(queue, log), [0.5, 0.95, 1]).collect()
-    assert [tuple(row) for row in found] == [
-        (0.5, 50, 200, 1_250),
-        (0.95, 95, 290, 1_385),
-        (1.0, 100, 300, 1_400),
-    ]
-
-
-def test_latency_where_it_is_not_known_when_messages_were_taken(states):
-    """Their start markers were deleted by retention."""
-    queue = [(0, n, START_MS, None, b"", None) for n in range(3)]
-    log = [end(0, n, n, START_MS + 100 * n) for n in range(3)]
-    found = latency(states(queue, log), [0.5, 1]).collect()
-    assert [tuple(row) for row in found] == [(0.5, None, None, 100), (1.0, None, None, 200)]
-    assert latency(states(queue, [], committed=[(0, 3)]), [0.5]).collect() == []
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (LATENCY, [(0.5, 50, 200, 1_250), (0.95, 95, 290, 1_385), (1.0, 100, 300, 1_400)]),
+        (UNKNOWN, [(0.5, None, None, 100), (0.95, None, None, 200), (1.0, None, None, 200)]),
+        (f"{UNKNOWN}, nor when they were ended", []),
+        (GONE, []),
+    ],
+)
+def test_latency(states_of, name, expected):
+    assert [tuple(row) for row in latency(states_of(name), [0.5, 0.95, 1]).collect()] == expected
 
 
 @pytest.mark.parametrize("wrong", [[], [0.5, 50], [-0.1]])

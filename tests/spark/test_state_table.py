@@ -146,8 +146,8 @@ def test_an_update_that_dies_leaves_a_version_that_is_whole(make_queue, kmq_of, 
     kmq, path = kmq_of(queue), tmp_path / "table"
     table = kmq.state_table(str(path))
     table.update()
+    before = rows(table.messages())
     for number, step in enumerate(("blocks_in", "commit", "_clean")):
-        before = rows(table.messages())
         queue.mark(Marker(0, number, Op.TAKE, 10**12))
         with monkeypatch.context() as patch:
             patch.setattr(StateFolder, step, dying)

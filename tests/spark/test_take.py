@@ -14,6 +14,7 @@ from kmqpy.kafka.admin import stats
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import read_marker
 from kmqpy.spark import KmqSpark
+from tests.spark.waiting import counted, settled, until_ready
 
 SOON = Backoff(first=0.05, jitter=0)
 NUMBER = "try_cast(cast(value AS string) AS long) AS number"
@@ -39,11 +40,10 @@ class Job:
         self.kmq.flush()
 
     def counted(self):
-        return stats.queue_stats(self.queue.connection, self.queue.settings)
+        return counted(self.queue)
 
     def settled(self):
-        found = self.counted()
-        return (found.depth, found.in_flight) == (0, 0)
+        return settled(self.queue)
 
     def got(self, name="number"):
         return sorted(row[name] for row in self.rows)
@@ -73,6 +73,7 @@ def test_rows_that_are_not_ok_come_again_and_become_dead_letters(make_job, marke
 
     def again():
         job.once(out, ok=F.col("number").isNotNull(), reason=reason, backoff=SOON)
+        until_ready(job.queue)
         return len(job.queue.dead_letters()) == 2 and job.settled()
 
     until(again, 120, lambda: job.rows)
@@ -138,7 +139,13 @@ def test_a_delayed_message_waits_and_then_comes_once(make_job):
     job.queue.send("1")
     job.queue.send("2", delay=1)
     out = job.kmq.take(job.kmq.read_stream()).selectExpr(NUMBER)
-    until(lambda: job.once(out) or (len(job.rows) >= 2 and job.settled()), 120, lambda: job.rows)
+
+    def again():
+        job.once(out)
+        until_ready(job.queue)
+        return len(job.rows) >= 2 and job.settled()
+
+    until(again, 120, lambda: job.rows)
     assert job.got() == [1, 2]
 
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 import kmqpy.spark
 from kmqpy.cli.app import kmq
+from kmqpy.cli.spark_session import builder_of
 from kmqpy.dev import java
 from kmqpy.errors import ClusterError, ConfigError, MissingExtra
 from kmqpy.spark import configure_spark_with_kmq, session
@@ -90,6 +91,27 @@ class TestBuilder:
     def test_a_cluster_has_a_python_of_its_own(self):
         options_of(SparkSession.builder.master("spark://host:7077"))
         assert "PYSPARK_PYTHON" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "master"),
+    [
+        ({}, {}, "local[*,4]"),  # without the 4, Spark runs no task again that has failed
+        ({"master": "local[2]"}, {}, "local[2]"),
+        ({"master": "spark://host:7077"}, {"MASTER": "local"}, "spark://host:7077"),
+        ({"remote": "sc://host"}, {}, None),
+        ({}, {"MASTER": "spark://host:7077"}, None),
+        ({}, {"SPARK_REMOTE": "sc://host"}, None),
+        ({}, {"PYSPARK_GATEWAY_PORT": "1234"}, None),
+    ],
+)
+def test_the_master_of_a_command(monkeypatch, given, environment, master):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    options = builder_of({"master": None, "remote": None, "settings": (), **given}, "job", {})._options
+    assert options.get("spark.master") == master
+    is_local = (master or "").startswith("local")
+    assert options.get("spark.sql.shuffle.partitions") == ("4" if is_local else None)
 
 
 class TestErrors:

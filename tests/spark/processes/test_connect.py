@@ -27,6 +27,8 @@ def connect_job(queue, orders, deaths):
     folder = deaths.folder
     defaults = [f"{name} {value}\n" for name, value in {**SMALL, **DYING_WORKERS}.items()]
     (folder / "spark-defaults.conf").write_text("".join(defaults))
+    # For Python alone, which asks it for the port: with it, the JVM would check each step of its planning.
+    (folder / "spark-env.sh").write_text("unset SPARK_TESTING\n")
     deaths.environment |= {
         "KMQ_BOOTSTRAP": orders.connection.bootstrap,
         "KMQ_ZOOKEEPER": "",
