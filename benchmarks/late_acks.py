@@ -14,7 +14,7 @@ from benchmarks.results import Case, Figures, progress
 from benchmarks.sizes import Sizes
 from kmqpy.kafka.copies.copy_transaction import NewRecord
 from kmqpy.kafka.copies.end_markers import end_markers
-from kmqpy.kafka.markers.claims import CLAIM, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.late_operations import planned_at_header
 from kmqpy.kafka.settings import QueueSettings
 

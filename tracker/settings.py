@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from kmqpy.errors import ConfigError
-from kmqpy.kafka.markers.claims import MOST_OFFSETS
+from kmqpy.kafka.markers.claim_headers import MOST_OFFSETS
 from kmqpy.kafka.settings import CLOCK_LEAD_MS
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from kmqpy.core.clock import Clock
 from kmqpy.errors import DecodeError, KmqError
 from kmqpy.kafka.copies.copy_transaction import NewRecord, TransactionCancelled
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, naming_tick
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker

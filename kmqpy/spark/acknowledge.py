@@ -28,7 +28,7 @@ from kmqpy.spark.failures import Failure, FailurePolicy, nacks
 from kmqpy.spark.report import REPORTS, BatchReport, merged
 from kmqpy.spark.stateful import refusal
 from kmqpy.spark.take import FAILURES, failed_messages
-from kmqpy.spark.taking import MarkersFormat
+from kmqpy.spark.taker import MarkersFormat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

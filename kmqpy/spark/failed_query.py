@@ -31,7 +31,7 @@ from kmqpy.spark import isolation
 from kmqpy.spark.checkpoint import Remembered
 from kmqpy.spark.failures import Failure, FailurePolicy, alike_markers, nacks
 from kmqpy.spark.isolation import FAILED
-from kmqpy.spark.taking import MarkersFormat, read_taken
+from kmqpy.spark.taker import MarkersFormat, read_taken
 from kmqpy.worker.outcome import shortened
 
 _log = logging.getLogger(__name__)

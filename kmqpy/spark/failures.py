@@ -14,7 +14,7 @@ from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import QueueSettings
-from kmqpy.spark.taking import MarkersFormat
+from kmqpy.spark.taker import MarkersFormat
 from kmqpy.spark.values import NotOfSchema
 from kmqpy.worker.outcome import Reject, Retry, described, shortened
 

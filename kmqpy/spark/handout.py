@@ -19,7 +19,7 @@ from kmqpy.kafka.markers.codec import runs_of
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.spark.report import BatchReport
-from kmqpy.spark.taking import TakenBefore, Taker
+from kmqpy.spark.taker import TakenBefore, Taker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

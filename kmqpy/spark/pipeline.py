@@ -32,7 +32,7 @@ from kmqpy.spark.sinks import checkpoint_of, target_of
 from kmqpy.spark.sinks.identity import identity_of
 from kmqpy.spark.sinks.origin import MESSAGE, WithOrigin, with_copy, with_origin
 from kmqpy.spark.sinks.target import Sink
-from kmqpy.spark.taking import MarkersFormat
+from kmqpy.spark.taker import MarkersFormat
 
 __all__ = ["Sink", "check_aggregate", "dead_letters", "run_pipeline", "write_aggregate", "written"]
 

@@ -38,7 +38,7 @@ from kmqpy.spark.report import REPORTS
 from kmqpy.spark.row_function import Rows
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
-from kmqpy.spark.taking import MarkersFormat, for_executors
+from kmqpy.spark.taker import MarkersFormat, for_executors
 from kmqpy.spark.task import REPORT, ProcessTask
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from kmqpy.spark.session import check_version
 from kmqpy.spark.snapshot import take_snapshot
 from kmqpy.spark.state import State
 from kmqpy.spark.state_table import StateTable
-from kmqpy.spark.taking import MarkersFormat
+from kmqpy.spark.taker import MarkersFormat
 
 
 class KmqSpark(Processing):

@@ -49,7 +49,7 @@ from kmqpy.kafka.message_headers import (
 )
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import QueueTopics, Topics
-from kmqpy.spark.taking import for_executors
+from kmqpy.spark.taker import for_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,7 +25,7 @@ from kmqpy.spark.checkpoint import one_line
 from kmqpy.spark.handout import Handout, Places
 from kmqpy.spark.records import own_partition
 from kmqpy.spark.report import REPORTS
-from kmqpy.spark.taking import MarkersFormat, taker_of
+from kmqpy.spark.taker import MarkersFormat, taker_of
 from kmqpy.worker.outcome import REASON_CHARS
 
 if TYPE_CHECKING:

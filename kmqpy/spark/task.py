@@ -22,7 +22,7 @@ from kmqpy.spark.failures import FailurePolicy, alike_markers, nacks
 from kmqpy.spark.frame_function import FrameFunction, Frames
 from kmqpy.spark.handout import HandedOut, Handout, Places
 from kmqpy.spark.row_function import RowFunction, Rows
-from kmqpy.spark.taking import MAX_TAKES, MarkersFormat, Taker, taker_of
+from kmqpy.spark.taker import MAX_TAKES, MarkersFormat, Taker, taker_of
 
 REPORT = "kmq_report"
 _DEADLY = f"the worker that processed it, or others with it, died {MAX_TAKES} times"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kmqpy.kafka.markers.claims import CLAIM, named_offsets
+from kmqpy.kafka.markers.claim_headers import CLAIM, named_offsets
 from kmqpy.kafka.markers.codec import Headers, Marker, Op
 from kmqpy.kafka.markers.lineage import COPY, read_copies
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kmqpy.kafka.markers.claims import CLAIM, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.lineage import COPY
 from kmqpy.kafka.settings import KafkaConnection

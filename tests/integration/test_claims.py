@@ -4,7 +4,7 @@ import pytest
 from support import delete_topic, until, value
 
 from kmqpy.kafka.copies.copy_transaction import CopyTransaction
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
+from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import Marker, Op
 
 

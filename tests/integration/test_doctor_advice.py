@@ -25,7 +25,7 @@ from kmqpy.core.durations import DAY_MS
 from kmqpy.dev import Cluster
 from kmqpy.errors import QueueNotFound
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.admin import doctor, queue_deletion, queue_removal
+from kmqpy.kafka.admin import doctor, queue_deletion, registry_removal
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.checks import settings_topic as settings_topic_checks
 from kmqpy.kafka.admin.findings import Finding, Kind
@@ -219,7 +219,7 @@ def registered_with(partitions: int) -> Callable[[Stage], None]:
 
 def deleting(stage: Stage) -> None:
     stage.make()
-    queue_removal._mark_deleting(stage.admin._context.registry._requests, stage.name)
+    registry_removal._mark_deleting(stage.admin._context.registry._requests, stage.name)
 
 
 def unreadable(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from kmqpy.kafka.admin.stats import in_flight, queue_stats
 from kmqpy.kafka.copies import copy_check
 from kmqpy.kafka.copies.copy_check import CopyCheck
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.claims import CLAIM, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.life import LifeState
 from kmqpy.kafka.markers.lineage import COPY

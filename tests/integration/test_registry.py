@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.kafka.admin import queue_removal
+from kmqpy.kafka.admin import registry_removal
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.admin.registry_entries import RegisteredQueue, StoredOffset, TrackerInfo, partitions_of
 from kmqpy.kafka.settings import QueueSettings
@@ -130,16 +130,16 @@ def test_removal_without_owners(registry, zk, root):
 def test_a_queue_made_anew_while_a_second_call_removes_it_stays(registry, monkeypatch):
     queue = QueueSettings(name="q")
     registry.register(queue, 1)
-    mark, released = queue_removal._mark_deleting, []
+    mark, released = registry_removal._mark_deleting, []
 
     def overtaken(znodes, name):
         marked = mark(znodes, name)
-        monkeypatch.setattr(queue_removal, "_mark_deleting", mark)
+        monkeypatch.setattr(registry_removal, "_mark_deleting", mark)
         registry.remove(name)
         registry.register(queue, 2)
         return marked
 
-    monkeypatch.setattr(queue_removal, "_mark_deleting", overtaken)
+    monkeypatch.setattr(registry_removal, "_mark_deleting", overtaken)
     registry.remove(queue.name, released=lambda: released.append(1))
     assert released == []
     assert [(one.partitions, one.deleting) for one in registry.queues()] == [(2, False)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kmqpy import message as m
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
+from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, TAKEN_LATE, Marker, Op
 from kmqpy.kafka.markers.lineage import ANCESTORS, COPY, RecordPlace, read_ancestors, read_copies
 from kmqpy.kafka.message_headers import redelivery_count

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from functools import singledispatchmethod
 
 from kmqpy import message as m
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, named_offsets
+from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, named_offsets
 from kmqpy.kafka.markers.codec import ACKNOWLEDGED, Op
 from kmqpy.kafka.markers.entry import SnapshotRow, TakenRun
 from kmqpy.kafka.markers.finished import WINDOW

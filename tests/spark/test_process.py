@@ -22,7 +22,7 @@ from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.spark import KmqSpark, register
 from kmqpy.spark.process import NEEDED
 from kmqpy.spark.records import kafka_options, stream_topic
-from kmqpy.spark.taking import Taker
+from kmqpy.spark.taker import Taker
 from kmqpy.worker.outcome import Reject
 from tests.spark.waiting import settled, until_ready
 

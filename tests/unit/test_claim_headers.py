@@ -4,7 +4,7 @@ import pytest
 
 from kmqpy.errors import ConfigError, DecodeError
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, MOST_OFFSETS, named_offsets, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, MOST_OFFSETS, named_offsets, naming_tick
 from kmqpy.kafka.markers.codec import MAX_SPAN
 from tracker.settings import TrackerSettings
 

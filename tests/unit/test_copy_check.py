@@ -7,7 +7,7 @@ import pytest
 
 from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
-from kmqpy.kafka.markers.claims import CLAIM, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.late_operations import LateOperations
 from kmqpy.kafka.partition_reader import RepeatedReader
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings

@@ -7,7 +7,7 @@ import pytest
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.kafka.copies.end_markers import end_markers
 from kmqpy.kafka.markers import codec, late_operations
-from kmqpy.kafka.markers.claims import CLAIM, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, naming_tick
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.late_operations import PLANNED_AT, LateOperations, planned_at_header, read_planned_at
 

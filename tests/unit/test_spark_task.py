@@ -18,7 +18,7 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.spark import task as task_module
 from kmqpy.spark.report import BatchReport, merged
-from kmqpy.spark.taking import TakenBefore
+from kmqpy.spark.taker import TakenBefore
 from kmqpy.spark.task import ProcessTask
 from kmqpy.worker.outcome import Reject, Retry
 

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaException
 
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.copies.copy_transaction import NewRecord, TransactionCancelled
-from kmqpy.kafka.markers.claims import CLAIM, DROPPED, naming_tick
+from kmqpy.kafka.markers.claim_headers import CLAIM, DROPPED, naming_tick
 from tracker.redelivery.last_attempts import PartitionAttempts
 from tracker.redelivery.markers_since_plan import MarkersSincePlan
 

@@ -35,7 +35,7 @@ try:
 
     from kmqpy.spark.checkpoint import one_line
     from kmqpy.spark.session import check_version
-    from kmqpy.spark.taking import for_executors
+    from kmqpy.spark.taker import for_executors
     from tracker.spark.task import REPORT, TrackerReport, TrackerTask
 except ImportError:
     raise MissingExtra("spark", "tracker.spark.job") from None

@@ -22,7 +22,6 @@ from kazoo.client import KazooClient
 
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.kafka.admin.queue_removal import remove_queue
 from kmqpy.kafka.admin.registry_entries import (
     RegisteredQueue,
     StoredOffset,
@@ -35,6 +34,7 @@ from kmqpy.kafka.admin.registry_entries import (
     readable_part,
     shown,
 )
+from kmqpy.kafka.admin.registry_removal import remove_queue
 from kmqpy.kafka.admin.registry_requests import ATTEMPTS, RegistryRequests
 from kmqpy.kafka.admin.unusable_znodes import (
     UnusableZnode,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.errors import DecodeError
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.claims import CLAIM, named_offsets
+from kmqpy.kafka.markers.claim_headers import CLAIM, named_offsets
 from kmqpy.kafka.markers.codec import Headers, Marker, Op, Runs
 from kmqpy.kafka.markers.lineage import COPY, RecordPlace, read_copies
 from kmqpy.kafka.markers.offset_runs import OffsetRuns

@@ -7,8 +7,8 @@ import pytest
 from kmqpy.core.clock import SystemClock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
-from kmqpy.spark import taking
-from kmqpy.spark.taking import Taker
+from kmqpy.spark import taker as spark_taker
+from kmqpy.spark.taker import Taker
 
 LEASE_MS = 30_000
 
@@ -45,8 +45,8 @@ def taker_with(monkeypatch):
     def make(**how):
         clock = Clock()
         starts = FakeStarts(clock, **how)
-        monkeypatch.setattr(taking, "SYSTEM_CLOCK", clock)
-        monkeypatch.setattr(taking, "MarkerWriter", lambda *_, **__: SimpleNamespace(starts=starts))
+        monkeypatch.setattr(spark_taker, "SYSTEM_CLOCK", clock)
+        monkeypatch.setattr(spark_taker, "MarkerWriter", lambda *_, **__: SimpleNamespace(starts=starts))
         return Taker(QueueSettings(name="q"), KafkaConnection(), "jvm"), starts
 
     return make
@@ -86,9 +86,9 @@ def test_tasks_share_a_reader_of_markers_and_ask_for_their_partition_alone(taker
         asked.append(list(partitions))
         return {7: (500, 60)}
 
-    monkeypatch.setattr(taking, "RepeatedReader", Reader)
-    monkeypatch.setattr(taking, "Topics", lambda _: topics)
-    monkeypatch.setattr(taking.stats, "committed_offsets", committed)
+    monkeypatch.setattr(spark_taker, "RepeatedReader", Reader)
+    monkeypatch.setattr(spark_taker, "Topics", lambda _: topics)
+    monkeypatch.setattr(spark_taker.stats, "committed_offsets", committed)
     taker, _ = taker_with()
     taker.taken_before(7, 500)
     taker.remember({7: (600, 70)})
