@@ -169,7 +169,7 @@ def select(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    start_jvm("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m")
+    start_jvm("-XX:TieredStopAtLevel=1", "-Xmx128m")
     {"put": put, "consume": consume, "lead": lead, "select": select}[sys.argv[1]](json.loads(sys.argv[2]))
     sys.stdout.flush()
     jpype.JClass("java.lang.Runtime").getRuntime().halt(0)

@@ -53,7 +53,6 @@ def start_jvm() -> None:
     jpype.startJVM(
         str(library),
         "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
         "-Xmx256m",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         classpath=[str(jar) for jar in jar_set("kmq-jvm", LOCK)],
