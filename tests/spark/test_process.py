@@ -24,7 +24,7 @@ from kmqpy.spark.process import NEEDED
 from kmqpy.spark.records import kafka_options, stream_topic
 from kmqpy.spark.taker import Taker
 from kmqpy.worker.outcome import Reject
-from tests.spark.waiting import settled, until_ready
+from tests.spark.waiting import settled
 
 SOON = Backoff(first=0.05, jitter=0)
 
@@ -450,7 +450,6 @@ def test_a_message_that_kills_the_worker_becomes_a_dead_letter_and_no_other(make
     def again() -> bool:
         with contextlib.suppress(StreamingQueryException):
             run.once(out)
-            until_ready(run.queue)
         return len(run.queue.dead_letters()) == 1 and run.settled()
 
     until(again, 170, lambda: run.got)
