@@ -158,12 +158,13 @@ class RedisEngine:
 
     def release_all(self, queue: QueueRow) -> int:
         """See Engine. Many rows are released in several steps."""
-        released, after = 0, b"0"
+        released: int = 0
+        after = b""
         while True:
             done, after = self._call(queue, "release", after)
-            if after == b"0":
-                return released
             released += done
+            if not after:
+                return released
 
     def peek(self, queue: QueueRow, limit: int) -> list[MessageRow]:
         """See Engine. Large rows are read in several steps."""
@@ -193,7 +194,7 @@ class RedisEngine:
         """See Engine. Many or large rows are read in several steps."""
         filters = ["" if one is None else one for one in (taken_for_ms, queued_before_ms)]
         found: list[MessageRow] = []
-        last: bytes | int = after
+        last: bytes | int = after or b""
         while len(found) < limit:
             last, rows = self._call(queue, "taken", last, limit - len(found), *filters)
             found += read_rows(rows)

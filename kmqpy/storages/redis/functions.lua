@@ -566,10 +566,11 @@ function calls.bury(q, args)
   return #ids
 end
 
--- Ids of taken rows behind a place in their order (an id), and the place of each. That is its score, which is the
+-- Ids of taken rows behind a place in their order ('': all), and the place of each. That is its score, which is the
 -- id, unless somebody else has written it.
 local function taken_after(q, after)
-  local found = redis.call('ZRANGEBYSCORE', q.taken, '(' .. after, '+inf', 'WITHSCORES', 'LIMIT', 0, STEP)
+  local first = after == '' and '-inf' or '(' .. after
+  local found = redis.call('ZRANGEBYSCORE', q.taken, first, '+inf', 'WITHSCORES', 'LIMIT', 0, STEP)
   local ids, places = {}, {}
   for i = 1, #found, 2 do
     ids[#ids + 1], places[#places + 1] = found[i], found[i + 1]
@@ -577,7 +578,7 @@ local function taken_after(q, after)
   return ids, places
 end
 
--- after: a place -> how many, and the last place; call it again from there until there are none
+-- after: a place -> how many, and the last place; call it again from there until that is ''
 function calls.release(q, args)
   local ids, places = taken_after(q, args[1])
   local out, done, states = changes(), {}, {}
@@ -593,7 +594,7 @@ function calls.release(q, args)
     requeue(q, out, id, s, q.now, 0, false, s.reason)
   end
   apply(q, out)
-  return { #done, places[#places] or '0' }
+  return { #done, places[#places] or '' }
 end
 
 -- offset, limit -> how many ids were looked at, rows
@@ -621,22 +622,25 @@ function calls.taken(q, args)
   local limit, taken_before, queued_before = tonumber(args[2]), tonumber(args[3]), tonumber(args[4])
   if taken_before then taken_before = q.now - taken_before end
   local ids, places = taken_after(q, args[1])
-  local chosen, places_of_chosen, last, reply = {}, {}, nil, {}
+  local chosen, last, reply = {}, nil, {}
   for i, state in ipairs(read_states(q, ids)) do
     if #chosen == limit then break end
     last = places[i]
-    if state then
+    local id = state and tonumber(ids[i])
+    if id and id < 2 ^ 53 and text_of(id) == ids[i] then
       local s = unpacked(state)
-      if (not taken_before or s.since < taken_before) and (not queued_before or s.enqueued < queued_before) then
+      if id ~= tonumber(places[i]) then
+        -- Others have moved it. A caller goes on behind the last id, and could come here again for ever.
+        redis.call('ZADD', q.taken, ids[i], ids[i])
+      elseif (not taken_before or s.since < taken_before) and (not queued_before or s.enqueued < queued_before) then
         chosen[#chosen + 1] = ids[i]
-        places_of_chosen[#chosen] = places[i]
       end
     end
   end
   local done = each_row(q, chosen, function(id, state, row)
     reply[#reply + 1] = shown(id, state, row)
   end)
-  if done < #chosen then last = places_of_chosen[done] end
+  if done < #chosen then last = chosen[done] end
   return { last or '', table.concat(reply) }
 end
 

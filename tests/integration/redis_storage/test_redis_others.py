@@ -8,6 +8,7 @@ from redis_support import LONG_MS, engine_at, queue_of, refs
 
 from kmqpy.errors import AccessDenied, ConfigError, MessageError, QueueNotFound, Unavailable
 from kmqpy.queue import queue_for, storage_for
+from kmqpy.storages import stored_queue
 from kmqpy.storages.engine import Counts, NewRow
 from kmqpy.storages.redis import engine
 from kmqpy.storages.settings import StoredQueueSettings
@@ -182,6 +183,23 @@ def test_an_id_that_others_wrote_among_the_taken_costs_no_message(redis_url, adm
         assert [row.id for row in redis.taken_rows(queue, limit=9)] == ids
         assert redis.release_all(queue) == 3
         assert [row.id for row in redis.take(queue, 3, LONG_MS).rows] == ids
+
+
+def test_places_of_taken_messages_that_others_wrote_are_corrected(redis_url, admin, queue_name, monkeypatch):
+    monkeypatch.setattr(stored_queue, "_PAGE", 2)
+    with storage_for(f"{redis_url}?prefix={queue_name}") as storage:
+        storage.create("q")
+        key = f"{queue_name}:{{{storage.describe('q').generation}}}:taken"
+        with storage.open("q") as queue:
+            queue.send_many([b"0", b"1", b"2", b"3"])
+            queue.receive(4, lease=3600)
+            first, second, third, last = (int(one) for one in admin.zrange(key, 0, -1))
+            # Each page would end with the first one again.
+            admin.zadd(key, {str(first): second + 0.5, str(third): -1})
+            queue.orphans()
+            assert [one.message.body for one in queue.orphans()] == [b"0", b"1", b"2", b"3"]
+            admin.zadd(key, {str(first): 0, str(last): -7.5})
+            assert queue.release_all() == 4
 
 
 @pytest.mark.parametrize("card", [b"", b"card", bytes(60), b"\xff" * 80])
