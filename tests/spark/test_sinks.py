@@ -126,6 +126,27 @@ def test_a_folder_that_another_pipeline_takes_while_files_are_moved(spark, tmp_p
     assert ids_in(spark, target) == [0, 1, 2]
 
 
+def test_a_folder_that_another_pipeline_takes_while_the_last_files_are_looked_up(
+    spark, tmp_path, monkeypatch
+):
+    """The list of the files that it moves must not be taken for that of a driver that died."""
+    target = made(spark, Sink(path=str(tmp_path / "rows")))
+    found = files._object_in
+
+    def overtaken(system, path):
+        if path.endswith("last.json"):
+            monkeypatch.undo()
+            target.take_over("b")
+            target.write(batch_of(spark, [0, 1]), 0, "b")
+            return {**found(system, path), "moved": False}
+        return found(system, path)
+
+    monkeypatch.setattr(files, "_object_in", overtaken)
+    with pytest.raises(ConfigError, match="a pipeline with another checkpoint was started there; run one"):
+        target.write(batch_of(spark, [2]), 0, "a")
+    assert ids_in(spark, target) == [0, 1]
+
+
 @pytest.mark.parametrize("form", ["parquet", "delta"])
 def test_a_micro_batch_of_a_number_that_was_written(spark, tmp_path, form):
     """Nothing of it may be left out but what is there: its messages are acknowledged afterwards."""

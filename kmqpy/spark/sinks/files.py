@@ -67,8 +67,9 @@ class FileTarget(Target):
         staging, last = f"{place.root}.kmq/staging", f"{place.root}.kmq/{_LAST}"
         prefix = _prefix(run, number)
         with _unavailable(self.sink.path), persisted(batch) as rows:
-            check_owner(place, run)
+            # Read before the check, so that it is no list of a pipeline that takes the folder over now.
             before = _object_in(place.system, last)
+            check_owner(place, run)
             latest = before.get("latest") if before.get("run") == run else None
             # Where another run has written last, nobody knows what this one has written before.
             again = bool(before) and not (isinstance(latest, int) and latest < number)
