@@ -36,6 +36,7 @@ from kmqpy.spark.frame_function import Frames
 from kmqpy.spark.records import check_options, own_partition, stream_topic
 from kmqpy.spark.report import REPORTS
 from kmqpy.spark.row_function import Rows
+from kmqpy.spark.session import enlarge_arrow_batches
 from kmqpy.spark.source import MAX_ATTEMPTS
 from kmqpy.spark.take import MESSAGE, TakeTask, only_ok, with_taken, without_own_columns
 from kmqpy.spark.taker import MarkersFormat, for_executors
@@ -203,6 +204,7 @@ class Processing:
             markers=self._markers,
             lease_ms=lease_ms,
         )
+        enlarge_arrow_batches(df.sparkSession)
         return with_taken(df, task, self._watched_metric())
 
     def write_stream(
@@ -310,6 +312,7 @@ class Processing:
             function=function,
             by_row=by_row,
         )
+        enlarge_arrow_batches(df.sparkSession)
         name = self._watched_metric()
         both = StructType([*wanted.fields, StructField(REPORT, StringType())])
         return (

@@ -51,8 +51,7 @@ def configure_spark_with_kmq(
     Adds the Kafka connector to the jars that it names already, and `extra_packages` (Maven coordinates)
     to its packages, and the jars of sinks (`jar_sets`: "spark-delta", …). For a local master it also sees to
     Java (JAVA_HOME), and that the Python workers are this Python (PYSPARK_PYTHON, unless set) and find kmqpy
-    (PYTHONPATH). Sets `spark.sql.execution.arrow.maxRecordsPerBatch` to 25,000 where the builder does not.
-    Under spark-submit and for a Spark Connect server elsewhere, settings and jars are given there:
+    (PYTHONPATH). Under spark-submit and for a Spark Connect server elsewhere, jars are given there:
     `--jars $(kmq spark-jars)`.
 
     Call it when master and jars are set, before the session is made.
@@ -65,8 +64,6 @@ def configure_spark_with_kmq(
     if _find_python_and_java(builder):
         jars = [str(jar) for jar in spark_jars(jar_sets)]
         _add(builder, "spark.jars", [*_submitted_jars(), *jars])
-        if _ARROW_ROWS not in builder._options:
-            builder.config(_ARROW_ROWS, _MOST_ARROW_ROWS)
     return builder
 
 
@@ -82,6 +79,15 @@ def _find_python_and_java(builder: SparkSession.Builder) -> bool:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         _add_to_python_path(Path(__file__).parents[2])
     return True
+
+
+def enlarge_arrow_batches(spark: SparkSession) -> None:
+    """Have the session make larger Arrow batches, unless their size is set anywhere.
+
+    A builder, `--conf`, spark-defaults.conf and the session itself may set it.
+    """
+    if _ARROW_ROWS not in spark.conf.getAll:
+        spark.conf.set(_ARROW_ROWS, _MOST_ARROW_ROWS)
 
 
 def start(

@@ -344,6 +344,19 @@ def test_bad_input_is_refused_with_a_clear_error(spark, make_run, make_queue, qu
         run.once(out)
 
 
+@pytest.mark.parametrize("how", ["process", "take"])
+def test_arrow_batches_are_larger_unless_somebody_has_set_their_size(spark, make_run, how):
+    kmq, size = make_run().kmq, "spark.sql.execution.arrow.maxRecordsPerBatch"
+    df = kmq.read_stream()
+    try:
+        for given, used in (None, "25000"), ("77", "77"):
+            spark.conf.unset(size) if given is None else spark.conf.set(size, given)
+            kmq.take(df) if how == "take" else kmq.process(df, lambda frame: frame, "value binary")
+            assert spark.conf.get(size) == used
+    finally:
+        spark.conf.unset(size)
+
+
 @pytest.mark.parametrize("source", ["kafka", "kmq"])
 def test_forged_headers_hold_nothing_up(spark, make_run, source):
     run = make_run()

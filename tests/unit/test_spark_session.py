@@ -19,7 +19,6 @@ from kmqpy.dev import java
 from kmqpy.errors import ClusterError, ConfigError, MissingExtra
 from kmqpy.spark import configure_spark_with_kmq, session
 
-ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 JARS = [Path("/jars/connector.jar"), Path("/jars/clients.jar")]
 
 
@@ -58,10 +57,6 @@ class TestBuilder:
         builder = configure_spark_with_kmq(SparkSession.builder)
         assert options_of(builder)["spark.jars"] == "/jars/connector.jar,/jars/clients.jar"
 
-    @pytest.mark.parametrize(("given", "used"), [({}, "25000"), ({ARROW_ROWS: "100"}, "100")])
-    def test_arrow_batches_are_larger_unless_their_size_is_given(self, given, used):
-        assert options_of(SparkSession.builder.config(map=given))[ARROW_ROWS] == used
-
     def test_jars_of_the_submit_arguments_stay(self, monkeypatch):
         monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--jars /a.jar,/b.jar --name 'my job' pyspark-shell")
         options = options_of(SparkSession.builder)
@@ -70,9 +65,7 @@ class TestBuilder:
 
     def test_under_spark_submit_its_jars_are_left_alone(self, monkeypatch):
         monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1234")
-        options = options_of(SparkSession.builder)
-        assert "spark.jars" not in options
-        assert ARROW_ROWS not in options
+        assert "spark.jars" not in options_of(SparkSession.builder)
 
     def test_a_connect_server_elsewhere_has_jars_of_its_own(self):
         assert "spark.jars" not in options_of(SparkSession.builder.remote("sc://host"))
