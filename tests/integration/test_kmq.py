@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -456,12 +457,13 @@ def test_dev_up_serves_until_it_is_told_to_stop(kmq, tmp_path, queue_name):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """How long, in s, commands that run in this process were ready to wait for an answer of each service."""
-    allowed = {}
+    """How long, in s, commands that run in this process were ready to wait for answers of each service."""
+    allowed = Counter()
 
     def noted(service, timeout_s):
-        allowed[service] = first_contact.patience_s(service, timeout_s)
-        return allowed[service]
+        found = first_contact.patience_s(service, timeout_s)
+        allowed[service] += found
+        return found
 
     for module in ("kafka.librdkafka", "zookeeper.session"):
         monkeypatch.setattr(f"kmqpy.{module}.patience_s", noted)
@@ -497,12 +499,12 @@ class TestWhereTheServersAre:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}" if silent else NOWHERE
             error = kmq.error(*command.format(queue_name).split(), "--bootstrap", address)
-        assert patience[Service.KAFKA] < 3  # 10 s is how long clients wait
+        assert 0 < patience[Service.KAFKA] < 9  # 10 s is how long clients wait
         assert f"Kafka at {address} does not answer" in error
 
     def test_of_the_issue_zookeeper_that_is_away_is_told_soon(self, kmq, patience):
         error = kmq.error("queue", "list", "--zookeeper", NOWHERE)
-        assert patience[Service.ZOOKEEPER] < 3
+        assert 0 < patience[Service.ZOOKEEPER] < 9
         assert f"ZooKeeper at {NOWHERE} does not answer" in error
 
     @pytest.mark.parametrize("option", ["--bootstrap", "--zookeeper"])

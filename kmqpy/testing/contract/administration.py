@@ -31,7 +31,7 @@ MOST_THREADS = MOST_CONNECTIONS = 20
 _WAITING = 50
 _MANY = 1_000
 _SOME = 100
-"""As good as 1,000, where each queue costs requests: one connection or thread for ten queues is found out."""
+"""Where each queue costs requests; one connection or thread for four queues is found out, too."""
 
 
 def test_a_queue_is_made_described_and_deleted(kmq_storage: Storage) -> None:
