@@ -305,7 +305,7 @@ class KafkaQueue:
         )
 
     def _leased(self) -> list[InFlightMessage]:
-        """The messages whose leases run, whoever took them; without those given back, which wait."""
+        """The messages whose leases run, whoever took them; without those that were nacked."""
         with self._administered() as admin:
             found = admin.in_flight(self._settings, limit=None)
         return [one for one in found if one.state is EntryState.HELD]

@@ -20,7 +20,9 @@ PARTITIONS = 4
 SESSION_S = SESSION_MS / 1000
 LONG_S = 40.0
 BUSY_S = 20.0
-"""What takes two seconds may take so long on a busy machine; Kafka ends transactions after 60 s."""
+"""The time that a busy machine may need for what takes two seconds.
+
+It is less than the 60 s after which Kafka ends transactions."""
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class Lazy(LazyClient):
         self.made.append(Client())
         return self.made[-1]
 
-    def used(self):
+    def opened(self):
         with self.use() as client:
             return client
 
@@ -36,13 +36,13 @@ class Lazy(LazyClient):
 def test_it_is_opened_once_by_its_first_user():
     lazy = Lazy()
     assert (lazy.current, lazy.made) == (None, [])
-    assert lazy.used() is lazy.used()
+    assert lazy.opened() is lazy.opened()
     assert [lazy.current] == lazy.made
 
 
 def test_it_is_closed_when_nobody_has_used_it_for_long_enough_and_nothing_is_in_flight():
     lazy = Lazy()
-    first = lazy.used()
+    first = lazy.opened()
     lazy.clock.advance(9)
     lazy.close_if_idle(10)
     assert not first.closed
@@ -59,16 +59,16 @@ def test_it_is_closed_when_nobody_has_used_it_for_long_enough_and_nothing_is_in_
     lazy.close_if_idle(10)
     assert first.closed
     lazy.close_if_idle(10)
-    assert lazy.used() is not first
+    assert lazy.opened() is not first
     assert len(lazy.made) == 2
 
 
 def test_a_closed_one_opens_no_more():
     lazy = Lazy()
-    client = lazy.used()
+    client = lazy.opened()
     lazy.close()
     assert client.closed
-    for call in (lazy.used, lazy.check_open):
+    for call in (lazy.opened, lazy.check_open):
         with pytest.raises(Closed, match="queue 'q' is closed"):
             call()
     assert len(lazy.made) == 1
@@ -88,7 +88,7 @@ def test_one_that_is_closed_while_it_is_opened_is_left_to_nobody():
 
     def use():
         try:
-            lazy.used()
+            lazy.opened()
         except Closed as error:
             raised.append(error)
 

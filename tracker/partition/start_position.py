@@ -35,7 +35,8 @@ class StartPosition(NamedTuple):
         cut = False
         for row in at.in_flight:
             if ahead_ms > lead_ms:
-                # Taken, or not due yet, by the wrong clock: its deadline is in that clock's time.
+                # The wrong clock set this deadline if, by it, the message is not due yet, or was taken in the
+                # future.
                 by_that = row.due_ms >= at.now_ms or row.since_ms > now_ms
                 due_ms = row.due_ms - ahead_ms if by_that else row.due_ms
                 row = row._replace(since_ms=min(row.since_ms, now_ms), due_ms=due_ms)

@@ -43,13 +43,12 @@ Item = Marker | tuple[int, Sequence[int]]
 
 
 class _PendingMarkers:
-    """Some markers that are not all confirmed yet: they are once this object is garbage collected (rule R26).
+    """The delivery callback of some markers. When Python frees it, all of them are confirmed (rule R26).
 
-    It is the delivery callback of these markers. librdkafka reports only failures, since a call for each
-    success adds a sixth to the CPU time of acknowledging in batches. But confluent-kafka refers to the
-    callback until the outcome of the marker is known, and so do the lists of markers that are to be written,
-    or written again. So a thread that waits for the markers holds a weak reference, and looks whether it is
-    dead.
+    librdkafka reports only failures, since a call for each success adds a sixth to the CPU time of
+    acknowledging in batches. But confluent-kafka refers to the callback until the outcome of the marker is
+    known, and so do the lists of markers that are to be written, or written again. So a thread that waits for
+    the markers keeps a weak reference, and looks whether it is dead.
 
     size  an upper bound of how many markers these are
     """

@@ -111,7 +111,8 @@ def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Pl
     with place.application.connect() as connection:
         queue.ack(message, connection=connection)
         time.sleep(0.3)  # the lease is over, and the row is locked
-        found = queue.receive(10, wait=0, lease=60)  # who waited for the lock would not get it
+        # If this waited for the lock, the test would hang: the lock is released below.
+        found = queue.receive(10, wait=0, lease=60)
         assert [one.body for one in found] == [b"b"]
         assert queue.size() >= 0
         connection.rollback()
