@@ -89,6 +89,9 @@ def cluster_behind_a_gate():
                 "listeners": f"{plain},CONTROLLER://127.0.0.1:{controller},GATE://127.0.0.1:{second['port']}",
                 "advertised.listeners": f"{plain},GATE://127.0.0.1:{port}",
                 "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,GATE:PLAINTEXT",
+                # So that it is not fenced while it stands still: librdkafka may never connect again once it
+                # was told of no broker at all (its issue 5301).
+                "broker.session.timeout.ms": "8000",
             }
 
         with Cluster(broker_settings=settings) as cluster:
