@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)-docs/.ready
 ARGS ?=
 # Tests wait more than they compute, so more of them than cores run at a time.
-WORKERS ?= 5
+WORKERS ?= 6
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 

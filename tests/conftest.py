@@ -25,6 +25,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from kmqpy.dev import Cluster, Databases
 from kmqpy.dev.ports import free_ports
@@ -58,14 +59,18 @@ _SESSIONS = (f"{_SPARK}[a-p]*", f"{_SPARK}[q-z]*")
 """The files that share one: two halves of about the same length, for two workers."""
 _LONG = (
     _SPARK,
-    "tests/chaos/",
-    # These wait where those compute.
     "tests/docs/",
+    "tests/spark/processes/",
+    "tests/chaos/",
     "tests/integration/test_client.py",
     "tests/integration/test_contract",
     "tests/integration/test_outage",
-    "tests/spark/processes/",
 )
+_COMPUTING = tuple(f"tests/{one}/" for one in ("chaos", "docs", "packaging", "simulation", "spark", "unit"))
+"""Tests that keep a core busy. Those of integration/ and others wait for servers half of their time."""
+_COMPUTE_AT_ONCE = 3
+"""How many workers run tests that compute, as long as there are others: else these were left to the end, when
+the cores would be idle half of the time."""
 _shared = contextlib.ExitStack()
 
 
@@ -86,11 +91,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _ByFile(LoadFileScheduling):
-    """Gives each file to one worker, in the order of the tests, and those that share a session to one."""
+    """Gives each file to one worker, and those that share a session to one.
+
+    Some workers run files that compute, the others those that wait; both in the order of the tests.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         sharing = (session for session in _SESSIONS if fnmatchcase(nodeid, session))
         return next(sharing, None) or super()._split_scope(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        computing = sum(any(map(_computes, _unfinished(files))) for files in self.assigned_work.values())
+        wanted = computing < _COMPUTE_AT_ONCE
+        following = next((file for file in self.workqueue if _computes(file) is wanted), None)
+        if following is not None:
+            self.workqueue.move_to_end(following, last=False)
+        super()._assign_work_unit(node)
+
+
+def _computes(file: str) -> bool:
+    return file.startswith(_COMPUTING)
+
+
+def _unfinished(files: dict[str, dict[str, bool]]) -> Iterator[str]:
+    """Those of a worker's files whose tests are not all done."""
+    return (file for file, done in files.items() if not all(done.values()))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
