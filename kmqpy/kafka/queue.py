@@ -308,7 +308,7 @@ class KafkaQueue:
         """The messages whose leases run, whoever took them; without those that were nacked."""
         with self._administered() as admin:
             found = admin.in_flight(self._settings, limit=None)
-        return [one for one in found if one.state is EntryState.HELD]
+        return [one for one in found if one.state is EntryState.LEASED]
 
     # --- administration -----------------------------------------------------------------------------
 

@@ -44,18 +44,18 @@ _HALF = 0.5
 class _Left:
     """The messages that ended queries left in flight.
 
-    held      by partition, the messages that were taken and not finished
+    leased    by partition, the messages that were taken and not finished
     now_ms    by partition, its now
     progress  how far the queue's group has got; it grows when a micro-batch that took messages gets through
     """
 
-    held: Mapping[int, list[Entry]]
+    leased: Mapping[int, list[Entry]]
     now_ms: Mapping[int, int]
     progress: int
 
     def failed(self) -> Iterator[tuple[Place, str]]:
         """The messages that a failed query has left, and the reason."""
-        for partition, entries in self.held.items():
+        for partition, entries in self.leased.items():
             for entry in entries:
                 if not entry.counts and entry.reason and entry.reason.startswith(FAILED):
                     yield (partition, entry.offset), entry.reason
@@ -91,7 +91,7 @@ class FailedQuery:
         left = self._left()
         wait_ms = 0 if failure is None else isolation.RERUN_MS
         reason = None if failure is None else shortened(FAILED + failure)
-        for partition, entries in left.held.items():
+        for partition, entries in left.leased.items():
             alike: dict[int, list[int]] = {}
             for entry in entries:
                 lease_ms = max(0, entry.due_ms - left.now_ms[partition], wait_ms)
@@ -157,17 +157,19 @@ class FailedQuery:
     def _left(self) -> _Left:
         topics = Topics(self._connection).check(self._queue)
         commits = stats.committed_offsets(self._connection, self._queue, range(topics.partitions), topics.ids)
-        held: dict[int, list[Entry]] = {}
+        leased: dict[int, list[Entry]] = {}
         now_ms: dict[int, int] = {}
         with closing(RepeatedReader(self._connection, self._queue.markers_topic)) as markers:
             for partition in range(topics.partitions):
                 first, at = commits.get(partition, (0, None))
                 found = read_taken(self._queue, self._connection, markers, partition, first, at or 0)
-                held[partition] = [
-                    entry for entry in found.state if entry.state is EntryState.HELD and entry.offset >= first
+                leased[partition] = [
+                    entry
+                    for entry in found.state
+                    if entry.state is EntryState.LEASED and entry.offset >= first
                 ]
                 now_ms[partition] = found.now_ms
-        return _Left(held=held, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values()))
+        return _Left(leased=leased, now_ms=now_ms, progress=sum(offset for offset, _ in commits.values()))
 
     def _identified(self, places: Iterable[Place]) -> dict[Place, _Message]:
         records = partition_reader.read_at(self._connection, self._queue.name, places)

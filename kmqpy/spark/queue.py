@@ -67,15 +67,15 @@ class KmqSpark(Processing):
         """The messages that are in the queue topic, copies by trackers included, a row each.
 
         partition, offset
-        timestamp       when it was appended
-        first_enqueued  when the message was first sent
-        state           pending, in_flight, overdue, processed, redelivered, dead (kmqpy.spark.State)
-        attempts        deliveries so far, those of earlier copies included
-        hold            while it is in flight: held, delayed, released (given back) or dead (to be
-                        dead-lettered); `delayed` is pending until its time is up
-        taken_at        when it was last taken
-        due_at          while it is in flight: when its time is up; null: never
-        ended_at        when it was acknowledged, redelivered or dead-lettered
+        timestamp        when it was appended
+        first_enqueued   when the message was first sent
+        state            pending, in_flight, overdue, processed, redelivered, dead (kmqpy.spark.State)
+        attempts         deliveries so far, those of earlier copies included
+        in_flight_state  while it is in flight: leased, delayed, released (given back) or dead (to be
+                         dead-lettered); `delayed` is pending until its time is up
+        taken_at         when it was last taken
+        due_at           while it is in flight: when its time is up; null: never
+        ended_at         when it was acknowledged, redelivered or dead-lettered
 
         `overdue` goes by this machine's clock. JVM trackers don't say that an end marker is theirs: what
         they redeliver reads as processed, what they dead-letter as well.

@@ -57,10 +57,10 @@ class State(StrEnum):
 
 OUTCOME = (
     "partition int, offset bigint, enqueued timestamp, first_enqueued_ms bigint, count bigint, moved int, "
-    "hold string, taken_ms bigint, only_delayed boolean, due_ms bigint, by int, ended_ms bigint"
+    "in_flight_state string, taken_ms bigint, only_delayed boolean, due_ms bigint, by int, ended_ms bigint"
 )
 """The state of a message apart from the time: `enqueued` is null while it was not read, `moved` while
-no dead letter is a copy of it; for the columns from `hold` on see _outcome()."""
+no dead letter is a copy of it; for the columns from `in_flight_state` on see _outcome()."""
 
 _BY_CLIENT, _BY_TRACKER, _TAKEN_LATE = 1, 2, 3
 """Who finished a message: a client, also where a tracker says that it was acknowledged. `_TAKEN_LATE`: a
@@ -70,10 +70,10 @@ _FORMER, _ENDED, _OPENED, _CHANGED = -5, -4, -3, -2
 """Markers offsets of the markers that outcomes are turned back into, below all others."""
 _NOWHERE = -6
 """Below those."""
-_HOLDS = {
-    Op.TAKE.value: EntryState.HELD.value,
+_ENTRY_STATES = {
+    Op.TAKE.value: EntryState.LEASED.value,
     Op.DELAY.value: EntryState.DELAYED.value,
-    Op.EXTEND.value: EntryState.HELD.value,
+    Op.EXTEND.value: EntryState.LEASED.value,
     Op.NACK.value: EntryState.RELEASED.value,
     Op.DEAD_LETTER.value: EntryState.DEAD.value,
 }
@@ -154,12 +154,12 @@ def outcomes(
 def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> DataFrame:
     """Outcomes as KmqSpark.messages shows them, those of messages that are in the queue topic."""
     found = found.filter(F.col("enqueued").isNotNull())
-    hold, due, by = F.col("hold"), F.col("due_ms"), F.col("by")
-    in_flight = hold.isNotNull()
+    entry_state, due, by = F.col("in_flight_state"), F.col("due_ms"), F.col("by")
+    in_flight = entry_state.isNotNull()
     below = F.col("offset") < of_partition(committed, 0)
     state = (
         F.when(in_flight & (due <= now_ms), State.OVERDUE.value)
-        .when(hold == EntryState.DELAYED.value, State.PENDING.value)
+        .when(entry_state == EntryState.DELAYED.value, State.PENDING.value)
         .when(in_flight, State.IN_FLIGHT.value)
         .when(F.col("moved").isNotNull() & (by >= _BY_TRACKER), State.DEAD.value)
         .when(by == _BY_TRACKER, State.REDELIVERED.value)
@@ -177,7 +177,7 @@ def described(found: DataFrame, now_ms: int, committed: Sequence[Place]) -> Data
         F.coalesce(_moment(F.col("first_enqueued_ms")), F.col("enqueued")).alias("first_enqueued"),
         "state",
         (F.col("count") + F.when(not_delivered, 0).otherwise(1)).alias("attempts"),
-        hold,
+        entry_state,
         _moment(taken).alias("taken_at"),
         _moment(due).alias("due_at"),
         F.when(~in_flight, _moment(F.col("ended_ms"))).alias("ended_at"),
@@ -318,9 +318,9 @@ def _as_markers(outcomes: DataFrame) -> DataFrame:
 
     Later markers change that state as they change the one that all markers before them led to.
     """
-    hold, taken_ms, due_ms = F.col("hold"), F.col("taken_ms"), F.col("due_ms")
-    in_flight = hold.isNotNull()
-    is_taken = in_flight & (hold != EntryState.DELAYED.value) & ~F.col("only_delayed")
+    entry_state, taken_ms, due_ms = F.col("in_flight_state"), F.col("taken_ms"), F.col("due_ms")
+    in_flight = entry_state.isNotNull()
+    is_taken = in_flight & (entry_state != EntryState.DELAYED.value) & ~F.col("only_delayed")
 
     def marker(at: int, op: Op, now_ms: Column) -> Column:
         return F.struct(
@@ -338,8 +338,8 @@ def _as_markers(outcomes: DataFrame) -> DataFrame:
         F.when(is_taken, marker(_OPENED, Op.TAKE, taken_ms)).when(
             in_flight, marker(_OPENED, Op.DELAY, taken_ms)
         ),
-        F.when(hold == EntryState.RELEASED.value, marker(_CHANGED, Op.NACK, taken_ms)).when(
-            hold == EntryState.DEAD.value, marker(_CHANGED, Op.DEAD_LETTER, taken_ms)
+        F.when(entry_state == EntryState.RELEASED.value, marker(_CHANGED, Op.NACK, taken_ms)).when(
+            entry_state == EntryState.DEAD.value, marker(_CHANGED, Op.DEAD_LETTER, taken_ms)
         ),
     )
     message = ("partition", "offset", "enqueued", "first_enqueued_ms", "count", "moved")
@@ -392,20 +392,22 @@ def _judged(known: DataFrame) -> DataFrame:
 def _outcome() -> list[Column]:
     """The state that the last effective markers of a message leave it in.
 
-    hold      as kmqpy.kafka.markers.entry.EntryState; null: not in flight
-    taken_ms  when it was last taken; null: it was delayed at most
-    only_delayed  it was delayed, and nobody has taken it
-    due_ms    as in kmqpy.kafka.markers.inflight.Entry; null: not in flight
-    by        who ended it; null: nobody
-    ended_ms  when
+    in_flight_state  as kmqpy.kafka.markers.entry.EntryState; null: not in flight
+    taken_ms         when it was last taken; null: it was delayed at most
+    only_delayed     it was delayed, and nobody has taken it
+    due_ms           as in kmqpy.kafka.markers.entry.Entry; null: not in flight
+    by               who ended it; null: nobody
+    ended_ms         when
     """
-    code = F.array_position(F.array(*map(F.lit, _HOLDS)), F.col("op"))  # a number, as hashing likes them
+    code = F.array_position(
+        F.array(*map(F.lit, _ENTRY_STATES)), F.col("op")
+    )  # a number, as hashing likes them
     last = F.max_by(code, "applies")
     in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_NOWHERE))
-    names = F.array(*map(F.lit, _HOLDS.values()))
+    names = F.array(*map(F.lit, _ENTRY_STATES.values()))
     first_end = F.when(F.col("by") != _TAKEN_LATE, F.col("ends"))
     return [
-        F.when(in_flight, F.try_element_at(names, last.cast("int"))).alias("hold"),
+        F.when(in_flight, F.try_element_at(names, last.cast("int"))).alias("in_flight_state"),
         F.max_by("now_ms", "takes").alias("taken_ms"),
         (F.max("opens").isNotNull() & F.max("takes").isNull()).alias("only_delayed"),
         F.when(in_flight, F.max_by("due_ms", "applies")).alias("due_ms"),

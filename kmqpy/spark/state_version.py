@@ -9,7 +9,7 @@ from typing import Any
 
 from kmqpy.errors import DecodeError
 
-FORMAT = 1
+FORMAT = 2
 
 BLOCK_BITS = 16
 """A file holds the rows of at most 2**16 neighbouring offsets: an update rewrites whole files."""

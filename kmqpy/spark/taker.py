@@ -121,7 +121,7 @@ class TakenBefore:
             entry = self.state.get(offset)
             if entry is None:
                 found.finished.add(offset)
-            elif entry.state is not EntryState.HELD or entry.due_ms <= self.now_ms:
+            elif entry.state is not EntryState.LEASED or entry.due_ms <= self.now_ms:
                 found.left.add(offset)
             elif self.takes(offset) >= MAX_TAKES:
                 found.deadly.add(offset)

@@ -238,8 +238,8 @@ class TestStats:
         listed = {one.offset: one for one in admin.in_flight(queue.name) if one.partition == 0}
         assert {offset: one.state for offset, one in listed.items()} == {
             taken[1].offset: EntryState.RELEASED,
-            taken[2].offset: EntryState.HELD,
-            taken[3].offset: EntryState.HELD,
+            taken[2].offset: EntryState.LEASED,
+            taken[3].offset: EntryState.LEASED,
         }
         held = listed[taken[2].offset]
         assert (held.holder, held.attempts, held.receipt) == ("me", 1, taken[2].receipt)
@@ -330,7 +330,7 @@ class TestStats:
         found = admin.stats(queue.name)
         assert (found.depth, found.in_flight, found.overdue, found.exact) == (1, 2, 0, True)
         listed = admin.in_flight(queue.name)
-        assert [(one.offset, one.state) for one in listed] == [(0, EntryState.HELD), (1, EntryState.HELD)]
+        assert [(one.offset, one.state) for one in listed] == [(0, EntryState.LEASED), (1, EntryState.LEASED)]
         lengths = [one.lease_until_ms - one.since_ms for one in listed]
         assert lengths == [60_000, queue.settings.max_hold_ms]
 

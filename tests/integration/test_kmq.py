@@ -130,7 +130,7 @@ class TestFlow:
         kmq("extend", taken[3]["receipt"], "--lease", "2h")
 
         listed = kmq.json("in-flight", queue_name)
-        assert [(one["state"], one["reason"]) for one in listed] == [("released", "later"), ("held", None)]
+        assert [(one["state"], one["reason"]) for one in listed] == [("released", "later"), ("leased", None)]
         assert {one["holder"] for one in listed} == {"me"}
         assert listed[1]["receipt"] == taken[3]["receipt"]
         assert listed[1]["lease_until_ms"] - listed[1]["since_ms"] > 7_000_000
@@ -414,9 +414,9 @@ class TestProcess:
         assert process.stderr.read() == ""
         process.stderr.close()
         assert process.wait(60) == 0
-        holds = [one["state"] for one in kmq.json("in-flight", name, "--limit", 1_000)]
-        assert 0 < holds.count("held") < 1_000
-        assert holds.count("held") + holds.count("released") == len(holds)
+        states = [one["state"] for one in kmq.json("in-flight", name, "--limit", 1_000)]
+        assert 0 < states.count("leased") < 1_000
+        assert states.count("leased") + states.count("released") == len(states)
 
     def test_send_goes_on_when_nobody_reads_the_ids(self, kmq, name):
         process = kmq.process("send", name)

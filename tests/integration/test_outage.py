@@ -263,7 +263,7 @@ def test_r25_a_zookeeper_that_has_forgotten_is_served_again_without_a_restart(
 def test_r25_a_stored_offset_that_names_a_message_twice_makes_one_copy(own_queue):
     queue = own_queue
     queue.send("a", "b")
-    row = Entry(0, 0, 1, 1, EntryState.HELD)
+    row = Entry(0, 0, 1, 1, EntryState.LEASED)
     stored = StoredOffset(1, queue.found.markers.topic_id, 1, in_flight=(row,) * 50)
     with connect(queue.zookeeper) as zk:
         zk.create(f"{queue.connection.root}/queues/{queue.name}/partitions/0/offset", stored.to_json())

@@ -132,7 +132,7 @@ def test_r17_one_long_lease_does_not_make_a_restart_read_what_is_finished(queue)
     second = queue.tracker()
     time.sleep(0.2)
     assert value(second, queue.name, "markers_read") <= 5  # the ticks
-    assert {offset: hold for offset, (hold, _) in seen.items()} == {0: "held", 1: "released"}
+    assert {offset: state for offset, (state, _) in seen.items()} == {0: "leased", 1: "released"}
     with Admin(queue.connection, queue.zookeeper) as admin:
         again = {one.offset: (one.state, one.lease_until_ms) for one in admin.in_flight(queue.name)}
     assert again == seen, "restarts prolong no lease"

@@ -83,12 +83,12 @@ def test_a_queue_whose_truth_is_known(spark, make_queue):
     expected |= {place(took[number]): ("redelivered", None, 1) for number in (3, 4)}
     expected |= {place(took[5]): ("dead", None, 1)}
     expected |= {place(again[3]): ("dead", None, 2), place(again[4]): ("processed", None, 2)}
-    expected |= {place(took[number]): ("in_flight", "held", 1) for number in (6, 7, 10, 11, 12, 14)}
+    expected |= {place(took[number]): ("in_flight", "leased", 1) for number in (6, 7, 10, 11, 12, 14)}
     expected |= {place(took[8]): ("overdue", "released", 1), place(took[9]): ("in_flight", "released", 1)}
     kmq = kmq_of(spark, queue)
     messages = kmq.messages().persist()
     rows = {(row["partition"], row["offset"]): row for row in messages.collect()}
-    found = {where: (row["state"], row["hold"], row["attempts"]) for where, row in rows.items()}
+    found = {where: (row["state"], row["in_flight_state"], row["attempts"]) for where, row in rows.items()}
     new = {where: found.pop(where) for where in found.keys() - expected.keys()}
     assert found == expected
     assert sorted(new.items()) == [

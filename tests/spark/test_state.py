@@ -116,11 +116,11 @@ def test_any_log_of_markers(spark):
         for offset in range(MESSAGES):
             row = found[partition, offset]
             expected = expected_row(offset, state, ended, now_ms, moved)
-            assert (row["state"], row["hold"], row["due_at"], row["ended_at"]) == expected, (
+            assert (row["state"], row["in_flight_state"], row["due_at"], row["ended_at"]) == expected, (
                 partition,
                 offset,
             )
-            seen.add((row["state"], row["hold"]))
+            seen.add((row["state"], row["in_flight_state"]))
     assert {what for what, _ in seen} == {
         "pending",
         "in_flight",
@@ -129,7 +129,7 @@ def test_any_log_of_markers(spark):
         "redelivered",
         "dead",
     }
-    assert {hold for _, hold in seen} == {None, *map(str, EntryState)}
+    assert {state for _, state in seen} == {None, *map(str, EntryState)}
 
 
 def take(partition, at, offset, ms, after=300):

@@ -34,7 +34,7 @@ class TestTakeAndEnd:
 
     def test_a_take_opens(self, log):
         assert log.take(7, holder="w1")
-        entry = Entry(7, 0, T0, T0 + LEASE, EntryState.HELD, counts=True, reason=None, holder="w1")
+        entry = Entry(7, 0, T0, T0 + LEASE, EntryState.LEASED, counts=True, reason=None, holder="w1")
         assert 7 in log.state
         assert 8 not in log.state
         assert log.state.get(7) == log.state.oldest() == entry
@@ -66,7 +66,9 @@ class TestTakeAndEnd:
         log.take(8)
         assert log.state.safe_offset() == 0
         assert log.take(7, 1_000, later=10, holder="w2")
-        assert log.state.get(7) == Entry(7, 2, T0 + 10, T0 + 1_010, EntryState.HELD, counts=True, holder="w2")
+        assert log.state.get(7) == Entry(
+            7, 2, T0 + 10, T0 + 1_010, EntryState.LEASED, counts=True, holder="w2"
+        )
         assert log.state.safe_offset() == 1
         log.end(8)
         assert log.state.safe_offset() == 2
@@ -102,10 +104,10 @@ class TestLateOperations:
     @pytest.mark.parametrize(
         ("op", "state"),
         [
-            (Op.EXTEND, EntryState.HELD),
+            (Op.EXTEND, EntryState.LEASED),
             (Op.NACK, EntryState.RELEASED),
             (Op.DEAD_LETTER, EntryState.DEAD),
-            (Op.TAKE, EntryState.HELD),
+            (Op.TAKE, EntryState.LEASED),
             (Op.DELAY, EntryState.DELAYED),
         ],
     )
@@ -168,7 +170,7 @@ class TestExtend:
         log.nack(7, 1_000)
         log.take(7)
         assert log.extend(7, 5)
-        assert log.state.get(7).state is EntryState.HELD
+        assert log.state.get(7).state is EntryState.LEASED
 
 
 class TestNack:
@@ -222,7 +224,7 @@ class TestDeadLetter:
         assert log.end(7)
         assert 7 not in log.state
         assert log.take(7)
-        assert log.state.get(7).state is EntryState.HELD
+        assert log.state.get(7).state is EntryState.LEASED
 
 
 class TestDeadlines:
@@ -523,10 +525,10 @@ def test_the_oldest_and_the_counts_of_many_cost_little():
     tracemalloc.start()
     try:
         oldest = list(itertools.islice(log.state.in_order(), 5))
-        holds, due = log.state.count(T0 + LEASE + 100)
+        states, due = log.state.count(T0 + LEASE + 100)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert [entry.offset for entry in oldest] == [0, 2, 4, 6, 8]
-    assert (holds, due) == ({EntryState.HELD: 20_000}, 51)
+    assert (states, due) == ({EntryState.LEASED: 20_000}, 51)
     assert peak < 20_000 * 20  # bytes; an entry has 250

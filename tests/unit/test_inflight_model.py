@@ -50,8 +50,8 @@ def naive_entry(log, offset, *, missed_markers=False):
     opening, *operations = life[taken:] or [death]
     decisive, state = opening, inflight._STATES[opening.op]
     for read in operations:
-        if read.op is Op.NACK or state is EntryState.HELD:
-            decisive, state = read, {Op.NACK: EntryState.RELEASED, Op.EXTEND: EntryState.HELD}[read.op]
+        if read.op is Op.NACK or state is EntryState.LEASED:
+            decisive, state = read, {Op.NACK: EntryState.RELEASED, Op.EXTEND: EntryState.LEASED}[read.op]
     if death is not None:
         decisive, state = death, EntryState.DEAD
     after = 0 if death is not None else max(0, decisive.marker.redeliver_after_ms)
@@ -247,8 +247,8 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         assert self.state.in_redelivery == len(self.in_redelivery)
         assert self.state.now_ms == self.now_ms
         assert list(self.state.in_order()) == sorted(entries.values(), key=lambda e: (e.taken_at, e.offset))
-        holds, due = self.state.count(self.now_ms)
-        assert holds == Counter(entry.state for entry in entries.values())
+        states, due = self.state.count(self.now_ms)
+        assert states == Counter(entry.state for entry in entries.values())
         assert due == sum(entry.due_ms <= self.now_ms for entry in entries.values())
 
     @invariant()

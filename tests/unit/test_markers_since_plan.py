@@ -43,13 +43,13 @@ class Log:
                 visit([one])
 
 
-def since_plan(log, state=EntryState.HELD):
+def since_plan(log, state=EntryState.LEASED):
     """A plan of messages 5, 7 and 11, whose leases are over."""
     entries = {n: Entry(n, n, 1_000, NOW_MS - n, state) for n in (5, 7, 11)}
     return MarkersSincePlan(log, QUEUE, 3, entries, POSITION)
 
 
-def not_due(*markers, state=EntryState.HELD):
+def not_due(*markers, state=EntryState.LEASED):
     log = Log(*markers)
     since = since_plan(log, state)
     since.read_to(POSITION + len(markers), 1.0)
@@ -77,8 +77,8 @@ def test_what_ends_a_message_or_gives_it_time_has_it_left_alone(marker):
 @pytest.mark.parametrize(
     ("marker", "state"),
     [
-        (Marker(3, 7, Op.NACK), EntryState.HELD),
-        (Marker(3, 7, Op.EXTEND), EntryState.HELD),
+        (Marker(3, 7, Op.NACK), EntryState.LEASED),
+        (Marker(3, 7, Op.EXTEND), EntryState.LEASED),
         (Marker(3, 7, Op.EXTEND, 500), EntryState.RELEASED),
         (Marker(3, 7, Op.TAKE, 500), EntryState.DEAD),
         (Marker(3, 7, Op.DEAD_LETTER), EntryState.DEAD),

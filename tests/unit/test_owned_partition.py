@@ -84,7 +84,7 @@ def test_lateness_and_age_are_seconds_and_go_on_without_markers():
 )
 def test_r23_what_remains_of_stored_leases_is_kept_when_the_stored_time_was_ahead(since_ms, due_ms, left_ms):
     now_ms, ahead_ms = 1_700_000_000_000, 3_600_000
-    row = Entry(0, 7, now_ms + since_ms, now_ms + due_ms, EntryState.HELD)
+    row = Entry(0, 7, now_ms + since_ms, now_ms + due_ms, EntryState.LEASED)
     begin = StartPosition(StoredOffset(50, "id", now_ms + ahead_ms, in_flight=(row,)))
     (kept,) = begin.corrected(now_ms, QueueSettings(name="q"), 10, 5_000).at.in_flight
     assert kept.due_ms - now_ms == left_ms

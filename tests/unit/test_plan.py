@@ -46,7 +46,7 @@ headers = st.lists(
 ).map(tuple)
 
 
-def entry(state=EntryState.HELD, *, counts=True, reason=None):
+def entry(state=EntryState.LEASED, *, counts=True, reason=None):
     return Entry(70, 9, 0, 0, state, counts, reason)
 
 
@@ -151,7 +151,7 @@ class TestRedelivery:
 
     @given(headers, st.booleans())
     def test_headers_of_others_stay_in_order(self, given_headers, dead):
-        copy = plan(entry(EntryState.DEAD if dead else EntryState.HELD), original(*given_headers))
+        copy = plan(entry(EntryState.DEAD if dead else EntryState.LEASED), original(*given_headers))
         kept = tuple((k, v) for k, v in given_headers if k not in (COUNT, DELIVER_AT))
         assert copy.headers[: len(kept)] == kept
         assert all(name.startswith("kmq-") for name, _ in copy.headers[len(kept) :])
@@ -268,8 +268,8 @@ class TestDeadLetter:
 @pytest.mark.parametrize(
     ("state", "reason", "text"),
     [
-        (EntryState.HELD, None, "expired"),
-        (EntryState.HELD, "ignored", "expired"),
+        (EntryState.LEASED, None, "expired"),
+        (EntryState.LEASED, "ignored", "expired"),
         (EntryState.DELAYED, None, "expired"),
         (EntryState.RELEASED, None, "nack"),
         (EntryState.RELEASED, "", "nack"),

@@ -44,7 +44,7 @@ class Refusing(Redeliverer):
 
     def again(self, offsets):
         self.sent.clear()
-        entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in offsets]
+        entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in offsets]
         return self.redeliver(entries, Reader(), lambda: True, lambda: True)
 
 
@@ -148,7 +148,7 @@ def test_a_record_that_librdkafka_can_not_be_given_holds_up_no_other():
         KafkaConnection(), QueueSettings(name="q", max_redeliveries=None, claims=False), 0, TrackerSettings()
     )
     producer = redeliverer._producer = Producer({b"3"})
-    entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in range(8)]
+    entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in range(8)]
     outcome = redeliverer.redeliver(entries, Bodies(), lambda: True, lambda: True)
     assert sorted(producer.committed) == [b"0", b"1", b"2", b"4", b"5", b"6", b"7"]
     assert list(outcome.failed) == [3]
@@ -167,7 +167,7 @@ def test_r24_what_was_written_is_committed_only_if_its_topics_are_still_the_same
         KafkaConnection(), QueueSettings(name="q", max_redeliveries=None, claims=False), 0, settings
     )
     producer = redeliverer._producer = Producer(set())
-    entries = [Entry(offset, offset, 0, 0, EntryState.HELD) for offset in range(8)]
+    entries = [Entry(offset, offset, 0, 0, EntryState.LEASED) for offset in range(8)]
     outcome = redeliverer.redeliver(entries, Bodies(), partial(answers.pop, 0), lambda: True)
     assert (len(producer.committed), answers) == (committed, [])
     assert (len(outcome.redelivered), len(outcome.failed)) == (committed, 8 - committed)

@@ -39,8 +39,8 @@ def test_bytes_that_are_no_version(data):
 
 
 def test_a_version_of_another_kmqpy():
-    with pytest.raises(DecodeError, match="format 2, of another kmqpy"):
-        StateVersion.from_json(VERSION.to_json().replace(b'"format":1', b'"format":2'))
+    with pytest.raises(DecodeError, match="format 3, of another kmqpy"):
+        StateVersion.from_json(VERSION.to_json().replace(b'"format":2', b'"format":3'))
 
 
 def test_blocks_between_offsets():

@@ -44,7 +44,7 @@ class InFlightMessage:
     holder          the name of the client that took it, if it gave one
     since_ms        when it was taken, by the broker's clock (ms since 1970)
     lease_until_ms  when it is redelivered; for `delayed` when it becomes due
-    state           held, delayed, released (nacked) or dead (to be dead-lettered now)
+    state           leased, delayed, released (nacked) or dead (to be dead-lettered now)
     reason          that of the nack or dead-lettering
     attempts        deliveries so far, this one included (delayed: so far); None when it is gone itself
     """

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class EntryState(StrEnum):
     """Why a message is in flight."""
 
-    HELD = "held"
+    LEASED = "leased"
     """A client has it, until its lease ends."""
     DELAYED = "delayed"
     """Its delay has not passed yet."""

@@ -47,7 +47,7 @@ class Run:
             self.taken + self.stride * (bit - self.base),
             self.since_ms,
             self.due,
-            EntryState.HELD,
+            EntryState.LEASED,
             holder=self.holder,
         )
 
@@ -66,7 +66,7 @@ class Run:
     def due_until(self, _until_ms: int, limit: int) -> list[Entry]:
         """Up to `limit` entries of this run, all of which are due at the same time."""
         first, taken, stride = self.block * BLOCK, self.taken - self.stride * self.base, self.stride
-        same = self.since_ms, self.due, EntryState.HELD, True, None, self.holder
+        same = self.since_ms, self.due, EntryState.LEASED, True, None, self.holder
         bits = itertools.islice(bits_of(self.alive), limit)
         return [Entry._make((first + bit, taken + stride * bit, *same)) for bit in bits]
 

@@ -20,9 +20,9 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.packed import PackedEntries
 
 _STATES = {
-    Op.TAKE: EntryState.HELD,
+    Op.TAKE: EntryState.LEASED,
     Op.DELAY: EntryState.DELAYED,
-    Op.EXTEND: EntryState.HELD,
+    Op.EXTEND: EntryState.LEASED,
     Op.NACK: EntryState.RELEASED,
     Op.DEAD_LETTER: EntryState.DEAD,
 }
@@ -293,12 +293,12 @@ class InFlight:
         return ended
 
     def _take(self, offset: int, due_ms: int, holder: str | None, at: int) -> int:
-        if self._entries.put_held(offset, at, self.now_ms, due_ms, holder):
+        if self._entries.put_leased(offset, at, self.now_ms, due_ms, holder):
             return 1
         existing = self._entries.get(offset)
         if existing is not None and existing.state is EntryState.DEAD:
             return 0
-        self._entries.replace(Entry(offset, at, self.now_ms, due_ms, EntryState.HELD, holder=holder))
+        self._entries.replace(Entry(offset, at, self.now_ms, due_ms, EntryState.LEASED, holder=holder))
         return 1
 
     def _take_range(self, runs: Runs, due_ms: int, holder: str | None, at: int) -> int:
@@ -315,7 +315,7 @@ class InFlight:
             if entry.state is EntryState.DEAD:
                 taken -= 1
             else:
-                entry = Entry(entry.offset, at, self.now_ms, due_ms, EntryState.HELD, holder=holder)
+                entry = Entry(entry.offset, at, self.now_ms, due_ms, EntryState.LEASED, holder=holder)
             self._entries.discard(entry.offset)
             self._entries.put(entry, waiting=waiting)
         return taken
@@ -327,7 +327,7 @@ class InFlight:
         opens = marker.op in (Op.TAKE, Op.DELAY)
         if entry is None and not (opens or self.missed_markers):
             return 0
-        if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.HELD:
+        if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.LEASED:
             return 0  # nobody holds it any more, so there is no lease to extend
         state, due_ms = _STATES[marker.op], self._deadline(marker)
         if entry is None or opens:

@@ -57,7 +57,7 @@ class PackedEntries:
         self._by_take = LazyMinHeap[Group](lambda group: group.taken_at())
         self._by_due = LazyMinHeap[Group](lambda group: group.due_ms())
         self._rests: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self._held: tuple[Any, ...] = (EntryState.HELD, True, None, None)
+        self._leased: tuple[Any, ...] = (EntryState.LEASED, True, None, None)
         self.handed_out: dict[int, Entry] = {}
         """The entries that hand_out() returned and that are still there, by offset; only to be read."""
 
@@ -110,7 +110,7 @@ class PackedEntries:
         for group in self._by_take.groups():
             if isinstance(group, Run):
                 alive = group.alive.bit_count()
-                states[EntryState.HELD] += alive
+                states[EntryState.LEASED] += alive
                 due += alive if group.due <= until_ms else 0
             else:
                 states.update(rest[0] for rest in group.rests)
@@ -146,7 +146,7 @@ class PackedEntries:
             for bit in bits_of(index.mask & mask)
         ]
 
-    def put_held(self, offset: int, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> bool:
+    def put_leased(self, offset: int, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> bool:
         """Add the entry of a message that a client holds; False when there is one already."""
         block, bit = divmod(offset, entry_groups.BLOCK)
         index = self._indexes.get(block)
@@ -154,9 +154,9 @@ class PackedEntries:
             return False
         if offset in self.handed_out or self._run(block, bit) is not None:
             return False
-        if holder is not self._held[3]:
-            self._held = self._interned((EntryState.HELD, True, None, holder))
-        self._append(offset, taken_at, since_ms, due_ms, self._held)
+        if holder is not self._leased[3]:
+            self._leased = self._interned((EntryState.LEASED, True, None, holder))
+        self._append(offset, taken_at, since_ms, due_ms, self._leased)
         self._count += 1
         return True
 
