@@ -305,7 +305,7 @@ class KafkaQueue:
         )
 
     def _leased(self) -> list[InFlightMessage]:
-        """The messages whose leases run, whoever took them; without those that were nacked."""
+        """The messages that any client has; not those that wait for a tracker (nacked, delayed)."""
         with self._administered() as admin:
             found = admin.in_flight(self._settings, limit=None)
         return [one for one in found if one.state is EntryState.LEASED]
@@ -322,7 +322,7 @@ class KafkaQueue:
         return self._dead_letters.redrive(limit=limit)
 
     def release_all(self) -> int:
-        """See Queue.release_all; what waits after a nack goes on to wait."""
+        """See Queue.release_all; messages that were nacked wait on until their delay is over."""
         leased = self._leased()
         if leased:
             self.nack([one.receipt for one in leased], count=False, wait=True)

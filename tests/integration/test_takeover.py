@@ -19,10 +19,11 @@ from kmqpy.kafka.markers.codec import Marker, Op
 PARTITIONS = 4
 SESSION_S = SESSION_MS / 1000
 LONG_S = 40.0
-BUSY_S = 20.0
-"""The time that a busy machine may need for what takes two seconds.
+LATE_S = 20.0
+"""How late a takeover may be on a busy machine; an idle one needs two seconds.
 
-It is less than the 60 s after which Kafka ends transactions."""
+It is shorter than what it is told apart from: waiting for the end of a session of LONG_S (27 s at least), or
+for Kafka to end an open transaction (60 s)."""
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_f7_after_kill_9_a_standby_goes_on_when_its_session_ends(wide):
         (at_ms - killed_ms) / 1000 for p, at_ms in copies_after(wide, killed_ms).items() if p in theirs
     ]
     assert len(waited_s) == len(theirs)
-    assert max(waited_s) < SESSION_S + TICK_S + BUSY_S
+    assert max(waited_s) < SESSION_S + TICK_S + LATE_S
 
 
 def test_f13_a_tracker_paused_beyond_its_session_makes_no_copies(wide):
@@ -152,7 +153,7 @@ def test_after_a_graceful_stop_the_next_owner_goes_on_at_once(wide):
     with stopped_after(first):
         until(lambda: value(first, wide.name, "redelivered") > 10)
     # Not when the session ends, which is two thirds of it after the stop at the earliest.
-    assert until(lambda: len(second.owned()) == PARTITIONS) < BUSY_S
+    assert until(lambda: len(second.owned()) == PARTITIONS) < LATE_S
     each_came_again_once(wide, sent)
 
 

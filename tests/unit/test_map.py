@@ -1,4 +1,4 @@
-"""docs/map.md names files and folders that exist."""
+"""docs/map.md names files and folders that exist, and every room."""
 
 import re
 from pathlib import Path
@@ -26,3 +26,11 @@ def test_every_room_and_file_of_the_map_exists():
     assert [
         name for name in sorted(named) if not any(path.endswith("/" + name.strip("/")) for path in tree)
     ] == []
+
+
+def test_every_room_is_on_the_map():
+    rooms = {path.rpartition("/")[0] for path in of_the_tree() if path.endswith(".py")} - {"/kmqpy"}
+    tables = TEXT.partition("## Rooms")[2].partition("## Which file")[0]
+    named = {name.rpartition("/")[2] for name in re.findall(r"`([a-z_/]+)`", tables)}
+    assert len(rooms) > 20
+    assert [room for room in sorted(rooms) if room.rpartition("/")[2] not in named] == []

@@ -35,10 +35,10 @@ class StartPosition(NamedTuple):
         cut = False
         for row in at.in_flight:
             if ahead_ms > lead_ms:
-                # The wrong clock set this deadline if, by it, the message is not due yet, or was taken in the
-                # future.
-                by_that = row.due_ms >= at.now_ms or row.since_ms > now_ms
-                due_ms = row.due_ms - ahead_ms if by_that else row.due_ms
+                # The clock that set this deadline was ahead already if the lease was not over at the stored
+                # time, or began later than the broker's time is now.
+                set_ahead = row.due_ms >= at.now_ms or row.since_ms > now_ms
+                due_ms = row.due_ms - ahead_ms if set_ahead else row.due_ms
                 row = row._replace(since_ms=min(row.since_ms, now_ms), due_ms=due_ms)
             row = row._replace(due_ms=min(row.due_ms, latest_ms))
             if isinstance(row, TakenRun):
