@@ -137,10 +137,10 @@ class DoubleTake(MemoryEngine):
 
 
 class DeepSleep(MemoryEngine):
-    """Never hears of a message while it waits."""
+    """Never hears of a message while it waits; looks once a second, whenever the wait began."""
 
     def wait(self, queue, taken, seconds):
-        SYSTEM_CLOCK.sleep(min(seconds, 1))
+        SYSTEM_CLOCK.sleep(min(seconds, 1 - SYSTEM_CLOCK.monotonic() % 1))
         return True
 
 

@@ -34,6 +34,9 @@ BODIES = {
     "1 MiB": b"\x00\xff" * 2**19,
 }
 
+_SERIES = 8
+"""How many messages are sent to receives that wait, one after the other, to learn how late they come."""
+
 
 def test_bodies_come_as_they_were_sent(queue: Queue) -> None:
     bodies = {name: body[: queue.capabilities.max_body_bytes] for name, body in BODIES.items()}
@@ -172,19 +175,33 @@ def test_messages_far_in_the_future_do_not_hide_those_of_now(queue: Queue) -> No
 def test_a_waiting_receive_returns_as_soon_as_a_message_is_sent(kmq_target: Target, queue: Queue) -> None:
     if not kmq_target.real_time:
         pytest.skip("the clock of the storage stands still")
-    # One of many is enough: a busy machine makes any of them late.
+    # One series of three is enough: a busy machine is slow at times.
     soon_s = 0.25 if queue.capabilities.blocking_take else 2
-    assert any(_late_s(queue) < soon_s for _ in range(10))
+    assert any(_is_late_by_less(queue, _SERIES * soon_s) for _ in range(3))
+
+
+def _is_late_by_less(queue: Queue, limit_s: float) -> bool:
+    """True if the messages of a series together come less than `limit_s` late.
+
+    A storage that looks for messages once a second is in time for one of them, but not for a series.
+    """
+    late_s = 0.0
+    for _ in range(_SERIES):
+        late_s += _late_s(queue)
+        if late_s >= limit_s:
+            return False
+    return True
 
 
 def _late_s(queue: Queue) -> float:
+    """How long a receive that waits still waits once a message is sent."""
     sent_at: list[float] = []
 
     def send() -> None:
         sent_at.append(SYSTEM_CLOCK.monotonic())
         queue.send("x")
 
-    timer = threading.Timer(0.3, send)
+    timer = threading.Timer(0.1, send)
     timer.start()
     try:
         queue.ack(queue.receive(wait=10))

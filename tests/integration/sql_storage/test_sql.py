@@ -12,6 +12,9 @@ from sql_support import Place
 from kmqpy.errors import ConfigError, QueueNotFound, ReceiptError, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
 
+WAITS_FOR_LOCK_S = 20
+"""After this, a call is taken for one that waits for a lock; the lock is released when the test fails."""
+
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_message_is_sent_and_acknowledged_with_the_transaction(
@@ -108,11 +111,10 @@ def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Pl
         pytest.skip("SQLite has one writer at a time")
     queue.send_many(["a", "b"])
     (message,) = queue.receive(1, lease=0.2)
-    with place.application.connect() as connection:
+    with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
         queue.ack(message, connection=connection)
         time.sleep(0.3)  # the lease is over, and the row is locked
-        # If this waited for the lock, the test would hang: the lock is released below.
-        found = queue.receive(10, wait=0, lease=60)
+        found = thread.submit(queue.receive, 10, wait=0, lease=60).result(WAITS_FOR_LOCK_S)
         assert [one.body for one in found] == [b"b"]
         assert queue.size() >= 0
         connection.rollback()
@@ -122,10 +124,11 @@ def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Pl
 def test_what_is_committed_late_keeps_its_place_and_nobody_waiting(place: Place, queue: Queue) -> None:
     if place.name == "sqlite":
         pytest.skip("SQLite has one writer at a time")
-    with place.application.connect() as connection:
+    with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
         queue.send_many(["1", "2"], connection=connection)
         queue.send_many(["3", "4"])
-        assert [one.body for one in queue.receive(1, wait=0, lease=60)] == [b"3"]
+        found = thread.submit(queue.receive, 1, wait=0, lease=60).result(WAITS_FOR_LOCK_S)
+        assert [one.body for one in found] == [b"3"]
         connection.commit()
     assert [one.body for one in queue.receive(wait=0, lease=60)] == [b"1", b"2", b"4"]
 

@@ -19,6 +19,7 @@ from kmqpy.dev.ports import free_ports
 from kmqpy.errors import ConfigError, NotSupported, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
 from kmqpy.storages.sql import mariadb
+from kmqpy.storages.sql.arrivals import ArrivalCounts
 from kmqpy.storages.sql.engine import SqlEngine
 
 
@@ -37,6 +38,25 @@ def test_a_waiting_receive_learns_of_another_process_and_of_a_commit(place: Plac
                     queue.send("x", connection=connection)
             (message,) = received.result(60)
             message.ack()
+
+
+def test_mariadb_which_tells_of_no_message_is_asked_for_it_soon_and_again(
+    place: Place, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place.name != "mariadb":
+        pytest.skip("it tells of messages")
+    waits_s: list[float] = []
+
+    def wait(_arrivals: ArrivalCounts, _generation: str, _seen: int, seconds: float) -> bool:
+        waits_s.append(seconds)
+        if len(waits_s) == 3:
+            queue.send("x")
+        return False  # nobody tells
+
+    monkeypatch.setattr(ArrivalCounts, "wait", wait)
+    (message,) = queue.receive(wait=60)
+    assert (message.body, len(waits_s)) == (b"x", 3)
+    assert max(waits_s) <= 0.5
 
 
 def test_a_server_that_is_away_is_unavailable_in_time(tmp_path: Path) -> None:
