@@ -367,10 +367,12 @@ class MarkerWriter(Closeable):
             if queued.other is None:
                 ends.append(queued.ends)
                 continue
-            self._send_ends(pending, partition, ends)
-            ends = []
+            if ends:
+                self._send_ends(pending, partition, ends)
+                ends = []
             self._send(_MarkerToWrite(pending, partition, queued.other))
-        self._send_ends(pending, partition, ends)
+        if ends:
+            self._send_ends(pending, partition, ends)
 
     def _send_ends(self, pending: _PendingMarkers, partition: int, chunks: list[Sequence[int]]) -> None:
         if self._coalesces:
@@ -378,13 +380,13 @@ class MarkerWriter(Closeable):
                 self._send(_MarkerToWrite(pending, partition, codec.encode(marker)))
             return
         value = codec.encode_end()
-        for offsets in chunks:
-            for key in produce_all(self._producer, self._topic, partition, offsets, value, pending):
-                self._send(_MarkerToWrite(pending, partition, (key, value, None)))
+        offsets = [*itertools.chain.from_iterable(chunks)]
+        for key in produce_all(self._producer, self._topic, partition, offsets, value, pending):
+            self._send(_MarkerToWrite(pending, partition, (key, value, None)))
 
     def _send(self, marker: _MarkerToWrite) -> None:
         pending, partition, encoded = marker
-        headers = encoded[2]
+        _, _, headers = encoded
         # A delivery report does not have the headers: without them a nack would be sent again as a take.
         report = partial(pending, headers=headers) if headers else pending
         while not self._closing.is_set():
