@@ -83,7 +83,7 @@ def run_pipeline(
     stopped = stop or (lambda: False)
     with KmqSpark(spark, connection, queue, markers=markers) as kmq:
         target.check(spark, wanted)
-        target.claim(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
+        target.bind(kmq.queue.name, Topics(connection).check(kmq.queue).ids.queue)
         run: str | None = None
         watch = ProgressWatch(connection, kmq.queue, progress, clock)
         while True:

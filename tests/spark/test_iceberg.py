@@ -171,9 +171,9 @@ def test_a_micro_batch_of_a_number_that_was_written(spark, options):
 def test_a_table_with_rows_of_another_queue(spark, options):
     target = made(spark, sink_of(options))
     for _ in range(2):
-        target.claim("jobs", "id")
+        target.bind("jobs", "id")
     with pytest.raises(ConfigError, match=r"'shop\.rows' has rows of queue 'jobs', not of 'others'"):
-        target.claim("others", "id")
+        target.bind("others", "id")
 
 
 def _fail():

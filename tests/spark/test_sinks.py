@@ -195,7 +195,7 @@ def test_a_table_of_postgresql(spark, database_url):
 
 def _upserts(spark, target):
     for _ in range(2):
-        target.claim("jobs", "id")
+        target.bind("jobs", "id")
     target.write(batch_of(spark, range(10)), 0, "a")
     target.write(batch_of(spark, range(10)), 0, "a")
     target.write(batch_of(spark, range(8, 20), copied=True), 1, "a")
@@ -253,23 +253,23 @@ def test_a_place_with_rows_of_another_queue(tmp_path, form):
     path = f"jdbc:sqlite:{tmp_path}/rows.db" if form == "jdbc" else str(tmp_path / "rows")
     target = target_of(Sink(path=path, format=form, options={"table": "all rows"}), NOWHERE)
     for _ in range(2):
-        target.claim("jobs", "id")
+        target.bind("jobs", "id")
     if form == "kafka":  # where rows have no place of their own, and none is left out
-        target.claim("others", "id")
+        target.bind("others", "id")
         return
     with pytest.raises(ConfigError, match=r"rows.*' has rows of queue 'jobs', not of 'others'; name another"):
-        target.claim("others", "id")
+        target.bind("others", "id")
     with pytest.raises(ConfigError, match="of a queue 'jobs' whose topic was deleted and recreated since"):
-        target.claim("jobs", "id 2")
+        target.bind("jobs", "id 2")
 
 
 @pytest.mark.parametrize("told", ["", "[]", '{"queue": 5}'])
 def test_a_note_that_somebody_has_changed(tmp_path, told):
     target = target_of(Sink(path=str(tmp_path / "rows")), NOWHERE)
-    target.claim("jobs", "id")
+    target.bind("jobs", "id")
     (tmp_path / "rows.kmq" / "queue.json").write_text(told)
     with pytest.raises(ConfigError, match=r"holds no JSON object; somebody has changed it|of queue '5'"):
-        target.claim("jobs", "id")
+        target.bind("jobs", "id")
 
 
 @pytest.mark.parametrize(

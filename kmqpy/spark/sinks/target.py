@@ -53,7 +53,7 @@ class Target(ABC):
     def check(self, spark: SparkSession, schema: StructType) -> None:
         """Make the place ready; raise ConfigError unless rows of this schema can be written there."""
 
-    def claim(self, queue: str, topic_id: str) -> None:
+    def bind(self, queue: str, topic_id: str) -> None:
         """Note that the rows are of this queue; raise ConfigError where there are rows of another one.
 
         Rows name their messages by partition and offset, so those of two queues would be taken for copies of
