@@ -123,7 +123,7 @@ def test_of_the_issue_a_list_is_taken_as_well_as_several_arguments(queue):
     queue.send_many(["a", "b", "c", "d", "e", "f"])
     taken = []
     until(lambda: taken.extend(queue.receive(wait=1, lease=60)) or len(taken) == 6)
-    queue.nack([taken[0], taken[1].receipt], delay=60)
+    queue.nack([taken[0], taken[1].receipt], delay=3600)  # longer than until() waits
     queue.extend(taken[2:4], lease=60)
     queue.dead_letter((one for one in taken[4:5]), reason="no")
     queue.ack(taken[2:4], wait=True)

@@ -24,7 +24,7 @@ by what, and the test that must fail then. Mutants are applied to a copy of the 
 never to your files. First the tests run without mutants and must pass. Tests that need Kafka and ZooKeeper
 share servers that are started once; those of KMQ_TEST_CLUSTER, host:port;zookeeper-host:port, if it is set.
 
-  make mutants                              all of them, about 10 minutes
+  make mutants                              all of them, about 40 minutes
   make mutants ARGS=--list                  all of them: what users would feel, change, and test
   make mutants ARGS="worker tracker"        the mutants of these areas
   make mutants ARGS=worker.leases-run-out   one mutant

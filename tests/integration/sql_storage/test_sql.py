@@ -12,6 +12,7 @@ from sql_support import Place
 from kmqpy.errors import ConfigError, QueueNotFound, ReceiptError, Unavailable
 from kmqpy.queue import Queue, queue_for, storage_for
 
+of_several_writers = pytest.mark.parametrize("place", ["postgresql", "mariadb"], indirect=True)
 WAITS_FOR_LOCK_S = 20
 """After this, a call is taken for one that waits for a lock; the lock is released when the test fails."""
 
@@ -106,9 +107,8 @@ def test_large_headers_are_sent_in_several_statements(place: Place, queue: Queue
     assert all(one.headers == (("large", headers["large"]),) for one in found)
 
 
+@of_several_writers
 def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Place, queue: Queue) -> None:
-    if place.name == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
     queue.send_many(["a", "b"])
     (message,) = queue.receive(1, lease=0.2)
     with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
@@ -121,9 +121,8 @@ def test_an_acknowledgement_that_is_not_committed_keeps_nobody_waiting(place: Pl
     assert [one.attempts for one in queue.receive(wait=10)] == [2]
 
 
+@of_several_writers
 def test_what_is_committed_late_keeps_its_place_and_nobody_waiting(place: Place, queue: Queue) -> None:
-    if place.name == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
     with ThreadPoolExecutor(1) as thread, place.application.connect() as connection:
         queue.send_many(["1", "2"], connection=connection)
         queue.send_many(["3", "4"])
@@ -133,9 +132,8 @@ def test_what_is_committed_late_keeps_its_place_and_nobody_waiting(place: Place,
     assert [one.body for one in queue.receive(wait=0, lease=60)] == [b"1", b"2", b"4"]
 
 
+@of_several_writers
 def test_a_nack_that_meets_a_lock_counts_once(place: Place, queue: Queue) -> None:
-    if place.name == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
     queue.send("x")
     (message,) = queue.receive(1, lease=60)
     with place.application.connect() as connection, ThreadPoolExecutor(1) as thread:

@@ -40,11 +40,10 @@ def test_a_waiting_receive_learns_of_another_process_and_of_a_commit(place: Plac
             message.ack()
 
 
+@pytest.mark.parametrize("place", ["mariadb"], indirect=True)
 def test_mariadb_which_tells_of_no_message_is_asked_for_it_soon_and_again(
-    place: Place, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if place.name != "mariadb":
-        pytest.skip("it tells of messages")
     waits_s: list[float] = []
 
     def wait(_arrivals: ArrivalCounts, _generation: str, _seen: int, seconds: float) -> bool:
