@@ -196,7 +196,7 @@ def depth(messages: DataFrame, partitions: DataFrame) -> DataFrame:
 
 
 def latency(messages: DataFrame, quantiles: Iterable[float]) -> DataFrame:
-    """Quantiles of how long processed messages waited and were held; see KmqSpark.latency."""
+    """Quantiles of how long processed messages waited and were in flight; see KmqSpark.latency."""
     wanted = [float(one) for one in quantiles]
     if not wanted or not all(0 <= one <= 1 for one in wanted):
         raise ConfigError(f"quantiles: {wanted!r} must be numbers from 0 to 1, at least one")

@@ -34,7 +34,7 @@ class MetricsTelemetry(Telemetry):
     kmq.client.finished.messages         messages acknowledged, given back, extended or dead-lettered,
                                          by messaging.operation.name
     kmq.client.failures                  what kmqpy got over by itself, by kmq.failure
-    kmq.client.in_flight                 messages held, by the client that spoke last
+    kmq.client.in_flight                 messages in flight, of the client that reported last
 
     `system` is the value of messaging.system. Receiving and finishing are counted, not timed.
     """
@@ -66,7 +66,7 @@ class MetricsTelemetry(Telemetry):
             "kmq.client.failures", "{failure}", "Failures that kmqpy got over by itself."
         )
         self._in_flight = meter.create_gauge(
-            "kmq.client.in_flight", "{message}", "Messages that the client holds."
+            "kmq.client.in_flight", "{message}", "Messages in flight of the client."
         )
 
     @contextmanager

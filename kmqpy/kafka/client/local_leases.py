@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from kmqpy.kafka.places import Place
 
 _SLACK = 1024
-"""Leases of messages that are finished, beside twice as many as are held."""
+"""How many leases of finished messages are kept, beside twice as many as still run."""
 
 _WHOLE = 64
 """A batch of at least this many leases is stored as one until some of its messages are finished."""
@@ -32,15 +32,15 @@ class LocalLeases:
 
     def add(self, partition: int, offsets: Sequence[int], until: float) -> None:
         """Note that messages with these ascending offsets are leased until `until`."""
-        held = self._offsets.setdefault(partition, set())
+        leased = self._offsets.setdefault(partition, set())
         self._break(partition, offsets)
         if offsets[-1] - offsets[0] + 1 == len(offsets):
             offsets = range(offsets[0], offsets[-1] + 1)  # which takes no memory to remember
-        alone = not held or held.isdisjoint(offsets)
+        alone = not leased or leased.isdisjoint(offsets)
         if isinstance(offsets, range) and len(offsets) >= _WHOLE and alone:
             self._whole[partition, offsets[0]] = offsets
         else:
-            held.update(offsets)
+            leased.update(offsets)
         self._push(until, partition, offsets)
 
     def extend(self, places: Iterable[Place], until: float) -> None:
@@ -53,14 +53,14 @@ class LocalLeases:
 
     def discard(self, partition: int, offsets: Sequence[int]) -> None:
         """Forget the leases of these messages."""
-        held = self._offsets.get(partition)
-        if held is None or not offsets:
+        leased = self._offsets.get(partition)
+        if leased is None or not offsets:
             return
         if isinstance(offsets, range) and self._whole.get((partition, offsets[0])) == offsets:
             del self._whole[partition, offsets[0]]
         else:
             self._break(partition, offsets)
-            held.difference_update(offsets)
+            leased.difference_update(offsets)
         if self._extended:
             for offset in offsets:
                 self._extended.pop((partition, offset), None)

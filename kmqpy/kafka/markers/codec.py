@@ -98,7 +98,7 @@ class Op(StrEnum):
     TAKE = "take"
     """A client took the message; opens an entry. A start marker without `kmq-op`."""
     DELAY = "delay"
-    """Not yet due for delivery; opens an entry that nobody holds."""
+    """Not yet due for delivery; opens an entry without a lease."""
     EXTEND = "extend"
     """The lease ends later (or earlier) than said before."""
     NACK = "nack"

@@ -328,7 +328,7 @@ class InFlight:
         if entry is None and not (opens or self.missed_markers):
             return 0
         if marker.op is Op.EXTEND and entry is not None and entry.state is not EntryState.LEASED:
-            return 0  # nobody holds it any more, so there is no lease to extend
+            return 0  # nobody has it any more, so there is no lease to extend
         state, due_ms = _STATES[marker.op], self._deadline(marker)
         if entry is None or opens:
             entry = Entry(offset, at, self.now_ms, due_ms, state, marker.counts, marker.reason, marker.holder)

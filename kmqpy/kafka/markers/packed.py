@@ -147,7 +147,7 @@ class PackedEntries:
         ]
 
     def put_leased(self, offset: int, taken_at: int, since_ms: int, due_ms: int, holder: str | None) -> bool:
-        """Add the entry of a message that a client holds; False when there is one already."""
+        """Add the entry of a leased message; False when there is one already."""
         block, bit = divmod(offset, entry_groups.BLOCK)
         index = self._indexes.get(block)
         if index is not None and index.mask >> bit & 1:
