@@ -11,6 +11,7 @@ import threading
 
 from kmqpy.telemetry.base import Telemetry
 from tracker.context import TrackerContext
+from tracker.cut_off_keeper import CutOffKeeper
 from tracker.health_keeper import HealthKeeper
 from tracker.kafka_clients import KafkaClients
 from tracker.membership import Membership
@@ -61,6 +62,7 @@ class MainLoop:
         self._reader = MarkerReader(context, kafka.markers)
         self._existence = ExistenceCheck(context, kafka.ends, self._reader)
         self._probe = TopicProbe(context, kafka.probed_topics, member, kafka.markers)
+        self._cut_off = CutOffKeeper(context, kafka)
         self._mirror = MirrorKeeper(context)
         self._health = HealthKeeper(context, stopping.is_set)
         takeover = Takeover(context, kafka, self._offsets, self._originals)
@@ -80,6 +82,7 @@ class MainLoop:
         step("health", now, lambda: self._health.refresh(now))
         step("offsets", now, lambda: self._offsets.store_due(now))
         step("probe", now, lambda: self._probe.probe(now))
+        step("cut off", now, self._cut_off.look)
         step("ends", now, lambda: self._existence.ask(now))
         step("mirror", now, lambda: self._mirror.mirror(now))
         step("counts", now, lambda: self._health.count(now))

@@ -387,6 +387,8 @@ class KafkaDeadLetters:
             if record is None or (error is not None and error.code() != KafkaError._PARTITION_EOF):
                 problem = error or problem
                 if self._clock.monotonic() > deadline or problem.code() in _LASTING:
+                    reader.close()  # it may be cut off (kmqpy.kafka.cut_off)
+                    self._reader = None
                     doing = f"read {self._dead.name}, partition {partition}"
                     raise librdkafka.translated(problem, doing, self._connection)
                 continue

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from confluent_kafka import Producer
-
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.forks import ForkGuard
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.client.producer import new_producer
+from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.settings import KafkaConnection, check_connection
 from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -30,13 +29,13 @@ class SharedConnections:
         self._guard = ForkGuard("the connections of a storage")
         # Reentrant: a handler of signals may call close() in the middle of any call.
         self._opening = threading.RLock()
-        self._producer: Producer | None = None
+        self._producer: RenewedProducer | None = None
         self._topics: Topics | None = None
         self._administering = threading.RLock()
         self._admin = Admin(connection, zookeeper, clock=clock)
 
-    def producer(self) -> Producer:
-        """The producer of librdkafka for the messages of all queues."""
+    def producer(self) -> RenewedProducer:
+        """The producer for the messages of all queues."""
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
         with self._opening:
             if self._producer is None:

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import TopicError
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topic_names import markers_topics
 
@@ -116,7 +117,9 @@ class TopicWatch:
     def _id(self, name: str) -> str | None:
         try:
             return str(self._asked[name].result(0).topic_id)
-        except (KafkaException, TimeoutError):
+        except KafkaException as exception:
+            if may_be_cut_off(librdkafka.error_of(exception)):
+                self._admin = None
             return None  # nobody answers, or the topic is gone; whoever reads it is told so
 
     def _ask(self, now: float) -> None:

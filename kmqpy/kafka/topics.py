@@ -16,6 +16,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import (
+    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -30,6 +31,7 @@ from kmqpy.core.first_contact import Service, is_awaited
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.retention import DEFAULT_RETENTION_MS, check_retention
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
 from kmqpy.kafka.topic_identity import TopicIds
@@ -184,7 +186,7 @@ class Topics:
         self._ask(
             "create topic {}",
             topics,
-            lambda names, try_s: self._admin.create_topics(
+            lambda admin, names, try_s: admin.create_topics(
                 [topics[name] for name in names], operation_timeout=try_s, request_timeout=try_s
             ),
             but=KafkaError.TOPIC_ALREADY_EXISTS,  # also by an earlier try whose answer was lost
@@ -226,7 +228,9 @@ class Topics:
             topics = self._ask(
                 "describe topic {}",
                 names,
-                lambda left, try_s: self._admin.describe_topics(TopicCollection(left), request_timeout=try_s),
+                lambda admin, left, try_s: admin.describe_topics(
+                    TopicCollection(left), request_timeout=try_s
+                ),
                 but=KafkaError.UNKNOWN_TOPIC_OR_PART,
             )
             existing = [name for name, topic in topics.items() if topic is not None]
@@ -240,7 +244,7 @@ class Topics:
         described: dict[str, dict[str, ConfigEntry] | None] = self._ask(
             "describe {}",
             names,
-            lambda left, try_s: self._admin.describe_configs(
+            lambda admin, left, try_s: admin.describe_configs(
                 [ConfigResource(ResourceType.TOPIC, name) for name in left], request_timeout=try_s
             ),
             but=KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -277,7 +281,7 @@ class Topics:
         self._ask(
             "add partitions to {}",
             [name],
-            lambda names, try_s: self._admin.create_partitions(
+            lambda admin, names, try_s: admin.create_partitions(
                 [NewPartitions(name, partitions) for name in names],
                 operation_timeout=try_s,
                 request_timeout=try_s,
@@ -306,7 +310,7 @@ class Topics:
         self._ask(
             "delete topic {}",
             names,
-            lambda left, try_s: self._admin.delete_topics(
+            lambda admin, left, try_s: admin.delete_topics(
                 left, operation_timeout=try_s, request_timeout=try_s
             ),
             but=KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -332,7 +336,7 @@ class Topics:
         found = self._ask(
             f"offsets of {topic}",
             [TopicPartition(topic, p) for p in partitions],
-            lambda left, try_s: self._admin.list_offsets(dict.fromkeys(left, spec), request_timeout=try_s),
+            lambda admin, left, try_s: admin.list_offsets(dict.fromkeys(left, spec), request_timeout=try_s),
             topic=topic,
         )
         return {place.partition: one for place, one in found.items()}
@@ -347,7 +351,7 @@ class Topics:
         self._ask(
             f"configure topic {topic}",
             [resource],
-            lambda left, try_s: self._admin.incremental_alter_configs(left, request_timeout=try_s),
+            lambda admin, left, try_s: admin.incremental_alter_configs(left, request_timeout=try_s),
             topic=topic,
         )
 
@@ -356,7 +360,7 @@ class Topics:
         self._ask(
             f"delete records of {topic}",
             [TopicPartition(topic, partition, offset) for partition, offset in before.items()],
-            lambda left, try_s: self._admin.delete_records(left, request_timeout=try_s),
+            lambda admin, left, try_s: admin.delete_records(left, request_timeout=try_s),
             topic=topic,
         )
 
@@ -370,7 +374,7 @@ class Topics:
         (listed,) = self._ask(
             "list consumer groups",
             [None],
-            lambda _, try_s: {None: self._admin.list_consumer_groups(request_timeout=try_s)},
+            lambda admin, _, try_s: {None: admin.list_consumer_groups(request_timeout=try_s)},
         ).values()
         names = sorted(group.group_id for group in listed.valid)
         committed: dict[str, Any] = {}
@@ -378,8 +382,8 @@ class Topics:
             committed |= self._ask(
                 "offsets of group {}",
                 names[start : start + _GROUPS_AT_ONCE],
-                lambda groups, _: {
-                    group: self._admin.list_consumer_group_offsets(
+                lambda admin, groups, _: {
+                    group: admin.list_consumer_group_offsets(
                         [ConsumerGroupTopicPartitions(group)], request_timeout=librdkafka.GROUP_REQUEST_S
                     )[group]
                     for group in groups
@@ -400,26 +404,37 @@ class Topics:
     def _metadata(self, doing: str) -> Any:
         self._guard.raise_if_inherited()
         with librdkafka.kafka_errors(doing, self._connection):
-            return librdkafka.metadata(self._admin, self._timeout, self._connection)
+            admin = self._admin
+            try:
+                return librdkafka.metadata(admin, self._timeout, self._connection)
+            except KafkaException as exception:
+                self._renew_after(exception)
+                raise
+
+    def _renew_after(self, exception: KafkaException) -> None:
+        """Ask by a new client from now on if the former may be cut off; requests under way keep that one."""
+        if may_be_cut_off(librdkafka.error_of(exception)):
+            self._admin = librdkafka.new_admin(self._connection)
 
     def _ask(
         self,
         doing: str,
         wanted: Iterable[K],
-        request: Callable[[list[K], float], Mapping[Any, Future[Any]]],
+        request: Callable[[AdminClient, list[K], float], Mapping[Any, Future[Any]]],
         *,
         but: int | None = None,
         topic: str | None = None,
     ) -> dict[K, Any]:
         """Kafka's answer for each item of `wanted`; None where it was the error code `but`.
 
-        request  given items and its time limit in seconds, returns their futures, in the same order; called
-                 again with the items that failed with retriable errors
+        request  given a client, items and its time limit in seconds, returns their futures, in the same
+                 order; called again with the items that failed with retriable errors
         doing    begins error messages; `{}` in it stands for the item that the error is about
         topic    the topic of all items; if it was created here a short while ago, that a broker does not
                  know it is retriable
         """
         self._guard.raise_if_inherited()
+        admin = self._admin
         left = list(dict.fromkeys(wanted))
         found: dict[K, Any] = {}
         tried = False
@@ -427,16 +442,14 @@ class Topics:
         def ask(try_s: float) -> None:
             nonlocal left, tried
             if is_awaited(Service.KAFKA):
-                librdkafka.look_up(self._admin, try_s)
+                librdkafka.look_up(admin, try_s)
             if tried:  # else librdkafka asks the controller and leaders it knows, even if they are gone
-                self._admin.list_topics(timeout=try_s)
+                admin.list_topics(timeout=try_s)
             tried = True
             failed: dict[K, KafkaException] = {}
-            for one, future in zip(left, request(left, try_s).values(), strict=True):
+            for one, future in zip(left, request(admin, left, try_s).values(), strict=True):
                 try:
-                    found[one] = librdkafka.wait_result(
-                        self._admin, future, try_s + _LATE_S, self._connection
-                    )
+                    found[one] = librdkafka.wait_result(admin, future, try_s + _LATE_S, self._connection)
                 except KafkaException as exception:
                     error = librdkafka.error_of(exception)
                     if error is not None and error.code() == but:
@@ -458,6 +471,7 @@ class Topics:
                     ask, self._timeout, self._connection, also=is_of_new_topic, clock=self._clock
                 )
             except KafkaException as exception:
+                self._renew_after(exception)
                 error = librdkafka.error_of(exception)
                 raise librdkafka.translated(error, doing.format(left[0]), self._connection) from exception
         return found

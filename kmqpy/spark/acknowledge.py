@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -16,6 +16,7 @@ from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.offset_commits import commit_metadata
+from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
@@ -80,9 +81,12 @@ class Acknowledger(StreamingQueryListener):
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
         )
         self._failed_query = FailedQuery(queue, connection, markers_format, self._writer)
-        self._group = librdkafka.new_consumer(connection, {"group.id": queue.consumer_group})
+        self._group = self._new_group()
         self._committed: dict[int, int] = {}
         spark.streams.addListener(self)
+
+    def _new_group(self) -> Consumer:
+        return librdkafka.new_consumer(self._connection, {"group.id": self._queue.consumer_group})
 
     def watch(self, name: str, policy: FailurePolicy | None = None) -> None:
         """Acknowledge what is reported as the observed metric `name`.
@@ -263,6 +267,8 @@ class Acknowledger(StreamingQueryListener):
             self._group.commit(offsets=places, asynchronous=False)
         except KafkaException as exception:
             error = librdkafka.error_of(exception)
+            if may_be_cut_off(error):
+                self._group = self._new_group()
             _log.error(
                 "commit failed; if the group has other consumers, they and Spark process every message twice",
                 extra={"group": self._queue.consumer_group, "error": error.name() if error else "unknown"},

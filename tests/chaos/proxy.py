@@ -27,7 +27,10 @@ class Cut(StrEnum):
 
 
 class Gate:
-    """The way from one process to one kind of server; thread-safe."""
+    """The way from one process to one kind of server; thread-safe.
+
+    rewrite  changes answers as they pass, a chunk at a time
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -36,6 +39,7 @@ class Gate:
         self._answers = asyncio.Event()
         self._answers.set()
         self._refusing = False
+        self.rewrite: Callable[[bytes], bytes] = lambda answer: answer
         self._transports: set[asyncio.WriteTransport] = set()
 
     def cut(self, how: Cut) -> None:
@@ -74,7 +78,8 @@ class Gate:
             mine.add(back.transport)
             self._transports |= mine
             await asyncio.gather(
-                self._pump(reader, back, self._open), self._pump(there, writer, self._answers)
+                self._pump(reader, back, self._open),
+                self._pump(there, writer, self._answers),
             )
         except (OSError, asyncio.CancelledError):
             pass  # the server is down, so is this connection; or the proxy is closed
@@ -84,11 +89,14 @@ class Gate:
                 transport.abort()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: asyncio.Event
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        passing: asyncio.Event,
     ) -> None:
         while data := await reader.read(_CHUNK):
             await passing.wait()
-            writer.write(data)
+            writer.write(self.rewrite(data) if passing is self._answers else data)
             await writer.drain()
         await passing.wait()  # the end of a connection does not pass either
         if writer.can_write_eof():

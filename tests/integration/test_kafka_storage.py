@@ -104,7 +104,7 @@ def test_a_topic_that_others_have_written_to_is_taken_over_only_when_told(url, c
     topic, topics = which.format(name), Topics(connection)
     for one in {name, topic}:
         topics._create({one: NewTopic(one, 1, 1)})
-    producer = new_producer(connection)
+    producer = new_producer(connection).current()
     producer.produce(topic, b"of somebody else")
     assert producer.flush(60) == 0
     with storage_for(url) as storage:

@@ -1,7 +1,9 @@
 """A broker, or a ZooKeeper, that stops answering, goes away and comes back; of a cluster of its own."""
 
 import contextlib
+import itertools
 import shutil
+import struct
 import threading
 import time
 from collections import Counter
@@ -12,7 +14,11 @@ from support import LEASE_S, LiveQueue, bodies, collect, nothing_comes, total_qu
 
 from kmqpy.dev import Cluster
 from kmqpy.dev.ports import free_ports
+from kmqpy.errors import Unavailable
+from kmqpy.kafka import cut_off
 from kmqpy.kafka.admin.registry_entries import StoredOffset
+from kmqpy.kafka.client import client as client_module
+from kmqpy.kafka.client import receiver
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
 from kmqpy.kafka.markers.entry import Entry, EntryState
@@ -20,6 +26,8 @@ from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 from tests.chaos.proxy import Cut, Proxy
+from tracker import kafka_clients
+from tracker.redelivery import tick_writer
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +104,68 @@ def cluster_behind_a_gate():
 
         with Cluster(broker_settings=settings) as cluster:
             yield cluster, f"127.0.0.1:{port}", gate
+
+
+@pytest.fixture
+def cut_off_soon(monkeypatch):
+    """What is cut off is found out, and given up, after a second or two."""
+    monkeypatch.setattr(cut_off, "_EVERY_S", 0.3)
+    monkeypatch.setattr(cut_off, "_AFTER_S", 1.0)
+    monkeypatch.setattr(cut_off, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(client_module, "_SILENT_S", 0.3)
+    monkeypatch.setattr(receiver, "_START_TIMEOUT_S", 0.5)
+    monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 1_000)
+    monkeypatch.setattr(kafka_clients, "_PROBE_TIMEOUT_S", 1.0)
+
+
+def test_whoever_never_reaches_kafka_again_goes_on_by_new_clients(
+    cluster_behind_a_gate, queue_name, cut_off_soon
+):
+    """As after librdkafka's issue 5301. All are told of a wrong port, and don't ask where they began."""
+    cluster, bootstrap, gate = cluster_behind_a_gate
+    astray = {"metadata.recovery.strategy": "none", "topic.metadata.refresh.interval.ms": "200"}
+    port = int(bootstrap.partition(":")[2])
+    right, wrong = (b"127.0.0.1" + struct.pack(">i", one) for one in (port, free_ports(1)[0]))
+    with LiveQueue(*addresses(cluster), queue_name) as queue:
+        queue.connection = replace(queue.connection, bootstrap=bootstrap, kafka=astray)
+        tracker, client, sender = queue.tracker(), queue.client(), queue.producer(delivery_timeout=1.0)
+        sender.send_many(["acknowledged", "taken", "fetched"], partition=0)
+        first = collect(client, 2, max_messages=2, lease=5.0)
+        client.ack(first[0], wait=True)
+        confirmed, found = {"taken", "fetched"}, []
+
+        def is_sent():
+            body = f"m{next(numbers)}"
+            with contextlib.suppress(Unavailable):
+                sender.send(body)
+                confirmed.add(body)
+                return True
+            return False
+
+        def all_came():
+            messages = client.receive(wait=0.2, lease=60.0)
+            client.ack(*messages)
+            found.extend(messages)
+            return confirmed <= set(bodies(found))
+
+        numbers = itertools.count()
+        gate.rewrite = lambda answer: answer.replace(right, wrong)
+        until(lambda: not is_sent(), every=0.2)
+        time.sleep(1.0)  # others ask as often as the sender
+        assert client.receive(wait=0.1) == []  # start markers of unknown outcome
+        with healed(gate):
+            gate.cut(Cut.REFUSE)
+            until(lambda: any("does not answer" in text for text in tracker.problems()))
+            gate.rewrite = lambda answer: answer
+        until(lambda: not tracker.problems(), what=tracker.problems)
+        until(is_sent, every=0.2)
+        until(all_came, what=lambda: bodies(found))
+        client.flush()
+        assert "acknowledged" not in bodies(found)
+        assert max(Counter(bodies(found)).values()) == 1
+        sender.send("taken later")
+        for _ in ("the message", "its copy"):
+            assert bodies(collect(client, 1, lease=LEASE_S)) == ["taken later"]
 
 
 @pytest.mark.parametrize("fmt", ["jvm", "range"])

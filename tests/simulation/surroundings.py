@@ -64,6 +64,16 @@ class NoWatch:
         return True
 
 
+class NothingCutOff:
+    """Stands where CutOffKeeper is imported: no client has librdkafka's fault."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def look(self) -> None:
+        pass
+
+
 class NoMirror:
     """Clients are given their settings here."""
 

@@ -19,7 +19,17 @@ from .leadership import Leadership
 from .log_readers import QueueEnds
 from .model import Process, Steps
 from .stepwise import stepwise
-from .surroundings import CLOCK, QUEUE, NoMetrics, NoMirror, Threading, TrackerTopics, internal_error, records
+from .surroundings import (
+    CLOCK,
+    QUEUE,
+    NoMetrics,
+    NoMirror,
+    NothingCutOff,
+    Threading,
+    TrackerTopics,
+    internal_error,
+    records,
+)
 
 _replay = stepwise("kmqpy.kafka.markers.replay", set(), headers_of_each=records.headers_of_each)
 
@@ -198,6 +208,7 @@ _main_loop = stepwise(
     set(),
     LastAttempts=_controlled_attempts,
     MarkerReader=_controlled("marker_reader"),
+    CutOffKeeper=NothingCutOff,
     MirrorKeeper=stepwise("tracker.mirror_keeper", set(), SettingsMirror=NoMirror).MirrorKeeper,
     OffsetKeeper=_controlled("offset_keeper"),
     OriginalsReaders=_originals_readers.OriginalsReaders,

@@ -23,6 +23,7 @@ from confluent_kafka import (
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import DecodeError, KmqError
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.markers.codec import Op
 from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.records import read_marker
@@ -202,6 +203,8 @@ class QueueCounts:
             except (KafkaException, KmqError) as error:
                 if not librdkafka.is_retriable(librdkafka.error_of(error)):
                     self._warn(groups[group], str(error))
+                if may_be_cut_off(librdkafka.error_of(error)) and group in self._askers:
+                    self._askers.pop(group).close()
                 continue
             for place in answer:
                 if place.error is None:
@@ -227,11 +230,13 @@ class QueueCounts:
     def _read(self, readings: Iterable[_Reading], is_late: Callable[[], bool]) -> None:
         consumer = self._reader()
         left = {(one.topic, one.partition): one for one in readings}
+        silent = bool(left)
         consumer.assign([one.place for one in left.values()])
         try:
             while left and not is_late():
                 done = []
                 for record in consumer.consume(_BATCH, _SLICE_S):
+                    silent = False
                     key = record.topic(), record.partition()
                     reading = left.get(key)
                     if reading is not None and reading.take(record):
@@ -241,6 +246,9 @@ class QueueCounts:
                     consumer.incremental_unassign(done)
         finally:
             consumer.unassign()
+        if silent:  # it may be cut off
+            consumer.close()
+            self._consumer = None
 
     def _more(self, reading: _Reading) -> int | None:
         if reading.at_end:

@@ -26,9 +26,28 @@ class MarkersConsumer:
     """Fetches the markers of the partitions that are read; used by the main loop only."""
 
     def __init__(self, connection: KafkaConnection) -> None:
-        self._consumer: Consumer = librdkafka.new_consumer(connection, {"fetch.wait.max.ms": 100})
+        self._connection = connection
+        self._consumer = self._new_consumer()
         self._readers: dict[tuple[str, int], OwnedPartition] = {}
         """The partitions that are read, by markers topic and number."""
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer of librdkafka, for CutOffCheck."""
+        return self._consumer
+
+    def renew(self) -> None:
+        """Go on by a new consumer, since the former is cut off."""
+        self._consumer = self._new_consumer()
+        places = []
+        for (topic, number), part in self._readers.items():
+            part.paused = False
+            position = part.unread[-1].offset() + 1 if part.unread else part.state.position
+            places.append(TopicPartition(topic, number, position))
+        self._consumer.assign(places)
+
+    def _new_consumer(self) -> Consumer:
+        return librdkafka.new_consumer(self._connection, {"fetch.wait.max.ms": 100})
 
     def other_reader(self, part: OwnedPartition) -> OwnedPartition | None:
         """A partition of another queue that reads the same markers, if there is one."""

@@ -26,10 +26,20 @@ class QueueEnds:
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
+        self._consumer = self._new_consumer()
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer of librdkafka, for CutOffCheck."""
+        return self._consumer
+
+    def renew(self) -> None:
+        """Ask by a new consumer from now on; whoever still asks the former, which is cut off, keeps it."""
+        self._consumer = self._new_consumer()
+
+    def _new_consumer(self) -> Consumer:
         # JVM clients read uncommitted records by default, so these can be taken, too.
-        self._consumer: Consumer = librdkafka.new_consumer(
-            connection, {"isolation.level": "read_uncommitted"}
-        )
+        return librdkafka.new_consumer(self._connection, {"isolation.level": "read_uncommitted"})
 
     def end_beyond(self, place: Partition, offset: int) -> int:
         """The next offset of a partition, which should be above `offset`; raises KmqError.

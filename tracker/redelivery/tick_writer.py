@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -12,10 +11,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import librdkafka
+from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.markers import codec
-from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
-_log = logging.getLogger(__name__)
+_SETTINGS: KafkaSettings = {"linger.ms": 0, "message.timeout.ms": 5_000}
 
 
 class Tick(NamedTuple):
@@ -40,15 +40,13 @@ class TickWriter:
     """Appends ticks, for any thread; raises Unavailable where that fails.
 
     A fatal error (a broker lost what it had acknowledged, or we may not write yet) ends an idempotent
-    producer for good: then another takes its place.
+    producer for good, and one whose ticks are not written in time may be cut off: then another takes its
+    place.
     """
 
     def __init__(self, connection: KafkaConnection, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._connection = connection
         self._clock = clock
-        self._lock = threading.Lock()
-        self._producer = self._new_producer()
-        self._broken = False
+        self._producers = RenewedProducer(partial(librdkafka.new_producer, connection, _SETTINGS))
 
     def post_tick(self, topic: str, partition: int, written: Callable[[Tick], None]) -> None:
         """Append a tick without waiting for it; `poll` now and then.
@@ -62,13 +60,13 @@ class TickWriter:
                 written(_tick(record, asked_at))
 
         try:
-            self._produce(self._current(), topic, partition, report)
+            self._produce(self._producers.current(), topic, partition, report)
         except KafkaException as exception:
             raise _no_tick(topic, partition, exception) from exception
 
     def send_tick(self, topic: str, partition: int, timeout_s: float) -> Tick:
         """Append a tick and wait until it is written."""
-        producer = self._current()
+        producer = self._producers.current()
         asked_at = self._clock.monotonic()
         found: list[Tick | None] = []
 
@@ -90,26 +88,16 @@ class TickWriter:
 
     def poll(self) -> None:
         """Serve the delivery reports of ticks written by post_tick()."""
-        self._producer.poll(0)
+        self._producers.poll()
 
     def close(self) -> None:
         """Wait up to a second for ticks that are still on their way."""
-        self._producer.flush(1)
-
-    def _new_producer(self) -> Producer:
-        return librdkafka.new_producer(self._connection, {"linger.ms": 0, "message.timeout.ms": 5_000})
-
-    def _current(self) -> Producer:
-        with self._lock:
-            if self._broken:
-                _log.error("producer of ticks replaced after a fatal error")
-                self._producer, self._broken = self._new_producer(), False
-            return self._producer
+        self._producers.flush(1)
 
     def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
         def report(error: KafkaError | None, record: Any) -> None:
-            # Does not refer to the producer, which it would keep alive; replacing a healthy one is harmless.
-            self._broken = self._broken or librdkafka.is_fatal(error)
+            # Does not refer to the producer, which it would keep alive.
+            self._producers.failed(error)
             done(error, record)
 
         key, value, headers = codec.encode(codec.tick(partition))
@@ -118,7 +106,7 @@ class TickWriter:
         except BufferError:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
         except KafkaException as exception:
-            self._broken = self._broken or librdkafka.is_fatal(librdkafka.error_of(exception))
+            self._producers.failed(librdkafka.error_of(exception))
             raise
 
 

@@ -27,6 +27,7 @@ from kmqpy.kafka.client.receiver import MIN_LEASE_LEFT, Receiver
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
+from kmqpy.kafka.cut_off import CutOffCheck
 from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
@@ -44,6 +45,9 @@ _WATCHED_S = 2.0
 """A client that only acknowledges asks for the topic ids first when they are older than this (rule R24)."""
 _LOOK_TIMEOUT_S = 3.0
 _LOOK_POLL_S = 0.01
+
+_SILENT_S = 5.0
+"""Nothing was received for so long: is Kafka still reached?"""
 
 _LOOK_SHARE = 1 / 4
 """An extension looks for at most this part of the lease whether the message was acknowledged meanwhile."""
@@ -143,6 +147,8 @@ class KmqClient:
             watch_topics=self._watch_topics,
             look_for_topics=self._look_for_topics,
         )
+        self._cut_off = CutOffCheck(connection, clock)
+        self._received_at = clock.monotonic()
         self._closed = threading.Event()
         self._housekeeper: threading.Thread | None = None
         self._housekeeper_lock = threading.Lock()
@@ -354,6 +360,7 @@ class KmqClient:
             raise stale_markers_error(self._queue)
         messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
         if messages:
+            self._received_at = self._clock.monotonic()
             self._places.remember(messages, offsets)
             self._telemetry.received(self._queue.name, messages)
         return messages
@@ -437,8 +444,16 @@ class KmqClient:
                         self._receiver.keep_alive()
                     finally:
                         self._receiving.release()
+                self._replace_cut_off()
             except Exception:  # the thread must live; receive() meets the same error and raises it
                 _log.exception("housekeeping failed", extra={"queue": self._queue.name})
+
+    def _replace_cut_off(self) -> None:
+        """Go on with new clients of librdkafka where Kafka answers others only; asked while nothing comes."""
+        silent = self._clock.monotonic() - self._received_at > _SILENT_S
+        if silent and self._cut_off.is_due() and (found := self._cut_off.find(self._receiver.clients())):
+            with self._receiving:
+                self._receiver.replace(found)
 
     def _watch_topics(self) -> None:
         """See to it that recreated topics are noticed, also by a client that never receives."""

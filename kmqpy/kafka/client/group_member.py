@@ -99,23 +99,30 @@ class GroupMember:
         self._static = instance_id is not None
         self._closing = False
         self._revoked = False  # True between a revocation and the assignment that follows it
-        static = {"group.instance.id": instance_id} if instance_id else {}
-        self._consumer: Consumer = librdkafka.new_consumer(
-            connection,
+        self._static_settings = {"group.instance.id": instance_id} if instance_id else {}
+        self._consumer = self._new_consumer()
+
+    def _new_consumer(self) -> Consumer:
+        consumer = librdkafka.new_consumer(
+            self._connection,
             {
-                "group.id": queue.consumer_group,
+                "group.id": self._queue.consumer_group,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": 10_000,  # how soon others get the partitions of a killed member
                 "heartbeat.interval.ms": 1_000,  # how soon a rebalance is heard of
                 "topic.metadata.refresh.interval.ms": 30_000,  # how soon new partitions are seen
                 "on_commit": self._on_commit,
-                **static,
+                **self._static_settings,
             },
         )
-        with librdkafka.kafka_errors(f"subscribe to {queue.name}", connection):
-            self._consumer.subscribe(
-                [queue.name], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        with librdkafka.kafka_errors(f"subscribe to {self._queue.name}", self._connection):
+            consumer.subscribe(
+                [self._queue.name],
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
             )
+        return consumer
 
     @property
     def partitions(self) -> list[int]:
@@ -236,6 +243,19 @@ class GroupMember:
         self._stash += came
         for record in came:
             self._raise_if_fatal(record.error())
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer of librdkafka, for CutOffCheck."""
+        return self._consumer
+
+    def join_again(self) -> None:
+        """Join the group by a new consumer: the former is cut off, and the group has given it up."""
+        _log.warning("joining again: Kafka answers others only", extra={"queue": self._queue.name})
+        # Not closed: it would try to leave. Python ends it.
+        self._consumer, before = self._new_consumer(), self._consumer
+        self._forget(self._partitions.keys())
+        del before
 
     def close(self) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
@@ -500,18 +520,21 @@ class GroupMember:
             self._clock.sleep(_OUTCOME_POLL_S)
 
     def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        gone = self._numbers(places)
-        for partition in gone:
-            self._partitions.pop(partition, None)
-        self._paused -= gone
-        # When one of them comes back, others have gone on with it.
-        self._stash = [record for record in self._stash if record.partition() not in gone]
-        self._revoked = True
+        self._forget(self._numbers(places))
         consumer.incremental_unassign(places)
         _log.info(
             "partitions given up",
             extra={"queue": self._queue.name, "partitions": [p.partition for p in places]},
         )
+
+    def _forget(self, partitions: Iterable[int]) -> None:
+        """Drop what is known of partitions: when one of them comes back, others have gone on with it."""
+        gone = set(partitions)
+        for partition in gone:
+            self._partitions.pop(partition, None)
+        self._paused -= gone
+        self._stash = [record for record in self._stash if record.partition() not in gone]
+        self._revoked = True
 
     def _leave(self) -> bool:
         self._closing = True

@@ -22,6 +22,7 @@ from kmqpy.errors import ReceiptError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.markers_producer import produce, produce_all
 from kmqpy.kafka.client.start_markers import POLL_S, StartMarkerWriter
+from kmqpy.kafka.cut_off import may_be_cut_off
 from kmqpy.kafka.markers import codec
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.places import Place
@@ -430,11 +431,16 @@ class MarkerWriter(Closeable):
         if self._throttle.allows():
             reason = error.name() if error is not None else "unknown"
             _log.warning("markers are sent again", extra={"topic": self._topic, "error": reason})
-        self._broken = self._broken or librdkafka.is_fatal(error)
+        self._broken = self._broken or may_be_cut_off(error)
 
     def _replace_producer(self) -> None:
-        """Make a new producer: a fatal error (the broker lost what it had acknowledged) ended this one."""
-        _log.error("markers producer replaced after a fatal error", extra={"topic": self._topic})
+        """Make a new producer: a fatal error (the broker lost what it had acknowledged) ended this one.
+
+        Or its markers timed out: it may be cut off.
+        """
+        _log.warning(
+            "a markers producer is replaced that ended or got no answer", extra={"topic": self._topic}
+        )
         broken, self._producer, self._broken = self._producer, self._new_producer(), False
         broken.purge()
         broken.flush(1)  # serves the delivery reports, so that what was queued is queued again

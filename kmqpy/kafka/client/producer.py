@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -17,25 +18,24 @@ from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import ConfigError, MessageError, NotSupported, Unavailable, Unfinished, shown
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client.settings_mirror import settings_of
+from kmqpy.kafka.cut_off import RenewedProducer
 from kmqpy.kafka.message_headers import DELIVER_AT, size_of
 from kmqpy.kafka.places import message_id
-from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
+from kmqpy.kafka.settings import KafkaConnection, KafkaSettings, QueueSettings, check_connection
 from kmqpy.kafka.topics import HEADROOM_BYTES, MAX_MESSAGE_BYTES, Topics
 from kmqpy.telemetry.base import Telemetry
 
 
 def new_producer(
     connection: KafkaConnection, *, timeout_ms: int = 30_000, max_message_bytes: int = MAX_MESSAGE_BYTES
-) -> Producer:
+) -> RenewedProducer:
     """A producer of librdkafka for messages; each send takes at most `timeout_ms`."""
-    return librdkafka.new_producer(
-        connection,
-        {
-            "linger.ms": 1,
-            "message.timeout.ms": max(timeout_ms, 10),
-            "message.max.bytes": max_message_bytes + HEADROOM_BYTES,
-        },
-    )
+    settings: KafkaSettings = {
+        "linger.ms": 1,
+        "message.timeout.ms": max(timeout_ms, 10),
+        "message.max.bytes": max_message_bytes + HEADROOM_BYTES,
+    }
+    return RenewedProducer(partial(librdkafka.new_producer, connection, settings))
 
 
 class _Record(NamedTuple):
@@ -65,7 +65,7 @@ class KmqProducer(Closeable):
         *,
         delivery_timeout: Duration = 30.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        shared: Producer | None = None,
+        shared: RenewedProducer | None = None,
         telemetry: Telemetry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -80,7 +80,7 @@ class KmqProducer(Closeable):
         if shared is None:
             Topics(connection).check(self._queue)
         self._is_shared = shared is not None
-        self._producer = shared or new_producer(
+        self._producers = shared or new_producer(
             connection, timeout_ms=self._timeout_ms, max_message_bytes=max_message_bytes
         )
 
@@ -148,17 +148,21 @@ class KmqProducer(Closeable):
                 else:
                     traced.append(_Record(one.value, one.key, sent_headers))
                     self._check_size(traced[-1])
-            reports = _Reports()
-            for one in traced:
-                self._produce(one, partition, reports)
-            ids = reports.wait(self._producer, timeout_s, self._connection, self._queue.name)
+            producer, reports = self._producers.current(), _Reports()
+            try:
+                for one in traced:
+                    self._produce(producer, one, partition, reports)
+                ids = reports.wait(producer, timeout_s, self._connection, self._queue.name)
+            finally:
+                for error in reports.errors.values():
+                    self._producers.failed(error)
         self._telemetry.finished(self._queue.name, "send", len(ids))
         return ids
 
     def close(self) -> None:
         """Release the connection; every send() has been confirmed or has raised before."""
         if not self._guard.inherited and not self._is_shared:
-            self._producer.flush(5)
+            self._producers.flush(5)
 
     def _checked(self, message: m.OutgoingMessage) -> _Record:
         """The record of a message; raises MessageError, NotSupported."""
@@ -187,11 +191,11 @@ class KmqProducer(Closeable):
                 f"message of {size} bytes (key, body and headers): the limit is {self._max_bytes} bytes"
             )
 
-    def _produce(self, record: _Record, partition: int | None, reports: _Reports) -> None:
+    def _produce(self, producer: Producer, record: _Record, partition: int | None, reports: _Reports) -> None:
         report = reports.next()
         while True:
             try:
-                self._producer.produce(
+                producer.produce(
                     self._queue.name,
                     record.value,
                     record.key,
@@ -200,11 +204,12 @@ class KmqProducer(Closeable):
                     headers=list(record.headers),
                 )
             except BufferError:
-                self._producer.poll(0.1)
+                producer.poll(0.1)
             except KafkaException as exception:
-                if librdkafka.refresh_partition(self._producer, self._queue.name, partition or 0, exception):
+                if librdkafka.refresh_partition(producer, self._queue.name, partition or 0, exception):
                     continue
                 error = librdkafka.error_of(exception)
+                self._producers.failed(error)
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     report(error, None)  # with those of the messages before
                     return
@@ -219,11 +224,11 @@ class KmqProducer(Closeable):
 
 
 class _Reports:
-    """Collects the delivery reports of the messages of one call."""
+    """Collects the delivery reports of the messages of one call; `errors` has one error of each kind."""
 
     def __init__(self) -> None:
+        self.errors: dict[int, KafkaError] = {}
         self._ids: list[str | None] = []
-        self._errors: dict[int, KafkaError] = {}
         self._pending = 0
         self._lock = threading.Lock()
 
@@ -238,7 +243,7 @@ class _Reports:
             if error is None:
                 self._ids[index] = message_id(record.partition(), record.offset())
             else:
-                self._errors[error.code()] = error
+                self.errors[error.code()] = error
             with self._lock:
                 self._pending -= 1
 
@@ -255,10 +260,10 @@ class _Reports:
             if SYSTEM_CLOCK.monotonic() > deadline:
                 raise Unavailable(f"send to {queue}: Kafka at {connection.bootstrap} does not answer")
         sent = [one for one in self._ids if one is not None]
-        if KafkaError._UNKNOWN_PARTITION in self._errors:
+        if KafkaError._UNKNOWN_PARTITION in self.errors:
             raise ConfigError(f"partition: queue {queue} has no such partition")
         problems = [
-            librdkafka.translated(error, f"send to {queue}", connection) for error in self._errors.values()
+            librdkafka.translated(error, f"send to {queue}", connection) for error in self.errors.values()
         ]
         for problem in sorted(problems, key=lambda one: isinstance(one, MessageError)):
             if sent and isinstance(problem, MessageError):

@@ -12,6 +12,8 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
+from confluent_kafka import Producer
+
 from kmqpy import message as m
 from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
@@ -23,6 +25,7 @@ from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, Receiv
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
+from kmqpy.kafka.cut_off import Client
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import have_headers, offsets_of_records, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
@@ -164,6 +167,17 @@ class Receiver:
             self._member.maintain()
             self._member.keep_alive()
             self._topics.writer.give_back(self._member.pop_orphaned_starts())
+
+    def clients(self) -> list[Client]:
+        """The clients of librdkafka that must not be replaced before they are known to be cut off."""
+        consumers = [] if self._member is None else [self._member.consumer]
+        return [*consumers, *self._topics.writer.starts.producers_in_use()]
+
+    def replace(self, cut_off: Collection[Client]) -> None:
+        """Go on with new clients instead of these."""
+        self._topics.writer.starts.replace([one for one in cut_off if isinstance(one, Producer)])
+        if self._member is not None and self._member.consumer in cut_off:
+            self._member.join_again()
 
     def give_back_interrupted(self) -> None:
         """Give back what a receive() started that an exception, say of a signal handler, interrupted."""

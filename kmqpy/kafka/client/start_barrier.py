@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -12,15 +13,15 @@ from kmqpy.kafka.client.markers_producer import produce
 from kmqpy.kafka.markers import codec
 
 _LATE_REQUEST_S = 5.0
-"""How long after a producer's fatal error a broker may still append what the producer had sent before."""
+"""How long after a producer's end a broker may still append what the producer had sent before."""
 
 
 class StartBarrier:
     """Tells when no start marker of one partition can be appended any more, by ticks of their producers.
 
     An idempotent producer writes in order, even when it gives a marker up: once its tick is in the log,
-    nothing that it sent earlier can follow. A producer with a fatal error can't write a tick; its earlier
-    requests get `_LATE_REQUEST_S` to arrive.
+    nothing that it sent earlier can follow. A producer with a fatal error, or that is cut off, can't write a
+    tick; its earlier requests get `_LATE_REQUEST_S` to arrive.
     """
 
     def __init__(self, topic: str, partition: int, clock: Clock) -> None:
@@ -45,6 +46,16 @@ class StartBarrier:
             if self._ticks.get(producer) and not len(producer):
                 self._ticks.pop(producer, None)
         return not self._ticks and self._clock.monotonic() >= self._passed_after
+
+    def producers(self) -> list[Producer]:
+        """The producers whose ticks are awaited; for any thread."""
+        return list(self._ticks)
+
+    def forget(self, cut_off: Collection[Producer]) -> None:
+        """Wait no more for ticks of producers that never reach Kafka again."""
+        for producer in self._ticks.keys() & set(cut_off):
+            self._passed_after = self._clock.monotonic() + _LATE_REQUEST_S
+            del self._ticks[producer]
 
     def _send(self, producer: Producer) -> None:
         tick = self._ticks[producer] = object()

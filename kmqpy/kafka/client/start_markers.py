@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -291,6 +291,18 @@ class StartMarkerWriter:
         """The producers made so far."""
         return [producer for producer in (self._reporting, self._errors_only) if producer is not None]
 
+    def producers_in_use(self) -> set[Producer]:
+        """The producers, and former ones whose start markers may still be appended; for any thread."""
+        barriers = list(self._barriers.values())
+        return {*self.producers(), *(one for barrier in barriers for one in barrier.producers())}
+
+    def replace(self, cut_off: Collection[Producer]) -> None:
+        """Use new producers instead of these, which never reach Kafka again (kmqpy.kafka.cut_off)."""
+        if not set(cut_off).isdisjoint(self.producers()):
+            self._drop_producers()
+        for barrier in self._barriers.values():
+            barrier.forget(cut_off)
+
     def _begin(
         self,
         batch: StartBatch,
@@ -406,7 +418,7 @@ class StartMarkerWriter:
         return self._errors_only
 
     def _drop_producers(self) -> None:
-        """Drop the producers after a fatal error or a time-out."""
+        """Drop the producers after a fatal error or a time-out, or when one is cut off."""
         _log.error("start markers' producers replaced", extra={"topic": self._topic})
         for producer in self.producers():
             producer.purge()

@@ -1,0 +1,124 @@
+"""Replaces clients of librdkafka that are cut off: they never reach Kafka again, while others do.
+
+Since 2.10, a client that reads an answer which names no broker forgets all brokers, and may never look for
+them again (librdkafka's issue 5301, open in 2.16). Kafka gives such answers for a moment when all brokers
+at once were away for longer than their session. Calls of a client that is cut off only time out, as in an
+outage.
+
+Administration clients and producers are replaced whenever a call or a record of theirs got no answer
+(`may_be_cut_off`), which costs little in an outage. A consumer would lose its place in its group, and nobody
+would know what becomes of start markers: these clients are replaced when Kafka answers new clients and not
+them (`CutOffCheck`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import closing
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from kmqpy.core.clock import Clock
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection
+
+_log = logging.getLogger(__name__)
+
+Client = confluent_kafka.Producer | confluent_kafka.Consumer
+
+_EVERY_S = 5.0
+_AFTER_S = 15.0
+"""Longer than librdkafka waits between two attempts to connect: 10 s."""
+_ANSWER_S = 1.0
+_ASKED_TOPIC = SETTINGS_TOPIC
+"""Asked for since an answer about all topics may be large. It may be missing: that is an answer, too."""
+
+_UNANSWERED = {
+    KafkaError._TIMED_OUT,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+}
+
+
+def may_be_cut_off(error: KafkaError | None) -> bool:
+    """Return True if a call or a record got no answer, or the client ended by a fatal error."""
+    return error is not None and (librdkafka.is_fatal(error) or error.code() in _UNANSWERED)
+
+
+class RenewedProducer:
+    """A producer, and another one after an error that may have ended it; for any thread.
+
+    Whoever still uses the former one keeps it, so what was given to it gets its delivery reports.
+    """
+
+    def __init__(self, make: Callable[[], Producer]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._producer = make()
+        self._failed = False
+
+    def current(self) -> Producer:
+        """The producer for what is sent next."""
+        with self._lock:
+            if self._failed:
+                _log.warning("a producer is replaced that ended or got no answer")
+                self._producer, self._failed = self._make(), False
+            return self._producer
+
+    def failed(self, error: KafkaError | None) -> None:
+        """Note that something could not be sent; replacing a healthy producer is harmless."""
+        self._failed = self._failed or may_be_cut_off(error)
+
+    def poll(self) -> None:
+        """Serve delivery reports that have come."""
+        self._producer.poll(0)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for what is still to be sent."""
+        self._producer.flush(timeout_s)
+
+
+class CutOffCheck:
+    """Finds clients that are cut off; for one thread at a time."""
+
+    def __init__(self, connection: KafkaConnection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._next = clock.monotonic() + _EVERY_S
+        self._since: dict[Client, float] = {}
+        """The clients that got no answer when a new one did, each with the time when that was first so."""
+
+    def is_due(self) -> bool:
+        """Return True if find() would ask Kafka now."""
+        return self._clock.monotonic() >= self._next
+
+    def find(self, clients: Iterable[Client]) -> list[Client]:
+        """Ask Kafka by each of these clients; returns those that are cut off.
+
+        That is known 15 s after Kafka first answered a new client and not them. Waits a second for each
+        client that gets no answer, and one for the new client. Nobody may close a client meanwhile.
+        """
+        now = self._clock.monotonic()
+        self._next = now + _EVERY_S
+        silent = [client for client in clients if not _is_answered(client)]
+        if not silent or not self._is_new_client_answered():
+            silent = []
+        self._since = {client: self._since.get(client, now) for client in silent}
+        return [client for client, since in self._since.items() if now - since >= _AFTER_S]
+
+    def _is_new_client_answered(self) -> bool:
+        with closing(librdkafka.new_consumer(self._connection, {})) as client:
+            return _is_answered(client)
+
+
+def _is_answered(client: Client) -> bool:
+    try:
+        client.list_topics(_ASKED_TOPIC, _ANSWER_S)
+    except KafkaException:
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""Clients that never reach Kafka again, although Kafka answers others (librdkafka's issue 5301)."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from confluent_kafka import KafkaException
+from fake_kafka import FakeKafka
+
+from kmqpy.core.clock import SystemClock
+from kmqpy.errors import MessageError, Unavailable
+from kmqpy.kafka import cut_off, librdkafka, topic_identity
+from kmqpy.kafka.client.marker_writer import MarkerWriter
+from kmqpy.kafka.client.producer import KmqProducer, new_producer
+from kmqpy.kafka.cut_off import CutOffCheck
+from kmqpy.kafka.settings import QueueSettings
+from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
+from kmqpy.kafka.topics import Topics
+from tracker.redelivery import tick_writer
+from tracker.redelivery.tick_writer import TickWriter
+
+NEVER_AGAIN = {"metadata.recovery.strategy": "none"}
+"""A client with this setting is cut off for sure once it knows a wrong port only."""
+
+
+class Clock(SystemClock):
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def kafka() -> Iterator[FakeKafka]:
+    with FakeKafka() as broker:
+        yield broker
+
+
+def test_topics_are_found_again_after_kafka_has_named_no_broker(kafka):
+    """The fault itself, which strikes a client in three: until it does."""
+    for _ in range(60):
+        topics = Topics(kafka.connection(), 1.0)
+        assert topics.brokers() == 1
+        kafka.names_broker = False
+        with suppress(KafkaException):
+            librdkafka.look_up(topics._admin, 1.0)
+        kafka.names_broker = True
+        try:
+            assert topics.brokers() == 1
+        except Unavailable:
+            assert topics.brokers() == 1
+            return
+
+
+def test_a_watch_of_topics_learns_the_ids_again(kafka, monkeypatch):
+    monkeypatch.setattr(topic_identity, "_WATCH_TIMEOUT_S", 0.5)
+    watch = TopicWatch(kafka.connection(**NEVER_AGAIN), QueueSettings(name="t"), TopicIds("old", "old"))
+    assert _knows_soon(watch, within_s=10.0)
+    _cut_off(kafka, watch._admin)
+    assert _knows_soon(watch, within_s=10.0)
+
+
+def _knows_soon(watch: TopicWatch, within_s: float = 1.0) -> bool:
+    asked = time.monotonic()
+    while not watch.knows_since(asked):
+        watch.look()
+        if time.monotonic() > asked + within_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _until(true, within_s=20.0):
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _cut_off(broker, client):
+    """Have the broker lead this client astray, and no other."""
+    client.list_topics("t", 5.0)
+    broker.lead_astray()
+    _until(lambda: not cut_off._is_answered(client))
+    broker.named_port = broker.port
+
+
+def test_a_consumer_is_cut_off_once_others_were_answered_for_a_while(kafka, monkeypatch):
+    monkeypatch.setattr(cut_off, "_ANSWER_S", 0.3)
+    clock = Clock()
+    connection = kafka.connection(**NEVER_AGAIN)
+    check = CutOffCheck(connection, clock)
+    astray = librdkafka.new_consumer(connection, {})
+    _cut_off(kafka, astray)
+    well = librdkafka.new_consumer(connection, {})
+    try:
+        found = []
+        for _ in range(4):
+            assert not check.is_due()
+            clock.seconds += 5.0
+            assert check.is_due()
+            found.append(check.find([well, astray]))
+        assert found == [[], [], [], [astray]]
+        kafka.close()  # nobody is answered
+        clock.seconds += 60
+        assert check.find([well, astray]) == []
+    finally:
+        well.close()
+
+
+def test_a_tick_writer_takes_another_producer_after_a_tick_that_was_not_written(kafka, monkeypatch):
+    monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 200)
+    ticks = TickWriter(kafka.connection())
+    first = ticks._producers.current()
+    with pytest.raises(Unavailable):
+        ticks.send_tick("t", 0, 3.0)
+    assert ticks._producers.current() is not first
+
+
+def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka):
+    shared = new_producer(kafka.connection(), timeout_ms=200)
+    sender = KmqProducer(QueueSettings(name="t"), kafka.connection(), shared=shared)
+    first = shared.current()
+    with pytest.raises(Unavailable):
+        sender.send("x")
+    assert shared.current() is not first
+    with pytest.raises(MessageError):
+        sender.send("x" * 2_000_000)
+    assert shared.current() is shared.current()
+
+
+def test_a_marker_writer_takes_another_producer_after_markers_that_were_not_written(kafka):
+    writer = MarkerWriter(kafka.connection(), "t", delivery_timeout_ms=200)
+    first = writer._producer
+    writer.end(0, [1])
+    _until(lambda: writer._producer is not first)
+    writer.abandon()

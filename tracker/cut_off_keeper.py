@@ -1,0 +1,43 @@
+"""Replaces the consumers of a tracker that never reach Kafka again, as kmqpy.kafka.cut_off explains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from kmqpy.kafka.cut_off import Client, CutOffCheck
+from tracker.background import Pool
+from tracker.context import TrackerContext
+from tracker.kafka_clients import KafkaClients
+
+_log = logging.getLogger(__name__)
+
+
+class CutOffKeeper:
+    """Looks for cut off consumers in the background, and replaces them in the main loop."""
+
+    def __init__(self, context: TrackerContext, kafka: KafkaClients) -> None:
+        self._jobs = context.jobs
+        self._check = CutOffCheck(context.connection, context.clock)
+        self._consumers = (kafka.markers, kafka.ends)
+        self._looking = False
+
+    def look(self) -> None:
+        """Ask Kafka by each consumer, when it is time to."""
+        if not self._looking and self._check.is_due():
+            self._looking = True
+            self._jobs.run(Pool.HOUSEKEEPING, self._find, self._found)
+
+    def _find(self) -> list[Client]:
+        return self._check.find([one.consumer for one in self._consumers])
+
+    def _found(self, cut_off: Collection[Client] | Exception) -> None:
+        self._looking = False
+        if isinstance(cut_off, Exception):
+            raise cut_off
+        for one in self._consumers:
+            if one.consumer in cut_off:
+                _log.warning(
+                    "a consumer is replaced: Kafka answers others only", extra={"of": type(one).__name__}
+                )
+                one.renew()
