@@ -44,8 +44,9 @@ SMALL = {
         str(jar) for name in _MOST_USED for jar in sorted(_JARS.glob(f"{name}*"))
     ),
     # A third of the start; what runs for seconds gains nothing from the second compiler.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+    # The code cache of that compiler alone is small: code is thrown away and compiled again.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m "
+    "-XX:+UseSerialGC -XX:MetaspaceSize=256m -Xmn400m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 }
 INTERPRETED = {
     # Compiling a query costs more than running it on a few rows.
