@@ -52,6 +52,7 @@ def _write_config(
         "broker.session.timeout.ms": 3_000,
         "broker.heartbeat.interval.ms": 500,
         "log.cleaner.dedupe.buffer.size": 16 << 20,  # the default is a quarter of the heap
+        "metadata.max.idle.interval.ms": 0,  # else an idle broker writes two records a second
         **settings,
     }
     folder.mkdir(exist_ok=True)
