@@ -75,7 +75,7 @@ def text(data):
         text(b'[[1, 0, 0, 0, "leased", 1, null, null]]'),
         text(b'[[1, 0, 0, 0, "leased", true, 5, null]]'),
         text(b'[[1, "3", 9223372036854775807, 1, 0, 0, null]]'),
-        text(b'[[7, 0, 0, 0, "leased", true, null, null], [7, 1, 0, 0, "held", true, null, null]]'),
+        text(b'[[7, 0, 0, 0, "leased", true, null, null], [7, 1, 0, 0, "leased", true, null, null]]'),
         text(b'[[1000, "%s", 0, 0, 0, 0, null], [1024, "1", 9, 0, 0, 0, null]]' % (b"f" * 20)),
         text(b'[[1030, 0, 0, 0, "leased", true, null, null], [1000, "%s", 9, 0, 0, 0, null]]' % (b"f" * 20)),
         text(b"[" * 100_000),
