@@ -125,7 +125,9 @@ class StateFolder:
         try:
             return StateVersion.from_json(data)
         except DecodeError as error:
-            raise ConfigError(f"table: {path}: {error}") from None
+            raise ConfigError(
+                f"table: {path}: {error}; name another folder, or delete this one: update() fills it from the markers"
+            ) from None
 
     def _numbers(self) -> list[int]:
         names = (one.base_name.partition(".") for one in self._listed(_VERSIONS))

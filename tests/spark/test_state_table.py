@@ -271,7 +271,10 @@ def test_a_folder_that_is_none_of_this_queue(make_queue, queue_name, kmq_of, tmp
     for method in (other.update, other.messages, lambda: other.update(restart=True)):
         with pytest.raises(ConfigError, match=f"is of queue '{queue_name}', not of '{queue_name}-other'"):
             method()
-    for data, problem in (("{}", "no version of a state table"), ('{"format": 0}', "of another kmqpy")):
+    for data, problem in (
+        ("{}", "no version of a state table"),
+        ('{"format": 0}', "of another kmqpy.*delete"),
+    ):
         (tmp_path / "table" / "versions" / f"{9:020d}.json").write_text(data)
         with pytest.raises(ConfigError, match=problem):
             kmq.state_table(table).update()
