@@ -126,7 +126,8 @@ class StateFolder:
             return StateVersion.from_json(data)
         except DecodeError as error:
             raise ConfigError(
-                f"table: {path}: {error}; name another folder, or delete this one: update() fills it from the markers"
+                f"table: {path}: {error}; "
+                "name another folder, or delete this one: update() fills it from the markers"
             ) from None
 
     def _numbers(self) -> list[int]:
