@@ -28,7 +28,11 @@ class QueuePurge:
         topics = self._context.topics.check(settings)
         stored = self._context.tracked(settings.name, known)[1]
         counted = stats.queue_stats(
-            self._context.connection, settings, stored=stored, clock=self._context.clock
+            self._context.connection,
+            settings,
+            stored=stored,
+            administered=self._context.topics,
+            clock=self._context.clock,
         )
         log = self._context.topics.offsets(settings.name, range(topics.partitions))
         before = {partition: end for partition, (_low, end) in log.items()}
