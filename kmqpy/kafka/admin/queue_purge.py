@@ -57,7 +57,9 @@ class QueuePurge:
         before: dict[int, int],
         writer: MarkerWriter,
     ) -> None:
-        for partition, state in stats.open_entries(self._context.connection, settings, stored).items():
+        context = self._context
+        open_entries = stats.open_entries(context.connection, settings, stored, context.topics)
+        for partition, state in open_entries.items():
             for entry in state:
                 if entry.offset < before.get(partition, 0):
                     writer.put_one(Marker(partition, entry.offset, Op.END))

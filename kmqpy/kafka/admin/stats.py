@@ -249,13 +249,14 @@ def in_flight(
     queue: QueueSettings,
     *,
     stored: Mapping[int, StoredOffset] | None = None,
+    administered: Topics | None = None,
     limit: int | None = None,
 ) -> list[InFlightMessage]:
     """The messages in flight (delayed ones too), the oldest of each partition first.
 
     Raises QueueNotFound, TopicError, Unavailable.
     """
-    topics = Topics(connection).check(queue)
+    topics = (administered or Topics(connection)).check(queue)
     states = _Markers(connection, queue, topics, stored or {}, None).states
     # In each partition, entries in the order of their takes ascend by `since_ms`, too.
     in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
@@ -289,10 +290,13 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
 
 
 def open_entries(
-    connection: KafkaConnection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    stored: Mapping[int, StoredOffset] | None = None,
+    administered: Topics | None = None,
 ) -> dict[int, InFlight]:
     """The messages in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
-    topics = Topics(connection).check(queue)
+    topics = (administered or Topics(connection)).check(queue)
     return _Markers(connection, queue, topics, stored or {}, None).states
 
 
