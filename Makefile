@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)-docs/.ready
+COMPILED := $(VENV)/.compiled
 ARGS ?=
-# Tests wait more than they compute, so more of them than cores run at a time.
-WORKERS ?= 6
+# Tests wait three times as long as they compute, so more of them than cores run at a time.
+WORKERS ?= 7
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -31,10 +32,14 @@ $(DOCS_READY): requirements-docs.lock pyproject.toml
 	@$(VENV)-docs/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(COMPILED): $(READY)
+	@$(BIN)/python -m pytest --collect-only -q > /dev/null || true # else each worker would compile all tests
+	@touch $@
+
 demo: $(READY) ## 20,000 messages, failing consumers, a killed tracker: nothing lost
 	@$(BIN)/kmq demo $(ARGS)
 
-test: $(READY) ## all tests, on a real Kafka and ZooKeeper
+test: $(COMPILED) ## all tests, on a real Kafka and ZooKeeper
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # Redelivered without an acknowledgement, then acknowledged; dead-lettered as it kills its consumers.

@@ -53,13 +53,15 @@ def until(
     return time.monotonic() - started
 
 
-def committed_records(connection: KafkaConnection, topic: str, *, at_once: bool = False) -> list[Any]:
+def committed_records(
+    connection: KafkaConnection, topic: str, *, topics: Topics | None = None, at_once: bool = False
+) -> list[Any]:
     """Every committed record of `topic`, partition by partition.
 
     Readers see what was committed a moment after the commit has returned, so this waits for what is in
     the log now; `at_once`: not for transactions that are open.
     """
-    partitions = range(Topics(connection).describe([topic])[topic].partitions)
+    partitions = range((topics or Topics(connection)).describe([topic])[topic].partitions)
     ends = partition_reader.bounds(connection, topic, partitions, uncommitted=True)
     if not any(end for _, end in ends.values()):
         return []
@@ -175,7 +177,7 @@ class LiveQueue:
 
     def records(self, topic: str | None = None, *, at_once: bool = False) -> list[Any]:
         """See committed_records; default: those of the queue."""
-        return committed_records(self.connection, topic or self.name, at_once=at_once)
+        return committed_records(self.connection, topic or self.name, topics=self.topics, at_once=at_once)
 
     def copies(self, *, at_once: bool = False) -> Counter[str]:
         """How often each body stands in the queue topic."""

@@ -181,7 +181,10 @@ class Admin(Closeable):
         """Messages taken and not finished, delayed ones included; those taken first come first."""
         settings, known = self._context.find(queue)
         stored = self._context.tracked(settings.name, known)[1]
-        return stats.in_flight(self._context.connection, settings, stored=stored, limit=limit)
+        context = self._context
+        return stats.in_flight(
+            context.connection, settings, stored=stored, administered=context.topics, limit=limit
+        )
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:
         """Counts of the queue and of each partition, and who tracks it."""

@@ -105,19 +105,26 @@ class AdminContext:
         """Counts of the queue and of each partition, and who tracks it."""
         settings, known = self.find(queue)
         owners, stored = self.tracked(settings.name, known)
-        return stats.queue_stats(self.connection, settings, owners=owners, stored=stored, clock=self.clock)
+        return stats.queue_stats(
+            self.connection,
+            settings,
+            owners=owners,
+            stored=stored,
+            administered=self.topics,
+            clock=self.clock,
+        )
 
     def records(self) -> tuple[Records | None, Unavailable | None]:
         """The records of kmq.queues, or the error with which they could not be read."""
         try:
-            return SettingsMirror(self.connection).records(), None
+            return SettingsMirror(self.connection, self.topics).records(), None
         except Unavailable as error:
             return None, error
 
     def mirror(self, change: Callable[[SettingsMirror], None]) -> None:
         """Change kmq.queues. If Kafka denies access, log that: trackers will write the records."""
         try:
-            change(SettingsMirror(self.connection))
+            change(SettingsMirror(self.connection, self.topics))
         except AccessDenied as error:
             _log.error("clients are not told of the change (a tracker will tell them): %s", error)
 

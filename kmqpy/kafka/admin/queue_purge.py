@@ -28,7 +28,11 @@ class QueuePurge:
         topics = self._context.topics.check(settings)
         stored = self._context.tracked(settings.name, known)[1]
         counted = stats.queue_stats(
-            self._context.connection, settings, stored=stored, clock=self._context.clock
+            self._context.connection,
+            settings,
+            stored=stored,
+            administered=self._context.topics,
+            clock=self._context.clock,
         )
         log = self._context.topics.offsets(settings.name, range(topics.partitions))
         before = {partition: end for partition, (_low, end) in log.items()}
@@ -53,7 +57,9 @@ class QueuePurge:
         before: dict[int, int],
         writer: MarkerWriter,
     ) -> None:
-        for partition, state in stats.open_entries(self._context.connection, settings, stored).items():
+        context = self._context
+        open_entries = stats.open_entries(context.connection, settings, stored, context.topics)
+        for partition, state in open_entries.items():
             for entry in state:
                 if entry.offset < before.get(partition, 0):
                     writer.put_one(Marker(partition, entry.offset, Op.END))

@@ -202,19 +202,23 @@ def queue_stats(
     *,
     owners: Mapping[int, str] | None = None,
     stored: Mapping[int, StoredOffset] | None = None,
+    administered: Topics | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> QueueStats:
     """Count what `queue` holds; `owners` and `stored` are what ZooKeeper says of its partitions.
 
+    `administered` is asked for the topics; by default one that is made here.
+
     Raises QueueNotFound, TopicError, Unavailable.
     """
     stored, owners = stored or {}, owners or {}
-    topics = Topics(connection).check(queue)
+    administered = administered or Topics(connection)
+    topics = administered.check(queue)
     committed = committed_offsets(connection, queue, range(topics.partitions), topics.ids)
     read = _Markers(connection, queue, topics, stored, committed)
     starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
     waiting = _count(connection, queue.name, starts, read.touched)
-    dead = _dead_letters(connection, queue, topics)
+    dead = _dead_letters(connection, administered, queue, topics)
     now_ms = clock.wall_ms()
     parts = []
     for partition, state in read.states.items():
@@ -245,13 +249,14 @@ def in_flight(
     queue: QueueSettings,
     *,
     stored: Mapping[int, StoredOffset] | None = None,
+    administered: Topics | None = None,
     limit: int | None = None,
 ) -> list[InFlightMessage]:
     """The messages in flight (delayed ones too), the oldest of each partition first.
 
     Raises QueueNotFound, TopicError, Unavailable.
     """
-    topics = Topics(connection).check(queue)
+    topics = (administered or Topics(connection)).check(queue)
     states = _Markers(connection, queue, topics, stored or {}, None).states
     # In each partition, entries in the order of their takes ascend by `since_ms`, too.
     in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
@@ -285,10 +290,13 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
 
 
 def open_entries(
-    connection: KafkaConnection, queue: QueueSettings, stored: Mapping[int, StoredOffset] | None = None
+    connection: KafkaConnection,
+    queue: QueueSettings,
+    stored: Mapping[int, StoredOffset] | None = None,
+    administered: Topics | None = None,
 ) -> dict[int, InFlight]:
     """The messages in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
-    topics = Topics(connection).check(queue)
+    topics = (administered or Topics(connection)).check(queue)
     return _Markers(connection, queue, topics, stored or {}, None).states
 
 
@@ -354,7 +362,7 @@ def _count(
 
 
 def _dead_letters(
-    connection: KafkaConnection, queue: QueueSettings, topics: QueueTopics
+    connection: KafkaConnection, administered: Topics, queue: QueueSettings, topics: QueueTopics
 ) -> dict[int, _Counted]:
     if topics.dead_letters is None:
         return {}
@@ -370,7 +378,7 @@ def _dead_letters(
         if marker.op is Op.END:
             ended[record.partition()].add_runs(marker.offset_runs)
 
-    info = Topics(connection).describe([dead.markers_topic]).get(dead.markers_topic)
+    info = administered.describe([dead.markers_topic]).get(dead.markers_topic)
     if info is not None:
         read = {p: 0 for p in partitions if p < info.partitions}
         partition_reader.scan(connection, dead.markers_topic, read, visit)

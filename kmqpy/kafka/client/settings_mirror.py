@@ -134,11 +134,13 @@ def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConn
 class SettingsMirror:
     """Reads and writes the records of the queues under the connection's root.
 
-    Every call may raise Unavailable; those that write AccessDenied.
+    Every call may raise Unavailable; those that write AccessDenied. `topics`: asked by every call, which else
+    makes one of its own.
     """
 
-    def __init__(self, connection: KafkaConnection) -> None:
+    def __init__(self, connection: KafkaConnection, topics: Topics | None = None) -> None:
         self._connection = connection
+        self._topics = topics
         self._cluster = librdkafka.connection_key(connection)
 
     def recent(self, name: str) -> QueueSettings | None:
@@ -221,8 +223,8 @@ class SettingsMirror:
         so that this stays known until it is mended; if that topic is a queue topic, TopicError is raised in
         the end. `certain`: the ids given are those of topics that belong together, whatever a record says.
         """
-        topics = Topics(self._connection)
-        found = self._read()
+        topics = self._topics or Topics(self._connection)
+        found = self._read(topics)
         if found is None:
             described = topics.describe([queue.name for queue in queues])
             if not described:
@@ -276,13 +278,14 @@ class SettingsMirror:
                 return settings
         return None
 
-    def _read(self) -> _Found | None:
+    def _read(self, topics: Topics | None = None) -> _Found | None:
         """Return the last value of each key; None where there is no topic.
 
         Raises AccessDenied, Unavailable, and _TooLong where others have written too much.
         """
         # Asked first: it takes a consumer ten times as long to find out that there is none.
-        if SETTINGS_TOPIC not in Topics(self._connection).describe([SETTINGS_TOPIC]):
+        topics = topics or self._topics or Topics(self._connection)
+        if SETTINGS_TOPIC not in topics.describe([SETTINGS_TOPIC]):
             _cache[self._cluster] = SYSTEM_CLOCK.monotonic(), {}
             return None
         found: _Found = {}

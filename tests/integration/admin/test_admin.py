@@ -5,7 +5,7 @@ from support import until
 
 from kmqpy.core.durations import DAY_MS
 from kmqpy.errors import ConfigError, QueueNotFound, TopicError, Unavailable
-from kmqpy.kafka import partition_reader
+from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.findings import Kind, Severity
@@ -15,6 +15,18 @@ from kmqpy.kafka.topics import Topics
 from kmqpy.zookeeper.settings import NO_ZOOKEEPER, ZooKeeperConnection
 
 NOWHERE = "127.0.0.1:1"
+
+
+def test_all_operations_ask_for_topics_with_one_client(admin, queue_name, monkeypatch):
+    made, new_admin = [], librdkafka.new_admin
+    monkeypatch.setattr(librdkafka, "new_admin", lambda *given: made.append(given) or new_admin(*given))
+    admin.create_queue(queue_name)
+    admin.stats(queue_name)
+    admin.in_flight(queue_name)
+    admin.doctor(queue_name)
+    admin.purge(queue_name)
+    admin.delete_queue(queue_name)
+    assert len(made) == 1
 
 
 def test_every_operation_right_after_topics_were_made(connection, queue_name):
