@@ -153,10 +153,8 @@ def test_whoever_never_reaches_kafka_again_goes_on_by_new_clients(
         until(lambda: not is_sent(), every=0.2)
         time.sleep(1.0)  # others ask as often as the sender
         assert client.receive(wait=0.1) == []  # start markers of unknown outcome
-        with healed(gate):
-            gate.cut(Cut.REFUSE)
-            until(lambda: any("does not answer" in text for text in tracker.problems()))
-            gate.rewrite = lambda answer: answer
+        # No connection ends: one to the coordinator of a group would ask for the address when it begins anew.
+        gate.rewrite = lambda answer: answer
         until(lambda: not tracker.problems(), what=tracker.problems)
         until(is_sent, every=0.2)
         until(all_came, what=lambda: bodies(found))
