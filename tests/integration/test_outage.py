@@ -18,7 +18,6 @@ from kmqpy.errors import Unavailable
 from kmqpy.kafka import cut_off
 from kmqpy.kafka.admin.registry_entries import StoredOffset
 from kmqpy.kafka.client import client as client_module
-from kmqpy.kafka.client import receiver
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
 from kmqpy.kafka.markers.entry import Entry, EntryState
@@ -113,7 +112,6 @@ def cut_off_soon(monkeypatch):
     monkeypatch.setattr(cut_off, "_AFTER_S", 1.0)
     monkeypatch.setattr(cut_off, "_ANSWER_S", 0.5)
     monkeypatch.setattr(client_module, "_SILENT_S", 0.3)
-    monkeypatch.setattr(receiver, "_START_TIMEOUT_S", 0.5)
     monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 1_000)
     monkeypatch.setattr(kafka_clients, "_PROBE_TIMEOUT_S", 1.0)
 
@@ -129,10 +127,10 @@ def test_whoever_never_reaches_kafka_again_goes_on_by_new_clients(
     with LiveQueue(*addresses(cluster), queue_name) as queue:
         queue.connection = replace(queue.connection, bootstrap=bootstrap, kafka=astray)
         tracker, client, sender = queue.tracker(), queue.client(), queue.producer(delivery_timeout=1.0)
-        sender.send_many(["acknowledged", "taken", "fetched"], partition=0)
-        first = collect(client, 2, max_messages=2, lease=5.0)
+        sender.send_many(["acknowledged", "taken"], partition=0)
+        first = collect(client, 2, lease=5.0)
         client.ack(first[0], wait=True)
-        confirmed, found = {"taken", "fetched"}, []
+        confirmed, found = {"taken"}, []
 
         def is_sent():
             body = f"m{next(numbers)}"
@@ -152,11 +150,8 @@ def test_whoever_never_reaches_kafka_again_goes_on_by_new_clients(
         gate.rewrite = lambda answer: answer.replace(right, wrong)
         until(lambda: not is_sent(), every=0.2)
         time.sleep(1.0)  # others ask as often as the sender
-        assert client.receive(wait=0.1) == []  # start markers of unknown outcome
-        with healed(gate):
-            gate.cut(Cut.REFUSE)
-            until(lambda: any("does not answer" in text for text in tracker.problems()))
-            gate.rewrite = lambda answer: answer
+        # No connection ends: one to the coordinator of a group would ask for the address when it begins anew.
+        gate.rewrite = lambda answer: answer
         until(lambda: not tracker.problems(), what=tracker.problems)
         until(is_sent, every=0.2)
         until(all_came, what=lambda: bodies(found))

@@ -320,6 +320,25 @@ def test_r10_what_a_broken_producer_sent_gets_a_while_to_arrive(producer):
     assert barrier.passed()
 
 
+def test_r10_what_a_producer_sent_that_is_cut_off_gets_a_while_to_arrive(producer):
+    """Its own tick never comes: its start markers are not waited for until that does."""
+    clock = Jumping()
+    writer = MarkerWriter(KafkaConnection(), "m", clock=clock)
+    starts = writer.starts
+    batch = starts.start({0: [1]}, {}, 1_000, None, 5.0)
+    clock.now = 5.0
+    assert batch.wait_until_confirmed().failed == {0: 1}
+    assert not starts.outcome_known(0)
+    assert starts.producers_in_use() == {producer}
+    starts.replace([producer])
+    clock.now = 9.0
+    assert not starts.outcome_known(0)
+    clock.now = 11.0
+    assert starts.outcome_known(0)
+    assert starts.producers_in_use() == set()
+    writer.abandon()
+
+
 class Jumping(SystemClock):
     """A clock that stands still until it is set."""
 
