@@ -5,7 +5,7 @@
     python examples/standalone.py receive QUEUE     until Ctrl-C
 
 Uses the servers of KMQ_BOOTSTRAP and KMQ_ZOOKEEPER, the line that `kmq dev up` prints. Of all three, the
-client's first process is killed while it holds messages; the tracker redelivers them to the next.
+client's first process is killed with messages in flight; the tracker redelivers them to the next.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def receive(name: str, crash: bool) -> None:
         for message in client:
             if crash and len(done) == MESSAGES // 2:
                 client.flush()
-                os.kill(os.getpid(), 9)  # holds what it took and did not acknowledge
+                os.kill(os.getpid(), 9)  # what it took and did not acknowledge stays in flight
             client.ack(message)
             done.add(message.body.decode())
             print(message.body.decode(), flush=True)

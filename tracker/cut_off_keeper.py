@@ -23,7 +23,7 @@ class CutOffKeeper:
         self._looking = False
 
     def look(self) -> None:
-        """Ask Kafka by each consumer, when it is time to."""
+        """Ask Kafka with each consumer, when it is time to."""
         if not self._looking and self._check.is_due():
             self._looking = True
             self._jobs.run(Pool.HOUSEKEEPING, self._find, self._found)
@@ -37,7 +37,5 @@ class CutOffKeeper:
             raise cut_off
         for one in self._consumers:
             if one.consumer in cut_off:
-                _log.warning(
-                    "a consumer is replaced: Kafka answers others only", extra={"of": type(one).__name__}
-                )
+                _log.warning("consumer replaced: Kafka answers others only", extra={"of": type(one).__name__})
                 one.renew()

@@ -5,10 +5,10 @@ them again (librdkafka's issue 5301, open in 2.16). Kafka gives such answers for
 at once were away for longer than their session. Calls of a client that is cut off only time out, as in an
 outage.
 
-Administration clients and producers are replaced whenever a call or a record of theirs got no answer
+Administration clients and other producers are replaced whenever a call or a record of theirs got no answer
 (`may_be_cut_off`), which costs little in an outage. A consumer would lose its place in its group, and nobody
-would know what becomes of start markers: these clients are replaced when Kafka answers new clients and not
-them (`CutOffCheck`).
+would know what becomes of start markers. So consumers and producers of start markers are replaced only when
+Kafka answers new clients and not them (`CutOffCheck`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ _log = logging.getLogger(__name__)
 Client = confluent_kafka.Producer | confluent_kafka.Consumer
 
 _EVERY_S = 5.0
+"""From one look to the next."""
 _AFTER_S = 15.0
-"""Longer than librdkafka waits between two attempts to connect: 10 s."""
+"""How long Kafka must have answered others only. It takes librdkafka up to 10 s to connect again."""
 _ANSWER_S = 1.0
+"""How long an answer is waited for."""
 _ASKED_TOPIC = SETTINGS_TOPIC
 """Asked for since an answer about all topics may be large. It may be missing: that is an answer, too."""
 
@@ -46,7 +48,7 @@ _UNANSWERED = {
 
 
 def may_be_cut_off(error: KafkaError | None) -> bool:
-    """Return True if a call or a record got no answer, or the client ended by a fatal error."""
+    """Return True if this error says that a call or record got no answer, or that it ended the client."""
     return error is not None and (librdkafka.is_fatal(error) or error.code() in _UNANSWERED)
 
 
@@ -66,7 +68,7 @@ class RenewedProducer:
         """The producer for what is sent next."""
         with self._lock:
             if self._failed:
-                _log.warning("a producer is replaced that ended or got no answer")
+                _log.warning("producer replaced: it ended or got no answer")
                 self._producer, self._failed = self._make(), False
             return self._producer
 
@@ -98,7 +100,7 @@ class CutOffCheck:
         return self._clock.monotonic() >= self._next
 
     def find(self, clients: Iterable[Client]) -> list[Client]:
-        """Ask Kafka by each of these clients; returns those that are cut off.
+        """Ask Kafka with each of these clients; returns those that are cut off.
 
         That is known 15 s after Kafka first answered a new client and not them. Waits a second for each
         client that gets no answer, and one for the new client. Nobody may close a client meanwhile.

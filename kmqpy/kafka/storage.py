@@ -114,8 +114,8 @@ class KafkaStorage:
             if any(one.settings.name == name for one in admin.list_queues()):
                 raise ConfigError(f"queue: there is a queue {name!r} already")
             if not adopt:
-                there = self._shared.topics()
-                refuse_foreign_topics(made, there, SettingsMirror(self._connection, there).records())
+                shared = self._shared.topics()
+                refuse_foreign_topics(made, shared, SettingsMirror(self._connection, shared).records())
             admin.create_queue(
                 made, retention=None if retention_ms is None else retention_ms / 1000, **topics
             )

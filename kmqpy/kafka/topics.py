@@ -412,7 +412,7 @@ class Topics:
                 raise
 
     def _renew_after(self, exception: KafkaException) -> None:
-        """Ask by a new client from now on if the former may be cut off; requests under way keep that one."""
+        """Ask with a new client from now on if this one may be cut off; requests under way keep this one."""
         if may_be_cut_off(librdkafka.error_of(exception)):
             self._admin = librdkafka.new_admin(self._connection)
 

@@ -81,11 +81,11 @@ class Acknowledger(StreamingQueryListener):
             connection, queue.markers_topic, coalesce_ms=1 if markers_format == "range" else None
         )
         self._failed_query = FailedQuery(queue, connection, markers_format, self._writer)
-        self._group = self._new_group()
+        self._committer = self._new_committer()
         self._committed: dict[int, int] = {}
         spark.streams.addListener(self)
 
-    def _new_group(self) -> Consumer:
+    def _new_committer(self) -> Consumer:
         return librdkafka.new_consumer(self._connection, {"group.id": self._queue.consumer_group})
 
     def watch(self, name: str, policy: FailurePolicy | None = None) -> None:
@@ -140,7 +140,7 @@ class Acknowledger(StreamingQueryListener):
             _log.log(level, "Spark does not answer: %s", one_line(error), extra={"queue": self._queue.name})
         finally:
             self._writer.close(_CLOSE_TIMEOUT_S)
-            self._group.close()
+            self._committer.close()
         for refused in self._refused.values():
             raise refused
 
@@ -264,11 +264,11 @@ class Acknowledger(StreamingQueryListener):
         if not places:
             return
         try:
-            self._group.commit(offsets=places, asynchronous=False)
+            self._committer.commit(offsets=places, asynchronous=False)
         except KafkaException as exception:
             error = librdkafka.error_of(exception)
             if may_be_cut_off(error):
-                self._group = self._new_group()
+                self._committer = self._new_committer()
             _log.error(
                 "commit failed; if the group has other consumers, they and Spark process every message twice",
                 extra={"group": self._queue.consumer_group, "error": error.name() if error else "unknown"},

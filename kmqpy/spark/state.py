@@ -399,9 +399,8 @@ def _outcome() -> list[Column]:
     by               who ended it; null: nobody
     ended_ms         when
     """
-    code = F.array_position(
-        F.array(*map(F.lit, _ENTRY_STATES)), F.col("op")
-    )  # a number, as hashing likes them
+    # A number, since Spark sorts where text is aggregated.
+    code = F.array_position(F.array(*map(F.lit, _ENTRY_STATES)), F.col("op"))
     last = F.max_by(code, "applies")
     in_flight = F.max("applies") > F.coalesce(F.max("ends"), F.lit(_NOWHERE))
     names = F.array(*map(F.lit, _ENTRY_STATES.values()))

@@ -38,7 +38,7 @@ class Telemetry:
         """Something failed that kmqpy gets over by itself: writing start markers, a commit."""
 
     def in_flight(self, queue: str, count: int) -> None:
-        """How many messages this client holds."""
+        """How many messages of this client are in flight."""
 
     def moved(self, queue: str, headers: Headers, *, dead_letter: bool) -> None:
         """A tracker appended a copy with these headers: a redelivery or a dead letter."""
@@ -82,7 +82,7 @@ class Combined(Telemetry):
             part.failed(queue, what, count)
 
     def in_flight(self, queue: str, count: int) -> None:
-        """How many messages this client holds."""
+        """How many messages of this client are in flight."""
         for part in self._parts:
             part.in_flight(queue, count)
 

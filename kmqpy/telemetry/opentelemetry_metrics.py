@@ -99,7 +99,7 @@ class MetricsTelemetry(Telemetry):
         self._failures.add(count, self._destination(queue) | {"kmq.failure": what})
 
     def in_flight(self, queue: str, count: int) -> None:
-        """How many messages this client holds."""
+        """How many messages of this client are in flight."""
         self._in_flight.set(count, self._destination(queue))
 
     @contextmanager

@@ -90,5 +90,5 @@ class PrometheusTelemetry(Telemetry):
         self._failures.labels(queue, what).inc(count)
 
     def in_flight(self, queue: str, count: int) -> None:
-        """How many messages this client holds."""
+        """How many messages of this client are in flight."""
         self._in_flight.labels(queue).set(count)

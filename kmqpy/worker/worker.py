@@ -1,7 +1,7 @@
 """Worker: calls a function for each message of a queue, and acknowledges for it.
 
 Works over the Queue protocol only. One thread takes messages, `concurrency` threads call the handler, one
-writes their outcomes (outcome_writer), one extends the leases of what is held (lease_keeper).
+writes their outcomes (outcome_writer), one extends the leases (lease_keeper).
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Worker:
 
     The handler returns: the message is acknowledged. It raises Reject: dead letter. It raises Retry:
     again after its delay. It raises anything else: again after `backoff`, with the error as reason,
-    until the queue's limit of attempts makes it a dead letter. While a message is held, its lease is
-    extended, so a handler may take as long as it needs; one that hangs keeps its message.
+    until the queue's limit of attempts makes it a dead letter. While the worker has a message, it extends
+    the lease, so a handler may take as long as it needs; one that hangs keeps its message.
 
     concurrency    handlers that run at the same time
     ordering       "key": messages of one key one at a time, in the order received; a message that
@@ -217,7 +217,7 @@ class Worker:
         """Take no more messages, give back what has not begun, wait for the handlers that run.
 
         After `drain_timeout` their messages are given back too. Does not wait with `wait=False`, nor
-        when a handler calls it. Does nothing in a forked child: what is held is the parent's.
+        when a handler calls it. Does nothing in a forked child: the messages are the parent's.
         """
         if self._guard.inherited:
             return
@@ -369,7 +369,7 @@ class Worker:
         return RELEASE
 
     def _lost(self, messages: Sequence[Message]) -> None:
-        """Messages that are held are no longer ours; called by the thread that extends leases."""
+        """These messages are no longer the worker's; called by the thread that extends leases."""
         self._failures.count("lost", len(messages))
         _log.warning("messages are lost", extra={"queue": self._queue.name, "count": len(messages)})
         if self._on_lost is None:

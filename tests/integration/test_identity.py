@@ -304,7 +304,7 @@ def refuses(client, command):
 def test_r24_a_queue_topic_made_anew_beside_its_markers_is_named_and_mended(
     make_queue, queue_name, monkeypatch, tracked
 ):
-    """The markers say of the new messages that they are done, or held by somebody."""
+    """The markers say of the new messages that they are finished, or leased."""
     monkeypatch.setattr(owned_partition, "_TAKEOVER_PAUSE", Backoff(0.2, 2, 1, jitter=0))
     queue = make_queue(2, kafka={"topic.metadata.refresh.interval.ms": 300})
     other = make_queue(name=f"{queue_name}-b", root=queue.connection.root)

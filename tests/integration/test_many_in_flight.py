@@ -1,4 +1,4 @@
-"""Many messages in flight: a tracker killed while it redelivers them, and one that is held by somebody."""
+"""Many messages in flight: a tracker killed while it redelivers them, and one with a long lease."""
 
 import gc
 import os
@@ -64,7 +64,7 @@ def test_f9_what_lies_behind_a_message_held_for_long_is_forgotten(queue):
     labels = {"queue": queue.name, "partition": "0"}
     until(lambda: tracker.metrics.registry.get_sample_value("kmq_in_flight", labels) == 1)
     assert value(tracker, queue.name, "redelivered") == 0
-    # The held one is not forgotten, and the next tracker has not to read all that came after it.
+    # The leased one is not forgotten, and the next tracker need not read all that came after it.
     tracker.stop()
     following = queue.tracker()
     (part,) = following._parts.values()

@@ -116,10 +116,10 @@ def cut_off_soon(monkeypatch):
     monkeypatch.setattr(kafka_clients, "_PROBE_TIMEOUT_S", 1.0)
 
 
-def test_whoever_never_reaches_kafka_again_goes_on_by_new_clients(
+def test_whoever_never_reaches_kafka_again_goes_on_with_new_clients(
     cluster_behind_a_gate, queue_name, cut_off_soon
 ):
-    """As after librdkafka's issue 5301. All are told of a wrong port, and don't ask where they began."""
+    """As after librdkafka's issue 5301. All are told a wrong port, and never ask the bootstrap server."""
     cluster, bootstrap, gate = cluster_behind_a_gate
     astray = {"metadata.recovery.strategy": "none", "topic.metadata.refresh.interval.ms": "200"}
     port = int(bootstrap.partition(":")[2])

@@ -145,7 +145,7 @@ class _Open:
     at: int
     due: int
     counts: bool
-    held: bool
+    leased: bool
     dead: bool = False
     lapsed: bool = False
     # Once its time is up, a tracker may act on any of what it read since.
@@ -320,7 +320,7 @@ class Checker:
     def _opened(self, marker: Marker, at: int, now: int, before: _Open | None) -> _Open:
         if before is not None and before.dead:
             return before
-        entry = _Open(at, now + max(0, marker.redeliver_after_ms), marker.counts, held=marker.op is Op.TAKE)
+        entry = _Open(at, now + max(0, marker.redeliver_after_ms), marker.counts, leased=marker.op is Op.TAKE)
         if before is not None and before.lapsed:
             entry.lapsed, entry.counted, entry.was_dead = True, before.counted, before.was_dead
             entry.counted.add(entry.counts)
@@ -336,12 +336,12 @@ class Checker:
         return min(max(0, marker.redeliver_after_ms), limit_ms)
 
     def _changed(self, entry: _Open, marker: Marker, now: int) -> None:
-        if entry.dead or (marker.op is Op.EXTEND and not entry.held):
+        if entry.dead or (marker.op is Op.EXTEND and not entry.leased):
             return
         entry.due = now + self._wait_ms(marker)
         entry.counts = marker.counts
         entry.dead = marker.op is Op.DEAD_LETTER
-        entry.held = marker.op is Op.EXTEND
+        entry.leased = marker.op is Op.EXTEND
         if entry.lapsed or entry.due <= now + self.history.clock_lead_ms:
             self._lapse(entry)
 

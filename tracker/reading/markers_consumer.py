@@ -37,7 +37,7 @@ class MarkersConsumer:
         return self._consumer
 
     def renew(self) -> None:
-        """Go on by a new consumer, since the former is cut off."""
+        """Go on with a new consumer, since the former is cut off."""
         self._consumer = self._new_consumer()
         places = []
         for (topic, number), part in self._readers.items():

@@ -34,7 +34,7 @@ class QueueEnds:
         return self._consumer
 
     def renew(self) -> None:
-        """Ask by a new consumer from now on; whoever still asks the former, which is cut off, keeps it."""
+        """Ask with a new consumer from now on; calls under way keep the former, which is cut off."""
         self._consumer = self._new_consumer()
 
     def _new_consumer(self) -> Consumer:

@@ -183,7 +183,7 @@ class Admin(Closeable):
         stored = self._context.tracked(settings.name, known)[1]
         context = self._context
         return stats.in_flight(
-            context.connection, settings, stored=stored, administered=context.topics, limit=limit
+            context.connection, settings, stored=stored, topics=context.topics, limit=limit
         )
 
     def stats(self, queue: str | QueueSettings) -> QueueStats:

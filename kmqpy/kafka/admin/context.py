@@ -110,7 +110,7 @@ class AdminContext:
             settings,
             owners=owners,
             stored=stored,
-            administered=self.topics,
+            topics=self.topics,
             clock=self.clock,
         )
 

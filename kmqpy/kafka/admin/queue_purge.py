@@ -31,7 +31,7 @@ class QueuePurge:
             self._context.connection,
             settings,
             stored=stored,
-            administered=self._context.topics,
+            topics=self._context.topics,
             clock=self._context.clock,
         )
         log = self._context.topics.offsets(settings.name, range(topics.partitions))

@@ -144,24 +144,24 @@ class _Markers:
         self,
         connection: KafkaConnection,
         queue: QueueSettings,
-        topics: QueueTopics,
+        there: QueueTopics,
         stored: Mapping[int, StoredOffset],
         committed: Mapping[int, tuple[int, int | None]] | None,
         *,
         touched_only: bool = False,
     ) -> None:
         self.states: dict[int, InFlight] = {}
-        self.touched = {partition: OffsetRuns() for partition in range(topics.queue.partitions)}
+        self.touched = {partition: OffsetRuns() for partition in range(there.queue.partitions)}
         """Queue offsets with a marker, from the committed offset on."""
         self._wants_touched = committed is not None
         self._connection = connection
         self._queue = queue
         self._ends: dict[int, QueueEnd] = {}
         starts: dict[int, int] = {}
-        bounds = partition_reader.bounds(connection, topics.markers.name, self.touched)
+        bounds = partition_reader.bounds(connection, there.markers.name, self.touched)
         for partition in self.touched:
             safe = stored.get(partition)
-            if safe is not None and safe.markers_id != topics.markers.topic_id:
+            if safe is not None and safe.markers_id != there.markers.topic_id:
                 safe = None  # it speaks of a topic that is no more
             start = 0 if safe is None else safe.offset
             low, end = bounds[partition]
@@ -181,7 +181,7 @@ class _Markers:
             )
             if safe is not None:
                 self.states[partition].restore(safe.in_flight)
-        partition_reader.scan_batches(connection, topics.markers.name, starts, self._read)
+        partition_reader.scan_batches(connection, there.markers.name, starts, self._read)
         for partition, touched in self.touched.items():
             touched.discard_below((committed or {}).get(partition, (0, None))[0])
 
@@ -202,23 +202,23 @@ def queue_stats(
     *,
     owners: Mapping[int, str] | None = None,
     stored: Mapping[int, StoredOffset] | None = None,
-    administered: Topics | None = None,
+    topics: Topics | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> QueueStats:
     """Count what `queue` holds; `owners` and `stored` are what ZooKeeper says of its partitions.
 
-    `administered` is asked for the topics; by default one that is made here.
+    `topics` describes the topics of the queue; by default a Topics that is made here.
 
     Raises QueueNotFound, TopicError, Unavailable.
     """
     stored, owners = stored or {}, owners or {}
-    administered = administered or Topics(connection)
-    topics = administered.check(queue)
-    committed = committed_offsets(connection, queue, range(topics.partitions), topics.ids)
-    read = _Markers(connection, queue, topics, stored, committed)
+    topics = topics or Topics(connection)
+    there = topics.check(queue)
+    committed = committed_offsets(connection, queue, range(there.partitions), there.ids)
+    read = _Markers(connection, queue, there, stored, committed)
     starts = {partition: committed.get(partition, (0, None))[0] for partition in read.touched}
     waiting = _count(connection, queue.name, starts, read.touched)
-    dead = _dead_letters(connection, administered, queue, topics)
+    dead = _dead_letters(connection, topics, queue, there)
     now_ms = clock.wall_ms()
     parts = []
     for partition, state in read.states.items():
@@ -249,21 +249,21 @@ def in_flight(
     queue: QueueSettings,
     *,
     stored: Mapping[int, StoredOffset] | None = None,
-    administered: Topics | None = None,
+    topics: Topics | None = None,
     limit: int | None = None,
 ) -> list[InFlightMessage]:
     """The messages in flight (delayed ones too), the oldest of each partition first.
 
     Raises QueueNotFound, TopicError, Unavailable.
     """
-    topics = (administered or Topics(connection)).check(queue)
-    states = _Markers(connection, queue, topics, stored or {}, None).states
+    there = (topics or Topics(connection)).check(queue)
+    states = _Markers(connection, queue, there, stored or {}, None).states
     # In each partition, entries in the order of their takes ascend by `since_ms`, too.
     in_order = (zip(itertools.repeat(partition), state.in_order()) for partition, state in states.items())
     listed = list(itertools.islice(heapq.merge(*in_order, key=lambda place: place[1].since_ms), limit))
     records = partition_reader.read_at(connection, queue.name, [(p, entry.offset) for p, entry in listed])
     return [
-        _in_flight_message(queue, topics.queue.topic_id, p, entry, records.get((p, entry.offset)))
+        _in_flight_message(queue, there.queue.topic_id, p, entry, records.get((p, entry.offset)))
         for p, entry in listed
     ]
 
@@ -273,9 +273,9 @@ def waiting_records(connection: KafkaConnection, queue: QueueSettings, *, limit:
 
     Reads markers from where the group's commits say; all of them where another kind of client committed.
     """
-    topics = Topics(connection).check(queue)
-    committed = committed_offsets(connection, queue, range(topics.partitions), topics.ids)
-    touched = _Markers(connection, queue, topics, {}, committed, touched_only=True).touched
+    there = Topics(connection).check(queue)
+    committed = committed_offsets(connection, queue, range(there.partitions), there.ids)
+    touched = _Markers(connection, queue, there, {}, committed, touched_only=True).touched
     found: list[Any] = []
 
     def visit(record: Any) -> None:
@@ -293,11 +293,11 @@ def open_entries(
     connection: KafkaConnection,
     queue: QueueSettings,
     stored: Mapping[int, StoredOffset] | None = None,
-    administered: Topics | None = None,
+    topics: Topics | None = None,
 ) -> dict[int, InFlight]:
     """The messages in flight of each partition; raises QueueNotFound, TopicError, Unavailable."""
-    topics = (administered or Topics(connection)).check(queue)
-    return _Markers(connection, queue, topics, stored or {}, None).states
+    there = (topics or Topics(connection)).check(queue)
+    return _Markers(connection, queue, there, stored or {}, None).states
 
 
 def committed_offsets(
@@ -362,12 +362,12 @@ def _count(
 
 
 def _dead_letters(
-    connection: KafkaConnection, administered: Topics, queue: QueueSettings, topics: QueueTopics
+    connection: KafkaConnection, topics: Topics, queue: QueueSettings, there: QueueTopics
 ) -> dict[int, _Counted]:
-    if topics.dead_letters is None:
+    if there.dead_letters is None:
         return {}
     dead = dead_letter_queue(queue)
-    partitions = range(topics.dead_letters.partitions)
+    partitions = range(there.dead_letters.partitions)
     ended = {partition: OffsetRuns() for partition in partitions}
 
     def visit(record: Any) -> None:
@@ -378,7 +378,7 @@ def _dead_letters(
         if marker.op is Op.END:
             ended[record.partition()].add_runs(marker.offset_runs)
 
-    info = administered.describe([dead.markers_topic]).get(dead.markers_topic)
+    info = topics.describe([dead.markers_topic]).get(dead.markers_topic)
     if info is not None:
         read = {p: 0 for p in partitions if p < info.partitions}
         partition_reader.scan(connection, dead.markers_topic, read, visit)

@@ -47,7 +47,7 @@ _LOOK_TIMEOUT_S = 3.0
 _LOOK_POLL_S = 0.01
 
 _SILENT_S = 5.0
-"""Nothing was received for so long: is Kafka still reached?"""
+"""How long nothing must have been received before it is looked whether Kafka is still reached."""
 
 _LOOK_SHARE = 1 / 4
 """An extension looks for at most this part of the lease whether the message was acknowledged meanwhile."""
@@ -449,7 +449,7 @@ class KmqClient:
                 _log.exception("housekeeping failed", extra={"queue": self._queue.name})
 
     def _replace_cut_off(self) -> None:
-        """Go on with new clients of librdkafka where Kafka answers others only; asked while nothing comes."""
+        """Replace clients of librdkafka that are cut off; looks for them only while nothing is received."""
         silent = self._clock.monotonic() - self._received_at > _SILENT_S
         if silent and self._cut_off.is_due() and (found := self._cut_off.find(self._receiver.clients())):
             with self._receiving:

@@ -250,9 +250,9 @@ class GroupMember:
         return self._consumer
 
     def join_again(self) -> None:
-        """Join the group by a new consumer: the former is cut off, and the group has given it up."""
+        """Join the group with a new consumer: the former is cut off, and the group has given it up."""
         _log.warning("joining again: Kafka answers others only", extra={"queue": self._queue.name})
-        # Not closed: it would try to leave. Python ends it.
+        # The former is not closed, since it would try to leave the group. It ends when Python frees it.
         self._consumer, before = self._new_consumer(), self._consumer
         self._forget(self._partitions.keys())
         del before

@@ -434,13 +434,11 @@ class MarkerWriter(Closeable):
         self._broken = self._broken or may_be_cut_off(error)
 
     def _replace_producer(self) -> None:
-        """Make a new producer: a fatal error (the broker lost what it had acknowledged) ended this one.
+        """Make a new producer: this one may be cut off, or a fatal error has ended it.
 
-        Or its markers timed out: it may be cut off.
+        A fatal error is, for example, that the broker lost what it had acknowledged.
         """
-        _log.warning(
-            "a markers producer is replaced that ended or got no answer", extra={"topic": self._topic}
-        )
+        _log.warning("markers producer replaced: it ended or got no answer", extra={"topic": self._topic})
         broken, self._producer, self._broken = self._producer, self._new_producer(), False
         broken.purge()
         broken.flush(1)  # serves the delivery reports, so that what was queued is queued again

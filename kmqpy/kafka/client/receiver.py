@@ -169,7 +169,7 @@ class Receiver:
             self._topics.writer.give_back(self._member.pop_orphaned_starts())
 
     def clients(self) -> list[Client]:
-        """The clients of librdkafka that must not be replaced before they are known to be cut off."""
+        """The clients of librdkafka that are replaced only when they are known to be cut off."""
         consumers = [] if self._member is None else [self._member.consumer]
         return [*consumers, *self._topics.writer.starts.producers_in_use()]
 

@@ -134,8 +134,8 @@ def check_topics(queue: QueueSettings, there: QueueTopics, connection: KafkaConn
 class SettingsMirror:
     """Reads and writes the records of the queues under the connection's root.
 
-    Every call may raise Unavailable; those that write AccessDenied. `topics`: asked by every call, which else
-    makes one of its own.
+    Every call may raise Unavailable; those that write AccessDenied. `topics` describes the topics for all
+    calls; by default each call makes a Topics of its own.
     """
 
     def __init__(self, connection: KafkaConnection, topics: Topics | None = None) -> None:

@@ -41,9 +41,9 @@ class TestStats:
             taken[2].offset: EntryState.LEASED,
             taken[3].offset: EntryState.LEASED,
         }
-        held = listed[taken[2].offset]
-        assert (held.holder, held.attempts, held.receipt) == ("me", 1, taken[2].receipt)
-        assert abs(held.lease_until_ms - held.since_ms - 30_000) < 2_000
+        leased = listed[taken[2].offset]
+        assert (leased.holder, leased.attempts, leased.receipt) == ("me", 1, taken[2].receipt)
+        assert abs(leased.lease_until_ms - leased.since_ms - 30_000) < 2_000
         assert listed[taken[1].offset].reason == "no"
         (delayed,) = (one for one in admin.in_flight(queue.name) if one.partition == 1)
         assert (delayed.state, delayed.attempts) == (EntryState.DELAYED, 0)
