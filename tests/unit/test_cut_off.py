@@ -39,7 +39,7 @@ def kafka() -> Iterator[FakeKafka]:
 
 
 def test_topics_are_found_again_after_kafka_has_named_no_broker(kafka):
-    """The fault itself, which strikes a client in three: until it does."""
+    """The fault itself. It strikes one client in three, so this tries until it does."""
     for _ in range(60):
         topics = Topics(kafka.connection(), 1.0)
         assert topics.brokers() == 1
@@ -72,9 +72,9 @@ def _knows_soon(watch: TopicWatch, within_s: float = 1.0) -> bool:
     return True
 
 
-def _until(true, within_s=20.0):
+def _until(holds, within_s=20.0):
     deadline = time.monotonic() + within_s
-    while not true():
+    while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -177,11 +177,11 @@ def test_a_waiting_receive_returns_as_soon_as_a_message_is_sent(kmq_target: Targ
         pytest.skip("the clock of the storage stands still")
     # One series of three is enough: a busy machine is slow at times.
     soon_s = 0.25 if queue.capabilities.blocking_take else 2
-    assert any(_is_late_by_less(queue, _SERIES * soon_s) for _ in range(3))
+    assert any(_series_is_in_time(queue, _SERIES * soon_s) for _ in range(3))
 
 
-def _is_late_by_less(queue: Queue, limit_s: float) -> bool:
-    """True if the messages of a series together come less than `limit_s` late.
+def _series_is_in_time(queue: Queue, limit_s: float) -> bool:
+    """True if a series of messages, all together, comes less than `limit_s` late.
 
     A storage that looks for messages once a second is in time for one of them, but not for a series.
     """
@@ -194,7 +194,7 @@ def _is_late_by_less(queue: Queue, limit_s: float) -> bool:
 
 
 def _late_s(queue: Queue) -> float:
-    """How long a receive that waits still waits once a message is sent."""
+    """How many seconds after the send a waiting receive has got the message."""
     sent_at: list[float] = []
 
     def send() -> None:
