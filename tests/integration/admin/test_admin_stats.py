@@ -219,4 +219,4 @@ def test_a_foreign_receipt_names_the_queue(queue):
 
 def collect_one(queue):
     queue.send("x")
-    return collect(queue.client(), 1)[0]
+    return collect(queue.client(), 1, lease=60.0)[0]
