@@ -362,7 +362,7 @@ def start_a_tracker(stage: Stage) -> None:
 
 def take_the_next(stage: Stage) -> None:
     client = stage.queue.client()
-    collect(client, 1, ack=True)
+    collect(client, 1, ack=True, lease=60.0)
     client.close()  # which commits
 
 
