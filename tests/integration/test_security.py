@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -315,13 +316,14 @@ def test_a_wrong_password_or_certificate_of_zookeeper(secured, who, address, mor
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 3
 
 
-def _refusal(hosts: str, security: ZooKeeperSecurity) -> str:
+def _names_tls(hosts: str, security: ZooKeeperSecurity) -> bool:
+    """Whether the error of a connection asks if the address is one for TLS."""
     with (
         pytest.raises(Unavailable) as refusal,
         connect(ZooKeeperConnection(hosts=hosts, security=security), timeout=0.5),
     ):
         pass
-    return str(refusal.value)
+    return "check whether the address is one for TLS" in str(refusal.value)
 
 
 def test_tls_and_no_tls_of_zookeeper(secured):
@@ -330,7 +332,7 @@ def test_tls_and_no_tls_of_zookeeper(secured):
         (secured.zookeeper_tls, ZooKeeperSecurity()),
     ):
         # A busy machine may not have spoken with it within half a second.
-        until(lambda: "check whether the address is one for TLS" in _refusal(hosts, security))
+        until(partial(_names_tls, hosts, security))
 
 
 @pytest.mark.parametrize(
