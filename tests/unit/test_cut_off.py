@@ -1,6 +1,8 @@
 """Clients that never reach Kafka again, although Kafka answers others (librdkafka's issue 5301)."""
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -52,6 +54,21 @@ def test_topics_are_found_again_after_kafka_has_named_no_broker(kafka):
         except Unavailable:
             assert topics.brokers() == 1
             return
+
+
+@pytest.mark.parametrize("call", [Topics.brokers, lambda topics: topics.describe(["t", "u"])])
+def test_a_client_that_was_replaced_is_gone_at_once(kafka, call):
+    """Not with the next garbage collection, which may be late, and in a thread of librdkafka."""
+    kafka.close()
+    topics = Topics(kafka.connection(), 0.2)
+    gc.disable()
+    try:
+        former = weakref.ref(topics._admin)
+        with suppress(Unavailable):
+            call(topics)
+        assert former() is None
+    finally:
+        gc.enable()
 
 
 def test_a_watch_of_topics_learns_the_ids_again(kafka, monkeypatch):
