@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection
+from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +33,6 @@ _EVERY_S = 5.0
 _AFTER_S = 15.0
 """Longer than librdkafka waits between two attempts to connect: 10 s."""
 _ANSWER_S = 1.0
-_ASKED_TOPIC = SETTINGS_TOPIC
-"""Asked for since an answer about all topics may be large. It may be missing: that is an answer, too."""
 
 _UNANSWERED = {
     KafkaError._TIMED_OUT,
@@ -84,10 +82,15 @@ class RenewedProducer:
 
 
 class CutOffCheck:
-    """Finds clients that are cut off; for one thread at a time."""
+    """Finds clients that are cut off; for one thread at a time.
 
-    def __init__(self, connection: KafkaConnection, clock: Clock) -> None:
+    Kafka is asked about `topic`, since an answer about all topics may be large. It may be missing: that is an
+    answer, too. But if brokers create topics by themselves, a producer that asks about one has it created.
+    """
+
+    def __init__(self, connection: KafkaConnection, topic: str, clock: Clock) -> None:
         self._connection = connection
+        self._topic = topic
         self._clock = clock
         self._next = clock.monotonic() + _EVERY_S
         self._since: dict[Client, float] = {}
@@ -105,7 +108,7 @@ class CutOffCheck:
         """
         now = self._clock.monotonic()
         self._next = now + _EVERY_S
-        silent = [client for client in clients if not _is_answered(client)]
+        silent = [client for client in clients if not self._is_answered(client)]
         if not silent or not self._is_new_client_answered():
             silent = []
         self._since = {client: self._since.get(client, now) for client in silent}
@@ -113,12 +116,11 @@ class CutOffCheck:
 
     def _is_new_client_answered(self) -> bool:
         with closing(librdkafka.new_consumer(self._connection, {})) as client:
-            return _is_answered(client)
+            return self._is_answered(client)
 
-
-def _is_answered(client: Client) -> bool:
-    try:
-        client.list_topics(_ASKED_TOPIC, _ANSWER_S)
-    except KafkaException:
-        return False
-    return True
+    def _is_answered(self, client: Client) -> bool:
+        try:
+            client.list_topics(self._topic, _ANSWER_S)
+        except KafkaException:
+            return False
+        return True

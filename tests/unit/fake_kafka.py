@@ -20,10 +20,12 @@ class FakeKafka:
 
     names_broker  False: answers name no broker, as Kafka's do for a moment after all were fenced
     named_port    the port at which answers say that the broker is
+    may_create    topics that clients have allowed the broker to create
     """
 
     def __init__(self) -> None:
         self.names_broker = True
+        self.may_create: set[str] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.named_port = self.port
@@ -68,11 +70,22 @@ class FakeKafka:
         with connection, connection.makefile("rb") as stream, suppress(OSError, struct.error):
             while True:
                 (size,) = struct.unpack(">i", stream.read(4))
-                key, version, correlation = struct.unpack_from(">hhi", stream.read(size))
+                request = stream.read(size)
+                key, version, correlation, id_size = struct.unpack_from(">hhih", request)
                 if key not in (_METADATA, _API_VERSIONS):
                     continue  # never answered
+                if key == _METADATA:
+                    self._note_creatable(request[10 + id_size :])
                 body = self._metadata() if key == _METADATA else _api_versions(version)
                 connection.sendall(struct.pack(">ii", len(body) + 4, correlation) + body)
+
+    def _note_creatable(self, request: bytes) -> None:
+        """Take in a request for metadata of version 4."""
+        (names,), at = struct.unpack_from(">i", request), 4
+        for _ in range(names if request[-1] else 0):
+            (size,) = struct.unpack_from(">h", request, at)
+            self.may_create.add(request[at + 2 : at + 2 + size].decode())
+            at += 2 + size
 
     def _metadata(self) -> bytes:
         """An answer of version 4."""

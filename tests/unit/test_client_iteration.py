@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Message as Record
+from fake_kafka import FakeKafka
 
 from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client import client as client_module
 from kmqpy.kafka.client import receiver, topics_in_use
 from kmqpy.kafka.client.client import KmqClient
@@ -288,3 +290,10 @@ def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_hande
     member._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
     assert len(client._receive_once(10, 0, 1_000)) == 1
     assert link.leases_ms[-1] == 1_000
+
+
+def test_to_ask_whether_kafka_answers_creates_no_topic(client):
+    """Brokers that create topics by themselves take a producer's question for a wish."""
+    with FakeKafka() as kafka:
+        client._cut_off.find([librdkafka.new_producer(kafka.connection(), {})])
+        assert kafka.may_create == {client.queue.markers_topic}  # to which the producer writes

@@ -147,7 +147,7 @@ class KmqClient:
             watch_topics=self._watch_topics,
             look_for_topics=self._look_for_topics,
         )
-        self._cut_off = CutOffCheck(connection, clock)
+        self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
         self._received_at = clock.monotonic()
         self._closed = threading.Event()
         self._housekeeper: threading.Thread | None = None
