@@ -104,7 +104,8 @@ class CutOffCheck:
         """Ask Kafka by each of these clients; returns those that are cut off.
 
         That is known 15 s after Kafka first answered a new client and not them. Waits a second for each
-        client that gets no answer, and one for the new client. Nobody may close a client meanwhile.
+        client that gets no answer, and one for the new client. Nobody may close a client meanwhile. Those
+        that are returned are forgotten, so that librdkafka ends them when the caller drops them.
         """
         now = self._clock.monotonic()
         self._next = now + _EVERY_S
@@ -112,7 +113,10 @@ class CutOffCheck:
         if not silent or not self._is_new_client_answered():
             silent = []
         self._since = {client: self._since.get(client, now) for client in silent}
-        return [client for client, since in self._since.items() if now - since >= _AFTER_S]
+        cut_off = [client for client, since in self._since.items() if now - since >= _AFTER_S]
+        for client in cut_off:
+            del self._since[client]
+        return cut_off
 
     def _is_new_client_answered(self) -> bool:
         with closing(librdkafka.new_consumer(self._connection, {})) as client:

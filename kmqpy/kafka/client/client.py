@@ -451,9 +451,16 @@ class KmqClient:
     def _replace_cut_off(self) -> None:
         """Go on with new clients of librdkafka where Kafka answers others only; asked while nothing comes."""
         silent = self._clock.monotonic() - self._received_at > _SILENT_S
-        if silent and self._cut_off.is_due() and (found := self._cut_off.find(self._receiver.clients())):
-            with self._receiving:
-                self._receiver.replace(found)
+        found = self._cut_off.find(self._receiver.clients()) if silent and self._cut_off.is_due() else []
+        # Not for longer than until close(), which may be a signal handler's: the thread that it interrupts
+        # has the lock, and would wait for this one.
+        while found and not self._closed.is_set():
+            if self._receiving.acquire(timeout=_SLICE_S):
+                try:
+                    self._receiver.replace(found)
+                finally:
+                    self._receiving.release()
+                return
 
     def _watch_topics(self) -> None:
         """See to it that recreated topics are noticed, also by a client that never receives."""
