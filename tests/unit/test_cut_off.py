@@ -1,6 +1,7 @@
 """Clients that never reach Kafka again, although Kafka answers others (librdkafka's issue 5301)."""
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ import pytest
 from confluent_kafka import KafkaException
 from fake_kafka import FakeKafka
 
-from kmqpy.core.clock import SystemClock
+from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.errors import MessageError, Unavailable
 from kmqpy.kafka import cut_off, librdkafka, topic_identity
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.producer import KmqProducer, new_producer
+from kmqpy.kafka.client.start_markers import StartMarkerWriter
 from kmqpy.kafka.cut_off import CutOffCheck
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
@@ -154,6 +156,23 @@ def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka
     with pytest.raises(MessageError):
         sender.send("x" * 2_000_000)
     assert shared.current() is shared.current()
+
+
+def test_producers_of_start_markers_that_are_cut_off_are_gone_once_replaced(kafka):
+    def new_producer(**settings):
+        return librdkafka.new_producer(kafka.connection(), {"message.timeout.ms": 60_000, **settings})
+
+    writer = StartMarkerWriter("t", new_producer, SYSTEM_CLOCK, ranges=False, closing=threading.Event())
+    batch = writer.start({0: range(1_000)}, {}, 1_000, None, timeout_s=0.1)
+    assert batch.wait_until_confirmed().failed == {0: 0}
+    assert not writer.outcome_known(0)  # a tick is on its way
+    cut_off = writer.producers_in_use()
+    gone = [weakref.ref(one) for one in cut_off]
+    del batch
+    writer.replace(cut_off)
+    del cut_off
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_a_marker_writer_takes_another_producer_after_markers_that_were_not_written(kafka):
