@@ -51,13 +51,15 @@ def may_be_cut_off(error: KafkaError | None) -> bool:
 class RenewedProducer:
     """A producer, and another one after an error that may have ended it; for any thread.
 
-    Whoever still uses the former one keeps it, so what was given to it gets its delivery reports.
+    The former one is kept until all that was given to it is reported: whoever waits for that polls it, and
+    what librdkafka ends without a report is never freed.
     """
 
     def __init__(self, make: Callable[[], Producer]) -> None:
         self._make = make
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may send, too
         self._producer = make()
+        self._former: list[Producer] = []
         self._failed = False
 
     def current(self) -> Producer:
@@ -65,7 +67,9 @@ class RenewedProducer:
         with self._lock:
             if self._failed:
                 _log.warning("a producer is replaced that ended or got no answer")
+                self._former.append(self._producer)
                 self._producer, self._failed = self._make(), False
+            self._poll_former()
             return self._producer
 
     def failed(self, error: KafkaError | None) -> None:
@@ -75,10 +79,18 @@ class RenewedProducer:
     def poll(self) -> None:
         """Serve delivery reports that have come."""
         self._producer.poll(0)
+        if self._former:
+            with self._lock:
+                self._poll_former()
 
     def flush(self, timeout_s: float) -> None:
         """Wait for what is still to be sent."""
         self._producer.flush(timeout_s)
+
+    def _poll_former(self) -> None:
+        for producer in self._former:
+            producer.poll(0)
+        self._former = [producer for producer in self._former if len(producer)]
 
 
 class CutOffCheck:

@@ -146,6 +146,28 @@ def test_a_tick_writer_takes_another_producer_after_a_tick_that_was_not_written(
     assert ticks._producers.current() is not first
 
 
+def test_what_a_tick_that_was_not_written_refers_to_is_freed(kafka, monkeypatch):
+    """Also if its producer was replaced meanwhile, since an earlier tick was not written either."""
+
+    class Written:
+        def __call__(self, _tick):
+            pass
+
+    monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 400)
+    ticks = TickWriter(kafka.connection())
+    producer = ticks._producers.current()
+    ticks.post_tick("t", 0, Written())
+    time.sleep(0.3)
+    later = Written()
+    ticks.post_tick("t", 0, later)
+    gone = weakref.ref(later)
+    del later
+    while ticks._producers.current() is producer:
+        producer.poll(0.01)
+    del producer
+    _until(lambda: ticks.poll() or gone() is None, within_s=5.0)
+
+
 def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka):
     shared = new_producer(kafka.connection(), timeout_ms=200)
     sender = KmqProducer(QueueSettings(name="t"), kafka.connection(), shared=shared)
