@@ -180,6 +180,15 @@ def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka
     assert shared.current() is shared.current()
 
 
+def test_a_sender_takes_another_producer_after_no_report_in_time(kafka):
+    shared = new_producer(kafka.connection(), timeout_ms=60_000)
+    sender = KmqProducer(QueueSettings(name="t"), kafka.connection(), shared=shared, delivery_timeout=0.01)
+    first = shared.current()
+    with pytest.raises(Unavailable):
+        sender.send("x")
+    assert shared.current() is not first
+
+
 def test_producers_of_start_markers_that_are_cut_off_are_gone_once_replaced(kafka):
     def new_producer(**settings):
         return librdkafka.new_producer(kafka.connection(), {"message.timeout.ms": 60_000, **settings})
