@@ -272,7 +272,8 @@ def wait_result(
             except TimeoutError:
                 _check_access(connection, started)
             except KafkaException as exception:
-                raise exception.with_traceback(None)  # confluent-kafka's leads to the futures
+                exception.__traceback__ = None  # confluent-kafka's leads to the futures
+                raise
             if SYSTEM_CLOCK.monotonic() - started > timeout_s:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
     finally:

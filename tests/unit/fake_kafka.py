@@ -75,9 +75,7 @@ class FakeKafka:
                 key, version, correlation, id_size = struct.unpack_from(">hhih", request)
                 if key not in (_METADATA, _API_VERSIONS):
                     continue  # never answered
-                body = (
-                    self._metadata(request[10 + id_size :]) if key == _METADATA else _api_versions(version)
-                )
+                body = self._metadata(request[10 + id_size :]) if key == _METADATA else _api_versions(version)
                 connection.sendall(struct.pack(">ii", len(body) + 4, correlation) + body)
 
     def _metadata(self, request: bytes) -> bytes:

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaException
@@ -21,6 +22,7 @@ from kmqpy.kafka.cut_off import CutOffCheck
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
 from kmqpy.kafka.topics import Topics
+from tracker.background import BackgroundJobs, Pool
 from tracker.redelivery import tick_writer
 from tracker.redelivery.tick_writer import TickWriter
 
@@ -69,6 +71,21 @@ def test_a_client_that_was_replaced_is_gone_at_once(kafka, call):
         with suppress(Unavailable):
             call(topics)
         assert former() is None
+    finally:
+        gc.enable()
+
+
+def test_what_a_failed_job_of_a_tracker_has_used_is_gone_at_once(kafka):
+    kafka.close()
+    topics = Topics(kafka.connection(), 0.2)
+    former = weakref.ref(topics._admin)
+    jobs, ended = BackgroundJobs(1, SimpleNamespace()), []
+    gc.disable()
+    try:
+        jobs.run(Pool.HOUSEKEEPING, topics.brokers, lambda result: ended.append(type(result)))
+        _until(lambda: jobs.take_results() or ended)
+        jobs.close()
+        assert (ended, former()) == ([Unavailable], None)
     finally:
         gc.enable()
 
