@@ -72,9 +72,10 @@ class RenewedProducer:
             self._poll_former()
             return self._producer
 
-    def failed(self, error: KafkaError | None) -> None:
-        """Note that something could not be sent; replacing a healthy producer is harmless."""
-        self._failed = self._failed or may_be_cut_off(error)
+    def failed(self, producer: Producer | None, error: KafkaError | None) -> None:
+        """Note that `producer` could not send something; counts if it is the one for what is sent next."""
+        if producer is self._producer and may_be_cut_off(error):
+            self._failed = True
 
     def poll(self) -> None:
         """Serve delivery reports that have come."""

@@ -408,12 +408,12 @@ class Topics:
             try:
                 return librdkafka.metadata(admin, self._timeout, self._connection)
             except KafkaException as exception:
-                self._renew_after(exception)
+                self._renew_after(admin, exception)
                 raise
 
-    def _renew_after(self, exception: KafkaException) -> None:
-        """Ask by a new client from now on if the former may be cut off; requests under way keep that one."""
-        if may_be_cut_off(librdkafka.error_of(exception)):
+    def _renew_after(self, admin: AdminClient, exception: KafkaException) -> None:
+        """Ask by a new client from now on if `admin` may be cut off; requests under way keep that one."""
+        if admin is self._admin and may_be_cut_off(librdkafka.error_of(exception)):
             self._admin = librdkafka.new_admin(self._connection)
 
     def _ask(
@@ -474,7 +474,7 @@ class Topics:
                     ask, self._timeout, self._connection, also=is_of_new_topic, clock=self._clock
                 )
             except KafkaException as exception:
-                self._renew_after(exception)
+                self._renew_after(admin, exception)
                 error = librdkafka.error_of(exception)
                 raise librdkafka.translated(error, doing.format(left[0]), self._connection) from exception
         return found

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from fake_kafka import FakeKafka
 
 from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
@@ -18,7 +18,7 @@ from kmqpy.kafka import cut_off, librdkafka, topic_identity
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.producer import KmqProducer, new_producer
 from kmqpy.kafka.client.start_markers import StartMarkerWriter
-from kmqpy.kafka.cut_off import CutOffCheck
+from kmqpy.kafka.cut_off import CutOffCheck, RenewedProducer
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
 from kmqpy.kafka.topics import Topics
@@ -183,6 +183,15 @@ def test_what_a_tick_that_was_not_written_refers_to_is_freed(kafka, monkeypatch)
         producer.poll(0.01)
     del producer
     _until(lambda: ticks.poll() or gone() is None, within_s=5.0)
+
+
+def test_late_failures_of_a_former_producer_replace_no_other(kafka):
+    producers = RenewedProducer(lambda: librdkafka.new_producer(kafka.connection(), {}))
+    first, error = producers.current(), KafkaError(KafkaError._MSG_TIMED_OUT)
+    producers.failed(first, error)
+    second = producers.current()
+    producers.failed(first, error)
+    assert first is not second is producers.current()
 
 
 def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka):
