@@ -49,7 +49,8 @@ class BackgroundJobs:
                 result: Any = job()
             except Exception as error:  # handed to the loop
                 result = error
-            self.hand_over(lambda: finished(result))
+            self.hand_over(partial(finished, result))
+            del result  # an exception's traceback leads here: it would wait for a garbage collection
 
         try:
             self._pools[pool].submit(work)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 
 from kmqpy.kafka.cut_off import Client, CutOffCheck
+from kmqpy.kafka.settings import SETTINGS_TOPIC
 from tracker.background import Pool
 from tracker.context import TrackerContext
 from tracker.kafka_clients import KafkaClients
@@ -18,7 +19,7 @@ class CutOffKeeper:
 
     def __init__(self, context: TrackerContext, kafka: KafkaClients) -> None:
         self._jobs = context.jobs
-        self._check = CutOffCheck(context.connection, context.clock)
+        self._check = CutOffCheck(context.connection, SETTINGS_TOPIC, context.clock)
         self._consumers = (kafka.markers, kafka.ends)
         self._looking = False
 

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kmqpy.core.clock import Clock
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.settings import SETTINGS_TOPIC, KafkaConnection
+from kmqpy.kafka.settings import KafkaConnection
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +35,6 @@ _AFTER_S = 15.0
 """How long Kafka must have answered others only. It takes librdkafka up to 10 s to connect again."""
 _ANSWER_S = 1.0
 """How long an answer is waited for."""
-_ASKED_TOPIC = SETTINGS_TOPIC
-"""Asked for since an answer about all topics may be large. It may be missing: that is an answer, too."""
 
 _UNANSWERED = {
     KafkaError._TIMED_OUT,
@@ -55,13 +53,15 @@ def may_be_cut_off(error: KafkaError | None) -> bool:
 class RenewedProducer:
     """A producer, and another one after an error that may have ended it; for any thread.
 
-    Whoever still uses the former one keeps it, so what was given to it gets its delivery reports.
+    The former one is kept until all that was given to it is reported: whoever waits for that polls it, and
+    what librdkafka ends without a report is never freed.
     """
 
     def __init__(self, make: Callable[[], Producer]) -> None:
         self._make = make
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may send, too
         self._producer = make()
+        self._former: list[Producer] = []
         self._failed = False
 
     def current(self) -> Producer:
@@ -69,27 +69,43 @@ class RenewedProducer:
         with self._lock:
             if self._failed:
                 _log.warning("producer replaced: it ended or got no answer")
+                self._former.append(self._producer)
                 self._producer, self._failed = self._make(), False
+            self._poll_former()
             return self._producer
 
-    def failed(self, error: KafkaError | None) -> None:
-        """Note that something could not be sent; replacing a healthy producer is harmless."""
-        self._failed = self._failed or may_be_cut_off(error)
+    def failed(self, producer: Producer | None, error: KafkaError | None) -> None:
+        """Note that `producer` could not send something; counts if it is the one for what is sent next."""
+        if producer is self._producer and may_be_cut_off(error):
+            self._failed = True
 
     def poll(self) -> None:
         """Serve delivery reports that have come."""
         self._producer.poll(0)
+        if self._former:
+            with self._lock:
+                self._poll_former()
 
     def flush(self, timeout_s: float) -> None:
         """Wait for what is still to be sent."""
         self._producer.flush(timeout_s)
 
+    def _poll_former(self) -> None:
+        for producer in self._former:
+            producer.poll(0)
+        self._former = [producer for producer in self._former if len(producer)]
+
 
 class CutOffCheck:
-    """Finds clients that are cut off; for one thread at a time."""
+    """Finds clients that are cut off; for one thread at a time.
 
-    def __init__(self, connection: KafkaConnection, clock: Clock) -> None:
+    Kafka is asked about `topic`, since an answer about all topics may be large. It may be missing: that is an
+    answer, too. But if brokers create topics by themselves, a producer that asks about one has it created.
+    """
+
+    def __init__(self, connection: KafkaConnection, topic: str, clock: Clock) -> None:
         self._connection = connection
+        self._topic = topic
         self._clock = clock
         self._next = clock.monotonic() + _EVERY_S
         self._since: dict[Client, float] = {}
@@ -103,24 +119,27 @@ class CutOffCheck:
         """Ask Kafka with each of these clients; returns those that are cut off.
 
         That is known 15 s after Kafka first answered a new client and not them. Waits a second for each
-        client that gets no answer, and one for the new client. Nobody may close a client meanwhile.
+        client that gets no answer, and one for the new client. Nobody may close a client meanwhile. Those
+        that are returned are forgotten, so that librdkafka ends them when the caller drops them.
         """
         now = self._clock.monotonic()
         self._next = now + _EVERY_S
-        silent = [client for client in clients if not _is_answered(client)]
+        silent = [client for client in clients if not self._is_answered(client)]
         if not silent or not self._is_new_client_answered():
             silent = []
         self._since = {client: self._since.get(client, now) for client in silent}
-        return [client for client, since in self._since.items() if now - since >= _AFTER_S]
+        cut_off = [client for client, since in self._since.items() if now - since >= _AFTER_S]
+        for client in cut_off:
+            del self._since[client]
+        return cut_off
 
     def _is_new_client_answered(self) -> bool:
         with closing(librdkafka.new_consumer(self._connection, {})) as client:
-            return _is_answered(client)
+            return self._is_answered(client)
 
-
-def _is_answered(client: Client) -> bool:
-    try:
-        client.list_topics(_ASKED_TOPIC, _ANSWER_S)
-    except KafkaException:
-        return False
-    return True
+    def _is_answered(self, client: Client) -> bool:
+        try:
+            client.list_topics(self._topic, _ANSWER_S)
+        except KafkaException:
+            return False
+        return True

@@ -250,7 +250,10 @@ def retrying(
         else:
             has_answered(Service.KAFKA)
             return answer
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # its traceback leads here
 
 
 def wait_result(
@@ -261,14 +264,20 @@ def wait_result(
     Raises AccessDenied as soon as it is clear that Kafka does not accept us; librdkafka goes on trying.
     """
     started = SYSTEM_CLOCK.monotonic()
-    while True:
-        client.poll(0)  # runs _settings' callback
-        try:
-            return future.result(_POLL_S)
-        except TimeoutError:
-            _check_access(connection, started)
-        if SYSTEM_CLOCK.monotonic() - started > timeout_s:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    try:
+        while True:
+            client.poll(0)  # runs _settings' callback
+            try:
+                return future.result(_POLL_S)
+            except TimeoutError:
+                _check_access(connection, started)
+            except KafkaException as exception:
+                exception.__traceback__ = None  # confluent-kafka's leads to the futures
+                raise
+            if SYSTEM_CLOCK.monotonic() - started > timeout_s:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    finally:
+        del future  # has the exception, whose traceback leads here
 
 
 def metadata(client: AdminClient, timeout_s: float, connection: KafkaConnection) -> Any:

@@ -408,12 +408,12 @@ class Topics:
             try:
                 return librdkafka.metadata(admin, self._timeout, self._connection)
             except KafkaException as exception:
-                self._renew_after(exception)
+                self._renew_after(admin, exception)
                 raise
 
-    def _renew_after(self, exception: KafkaException) -> None:
-        """Ask with a new client from now on if this one may be cut off; requests under way keep this one."""
-        if may_be_cut_off(librdkafka.error_of(exception)):
+    def _renew_after(self, admin: AdminClient, exception: KafkaException) -> None:
+        """Ask with a new client from now on if `admin` may be cut off; requests under way keep that one."""
+        if admin is self._admin and may_be_cut_off(librdkafka.error_of(exception)):
             self._admin = librdkafka.new_admin(self._connection)
 
     def _ask(
@@ -446,20 +446,23 @@ class Topics:
             if tried:  # else librdkafka asks the controller and leaders it knows, even if they are gone
                 admin.list_topics(timeout=try_s)
             tried = True
-            failed: dict[K, KafkaException] = {}
-            for one, future in zip(left, request(admin, left, try_s).values(), strict=True):
+            failed: dict[K, KafkaError | None] = {}
+            futures = [*request(admin, left, try_s).values()]
+            for one in left:
                 try:
-                    found[one] = librdkafka.wait_result(admin, future, try_s + _LATE_S, self._connection)
+                    found[one] = librdkafka.wait_result(
+                        admin, futures.pop(0), try_s + _LATE_S, self._connection
+                    )
                 except KafkaException as exception:
                     error = librdkafka.error_of(exception)
                     if error is not None and error.code() == but:
                         found[one] = None
                     else:
-                        failed[one] = exception
+                        failed[one] = error
             # Errors that are not retriable come first.
-            left = sorted(failed, key=lambda one: librdkafka.is_retriable(librdkafka.error_of(failed[one])))
+            left = sorted(failed, key=lambda one: librdkafka.is_retriable(failed[one]))
             if left:
-                raise failed[left[0]]
+                raise KafkaException(failed[left[0]])
 
         def is_of_new_topic(exception: KafkaException) -> bool:
             is_new = self._clock.monotonic() - self._made_at.get(topic or "", -math.inf) < self._timeout
@@ -471,7 +474,7 @@ class Topics:
                     ask, self._timeout, self._connection, also=is_of_new_topic, clock=self._clock
                 )
             except KafkaException as exception:
-                self._renew_after(exception)
+                self._renew_after(admin, exception)
                 error = librdkafka.error_of(exception)
                 raise librdkafka.translated(error, doing.format(left[0]), self._connection) from exception
         return found

@@ -11,8 +11,9 @@ from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.settings import KafkaConnection
 
 _PRODUCE, _METADATA, _API_VERSIONS, _INIT_PRODUCER_ID = 0, 3, 18, 22
-_UNSUPPORTED_VERSION, _LEADER_NOT_AVAILABLE = 35, 5
+_UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _UNSUPPORTED_VERSION = 3, 5, 35
 _NODE = 1
+_TOPICS = "t", "t__markers"
 
 
 class FakeKafka:
@@ -20,10 +21,12 @@ class FakeKafka:
 
     names_broker  False: answers name no broker, as Kafka's do for a moment after all were fenced
     named_port    the port at which answers say that the broker is
+    may_create    topics that clients have allowed the broker to create
     """
 
     def __init__(self) -> None:
         self.names_broker = True
+        self.may_create: set[str] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.named_port = self.port
@@ -68,14 +71,21 @@ class FakeKafka:
         with connection, connection.makefile("rb") as stream, suppress(OSError, struct.error):
             while True:
                 (size,) = struct.unpack(">i", stream.read(4))
-                key, version, correlation = struct.unpack_from(">hhi", stream.read(size))
+                request = stream.read(size)
+                key, version, correlation, id_size = struct.unpack_from(">hhih", request)
                 if key not in (_METADATA, _API_VERSIONS):
                     continue  # never answered
-                body = self._metadata() if key == _METADATA else _api_versions(version)
+                body = self._metadata(request[10 + id_size :]) if key == _METADATA else _api_versions(version)
                 connection.sendall(struct.pack(">ii", len(body) + 4, correlation) + body)
 
-    def _metadata(self) -> bytes:
-        """An answer of version 4."""
+    def _metadata(self, request: bytes) -> bytes:
+        """The answer to a request of version 4.
+
+        It has only topics that were asked for: others make librdkafka 2.16 crash.
+        """
+        asked = _texts(request) or list(_TOPICS)
+        if request[-1]:
+            self.may_create.update(asked)
         node = struct.pack(">i", _NODE)
         brokers = []
         if self.names_broker:
@@ -83,7 +93,10 @@ class FakeKafka:
         error, leader = (0, _NODE) if self.names_broker else (_LEADER_NOT_AVAILABLE, -1)
         partition = struct.pack(">hii", error, 0, leader) + _array([node]) + _array([node])
         topics = [
-            struct.pack(">h", 0) + _text(name) + b"\0" + _array([partition]) for name in ("t", "t__markers")
+            struct.pack(">h", 0) + _text(name) + b"\0" + _array([partition])
+            if name in _TOPICS
+            else struct.pack(">h", _UNKNOWN_TOPIC) + _text(name) + b"\0" + _array([])
+            for name in asked
         ]
         controller = struct.pack(">i", leader)
         return struct.pack(">i", 0) + _array(brokers) + _text("cluster") + controller + _array(topics)
@@ -94,6 +107,16 @@ def _api_versions(version: int) -> bytes:
     highest = {_PRODUCE: 7, _METADATA: 4, _API_VERSIONS: 0, _INIT_PRODUCER_ID: 1}
     apis = [struct.pack(">hhh", key, 0, version) for key, version in highest.items()]
     return struct.pack(">h", _UNSUPPORTED_VERSION if version else 0) + _array(apis)
+
+
+def _texts(data: bytes) -> list[str]:
+    """The array of texts at the beginning; none where it is null or empty."""
+    (count,), at, found = struct.unpack_from(">i", data), 4, []
+    for _ in range(count):
+        (size,) = struct.unpack_from(">h", data, at)
+        found.append(data[at + 2 : at + 2 + size].decode())
+        at += 2 + size
+    return found
 
 
 def _array(items: list[bytes]) -> bytes:

@@ -1,12 +1,15 @@
 """A client over a writer and a group member that need no Kafka; above all iteration over it."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Message as Record
+from fake_kafka import FakeKafka
 
 from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client import client as client_module
 from kmqpy.kafka.client import receiver, topics_in_use
 from kmqpy.kafka.client.client import KmqClient
@@ -288,3 +291,44 @@ def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_hande
     member._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
     assert len(client._receive_once(10, 0, 1_000)) == 1
     assert link.leases_ms[-1] == 1_000
+
+
+def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, monkeypatch):
+    """The handler runs in a thread that has the lock of those who receive."""
+    found = threading.Event()
+
+    def find(_clients):
+        found.set()
+        return ["a consumer"]
+
+    monkeypatch.setattr(client_module, "_SILENT_S", 0.0)
+    monkeypatch.setattr(client._cut_off, "is_due", lambda: True)
+    monkeypatch.setattr(client._cut_off, "find", find)
+    monkeypatch.setattr(client._receiver, "clients", list)
+    replaced = []
+    monkeypatch.setattr(client._receiver, "replace", replaced.append)
+    with client._receiving:
+        client._start_housekeeper()
+        found.wait(10)
+        client.close()
+    assert not replaced
+
+
+def test_what_is_cut_off_is_replaced_in_a_pause_of_those_who_receive(client, monkeypatch):
+    replaced = threading.Event()
+    monkeypatch.setattr(client_module, "_SILENT_S", 0.0)
+    monkeypatch.setattr(client._cut_off, "is_due", lambda: not replaced.is_set())
+    monkeypatch.setattr(client._cut_off, "find", list)
+    monkeypatch.setattr(client._receiver, "clients", lambda: ["a consumer"])
+    monkeypatch.setattr(client._receiver, "replace", lambda found: found == ["a consumer"] and replaced.set())
+    deadline = time.monotonic() + 60
+    while not replaced.is_set():
+        client.receive(wait=0.1)
+        assert time.monotonic() < deadline
+
+
+def test_to_ask_whether_kafka_answers_creates_no_topic(client):
+    """Brokers that create topics by themselves take a producer's question for a wish."""
+    with FakeKafka() as kafka:
+        client._cut_off.find([librdkafka.new_producer(kafka.connection(), {})])
+        assert kafka.may_create == {client.queue.markers_topic}  # to which the producer writes

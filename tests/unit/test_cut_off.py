@@ -1,22 +1,28 @@
 """Clients that never reach Kafka again, although Kafka answers others (librdkafka's issue 5301)."""
 
+import gc
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from fake_kafka import FakeKafka
 
-from kmqpy.core.clock import SystemClock
+from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
 from kmqpy.errors import MessageError, Unavailable
 from kmqpy.kafka import cut_off, librdkafka, topic_identity
 from kmqpy.kafka.client.marker_writer import MarkerWriter
 from kmqpy.kafka.client.producer import KmqProducer, new_producer
-from kmqpy.kafka.cut_off import CutOffCheck
+from kmqpy.kafka.client.start_markers import StartMarkerWriter
+from kmqpy.kafka.cut_off import CutOffCheck, RenewedProducer
 from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
 from kmqpy.kafka.topics import Topics
+from tracker.background import BackgroundJobs, Pool
 from tracker.redelivery import tick_writer
 from tracker.redelivery.tick_writer import TickWriter
 
@@ -54,6 +60,36 @@ def test_topics_are_found_again_after_kafka_has_named_no_broker(kafka):
             return
 
 
+@pytest.mark.parametrize("call", [Topics.brokers, lambda topics: topics.describe(["t", "u"])])
+def test_a_client_that_was_replaced_is_gone_at_once(kafka, call):
+    """Not with the next garbage collection, which may be late, and in a thread of librdkafka."""
+    kafka.close()
+    topics = Topics(kafka.connection(), 0.2)
+    gc.disable()
+    try:
+        former = weakref.ref(topics._admin)
+        with suppress(Unavailable):
+            call(topics)
+        assert former() is None
+    finally:
+        gc.enable()
+
+
+def test_what_a_failed_job_of_a_tracker_has_used_is_gone_at_once(kafka):
+    kafka.close()
+    topics = Topics(kafka.connection(), 0.2)
+    former = weakref.ref(topics._admin)
+    jobs, ended = BackgroundJobs(1, SimpleNamespace()), []
+    gc.disable()
+    try:
+        jobs.run(Pool.HOUSEKEEPING, topics.brokers, lambda result: ended.append(type(result)))
+        _until(lambda: jobs.take_results() or ended)
+        jobs.close()
+        assert (ended, former()) == ([Unavailable], None)
+    finally:
+        gc.enable()
+
+
 def test_a_watch_of_topics_learns_the_ids_again(kafka, monkeypatch):
     monkeypatch.setattr(topic_identity, "_WATCH_TIMEOUT_S", 0.5)
     watch = TopicWatch(kafka.connection(**NEVER_AGAIN), QueueSettings(name="t"), TopicIds("old", "old"))
@@ -83,15 +119,23 @@ def _cut_off(broker, client):
     """Have the broker lead this client astray, and no other."""
     client.list_topics("t", 5.0)
     broker.lead_astray()
-    _until(lambda: not cut_off._is_answered(client))
+    _until(lambda: not _is_answered(client))
     broker.named_port = broker.port
+
+
+def _is_answered(client):
+    try:
+        client.list_topics("t", 1.0)
+    except KafkaException:
+        return False
+    return True
 
 
 def test_a_consumer_is_cut_off_once_others_were_answered_for_a_while(kafka, monkeypatch):
     monkeypatch.setattr(cut_off, "_ANSWER_S", 0.3)
     clock = Clock()
     connection = kafka.connection(**NEVER_AGAIN)
-    check = CutOffCheck(connection, clock)
+    check = CutOffCheck(connection, "t", clock)
     astray = librdkafka.new_consumer(connection, {})
     _cut_off(kafka, astray)
     well = librdkafka.new_consumer(connection, {})
@@ -119,6 +163,37 @@ def test_a_tick_writer_takes_another_producer_after_a_tick_that_was_not_written(
     assert ticks._producers.current() is not first
 
 
+def test_what_a_tick_that_was_not_written_refers_to_is_freed(kafka, monkeypatch):
+    """Also if its producer was replaced meanwhile, since an earlier tick was not written either."""
+
+    class Written:
+        def __call__(self, _tick):
+            pass
+
+    monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 400)
+    ticks = TickWriter(kafka.connection())
+    producer = ticks._producers.current()
+    ticks.post_tick("t", 0, Written())
+    time.sleep(0.3)
+    later = Written()
+    ticks.post_tick("t", 0, later)
+    gone = weakref.ref(later)
+    del later
+    while ticks._producers.current() is producer:
+        producer.poll(0.01)
+    del producer
+    _until(lambda: ticks.poll() or gone() is None, within_s=5.0)
+
+
+def test_late_failures_of_a_former_producer_replace_no_other(kafka):
+    producers = RenewedProducer(lambda: librdkafka.new_producer(kafka.connection(), {}))
+    first, error = producers.current(), KafkaError(KafkaError._MSG_TIMED_OUT)
+    producers.failed(first, error)
+    second = producers.current()
+    producers.failed(first, error)
+    assert first is not second is producers.current()
+
+
 def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka):
     shared = new_producer(kafka.connection(), timeout_ms=200)
     sender = KmqProducer(QueueSettings(name="t"), kafka.connection(), shared=shared)
@@ -129,6 +204,32 @@ def test_a_sender_takes_another_producer_after_a_message_that_was_not_sent(kafka
     with pytest.raises(MessageError):
         sender.send("x" * 2_000_000)
     assert shared.current() is shared.current()
+
+
+def test_a_sender_takes_another_producer_after_no_report_in_time(kafka):
+    shared = new_producer(kafka.connection(), timeout_ms=60_000)
+    sender = KmqProducer(QueueSettings(name="t"), kafka.connection(), shared=shared, delivery_timeout=0.01)
+    first = shared.current()
+    with pytest.raises(Unavailable):
+        sender.send("x")
+    assert shared.current() is not first
+
+
+def test_producers_of_start_markers_that_are_cut_off_are_gone_once_replaced(kafka):
+    def new_producer(**settings):
+        return librdkafka.new_producer(kafka.connection(), {"message.timeout.ms": 60_000, **settings})
+
+    writer = StartMarkerWriter("t", new_producer, SYSTEM_CLOCK, ranges=False, closing=threading.Event())
+    batch = writer.start({0: range(1_000)}, {}, 1_000, None, timeout_s=0.1)
+    assert batch.wait_until_confirmed().failed == {0: 0}
+    assert not writer.outcome_known(0)  # a tick is on its way
+    cut_off = writer.producers_in_use()
+    gone = [weakref.ref(one) for one in cut_off]
+    del batch
+    writer.replace(cut_off)
+    del cut_off
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_a_marker_writer_takes_another_producer_after_markers_that_were_not_written(kafka):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -95,9 +96,10 @@ class TickWriter:
         self._producers.flush(1)
 
     def _produce(self, producer: Producer, topic: str, partition: int, done: Callable[..., None]) -> None:
+        ref = weakref.ref(producer)
+
         def report(error: KafkaError | None, record: Any) -> None:
-            # Does not refer to the producer, which it would keep alive.
-            self._producers.failed(error)
+            self._producers.failed(ref(), error)  # a strong reference would keep the producer alive
             done(error, record)
 
         key, value, headers = codec.encode(codec.tick(partition))
@@ -106,7 +108,7 @@ class TickWriter:
         except BufferError:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
         except KafkaException as exception:
-            self._producers.failed(librdkafka.error_of(exception))
+            self._producers.failed(producer, librdkafka.error_of(exception))
             raise
 
 

@@ -147,7 +147,7 @@ class KmqClient:
             watch_topics=self._watch_topics,
             look_for_topics=self._look_for_topics,
         )
-        self._cut_off = CutOffCheck(connection, clock)
+        self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
         self._received_at = clock.monotonic()
         self._closed = threading.Event()
         self._housekeeper: threading.Thread | None = None
@@ -451,9 +451,16 @@ class KmqClient:
     def _replace_cut_off(self) -> None:
         """Replace clients of librdkafka that are cut off; looks for them only while nothing is received."""
         silent = self._clock.monotonic() - self._received_at > _SILENT_S
-        if silent and self._cut_off.is_due() and (found := self._cut_off.find(self._receiver.clients())):
-            with self._receiving:
-                self._receiver.replace(found)
+        found = self._cut_off.find(self._receiver.clients()) if silent and self._cut_off.is_due() else []
+        # Not for longer than until close(), which may be a signal handler's: the thread that it interrupts
+        # has the lock, and would wait for this one.
+        while found and not self._closed.is_set():
+            if self._receiving.acquire(timeout=_SLICE_S):
+                try:
+                    self._receiver.replace(found)
+                finally:
+                    self._receiving.release()
+                return
 
     def _watch_topics(self) -> None:
         """See to it that recreated topics are noticed, also by a client that never receives."""

@@ -155,7 +155,7 @@ class KmqProducer(Closeable):
                 ids = reports.wait(producer, timeout_s, self._connection, self._queue.name)
             finally:
                 for error in reports.errors.values():
-                    self._producers.failed(error)
+                    self._producers.failed(producer, error)
         self._telemetry.finished(self._queue.name, "send", len(ids))
         return ids
 
@@ -209,7 +209,7 @@ class KmqProducer(Closeable):
                 if librdkafka.refresh_partition(producer, self._queue.name, partition or 0, exception):
                     continue
                 error = librdkafka.error_of(exception)
-                self._producers.failed(error)
+                self._producers.failed(producer, error)
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     report(error, None)  # with those of the messages before
                     return
@@ -258,6 +258,7 @@ class _Reports:
         while self._pending:
             producer.poll(0.01)
             if SYSTEM_CLOCK.monotonic() > deadline:
+                self.errors[KafkaError._TIMED_OUT] = KafkaError(KafkaError._TIMED_OUT)
                 raise Unavailable(f"send to {queue}: Kafka at {connection.bootstrap} does not answer")
         sent = [one for one in self._ids if one is not None]
         if KafkaError._UNKNOWN_PARTITION in self.errors:

@@ -55,7 +55,7 @@ class StartBarrier:
         """Wait no more for ticks of producers that never reach Kafka again."""
         for producer in self._ticks.keys() & set(cut_off):
             self._passed_after = self._clock.monotonic() + _LATE_REQUEST_S
-            del self._ticks[producer]
+            self._ticks.pop(producer, None)
 
     def _send(self, producer: Producer) -> None:
         tick = self._ticks[producer] = object()

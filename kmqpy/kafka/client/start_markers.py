@@ -302,6 +302,8 @@ class StartMarkerWriter:
             self._drop_producers()
         for barrier in self._barriers.values():
             barrier.forget(cut_off)
+        for producer in cut_off:
+            _end(producer)  # former ones have ticks
 
     def _begin(
         self,
@@ -421,9 +423,14 @@ class StartMarkerWriter:
         """Drop the producers after a fatal error or a time-out, or when one is cut off."""
         _log.error("start markers' producers replaced", extra={"topic": self._topic})
         for producer in self.producers():
-            producer.purge()
-            producer.flush(1)
+            _end(producer)
         self._reporting = self._errors_only = None
+
+
+def _end(producer: Producer) -> None:
+    """Report what is not written as failed; what is not reported would keep the producer alive."""
+    producer.purge()
+    producer.flush(1)
 
 
 def _ignore_report(_error: KafkaError | None, _record: Any) -> None:
