@@ -21,7 +21,7 @@ class Pool(StrEnum):
     ENDS = "ends"
     """Look-ups of the ends of queues; markers wait for the answers."""
     COUNTING = "counting"
-    """Counts of messages for /metrics; nothing waits for them."""
+    """Counts of messages for /metrics, and looks for consumers that are cut off; nothing waits for these."""
     HOUSEKEEPING = "housekeeping"
     """Offsets, releases and probes: they must get their turn also when all redeliveries are stuck."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from functools import partial
 
 from kmqpy.kafka.cut_off import Client, CutOffCheck
 from kmqpy.kafka.settings import SETTINGS_TOPIC
@@ -15,7 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class CutOffKeeper:
-    """Looks for cut off consumers in the background, and replaces them in the main loop."""
+    """Looks for cut off consumers in the background, and replaces them in the main loop.
+
+    Only those that got nothing from Kafka lately are asked: confluent-kafka lets one call after the other at a
+    consumer, so that asking waits, for seconds at times, until the main loop pauses between two fetches.
+    """
 
     def __init__(self, context: TrackerContext, kafka: KafkaClients) -> None:
         self._jobs = context.jobs
@@ -24,13 +29,11 @@ class CutOffKeeper:
         self._looking = False
 
     def look(self) -> None:
-        """Ask Kafka with each consumer, when it is time to."""
-        if not self._looking and self._check.is_due():
+        """Ask Kafka with each silent consumer, when it is time to."""
+        silent = [one.consumer for one in self._consumers if one.is_silent()]
+        if silent and not self._looking and self._check.is_due():
             self._looking = True
-            self._jobs.run(Pool.HOUSEKEEPING, self._find, self._found)
-
-    def _find(self) -> list[Client]:
-        return self._check.find([one.consumer for one in self._consumers])
+            self._jobs.run(Pool.COUNTING, partial(self._check.find, silent), self._found)
 
     def _found(self, cut_off: Collection[Client] | Exception) -> None:
         self._looking = False

@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from kmqpy.core.clock import SYSTEM_CLOCK
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.settings import KafkaConnection
 from tracker.partition.owned_partition import OwnedPartition
 
 _READ_BATCH = 5_000
+_SILENT_S = 5.0
+"""Longer than it takes the tracker to write a tick where there are no other markers."""
 _MAX_UNREAD = 50_000
 """Fetched markers of a partition that may wait to be applied, before fetching more of it is paused."""
 
@@ -30,11 +33,16 @@ class MarkersConsumer:
         self._consumer = self._new_consumer()
         self._readers: dict[tuple[str, int], OwnedPartition] = {}
         """The partitions that are read, by markers topic and number."""
+        self._heard_at = SYSTEM_CLOCK.monotonic()
 
     @property
     def consumer(self) -> Consumer:
         """The consumer of librdkafka, for CutOffCheck."""
         return self._consumer
+
+    def is_silent(self) -> bool:
+        """Return True if no marker has come for long, not even a tick, although there are partitions to read."""
+        return bool(self._readers) and SYSTEM_CLOCK.monotonic() - self._heard_at > _SILENT_S
 
     def renew(self) -> None:
         """Go on with a new consumer, since the former is cut off."""
@@ -57,6 +65,8 @@ class MarkersConsumer:
     def start(self, part: OwnedPartition) -> None:
         """Fetch markers from the position of the partition's state on."""
         topic = part.queue.markers_topic
+        if not self._readers:
+            self._heard_at = SYSTEM_CLOCK.monotonic()
         self._readers[topic, part.number] = part
         self._consumer.incremental_assign([TopicPartition(topic, part.number, part.state.position)])
 
@@ -73,6 +83,7 @@ class MarkersConsumer:
         """Markers that have arrived; waits up to `wait_s` for the first. Raises KafkaException."""
         records = self._consumer.consume(1, wait_s)
         if records:
+            self._heard_at = SYSTEM_CLOCK.monotonic()
             records += self._consumer.consume(_READ_BATCH - 1, 0)
         fetched = Fetched({}, {})
         for record in records:

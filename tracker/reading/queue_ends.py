@@ -27,11 +27,16 @@ class QueueEnds:
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._consumer = self._new_consumer()
+        self._failed = False
 
     @property
     def consumer(self) -> Consumer:
         """The consumer of librdkafka, for CutOffCheck."""
         return self._consumer
+
+    def is_silent(self) -> bool:
+        """Return True if the last look-up failed."""
+        return self._failed
 
     def renew(self) -> None:
         """Ask with a new consumer from now on; calls under way keep the former, which is cut off."""
@@ -98,7 +103,9 @@ class QueueEnds:
                             f"end of {place.topic}, partition {place.partition}: Kafka does not say"
                         )
         except KmqError as error:
+            self._failed = True
             return error
+        self._failed = False
         ends.update({(place.topic, place.partition): place.offset for place in found})
         return None
 
