@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 class CutOffKeeper:
     """Looks for cut off consumers in the background, and replaces them in the main loop.
 
-    Only those that got nothing from Kafka lately are asked: confluent-kafka lets one call after the other at a
-    consumer, so that asking waits, for seconds at times, until the main loop pauses between two fetches.
+    Only those that got nothing from Kafka lately are asked. The main loop fetches all the time, and calls of
+    one consumer never overlap (confluent-kafka sees to that), so asking can have to wait for seconds.
     """
 
     def __init__(self, context: TrackerContext, kafka: KafkaClients) -> None:

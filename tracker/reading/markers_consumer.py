@@ -41,7 +41,7 @@ class MarkersConsumer:
         return self._consumer
 
     def is_silent(self) -> bool:
-        """Return True if no marker has come for long, not even a tick, although there are partitions to read."""
+        """Return True if nothing has come for long, not even a tick, of the partitions that are read."""
         return bool(self._readers) and SYSTEM_CLOCK.monotonic() - self._heard_at > _SILENT_S
 
     def renew(self) -> None:
