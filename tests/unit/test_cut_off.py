@@ -23,6 +23,9 @@ from kmqpy.kafka.settings import QueueSettings
 from kmqpy.kafka.topic_identity import TopicIds, TopicWatch
 from kmqpy.kafka.topics import Topics
 from tracker.background import BackgroundJobs, Pool
+from tracker.cut_off_keeper import CutOffKeeper
+from tracker.reading import markers_consumer
+from tracker.reading.markers_consumer import MarkersConsumer
 from tracker.redelivery import tick_writer
 from tracker.redelivery.tick_writer import TickWriter
 
@@ -238,3 +241,48 @@ def test_a_marker_writer_takes_another_producer_after_markers_that_were_not_writ
     writer.end(0, [1])
     _until(lambda: writer._producer is not first)
     writer.abandon()
+
+
+def test_a_tracker_asks_only_with_consumers_that_got_nothing():
+    clock, asked = Clock(), []
+    markers, ends = (SimpleNamespace(consumer=name, is_silent=lambda: False) for name in ("markers", "ends"))
+    jobs = SimpleNamespace(run=lambda _pool, find, _found: asked.append(find.args))
+    keeper = CutOffKeeper(
+        SimpleNamespace(jobs=jobs, connection=None, clock=clock), SimpleNamespace(markers=markers, ends=ends)
+    )
+    clock.seconds = 60
+    keeper.look()
+    assert asked == []
+    markers.is_silent = lambda: True
+    keeper.look()
+    assert asked == [(["markers"],)]
+
+
+def test_markers_are_silent_when_nothing_comes_of_partitions_that_are_read(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(markers_consumer, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(librdkafka, "new_consumer", lambda *_: FakeConsumer())
+    consumer = MarkersConsumer(None)
+    part = SimpleNamespace(
+        queue=SimpleNamespace(markers_topic="markers"), number=0, state=SimpleNamespace(position=0)
+    )
+    clock.seconds = 60
+    assert not consumer.is_silent()  # nothing is to come
+    consumer.start(part)
+    assert not consumer.is_silent()
+    clock.seconds = 66
+    assert consumer.is_silent()
+    consumer.consumer.records = [SimpleNamespace(topic=str, partition=int)]
+    consumer.fetch(0)
+    assert not consumer.is_silent()
+
+
+class FakeConsumer:
+    def __init__(self) -> None:
+        self.records: list[object] = []
+
+    def incremental_assign(self, places: object) -> None: ...
+
+    def consume(self, count: int, wait_s: float) -> list[object]:
+        records, self.records = self.records[:count], self.records[count:]
+        return records
