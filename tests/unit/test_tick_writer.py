@@ -28,6 +28,9 @@ class FakeProducer:
         self.later = False
         self._reports.append(lambda: on_delivery(error, self))
 
+    def __len__(self) -> int:
+        return len(self._reports)
+
     def offset(self) -> int:
         return 7
 

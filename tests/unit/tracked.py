@@ -76,6 +76,9 @@ class FakeConsumer:
     def consume(self, *_: object) -> list[Message]:
         return []
 
+    def list_topics(self, *_: object) -> None:
+        """Kafka answers."""
+
 
 class FakeTickWriter:
     def poll(self) -> None:
@@ -88,6 +91,9 @@ class FakeEnds:
     def __init__(self, ends: dict[str, int], fails: tuple[str, ...] = ()) -> None:
         self.ends, self.fails = ends, fails
         self.calls: list[list[str]] = []
+
+    def is_silent(self) -> bool:
+        return False
 
     def each_of(
         self, places: list[tuple[str, int]], *, anew: bool = False
