@@ -151,8 +151,9 @@ def test_a_consumer_is_cut_off_once_others_were_answered_for_a_while(kafka, monk
             found.append(check.find([well, astray]))
         assert found == [[], [], [], [astray]]
         kafka.close()  # nobody is answered
-        clock.seconds += 60
-        assert check.find([well, astray]) == []
+        for _ in range(2):
+            clock.seconds += 60
+            assert check.find([well, astray]) == []
     finally:
         well.close()
 
