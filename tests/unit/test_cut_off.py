@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from fake_kafka import FakeKafka
 
-from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock
+from kmqpy.core.clock import SYSTEM_CLOCK, SystemClock, wait_until
 from kmqpy.errors import MessageError, Unavailable
 from kmqpy.kafka import cut_off, librdkafka, topic_identity
 from kmqpy.kafka.client.marker_writer import MarkerWriter
@@ -86,7 +86,7 @@ def test_what_a_failed_job_of_a_tracker_has_used_is_gone_at_once(kafka):
     gc.disable()
     try:
         jobs.run(Pool.HOUSEKEEPING, topics.brokers, lambda result: ended.append(type(result)))
-        _until(lambda: jobs.take_results() or ended)
+        assert wait_until(lambda: jobs.take_results() or ended, 20.0)
         jobs.close()
         assert (ended, former()) == ([Unavailable], None)
     finally:
@@ -103,26 +103,19 @@ def test_a_watch_of_topics_learns_the_ids_again(kafka, monkeypatch):
 
 def _knows_soon(watch: TopicWatch, within_s: float = 1.0) -> bool:
     asked = time.monotonic()
-    while not watch.knows_since(asked):
+
+    def knows() -> bool:
         watch.look()
-        if time.monotonic() > asked + within_s:
-            return False
-        time.sleep(0.01)
-    return True
+        return watch.knows_since(asked)
 
-
-def _until(holds, within_s=20.0):
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    return wait_until(knows, within_s)
 
 
 def _cut_off(broker, client):
     """Have the broker lead this client astray, and no other."""
     client.list_topics("t", 5.0)
     broker.lead_astray()
-    _until(lambda: not _is_answered(client))
+    assert wait_until(lambda: not _is_answered(client), 20.0)
     broker.named_port = broker.port
 
 
@@ -186,7 +179,7 @@ def test_what_a_tick_that_was_not_written_refers_to_is_freed(kafka, monkeypatch)
     while ticks._producers.current() is producer:
         producer.poll(0.01)
     del producer
-    _until(lambda: ticks.poll() or gone() is None, within_s=5.0)
+    assert wait_until(lambda: ticks.poll() or gone() is None, 5.0)
 
 
 def test_late_failures_of_a_former_producer_replace_no_other(kafka):
@@ -240,7 +233,7 @@ def test_a_marker_writer_takes_another_producer_after_markers_that_were_not_writ
     writer = MarkerWriter(kafka.connection(), "t", delivery_timeout_ms=200)
     first = writer._producer
     writer.end(0, [1])
-    _until(lambda: writer._producer is not first)
+    assert wait_until(lambda: writer._producer is not first, 20.0)
     writer.abandon()
 
 
