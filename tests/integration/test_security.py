@@ -113,7 +113,7 @@ def test_without_the_right_to_read_the_settings_of_queues_they_are_as_given(
             with KmqProducer(live.settings, sender) as producer:
                 producer.send("as before")
         assert settings_of(live.name, sender) == QueueSettings(name=live.name)
-    assert [one.message.partition(";")[0] for one in caplog.records] == [f"topic {topic} can't be read"]
+    assert [one.getMessage().partition(";")[0] for one in caplog.records] == [f"topic {topic} can't be read"]
     grant(secured, "sender", *rights, (ResourceType.TOPIC, topic, "READ"), producer_acls(live.name)[-1])
     until(lambda: settings_of(live.name, sender) == live.settings)
     with pytest.raises(AccessDenied, match=f"write to {topic}"):

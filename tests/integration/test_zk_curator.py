@@ -148,7 +148,9 @@ def test_an_unusable_item_stays_with_one_warning(builder, zk, path, caplog, lock
             until(lambda: len(seen) == n + 1)  # noqa: B023 - called at once
     assert b"bad" not in seen
     assert zk.get_children(path) == ["queue-0000000000"]
-    assert [record.message.count(told) for record in caplog.records if "queue-0" in record.message] == [1]
+    assert [
+        record.getMessage().count(told) for record in caplog.records if "queue-0" in record.getMessage()
+    ] == [1]
 
 
 def test_a_delay_beyond_what_threads_can_wait_ends_no_consumer(builder):
