@@ -19,7 +19,7 @@ from .kafka import Module
 from .log_readers import LogReader, RepeatedReader
 from .model import Process, Steps
 from .stepwise import stepwise
-from .surroundings import QUEUE, NoWatch, Thread, Threading, Topics, number_of, records
+from .surroundings import QUEUE, NoWatch, Threading, Topics, number_of, records
 
 _identity = stepwise("kmqpy.kafka.topic_identity", set(), librdkafka=Module)
 
@@ -103,11 +103,13 @@ _receiver = stepwise(
     offsets_of_records=records.offsets_of_records,
     have_headers=records.have_headers,
 )
+_housekeeper = stepwise("kmqpy.kafka.client.housekeeper", set(), threading=Threading)
 _client = stepwise(
     "kmqpy.kafka.client.client",
     {"_receive_once", "_look_for_topics", "nack", "extend", "dead_letter", "_end_acknowledged"},
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
+    Housekeeper=_housekeeper.Housekeeper,
     settings_of=lambda queue, _connection: queue,
     check_connection=lambda connection: connection,
 )
@@ -220,7 +222,7 @@ def client(
             break
         except TopicError:
             yield 200.0
-    own._housekeeper = Thread()  # what it does is done below
+    own._housekeeper.start()  # a thread that does nothing: what it would do is done below
     member = own._receiver.join()
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
@@ -254,9 +256,9 @@ def client(
                     yield 600.0
                     own._follow_topics()
                     yield from own._receiver.keep_alive()
-                    own._release_stale()
+                    own._read_ahead.give_back_stale()
             while own._read_ahead:
-                own._release_stale()
+                own._read_ahead.give_back_stale()
                 yield 40 * world.random()
                 # KmqClient.__iter__ must look, too: we may have stood still.
                 if (message := own._read_ahead.pop()) is not None and until > process.monotonic():
