@@ -42,7 +42,13 @@ def watch(connection: Connection, *rest: Any) -> Any:
     return world.controls.watch(connection, *rest) if world.topics_change else NoWatch(connection, *rest)
 
 
-_crash_recovery = stepwise("kmqpy.kafka.client.crash_recovery", {"find_starts"}, partition_reader=LogReader)
+_crash_recovery = stepwise(
+    "kmqpy.kafka.client.crash_recovery",
+    {"find_starts", "recover", "check", "_recover", "_take_from", "_find_starts"},
+    partition_reader=LogReader,
+)
+CrashRecovery = _crash_recovery.CrashRecovery
+_record_fetcher = stepwise("kmqpy.kafka.client.record_fetcher", {"fetch", "fetch_ahead"})
 _leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call: call() is None)
 _group_member = stepwise(
     "kmqpy.kafka.client.group_member",
@@ -50,16 +56,13 @@ _group_member = stepwise(
         "poll",
         "keep_alive",
         "_prepare",
-        "_recover",
-        "_check",
-        "_find_starts",
         "_on_revoke",
-        "_take_from",
         "_wait_for_outcomes",
     },
     librdkafka=Module,
     offsets_of_records=records.offsets_of_records,
-    find_starts=_crash_recovery.find_starts,
+    CrashRecovery=lambda connection, *rest: connection.world.controls.recovery(connection, *rest),
+    RecordFetcher=_record_fetcher.RecordFetcher,
     leave_group=_leave_group.leave_group,
     returns_in_time=_leave_group.returns_in_time,
 )
@@ -423,5 +426,14 @@ def producer(
         yield gap_ms * world.random()
 
 
-STEPWISE = (_group_member, _start_markers, _writer, _topics_in_use, _copy_check, _receiver, _client)
+STEPWISE = (
+    _crash_recovery,
+    _group_member,
+    _start_markers,
+    _writer,
+    _topics_in_use,
+    _copy_check,
+    _receiver,
+    _client,
+)
 """The modules that run in here, which log by their names."""
