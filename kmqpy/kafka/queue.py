@@ -19,7 +19,8 @@ from kmqpy.kafka import partition_reader
 from kmqpy.kafka.admin import stats
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.stats import InFlightMessage
-from kmqpy.kafka.client.client import ClientOptions, KmqClient, check_options
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.client_options import ClientOptions, check_options
 from kmqpy.kafka.client.lazy_client import LazyClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.client.record_message import KafkaMessage, ReceiveContext

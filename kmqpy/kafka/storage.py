@@ -18,7 +18,7 @@ from kmqpy.core.settings import build, convert, nearest, refuse_unknown
 from kmqpy.errors import Closed, ConfigError, NotSupported, QueueNotFound
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.foreign_topics import refuse_foreign_topics
-from kmqpy.kafka.client.client import ClientOptions, check_options
+from kmqpy.kafka.client.client_options import ClientOptions, check_options
 from kmqpy.kafka.client.settings_mirror import SettingsMirror
 from kmqpy.kafka.queue import CAPABILITIES, KafkaQueue
 from kmqpy.kafka.settings import (

@@ -17,7 +17,7 @@ from kmqpy.dev.ports import free_ports
 from kmqpy.errors import Unavailable
 from kmqpy.kafka import cut_off
 from kmqpy.kafka.admin.registry_entries import StoredOffset
-from kmqpy.kafka.client import client as client_module
+from kmqpy.kafka.client import receiver
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.markers.codec import Marker, Op, decode
 from kmqpy.kafka.markers.entry import Entry, EntryState
@@ -111,7 +111,7 @@ def cut_off_soon(monkeypatch):
     monkeypatch.setattr(cut_off, "_EVERY_S", 0.3)
     monkeypatch.setattr(cut_off, "_AFTER_S", 1.0)
     monkeypatch.setattr(cut_off, "_ANSWER_S", 0.5)
-    monkeypatch.setattr(client_module, "_SILENT_S", 0.3)
+    monkeypatch.setattr(receiver, "_SILENT_S", 0.3)
     monkeypatch.setitem(tick_writer._SETTINGS, "message.timeout.ms", 1_000)
     monkeypatch.setattr(kafka_clients, "_PROBE_TIMEOUT_S", 1.0)
 

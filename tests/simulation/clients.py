@@ -19,7 +19,7 @@ from .kafka import Module
 from .log_readers import LogReader, RepeatedReader
 from .model import Process, Steps
 from .stepwise import stepwise
-from .surroundings import QUEUE, NoWatch, Thread, Threading, Topics, number_of, records
+from .surroundings import QUEUE, NoWatch, Threading, Topics, number_of, records
 
 _identity = stepwise("kmqpy.kafka.topic_identity", set(), librdkafka=Module)
 
@@ -42,7 +42,13 @@ def watch(connection: Connection, *rest: Any) -> Any:
     return world.controls.watch(connection, *rest) if world.topics_change else NoWatch(connection, *rest)
 
 
-_crash_recovery = stepwise("kmqpy.kafka.client.crash_recovery", {"find_starts"}, partition_reader=LogReader)
+_crash_recovery = stepwise(
+    "kmqpy.kafka.client.crash_recovery",
+    {"find_starts", "recover", "check", "_recover", "_take_from", "_find_starts"},
+    partition_reader=LogReader,
+)
+CrashRecovery = _crash_recovery.CrashRecovery
+_record_fetcher = stepwise("kmqpy.kafka.client.record_fetcher", {"fetch", "fetch_ahead"})
 _leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call: call() is None)
 _group_member = stepwise(
     "kmqpy.kafka.client.group_member",
@@ -50,16 +56,13 @@ _group_member = stepwise(
         "poll",
         "keep_alive",
         "_prepare",
-        "_recover",
-        "_check",
-        "_find_starts",
         "_on_revoke",
-        "_take_from",
         "_wait_for_outcomes",
     },
     librdkafka=Module,
     offsets_of_records=records.offsets_of_records,
-    find_starts=_crash_recovery.find_starts,
+    CrashRecovery=lambda connection, *rest: connection.world.controls.recovery(connection, *rest),
+    RecordFetcher=_record_fetcher.RecordFetcher,
     leave_group=_leave_group.leave_group,
     returns_in_time=_leave_group.returns_in_time,
 )
@@ -103,11 +106,13 @@ _receiver = stepwise(
     offsets_of_records=records.offsets_of_records,
     have_headers=records.have_headers,
 )
+_housekeeper = stepwise("kmqpy.kafka.client.housekeeper", set(), threading=Threading)
 _client = stepwise(
     "kmqpy.kafka.client.client",
     {"_receive_once", "_look_for_topics", "nack", "extend", "dead_letter", "_end_acknowledged"},
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
+    Housekeeper=_housekeeper.Housekeeper,
     settings_of=lambda queue, _connection: queue,
     check_connection=lambda connection: connection,
 )
@@ -220,7 +225,7 @@ def client(
             break
         except TopicError:
             yield 200.0
-    own._housekeeper = Thread()  # what it does is done below
+    own._housekeeper.start()  # a thread that does nothing: what it would do is done below
     member = own._receiver.join()
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
@@ -254,9 +259,9 @@ def client(
                     yield 600.0
                     own._follow_topics()
                     yield from own._receiver.keep_alive()
-                    own._release_stale()
+                    own._read_ahead.give_back_stale()
             while own._read_ahead:
-                own._release_stale()
+                own._read_ahead.give_back_stale()
                 yield 40 * world.random()
                 # KmqClient.__iter__ must look, too: we may have stood still.
                 if (message := own._read_ahead.pop()) is not None and until > process.monotonic():
@@ -421,5 +426,14 @@ def producer(
         yield gap_ms * world.random()
 
 
-STEPWISE = (_group_member, _start_markers, _writer, _topics_in_use, _copy_check, _receiver, _client)
+STEPWISE = (
+    _crash_recovery,
+    _group_member,
+    _start_markers,
+    _writer,
+    _topics_in_use,
+    _copy_check,
+    _receiver,
+    _client,
+)
 """The modules that run in here, which log by their names."""

@@ -16,7 +16,7 @@ from kmqpy.kafka.markers.offset_runs import OffsetRuns
 from kmqpy.kafka.markers.replay import ALL_EXIST
 from kmqpy.message import headers_of, last_header
 
-from .clients import Claim, CopyCheck, GroupMember, MarkerWriter
+from .clients import Claim, CopyCheck, CrashRecovery, GroupMember, MarkerWriter
 from .connection import Connection
 from .model import Steps, decoded
 from .producers import Transactions
@@ -272,13 +272,14 @@ class DeadLettersAll(LastAttempts):
         return CheckedCopies()
 
 
-class ForgetsPredecessors(GroupMember):
+class ForgetsPredecessors(CrashRecovery):
     """Hands out what a crashed client had started and not committed (rule R10)."""
 
     def _take_from(self, recovered: Any) -> Steps:
-        yield from super()._take_from(recovered)
-        for partition in recovered:
-            self._partitions[partition]._started = OffsetRuns()
+        elsewhere = yield from super()._take_from(recovered)
+        for one in recovered.values():
+            one.known._started = OffsetRuns()
+        return elsewhere
 
 
 class TakesAgainUnread(GroupMember):
@@ -305,16 +306,16 @@ class TakesWhatIsReadAgain(GroupMember):
         return super()._receives(record, log_bounds)
 
 
-class BelievesCommits(GroupMember):
+class BelievesCommits(CrashRecovery):
     """Takes every commit for one of the topics that there are (rule R24)."""
 
-    def _recover(self, partition: int, known: Any) -> Steps:
+    def _recover(self, partition: int, known: Any, consumer: Any, ids: Any) -> Steps:
         committed = self._connection.group.committed
         if partition in committed:
             offset, metadata = committed[partition]
             covered = metadata.split(":")[1]
-            committed[partition] = offset, commit_metadata(None if covered == "-" else covered, self._ids)
-        return (yield from super()._recover(partition, known))
+            committed[partition] = offset, commit_metadata(None if covered == "-" else covered, ids)
+        return (yield from super()._recover(partition, known, consumer, ids))
 
 
 class AnyOriginal(OriginalsReader):
@@ -356,13 +357,13 @@ class ForgetsFinished(OffsetKeeper):
         return None if make is None else lambda: replace(make(), finished=StoredFinished())
 
 
-class TakesAgainUnsaid(GroupMember):
+class TakesAgainUnsaid(CrashRecovery):
     """Does not say that it may take messages again, after the group was set back (rule R30)."""
 
     def _take_from(self, recovered: Any) -> Steps:
         for one in recovered.values():
             one.found.complete = True
-        yield from super()._take_from(recovered)
+        return (yield from super()._take_from(recovered))
 
 
 class KeepsState(TopicProbe):
@@ -411,7 +412,7 @@ CONTROLS = {
     "unfenced take": Controls(redelivery=TakenLate),
     "finished messages forgotten at takeover": Controls(offset_keeper=ForgetsFinished),
     "ticks of assignments not waited for": Controls(marker_writer=TicksLater),
-    "taken again unsaid": Controls(member=TakesAgainUnsaid, set_back=True),
+    "taken again unsaid": Controls(recovery=TakesAgainUnsaid, set_back=True),
     "copies handed out whatever was acknowledged": Controls(copy_check=HandsOutAll, late_acks=True),
     "dead letters made whatever was acknowledged": Controls(last_attempts=DeadLettersAll, late_acks=True),
     "late acks looked for from the own take on only": Controls(copy_check=LooksFromItsTake, late_acks=True),
@@ -423,11 +424,11 @@ CONTROLS = {
     "late extensions ignored": Controls(copy_check=IgnoresLateExtensions, late_acks=True),
     "late nacks ignored": Controls(copy_check=IgnoresLateNacks, late_acks=True),
     "every copy lost": Controls(copy_check=LosesAll, late_acks=True),
-    "predecessors forgotten": Controls(member=ForgetsPredecessors),
+    "predecessors forgotten": Controls(recovery=ForgetsPredecessors),
     "failed starts taken again unread": Controls(member=TakesAgainUnread),
     "own starts read too early": Controls(member=ReadsTooEarly),
     "what is read again taken again": Controls(member=TakesWhatIsReadAgain),
-    "commits of other topics believed": Controls(member=BelievesCommits, topics_change=True),
+    "commits of other topics believed": Controls(recovery=BelievesCommits, topics_change=True),
     "topics not watched": Controls(watch=NoWatch, topics_change=True),
     "state kept for other topics": Controls(topic_probe=KeepsState, topics_change=True),
     "committed without a look": Controls(redeliverer=CommitsUnseen, topics_change=True),

@@ -14,7 +14,7 @@ from tracker.settings import TrackerSettings
 
 from . import clients, trackers
 from .checker import Checker, History, SetBack
-from .clients import CopyCheck, GroupMember, MarkerWriter, TopicWatch
+from .clients import CopyCheck, CrashRecovery, GroupMember, MarkerWriter, TopicWatch
 from .connection import Connection
 from .model import LIAR, Actor, Broker, Group, Process, World, decoded
 from .producers import Transactions
@@ -75,6 +75,7 @@ class Controls:
     redelivery: Any = PartitionRedelivery
     redeliverer: Any = Redeliverer
     member: Any = GroupMember
+    recovery: Any = CrashRecovery
     reader: Any = OriginalsReader
     watch: Any = TopicWatch
     claim: Any = TrackerClaim

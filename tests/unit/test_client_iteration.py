@@ -10,7 +10,6 @@ from fake_kafka import FakeKafka
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client import client as client_module
 from kmqpy.kafka.client import receiver, topics_in_use
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.start_markers import StartOutcome
@@ -186,7 +185,7 @@ def test_what_got_stale_is_given_back_before_close_closes_the_writer(client, mon
         give_back(places)
 
     monkeypatch.setattr(client._topics.writer, "give_back", close_and_give_back)
-    monkeypatch.setattr(client_module, "MIN_LEASE_LEFT", 2)
+    client._read_ahead._lease_left_s = 60
     assert list(messages) == []
     closing.join(60)
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
@@ -214,7 +213,7 @@ def test_what_waits_its_turn_is_given_back_while_another_thread_receives(client)
     """The housekeeper can't do what needs the consumer then, but this it can."""
     assert next(iter(client)).offset == 0
     later = client._clock.monotonic() + 16  # of 30
-    client._clock = SimpleNamespace(monotonic=lambda: later)
+    client._read_ahead._clock = SimpleNamespace(monotonic=lambda: later)
     moment = threading.Event()
     with client._receiving:
         for _ in range(1_000):
@@ -301,14 +300,14 @@ def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, 
         found.set()
         return ["a consumer"]
 
-    monkeypatch.setattr(client_module, "_SILENT_S", 0.0)
-    monkeypatch.setattr(client._cut_off, "is_due", lambda: True)
-    monkeypatch.setattr(client._cut_off, "find", find)
-    monkeypatch.setattr(client._receiver, "clients", list)
+    monkeypatch.setattr(receiver, "_SILENT_S", 0.0)
+    monkeypatch.setattr(client._receiver._cut_off, "is_due", lambda: True)
+    monkeypatch.setattr(client._receiver._cut_off, "find", find)
+    monkeypatch.setattr(client._receiver, "_clients", list)
     replaced = []
     monkeypatch.setattr(client._receiver, "replace", replaced.append)
     with client._receiving:
-        client._start_housekeeper()
+        client._housekeeper.start()
         found.wait(10)
         client.close()
     assert not replaced
@@ -316,10 +315,10 @@ def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, 
 
 def test_what_is_cut_off_is_replaced_in_a_pause_of_those_who_receive(client, monkeypatch):
     replaced = threading.Event()
-    monkeypatch.setattr(client_module, "_SILENT_S", 0.0)
-    monkeypatch.setattr(client._cut_off, "is_due", lambda: not replaced.is_set())
-    monkeypatch.setattr(client._cut_off, "find", list)
-    monkeypatch.setattr(client._receiver, "clients", lambda: ["a consumer"])
+    monkeypatch.setattr(receiver, "_SILENT_S", 0.0)
+    monkeypatch.setattr(client._receiver._cut_off, "is_due", lambda: not replaced.is_set())
+    monkeypatch.setattr(client._receiver._cut_off, "find", list)
+    monkeypatch.setattr(client._receiver, "_clients", lambda: ["a consumer"])
     monkeypatch.setattr(client._receiver, "replace", lambda found: found == ["a consumer"] and replaced.set())
     deadline = time.monotonic() + 60
     while not replaced.is_set():
@@ -330,5 +329,5 @@ def test_what_is_cut_off_is_replaced_in_a_pause_of_those_who_receive(client, mon
 def test_to_ask_whether_kafka_answers_creates_no_topic(client):
     """Brokers that create topics by themselves take a producer's question for a wish."""
     with FakeKafka() as kafka:
-        client._cut_off.find([librdkafka.new_producer(kafka.connection(), {})])
+        client._receiver._cut_off.find([librdkafka.new_producer(kafka.connection(), {})])
         assert kafka.may_create == {client.queue.markers_topic}  # to which the producer writes

@@ -303,9 +303,9 @@ def test_a_busy_member_keeps_polling_although_something_came(member, consumer):
         member._last_poll = -1_000.0
         member.keep_alive()
     assert consumer.polls == 3
-    assert [record.at for record in member._stash] == [101, 102, 103]
-    member._seek(0, 102)
-    assert member._stash == []  # it will be read again
+    assert [record.at for record in member._fetcher._ahead] == [101, 102, 103]
+    member._fetcher.seek(0, 102)
+    assert member._fetcher._ahead == []  # it will be read again
 
 
 def test_a_busy_member_fetches_nothing_until_it_is_asked_again(member, consumer):
@@ -320,7 +320,7 @@ def test_a_busy_member_fetches_nothing_until_it_is_asked_again(member, consumer)
         member._last_poll = -1_000.0
         member.keep_alive()
         assert consumer.paused == {0, 1}
-        member._stash = []
+        member._fetcher.drop_ahead()
 
 
 def test_r11_a_busy_member_learns_which_failed_starts_were_written_after_all(member, consumer, takes):
@@ -457,8 +457,8 @@ class Announcements(list):
 
 @pytest.fixture
 def announced(member):
-    member._announce = Announcements()
-    return member._announce
+    member._recovery._announce = Announcements()
+    return member._recovery._announce
 
 
 def assign(member, consumer, *partitions):
@@ -526,7 +526,7 @@ def test_r30_where_no_tick_can_be_written_nothing_is_taken(member, consumer, tak
     def unavailable(_ticks):
         raise Unavailable("the writer is closed")
 
-    member._announce = unavailable
+    member._recovery._announce = unavailable
     consumer.committed = lambda places, timeout: [
         TopicPartition("q", places[0].partition, 5, "kmq2:0:Q:M" if places[0].partition else "")
     ]

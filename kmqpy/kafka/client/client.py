@@ -7,11 +7,10 @@ A message whose end marker does not come before its lease ends is redelivered by
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self
 
 from kmqpy import message as m
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
@@ -19,15 +18,16 @@ from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
 from kmqpy.errors import Closed, ConfigError, NotSupported, Unavailable
+from kmqpy.kafka.client.client_options import check_options
+from kmqpy.kafka.client.housekeeper import Housekeeper
 from kmqpy.kafka.client.in_flight_limit import InFlightLimit
 from kmqpy.kafka.client.marker_writer import Item, MarkerWriter
 from kmqpy.kafka.client.message_places import MessagePlaces, offsets_by_partition
 from kmqpy.kafka.client.read_ahead import ReadAhead
-from kmqpy.kafka.client.receiver import MIN_LEASE_LEFT, Receiver
+from kmqpy.kafka.client.receiver import Receiver
 from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
-from kmqpy.kafka.cut_off import CutOffCheck
 from kmqpy.kafka.markers.codec import MAX_REASON, Marker, Op
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, check_connection
@@ -35,8 +35,6 @@ from kmqpy.kafka.topic_identity import stale_markers_error
 from kmqpy.message import Message, MessagesLike
 from kmqpy.queue.arguments import check_flag
 from kmqpy.telemetry.base import Telemetry
-
-_log = logging.getLogger(__name__)
 
 _SLICE_S = 0.1
 """How long one wait for records may last, so that commits are not late and close is quick."""
@@ -46,36 +44,10 @@ _WATCHED_S = 2.0
 _LOOK_TIMEOUT_S = 3.0
 _LOOK_POLL_S = 0.01
 
-_SILENT_S = 5.0
-"""How long nothing must have been received before it is looked whether Kafka is still reached."""
-
 _LOOK_SHARE = 1 / 4
 """An extension looks for at most this part of the lease whether the message was acknowledged meanwhile."""
 _CONFIRM_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 10.0
-
-
-class ClientOptions(TypedDict, total=False):
-    """The keyword arguments of KmqClient."""
-
-    max_in_flight: int
-    holder: str | None
-    instance_id: str | None
-    markers: Literal["jvm", "range"]
-    coalesce_ms: float
-    acknowledged_by: Acknowledges | None
-    telemetry: Telemetry | None
-    clock: Clock
-
-
-def check_options(options: ClientOptions) -> None:
-    """Raise ConfigError for what can't be an argument of KmqClient."""
-    check_limit(options.get("max_in_flight", 1), "max_in_flight")
-    markers, coalesce_ms = options.get("markers", "jvm"), options.get("coalesce_ms", 0)
-    if markers not in ("jvm", "range"):
-        raise ConfigError(f"markers: {markers!r} is neither 'jvm' nor 'range'")
-    if not 0 <= coalesce_ms <= 1_000:
-        raise ConfigError(f"coalesce_ms: {coalesce_ms!r} must be from 0 to 1000")
 
 
 class KmqClient:
@@ -127,7 +99,7 @@ class KmqClient:
             connection, self._queue, clock, coalesce_ms=coalesce_ms if markers == "range" else None
         )
         self._in_flight = InFlightLimit(max_in_flight, self._queue.name, self._telemetry, clock)
-        self._read_ahead = ReadAhead()
+        self._read_ahead = ReadAhead(self._queue, self._topics, self._in_flight, clock)
         self._receiver = Receiver(
             connection,
             self._queue,
@@ -147,11 +119,15 @@ class KmqClient:
             watch_topics=self._watch_topics,
             look_for_topics=self._look_for_topics,
         )
-        self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
-        self._received_at = clock.monotonic()
         self._closed = threading.Event()
-        self._housekeeper: threading.Thread | None = None
-        self._housekeeper_lock = threading.Lock()
+        self._housekeeper = Housekeeper(
+            self._queue,
+            self._receiver,
+            self._read_ahead,
+            follow_topics=self._follow_topics,
+            receiving=self._receiving,
+            closed=self._closed,
+        )
 
     @property
     def queue(self) -> QueueSettings:
@@ -217,7 +193,7 @@ class KmqClient:
         """
         while not self._closed.is_set():
             self._guard.raise_if_inherited()
-            self._release_stale()
+            self._read_ahead.give_back_stale()
             message = self._read_ahead.pop()
             if message is not None:
                 yield message
@@ -323,8 +299,7 @@ class KmqClient:
         if self._closed.is_set() or self._guard.inherited:
             return
         self._closed.set()
-        if self._housekeeper is not None:
-            self._housekeeper.join()
+        self._housekeeper.join()
         with self._receiving:
             self._topics.writer.give_back(self._read_ahead.pop_all())
             self._receiver.give_back_interrupted()
@@ -353,14 +328,13 @@ class KmqClient:
     def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[KafkaMessage]:
         self._check_open()
         self._receiver.join()
-        self._start_housekeeper()
+        self._housekeeper.start()
         self._follow_topics()
         if self._topics.has_stale_markers:
             self._closed.wait(wait_s)  # else who tries again at once would do nothing else
             raise stale_markers_error(self._queue)
         messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
         if messages:
-            self._received_at = self._clock.monotonic()
             self._places.remember(messages, offsets)
             self._telemetry.received(self._queue.name, messages)
         return messages
@@ -424,49 +398,11 @@ class KmqClient:
         if self._closed.is_set():
             raise Closed(f"the client of queue {self._queue.name!r} is closed")
 
-    def _start_housekeeper(self) -> None:
-        if self._housekeeper is None:
-            with self._housekeeper_lock:
-                if self._housekeeper is None and not self._closed.is_set():
-                    keeper = threading.Thread(target=self._keep_house, name="kmq-client", daemon=True)
-                    keeper.start()
-                    self._housekeeper = keeper
-
-    def _keep_house(self) -> None:
-        """Commit and stay in the group while the user's code handles what it received."""
-        slice_s = min(_SLICE_S, self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT / 5)
-        while not self._closed.wait(slice_s):
-            try:
-                self._release_stale()
-                if self._receiving.acquire(blocking=False):
-                    try:
-                        self._follow_topics()
-                        self._receiver.keep_alive()
-                    finally:
-                        self._receiving.release()
-                self._replace_cut_off()
-            except Exception:  # the thread must live; receive() meets the same error and raises it
-                _log.exception("housekeeping failed", extra={"queue": self._queue.name})
-
-    def _replace_cut_off(self) -> None:
-        """Replace clients of librdkafka that are cut off; looks for them only while nothing is received."""
-        silent = self._clock.monotonic() - self._received_at > _SILENT_S
-        found = self._cut_off.find(self._receiver.clients()) if silent and self._cut_off.is_due() else []
-        # Not for longer than until close(), which may be a signal handler's: the thread that it interrupts
-        # has the lock, and would wait for this one.
-        while found and not self._closed.is_set():
-            if self._receiving.acquire(timeout=_SLICE_S):
-                try:
-                    self._receiver.replace(found)
-                finally:
-                    self._receiving.release()
-                return
-
     def _watch_topics(self) -> None:
         """See to it that recreated topics are noticed, also by a client that never receives."""
-        if self._housekeeper is None:
+        if not self._housekeeper.is_started:
             self._guard.raise_if_inherited()
-            self._start_housekeeper()
+            self._housekeeper.start()
             if not self._topics.knows_since(self._clock.monotonic() - _WATCHED_S):
                 self._look_for_topics()
 
@@ -491,16 +427,6 @@ class KmqClient:
             self._clock.sleep(_LOOK_POLL_S)
         with self._receiving:
             self._follow_topics()
-
-    def _release_stale(self) -> None:
-        """Give back what waits to be iterated over and has not enough of its lease left (rule R11)."""
-        needed = self._clock.monotonic() + self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT
-        self._read_ahead.give_back_stale(needed, self._give_back)
-
-    def _give_back(self, places: Sequence[Place]) -> None:
-        """Give back messages that nobody was handed."""
-        self._in_flight.discard(offsets_by_partition(places))
-        self._topics.writer.give_back(places)
 
 
 def _cut(reason: str | None) -> str | None:

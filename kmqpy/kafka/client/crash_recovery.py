@@ -5,21 +5,151 @@ A commit leads here to the start markers it does not cover (rule R10); see `offs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmqpy.core.clock import Clock
 from kmqpy.core.int64 import INT64_MAX
-from kmqpy.errors import DecodeError
+from kmqpy.errors import DecodeError, KmqError, Unavailable
 from kmqpy.kafka import partition_reader
-from kmqpy.kafka.client.assigned_partition import StartsFound
-from kmqpy.kafka.markers.codec import Op
+from kmqpy.kafka.client.assigned_partition import AssignedPartition, StartsFound
+from kmqpy.kafka.client.offset_commits import Commit, commit_of
+from kmqpy.kafka.markers import codec
+from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import read_marker
+from kmqpy.kafka.places import Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
+from kmqpy.kafka.topic_identity import TopicIds
+from kmqpy.telemetry.base import Telemetry
 
+_log = logging.getLogger(__name__)
+
+_COMMITTED_TIMEOUT_S = 10.0
 _TIMEOUT_S = 2.0
 """How long one markers partition that gives nothing may keep the others waiting (rule R18)."""
+
+Announce = Callable[[Sequence[Marker]], Collection[int]]
+
+
+class _Recovered(NamedTuple):
+    """Where the messages of a partition are taken from, which were started before, where librdkafka reads."""
+
+    known: AssignedPartition
+    commit: Commit
+    found: StartsFound
+    begun_at: int
+
+
+class CrashRecovery:
+    """Reads the markers of assigned partitions and makes them active; see ReceivePhase.
+
+    A partition of which that fails backs off; it is to be tried again then.
+
+    announce  announce(ticks) writes the ticks of assignments, and returns the partitions whose messages have
+              to wait since their tick is not confirmed (rule R30)
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        queue: QueueSettings,
+        telemetry: Telemetry,
+        announce: Announce,
+        clock: Clock,
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._telemetry = telemetry
+        self._announce = announce
+        self._clock = clock
+
+    def recover(
+        self, partitions: Mapping[int, AssignedPartition], consumer: Consumer, ids: TopicIds
+    ) -> list[int]:
+        """Learn which messages from the committed offsets on predecessors had already started.
+
+        Returns those of the partitions whose position is not where librdkafka begins to read.
+        """
+        recovered: dict[int, _Recovered] = {}
+        for partition, known in partitions.items():
+            one = self._recover(partition, known, consumer, ids)
+            if one is not None:
+                recovered[partition] = one
+        return self._take_from(recovered) if recovered else []
+
+    def check(self, partition: int, known: AssignedPartition) -> list[Place] | None:
+        """Learn which of this member's own start markers were written although they had failed.
+
+        Returns their messages that are in flight although nobody was handed them; None if that failed.
+        """
+        try:
+            found = self._find_starts(partition, *known.check_from)
+        except KmqError as exception:
+            self._failed(partition, known, exception)
+            return None
+        return [(partition, offset) for offset in known.checked(found)]
+
+    def _recover(
+        self, partition: int, known: AssignedPartition, consumer: Consumer, ids: TopicIds
+    ) -> _Recovered | None:
+        place = TopicPartition(self._queue.name, partition)
+        try:
+            committed = consumer.committed([place], timeout=_COMMITTED_TIMEOUT_S)[0]
+            if committed.error is not None:
+                raise KafkaException(committed.error)
+            commit = known.recover_from(commit_of(committed, ids))
+            found = self._find_starts(partition, commit.markers_offset, commit.offset)
+        except (KafkaException, KmqError) as exception:
+            self._failed(partition, known, exception)
+            return None
+        return _Recovered(known, commit, found, max(committed.offset, 0))
+
+    def _take_from(self, recovered: Mapping[int, _Recovered]) -> list[int]:
+        """Say from where messages of these partitions are taken, and begin with that (rule R30).
+
+        That must be known before the first message is taken: ends are noted from then on, and where a
+        partition was set back on purpose, messages are taken again.
+        """
+        ticks = [
+            codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
+            for partition, one in recovered.items()
+        ]
+        try:
+            waiting = self._announce(ticks)
+        except KmqError:  # the writer is closed, or its topic is no more
+            waiting = recovered.keys()
+        elsewhere = []
+        for partition, (known, commit, found, begun_at) in recovered.items():
+            if partition in waiting:
+                self._failed(partition, known, Unavailable("the tick before takes is not confirmed"))
+                continue
+            known.recovered(commit, found)
+            # librdkafka begins at the commit, whatever topic it is of.
+            if known.seek_to is not None or commit.offset != begun_at:
+                elsewhere.append(partition)
+        return elsewhere
+
+    def _find_starts(self, partition: int, markers_offset: int | None, first_offset: int) -> StartsFound:
+        return find_starts(
+            self._connection,
+            self._queue,
+            partition,
+            markers_offset=markers_offset,
+            first_offset=first_offset,
+            clock=self._clock,
+        )
+
+    def _failed(self, partition: int, known: AssignedPartition, exception: Exception) -> None:
+        known.back_off(self._clock.monotonic())
+        self._telemetry.failed(self._queue.name, "recovery")
+        _log.warning(
+            "a partition can't be begun; trying again",
+            extra={"queue": self._queue.name, "partition": partition, "error": str(exception)},
+        )
 
 
 def find_starts(

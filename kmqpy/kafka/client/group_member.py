@@ -1,7 +1,7 @@
 """A member of a queue's consumer group: which messages it receives, and what it commits.
 
-Here is what talks to Kafka. What is known of each partition is in `assigned_partition`, commits are in
-`offset_commits`, reading what was started before is in `crash_recovery`.
+What is known of each partition is in `assigned_partition`, what commits say in `offset_commits`; records are
+fetched in `record_fetcher`, and what was started before is read in `crash_recovery`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
@@ -18,15 +18,14 @@ from confluent_kafka import Message as Record
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.int64 import INT64_MAX
 from kmqpy.core.throttle import Throttle
-from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError, Unavailable
+from kmqpy.errors import AccessDenied, Fenced, KmqError, TopicError
 from kmqpy.kafka import librdkafka
-from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase, StartsFound
-from kmqpy.kafka.client.crash_recovery import find_starts
+from kmqpy.kafka.client.assigned_partition import AssignedPartition, ReceivePhase
+from kmqpy.kafka.client.crash_recovery import Announce, CrashRecovery
 from kmqpy.kafka.client.leave_group import leave_group, returns_in_time
-from kmqpy.kafka.client.offset_commits import Commit, CommitSchedule, commit_metadata, commit_of
+from kmqpy.kafka.client.offset_commits import CommitSchedule, commit_metadata
+from kmqpy.kafka.client.record_fetcher import RecordFetcher
 from kmqpy.kafka.client.start_markers import StartOutcome
-from kmqpy.kafka.markers import codec
-from kmqpy.kafka.markers.codec import Marker
 from kmqpy.kafka.markers.records import offsets_of_records
 from kmqpy.kafka.places import Offsets, Place
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
@@ -36,7 +35,6 @@ from kmqpy.telemetry.base import Telemetry
 _log = logging.getLogger(__name__)
 
 _IDLE_AFTER_S = 1.0
-_COMMITTED_TIMEOUT_S = 10.0
 _OUTCOME_TIMEOUT_S = 2.0
 """How long a rebalance may be kept waiting for start markers of unknown outcome."""
 _OUTCOME_POLL_S = 0.02
@@ -47,14 +45,6 @@ LogBounds = Callable[[int], tuple[int, int]]
 """Where the log of a partition begins and ends."""
 
 
-class _Recovered(NamedTuple):
-    """Where the messages of a partition are taken from, which were started before, where librdkafka reads."""
-
-    commit: Commit
-    found: StartsFound
-    begun_at: int
-
-
 class GroupMember:
     """A member of the queue's consumer group.
 
@@ -62,8 +52,7 @@ class GroupMember:
                    each call drives the check on
     ids_known      ids_known(moment) is True if the topic ids were read at or after that monotonic time; if
                    not, a look-up is begun
-    announce       announce(ticks) writes the ticks of assignments, and returns the partitions whose messages
-                   have to wait since their tick is not confirmed (rule R30)
+    announce       as of CrashRecovery
     """
 
     def __init__(
@@ -75,7 +64,7 @@ class GroupMember:
         ids: TopicIds,
         outcome_known: Callable[[int], bool],
         ids_known: Callable[[float], bool],
-        announce: Callable[[Sequence[Marker]], Collection[int]],
+        announce: Announce,
         instance_id: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -85,22 +74,21 @@ class GroupMember:
         self._ids = ids
         self._outcome_known = outcome_known
         self._ids_known = ids_known
-        self._announce = announce
         self._fatal: KmqError | None = None
         self._clock = clock
         self._partitions: dict[int, AssignedPartition] = {}
-        self._paused: set[int] = set()
         self._commit_schedule = CommitSchedule(clock.monotonic())
         self._last_poll = clock.monotonic()
         self._throttle = Throttle(_WARN_EVERY_S, clock)
         self._idle = False
-        self._stash: list[Any] = []
         self._orphaned_starts: list[Place] = []
         self._static = instance_id is not None
         self._closing = False
         self._revoked = False  # True between a revocation and the assignment that follows it
         self._static_settings = {"group.instance.id": instance_id} if instance_id else {}
+        self._recovery = CrashRecovery(connection, queue, telemetry, announce, clock)
         self._consumer = self._new_consumer()
+        self._fetcher = RecordFetcher(self._consumer, queue.name)
 
     def _new_consumer(self) -> Consumer:
         consumer = librdkafka.new_consumer(
@@ -142,14 +130,9 @@ class GroupMember:
             raise self._fatal
         self._idle = False
         self._prepare()
-        # A lone consume(n, t) waits out t even when messages are there.
-        records, self._stash = self._stash[:max_records], self._stash[max_records:]
-        if not records:
-            records = self._consumer.consume(1, wait_s)
-        if records and max_records > len(records):
-            records += self._consumer.consume(max_records - len(records), 0)
+        records = self._fetcher.fetch(max_records, wait_s)
         self._last_poll = self._clock.monotonic()
-        log_bounds = cache(self._log_bounds)
+        log_bounds = cache(self._fetcher.log_bounds)
         if not any(map(Record.error, records)):
             offsets = offsets_of_records(records)
             if all(self._expects(partition, ones, log_bounds) for partition, ones in offsets.items()):
@@ -211,7 +194,7 @@ class GroupMember:
 
         As after an assignment: from the committed offset, without what has a start marker.
         """
-        self._stash = []
+        self._fetcher.drop_ahead()
         self._restart(self._partitions)
 
     def follow(self, ids: TopicIds) -> None:
@@ -239,9 +222,7 @@ class GroupMember:
             return
         self._idle = True
         self._prepare()
-        came = self._consumer.consume(1, 0)  # may drop some of the stash
-        self._stash += came
-        for record in came:
+        for record in self._fetcher.fetch_ahead():
             self._raise_if_fatal(record.error())
 
     @property
@@ -253,9 +234,9 @@ class GroupMember:
         """Join the group with a new consumer: the former is cut off, and the group has given it up."""
         _log.warning("joining again: Kafka answers others only", extra={"queue": self._queue.name})
         # The former is not closed, since it would try to leave the group. It ends when Python frees it.
-        self._consumer, before = self._new_consumer(), self._consumer
+        consumer = self._new_consumer()
         self._forget(self._partitions.keys())
-        del before
+        self._consumer, self._fetcher = consumer, RecordFetcher(consumer, self._queue.name)
 
     def close(self) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
@@ -268,12 +249,6 @@ class GroupMember:
             _log.warning("closed without an answer of Kafka", extra={"queue": self._queue.name})
 
     # --- polling -----------------------------------------------------------------------------------
-
-    def _log_bounds(self, partition: int) -> tuple[int, int]:
-        """Return where the log began and ended at the last fetch; a purge since then has moved its begin."""
-        place = TopicPartition(self._queue.name, partition)
-        bounds: tuple[int, int] | None = self._consumer.get_watermark_offsets(place, cached=True)
-        return (0, INT64_MAX) if bounds is None else bounds
 
     def _expects(self, partition: int, offsets: Sequence[int], log_bounds: LogBounds) -> bool:
         known = self._partitions.get(partition)
@@ -322,7 +297,7 @@ class GroupMember:
 
     def _rewind(self, partition: int, known: AssignedPartition, offset: int) -> None:
         known.rewind(offset, self._clock.monotonic())
-        self._seek(partition, offset)
+        self._fetcher.seek(partition, offset)
         self._apply_pauses()
 
     def _restart(self, partitions: Iterable[int], log_end: int = INT64_MAX) -> None:
@@ -331,21 +306,11 @@ class GroupMember:
         for partition in list(partitions):
             self._partitions[partition] = AssignedPartition(now, log_end=log_end, seek_to=0)
 
-    def _seek(self, partition: int, offset: int) -> None:
-        self._stash = [record for record in self._stash if record.partition() != partition]
-        place = TopicPartition(self._queue.name, partition, offset)
-        try:
-            self._consumer.seek(place)
-        except KafkaException:  # not fetching yet
-            self._consumer.incremental_unassign([place])
-            self._consumer.incremental_assign([place])
-            self._paused.discard(partition)
-
     # --- reading the markers -----------------------------------------------------------------------
 
     def _prepare(self) -> None:
         """Read the markers of partitions that wait for that, and pause those that still wait."""
-        recovered: dict[int, _Recovered] = {}
+        new: dict[int, AssignedPartition] = {}
         for partition, known in list(self._partitions.items()):
             if not (
                 known.needs_markers(self._clock.monotonic())
@@ -354,13 +319,14 @@ class GroupMember:
             ):
                 continue
             if known.phase is ReceivePhase.CHECKING:  # not put off while idle: the leases run
-                self._check(partition, known)
+                orphaned = self._recovery.check(partition, known)
+                if orphaned is not None:
+                    self._orphaned_starts += orphaned
+                    self._fetcher.seek(partition, known.position)
             elif not self._idle:
-                found = self._recover(partition, known)
-                if found is not None:
-                    recovered[partition] = found
-        if recovered:
-            self._take_from(recovered)
+                new[partition] = known
+        for partition in self._recovery.recover(new, self._consumer, self._ids):
+            self._fetcher.seek(partition, new[partition].position)
         self._apply_pauses()
 
     def _apply_pauses(self) -> None:
@@ -369,78 +335,7 @@ class GroupMember:
             for partition, known in self._partitions.items()
             if self._idle or known.phase is not ReceivePhase.ACTIVE
         }
-        pause, resume = wanted - self._paused, (self._paused - wanted) & self._partitions.keys()
-        if pause:
-            self._consumer.pause([TopicPartition(self._queue.name, p) for p in pause])
-        if resume:
-            self._consumer.resume([TopicPartition(self._queue.name, p) for p in resume])
-        self._paused = wanted
-
-    def _recover(self, partition: int, known: AssignedPartition) -> _Recovered | None:
-        """Learn which messages from the committed offset on a predecessor had already started."""
-        place = TopicPartition(self._queue.name, partition)
-        try:
-            committed = self._consumer.committed([place], timeout=_COMMITTED_TIMEOUT_S)[0]
-            if committed.error is not None:
-                raise KafkaException(committed.error)
-            commit = known.recover_from(commit_of(committed, self._ids))
-            found = self._find_starts(partition, commit.markers_offset, commit.offset)
-        except (KafkaException, KmqError) as exception:
-            self._recovery_failed(partition, known, exception)
-            return None
-        return _Recovered(commit, found, max(committed.offset, 0))
-
-    def _take_from(self, recovered: Mapping[int, _Recovered]) -> None:
-        """Say from where messages of these partitions are taken, and begin with that (rule R30).
-
-        That must be known before the first message is taken: ends are noted from then on, and where a
-        partition was set back on purpose, messages are taken again.
-        """
-        ticks = [
-            codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
-            for partition, one in recovered.items()
-        ]
-        try:
-            waiting = self._announce(ticks)
-        except KmqError:  # the writer is closed, or its topic is no more
-            waiting = recovered.keys()
-        for partition, (commit, found, begun_at) in recovered.items():
-            known = self._partitions[partition]
-            if partition in waiting:
-                self._recovery_failed(partition, known, Unavailable("the tick before takes is not confirmed"))
-                continue
-            known.recovered(commit, found)
-            # librdkafka begins at the commit, whatever topic it is of.
-            if known.seek_to is not None or commit.offset != begun_at:
-                self._seek(partition, known.position)
-
-    def _check(self, partition: int, known: AssignedPartition) -> None:
-        """Learn which of this member's own start markers were written although they had failed."""
-        try:
-            found = self._find_starts(partition, *known.check_from)
-        except KmqError as exception:
-            self._recovery_failed(partition, known, exception)
-            return
-        self._orphaned_starts += [(partition, offset) for offset in known.checked(found)]
-        self._seek(partition, known.position)
-
-    def _find_starts(self, partition: int, markers_offset: int | None, first_offset: int) -> StartsFound:
-        return find_starts(
-            self._connection,
-            self._queue,
-            partition,
-            markers_offset=markers_offset,
-            first_offset=first_offset,
-            clock=self._clock,
-        )
-
-    def _recovery_failed(self, partition: int, known: AssignedPartition, exception: Exception) -> None:
-        known.back_off(self._clock.monotonic())
-        self._telemetry.failed(self._queue.name, "recovery")
-        _log.warning(
-            "a partition can't be begun; trying again",
-            extra={"queue": self._queue.name, "partition": partition, "error": str(exception)},
-        )
+        self._fetcher.pause_only(wanted, self._partitions.keys())
 
     # --- committing --------------------------------------------------------------------------------
 
@@ -491,7 +386,7 @@ class GroupMember:
         self._revoked = False
         for place in places:
             self._partitions[place.partition] = AssignedPartition(self._clock.monotonic())
-            self._paused.discard(place.partition)
+        self._fetcher.forget(self._numbers(places))
         self._apply_pauses()
         _log.info(
             "partitions assigned",
@@ -532,8 +427,7 @@ class GroupMember:
         gone = set(partitions)
         for partition in gone:
             self._partitions.pop(partition, None)
-        self._paused -= gone
-        self._stash = [record for record in self._stash if record.partition() not in gone]
+        self._fetcher.forget(gone)
         self._revoked = True
 
     def _leave(self) -> bool:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from kmqpy.core.clock import Clock
+from kmqpy.kafka.client.in_flight_limit import InFlightLimit
+from kmqpy.kafka.client.message_places import offsets_by_partition
+from kmqpy.kafka.client.receiver import MIN_LEASE_LEFT
 from kmqpy.kafka.client.record_message import KafkaMessage
+from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.places import Place
+from kmqpy.kafka.settings import QueueSettings
 
 
 class ReadAhead:
     """Messages that wait for their turn, each with the end of its lease; safe to use from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, queue: QueueSettings, topics: TopicsInUse, in_flight: InFlightLimit, clock: Clock
+    ) -> None:
+        self._lease_left_s = queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT
+        self._topics = topics
+        self._in_flight = in_flight
+        self._clock = clock
         self._waiting: deque[tuple[float, KafkaMessage]] = deque()
         self._lock = threading.Lock()
 
@@ -37,14 +49,16 @@ class ReadAhead:
             self._waiting.clear()
             return places
 
-    def give_back_stale(self, needed: float, give_back: Callable[[list[Place]], None]) -> None:
-        """Remove messages whose leases end before `needed`, and call `give_back` with their places.
+    def give_back_stale(self) -> None:
+        """Remove messages that have not enough of their leases left, and give them back (rule R11).
 
         Whoever calls pop_all() afterwards knows that these are given back.
         """
+        needed = self._clock.monotonic() + self._lease_left_s
         with self._lock:
             if not self._waiting or self._waiting[0][0] >= needed:
                 return  # the first is the first to run out
             stale = [(one.partition, one.offset) for until, one in self._waiting if until < needed]
             self._waiting = deque((until, one) for until, one in self._waiting if until >= needed)
-            give_back(stale)
+            self._in_flight.discard(offsets_by_partition(stale))
+            self._topics.writer.give_back(stale)

@@ -25,7 +25,7 @@ from kmqpy.kafka.client.record_message import Acknowledges, KafkaMessage, Receiv
 from kmqpy.kafka.client.start_markers import StartBatch, StartOutcome
 from kmqpy.kafka.client.topics_in_use import TopicsInUse
 from kmqpy.kafka.copies.copy_check import CheckedCopies, CopyCheck
-from kmqpy.kafka.cut_off import Client
+from kmqpy.kafka.cut_off import Client, CutOffCheck
 from kmqpy.kafka.markers.codec import Marker, Op
 from kmqpy.kafka.markers.records import have_headers, offsets_of_records, read_headers
 from kmqpy.kafka.message_headers import DELIVER_AT, int_header
@@ -49,6 +49,9 @@ _ANNOUNCE_TIMEOUT_S = 2.0
 _SLOW_CONFIRMATION = 1 / 8
 """Start markers may take this part of a lease before it is lengthened."""
 
+_SILENT_S = 5.0
+"""How long nothing must have been received before it is looked whether Kafka is still reached."""
+
 _GC_PAUSE_FROM = 500
 
 _record_of = attrgetter("_record")
@@ -69,7 +72,8 @@ _NONE_STARTED = _Started([], {}, 0.0)
 class Receiver:
     """Receives the messages of a client.
 
-    Used by one thread at a time, for which the client has a lock; find_acknowledged() by any.
+    Used by one thread at a time, for which the client has a lock; find_acknowledged() by any, and
+    find_cut_off() by the housekeeper's.
 
     client           acknowledges the messages
     holder           stands in start markers; for people
@@ -101,6 +105,8 @@ class Receiver:
         self._telemetry = telemetry
         self._clock = clock
         self._copy_check = CopyCheck(connection, queue, clock) if queue.late_acks else None
+        self._cut_off = CutOffCheck(connection, self._queue.markers_topic, clock)
+        self._received_at = clock.monotonic()
         self._member: GroupMember | None = None
         self._start_batch: StartBatch | None = None  # of messages that are not handed out yet
         self._confirmed_in_s = 0.0  # how long it took to write the last start markers
@@ -143,7 +149,10 @@ class Receiver:
         member.maintain()
         leases_run = started.messages and self._begin_leases(started, lease_ms)
         self._start_batch = None
-        return (started.messages, started.offsets) if leases_run else ([], {})
+        if not leases_run:
+            return [], {}
+        self._received_at = self._clock.monotonic()
+        return started.messages, started.offsets
 
     def find_acknowledged(self, messages: Mapping[Place, Message], within_s: float) -> list[Place]:
         """Return the copies among these messages that an earlier consumer has acknowledged by now.
@@ -168,10 +177,10 @@ class Receiver:
             self._member.keep_alive()
             self._topics.writer.give_back(self._member.pop_orphaned_starts())
 
-    def clients(self) -> list[Client]:
-        """The clients of librdkafka that are replaced only when they are known to be cut off."""
-        consumers = [] if self._member is None else [self._member.consumer]
-        return [*consumers, *self._topics.writer.starts.producers_in_use()]
+    def find_cut_off(self) -> list[Client]:
+        """The clients of librdkafka that are cut off; looks for them only while nothing is received."""
+        silent = self._clock.monotonic() - self._received_at > _SILENT_S
+        return self._cut_off.find(self._clients()) if silent and self._cut_off.is_due() else []
 
     def replace(self, cut_off: Collection[Client]) -> None:
         """Go on with new clients instead of these."""
@@ -204,6 +213,11 @@ class Receiver:
             self._copy_check.close()
         if self._member is not None:
             self._member.close()
+
+    def _clients(self) -> list[Client]:
+        """The clients of librdkafka that are replaced only when they are known to be cut off."""
+        consumers = [] if self._member is None else [self._member.consumer]
+        return [*consumers, *self._topics.writer.starts.producers_in_use()]
 
     def _start(self, member: GroupMember, max_messages: int, wait_s: float, lease_ms: int) -> _Started:
         """Poll, and write start markers for what came."""

@@ -1,0 +1,93 @@
+"""The thread of a client that works while the user's code handles messages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kmqpy.kafka.client.read_ahead import ReadAhead
+from kmqpy.kafka.client.receiver import MIN_LEASE_LEFT, Receiver
+from kmqpy.kafka.settings import QueueSettings
+
+_log = logging.getLogger(__name__)
+
+_EVERY_S = 0.1
+"""How often it works, so that commits are not late and close is quick; more often where leases are short."""
+
+
+class Housekeeper:
+    """A thread that commits and stays in the group while the user's code handles what it received.
+
+    It also gives back what waits too long to be iterated over, notices that topics are recreated, and
+    replaces clients of librdkafka that are cut off.
+
+    follow_topics  goes on with recreated topics; called with `receiving`
+    receiving      the lock of those who use `receiver`
+    closed         set when the client closes: the thread ends then
+    """
+
+    def __init__(
+        self,
+        queue: QueueSettings,
+        receiver: Receiver,
+        read_ahead: ReadAhead,
+        *,
+        follow_topics: Callable[[], None],
+        receiving: threading.RLock,
+        closed: threading.Event,
+    ) -> None:
+        self._queue = queue
+        self._receiver = receiver
+        self._read_ahead = read_ahead
+        self._follow_topics = follow_topics
+        self._receiving = receiving
+        self._closed = closed
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    @property
+    def is_started(self) -> bool:
+        """True once start() has started the thread."""
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Start the thread, unless that is done or the client is closed."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None and not self._closed.is_set():
+                    thread = threading.Thread(target=self._run, name="kmq-client", daemon=True)
+                    thread.start()
+                    self._thread = thread
+
+    def join(self) -> None:
+        """Wait until the thread has ended, if it was started; `closed` is set."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        every_s = min(_EVERY_S, self._queue.redeliver_after_ms / 1000 * MIN_LEASE_LEFT / 5)
+        while not self._closed.wait(every_s):
+            try:
+                self._read_ahead.give_back_stale()
+                if self._receiving.acquire(blocking=False):
+                    try:
+                        self._follow_topics()
+                        self._receiver.keep_alive()
+                    finally:
+                        self._receiving.release()
+                self._replace_cut_off()
+            except Exception:  # the thread must live; receive() meets the same error and raises it
+                _log.exception("housekeeping failed", extra={"queue": self._queue.name})
+
+    def _replace_cut_off(self) -> None:
+        found = self._receiver.find_cut_off()
+        # Not for longer than until close(), which may be a signal handler's: the thread that it interrupts
+        # has the lock, and would wait for this one.
+        while found and not self._closed.is_set():
+            if self._receiving.acquire(timeout=_EVERY_S):
+                try:
+                    self._receiver.replace(found)
+                finally:
+                    self._receiving.release()
+                return

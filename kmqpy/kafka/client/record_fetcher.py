@@ -1,0 +1,74 @@
+"""Fetches the records of a queue with librdkafka's consumer, also while nobody receives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from kmqpy.core.int64 import INT64_MAX
+
+
+class RecordFetcher:
+    """Fetches records, pauses and seeks partitions, and keeps what came while nobody received.
+
+    consumer  subscribed to `topic`; its callbacks run in fetch() and fetch_ahead()
+    """
+
+    def __init__(self, consumer: Consumer, topic: str) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._ahead: list[Any] = []
+        self._paused: set[int] = set()
+
+    def fetch(self, max_records: int, wait_s: float) -> list[Any]:
+        """Up to `max_records` records and errors; waits at most `wait_s` for the first."""
+        # A lone consume(n, t) waits out t even when messages are there.
+        records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
+        if not records:
+            records = self._consumer.consume(1, wait_s)
+        if records and max_records > len(records):
+            records += self._consumer.consume(max_records - len(records), 0)
+        return records
+
+    def fetch_ahead(self) -> list[Any]:
+        """Let librdkafka know that we are alive; returns what came, and keeps it for fetch()."""
+        came = self._consumer.consume(1, 0)  # its callbacks may forget() partitions
+        self._ahead += came
+        return came
+
+    def drop_ahead(self) -> None:
+        """Drop what was kept."""
+        self._ahead = []
+
+    def log_bounds(self, partition: int) -> tuple[int, int]:
+        """Return where the log began and ended at the last fetch; a purge since then has moved its begin."""
+        place = TopicPartition(self._topic, partition)
+        bounds: tuple[int, int] | None = self._consumer.get_watermark_offsets(place, cached=True)
+        return (0, INT64_MAX) if bounds is None else bounds
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on with `offset`; what was kept of this partition is dropped."""
+        self._ahead = [record for record in self._ahead if record.partition() != partition]
+        place = TopicPartition(self._topic, partition, offset)
+        try:
+            self._consumer.seek(place)
+        except KafkaException:  # not fetching yet
+            self._consumer.incremental_unassign([place])
+            self._consumer.incremental_assign([place])
+            self._paused.discard(partition)
+
+    def pause_only(self, wanted: set[int], assigned: Collection[int]) -> None:
+        """Pause the partitions `wanted`, and no other one of `assigned`."""
+        pause, resume = wanted - self._paused, (self._paused - wanted).intersection(assigned)
+        if pause:
+            self._consumer.pause([TopicPartition(self._topic, partition) for partition in pause])
+        if resume:
+            self._consumer.resume([TopicPartition(self._topic, partition) for partition in resume])
+        self._paused = wanted
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Forget all of partitions that were assigned or given up just now: none of them is paused."""
+        self._ahead = [record for record in self._ahead if record.partition() not in partitions]
+        self._paused.difference_update(partitions)
