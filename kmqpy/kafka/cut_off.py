@@ -74,7 +74,7 @@ class RenewedProducer:
             self._poll_former()
             return self._producer
 
-    def failed(self, producer: Producer | None, error: KafkaError | None) -> None:
+    def note_failure(self, producer: Producer | None, error: KafkaError | None) -> None:
         """Note that `producer` could not send something; counts if it is the one for what is sent next."""
         if producer is self._producer and may_be_cut_off(error):
             self._failed = True

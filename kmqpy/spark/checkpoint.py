@@ -18,7 +18,9 @@ _TASK = re.compile(r"^.*most recent failure: Lost task .*?\): (?=.)")
 _PACKAGE = re.compile(r"^(?:[\w$]+\.)+(?=[\w$]+: )")
 
 
-def bind(session: SparkSession, checkpoint: str, file: str, queue: str, ids: Mapping[str, str]) -> None:
+def bind_checkpoint(
+    session: SparkSession, checkpoint: str, file: str, queue: str, ids: Mapping[str, str]
+) -> None:
     """Note in `file` of a checkpoint that it is of `queue`, whose topics have these ids.
 
     Offsets of another topic mean other messages. Read and written by Spark, on whatever file system

@@ -29,7 +29,7 @@ from kmqpy.kafka.message_headers import DELIVER_AT, ORIGINAL_OFFSET, ORIGINAL_PA
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings
 from kmqpy.kafka.topics import Topics
 from kmqpy.spark.acknowledge import Acknowledger
-from kmqpy.spark.checkpoint import Remembered, bind, one_line
+from kmqpy.spark.checkpoint import Remembered, bind_checkpoint, one_line
 from kmqpy.spark.decode import check_columns, header_bytes, header_text, number, redelivery_count
 from kmqpy.spark.failures import FailurePolicy
 from kmqpy.spark.frame_function import Frames
@@ -235,7 +235,7 @@ class Processing:
         if ok is None and reason is not None:
             raise ConfigError("write_stream: reason without ok; ok says which rows have failed")
         topic = Topics(self.connection).check(self.queue).queue
-        bind(self.spark, checkpoint, _IDENTITY, self.queue.name, {"topic_id": topic.topic_id})
+        bind_checkpoint(self.spark, checkpoint, _IDENTITY, self.queue.name, {"topic_id": topic.topic_id})
         if self._acknowledger is not None:
             self._acknowledger.split_failed(backoff, Remembered(self.spark, checkpoint))
         if ok is not None:

@@ -114,8 +114,8 @@ class IgnoredFailures(MarkerWriter):
 class ForgetsFailures(MarkerWriter):
     """Writes again what failed, and tells who waits for it that it is written (rule R26)."""
 
-    def _send_failed_later(self, _pending: Any, *failed: Any) -> None:
-        super()._send_failed_later(self._pending, *failed)
+    def _send_failed_later(self, _unconfirmed: Any, *failed: Any) -> None:
+        super()._send_failed_later(self._unconfirmed, *failed)
 
 
 class RetriesFromMemory(Redeliverer):

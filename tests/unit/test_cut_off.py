@@ -185,9 +185,9 @@ def test_what_a_tick_that_was_not_written_refers_to_is_freed(kafka, monkeypatch)
 def test_late_failures_of_a_former_producer_replace_no_other(kafka):
     producers = RenewedProducer(lambda: librdkafka.new_producer(kafka.connection(), {}))
     first, error = producers.current(), KafkaError(KafkaError._MSG_TIMED_OUT)
-    producers.failed(first, error)
+    producers.note_failure(first, error)
     second = producers.current()
-    producers.failed(first, error)
+    producers.note_failure(first, error)
     assert first is not second is producers.current()
 
 

@@ -99,7 +99,7 @@ class TickWriter:
         ref = weakref.ref(producer)
 
         def report(error: KafkaError | None, record: Any) -> None:
-            self._producers.failed(ref(), error)  # a strong reference would keep the producer alive
+            self._producers.note_failure(ref(), error)  # a strong reference would keep the producer alive
             done(error, record)
 
         key, value, headers = codec.encode(codec.tick(partition))
@@ -108,7 +108,7 @@ class TickWriter:
         except BufferError:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
         except KafkaException as exception:
-            self._producers.failed(producer, librdkafka.error_of(exception))
+            self._producers.note_failure(producer, librdkafka.error_of(exception))
             raise
 
 

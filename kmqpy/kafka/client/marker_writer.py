@@ -43,14 +43,14 @@ Item = Marker | tuple[int, Sequence[int]]
 """A marker to be written, or a partition and offsets in it whose end markers are."""
 
 
-class _PendingMarkers:
-    """The delivery callback of a group of markers: all are confirmed once Python has freed it (rule R26).
+class _UnconfirmedMarkers:
+    """Stands for a group of markers: all are confirmed once Python has freed it (rule R26).
 
-    It counts no successes, because librdkafka calls it for failures only: a call for each success was
-    measured to add 17 % to the CPU time of acknowledging in batches. Instead, each unconfirmed marker
-    refers to this object: while it waits in a list of the writer, through that list, and while librdkafka has
-    it, through confluent-kafka. A thread that waits for the group has only a weak reference, and is done when
-    that is dead.
+    Each unconfirmed marker refers to this object: while it waits in a list of the writer, through that list;
+    while librdkafka has it, through confluent-kafka, of which this is the delivery callback. A thread that
+    waits for the group has only a weak reference, and is done when that is dead. The callback counts no
+    successes, because librdkafka calls it for failures only: a call for each success was measured to add 17 %
+    to the CPU time of acknowledging in batches.
 
     size  an upper bound of how many markers these are
     """
@@ -58,7 +58,7 @@ class _PendingMarkers:
     __slots__ = ("__weakref__", "_failed", "size")
 
     def __init__(
-        self, failed: Callable[[_PendingMarkers, KafkaError, Any, codec.Headers | None], None]
+        self, failed: Callable[[_UnconfirmedMarkers, KafkaError, Any, codec.Headers | None], None]
     ) -> None:
         self._failed = failed
         self.size = 0
@@ -73,7 +73,7 @@ class _PendingMarkers:
 class _QueuedMarkers(NamedTuple):
     """Markers that wait for the writer's thread: the end markers of `ends`, or one other marker, encoded."""
 
-    pending: _PendingMarkers
+    unconfirmed: _UnconfirmedMarkers
     ends: Sequence[int]
     other: tuple[bytes, bytes, codec.Headers] | None = None
 
@@ -81,7 +81,7 @@ class _QueuedMarkers(NamedTuple):
 class _MarkerToWrite(NamedTuple):
     """One marker, encoded, and the group that it belongs to."""
 
-    pending: _PendingMarkers
+    unconfirmed: _UnconfirmedMarkers
     partition: int
     encoded: codec.Encoded
 
@@ -89,13 +89,13 @@ class _MarkerToWrite(NamedTuple):
 class _Waiter:
     """A thread that waits until some markers are confirmed."""
 
-    def __init__(self, pending: Iterable[_PendingMarkers]) -> None:
-        self._pending = [weakref.ref(one) for one in pending]
+    def __init__(self, unconfirmed: Iterable[_UnconfirmedMarkers]) -> None:
+        self._unconfirmed = [weakref.ref(one) for one in unconfirmed]
         self.done = threading.Event()
 
     def size(self) -> int:
         """An upper bound of the markers that are not confirmed; 0 once all are."""
-        return sum(one.size for ref in self._pending if (one := ref()) is not None)
+        return sum(one.size for ref in self._unconfirmed if (one := ref()) is not None)
 
 
 class MarkerWriter(Closeable):
@@ -141,9 +141,9 @@ class MarkerWriter(Closeable):
         self._lost: list[object] = []
         """Markers that an unexpected error lost. Kept, so that they don't count as confirmed."""
         self._changed = threading.Condition()
-        self._pending = _PendingMarkers(self._send_failed_later)
+        self._unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
         """Markers that were queued without waiting since the last flush()."""
-        self._to_flush = weakref.WeakSet((self._pending,))
+        self._to_flush = weakref.WeakSet((self._unconfirmed,))
         """The markers that flush() waits for."""
         self._waiters: list[_Waiter] = []
         self._work = threading.Event()
@@ -162,7 +162,7 @@ class MarkerWriter(Closeable):
         self._guard.raise_if_inherited()
         return self._starts
 
-    def put(self, items: Iterable[Item], own: _PendingMarkers | None = None) -> None:
+    def put(self, items: Iterable[Item], own: _UnconfirmedMarkers | None = None) -> None:
         """Write these markers soon, and again until they are confirmed; blocks only while very many wait.
 
         `own`: a group for these markers only, for which the caller waits.
@@ -173,17 +173,17 @@ class MarkerWriter(Closeable):
                 raise ReceiptError(f"markers topic {self._topic}: it is of another queue now, recreated")
             if self._closing.is_set():
                 raise Unavailable(f"markers topic {self._topic}: the writer is closed")
-            pending = self._pending if own is None else own
+            unconfirmed = self._unconfirmed if own is None else own
             for item in items:
                 if isinstance(item, Marker):  # encoded here, so that the caller gets the error
                     partition, count = item.partition, 1
-                    queued = _QueuedMarkers(pending, (), codec.encode(item))
+                    queued = _QueuedMarkers(unconfirmed, (), codec.encode(item))
                 else:
                     partition, ends = item
-                    queued, count = _QueuedMarkers(pending, ends), len(ends)
+                    queued, count = _QueuedMarkers(unconfirmed, ends), len(ends)
                 self._queued[partition].append(queued)
                 self._collected += count
-                pending.size += count
+                unconfirmed.size += count
             if not self._waiters:  # else the thread wakes up often enough by itself
                 self._work.set()
             if self._collected > _MANY_COLLECTED:
@@ -231,22 +231,22 @@ class MarkerWriter(Closeable):
         self._guard.raise_if_inherited()
         with self._changed:
             waiter = _Waiter(self._to_flush)
-            self._pending = _PendingMarkers(self._send_failed_later)
-            self._to_flush.add(self._pending)
+            self._unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
+            self._to_flush.add(self._unconfirmed)
         return self._wait(waiter, timeout_s)
 
     def _put_apart(self, items: Iterable[Item]) -> _Waiter:
         self._guard.raise_if_inherited()  # before the lock, which may be held for ever in a child
-        pending = _PendingMarkers(self._send_failed_later)
+        unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
         with self._changed:
-            self._to_flush.add(pending)
-        self.put(items, pending)
-        return _Waiter([pending])  # a weak reference: from now on only markers to be written refer to it
+            self._to_flush.add(unconfirmed)
+        self.put(items, unconfirmed)
+        return _Waiter([unconfirmed])  # a weak reference: from now on only markers to be written refer to it
 
     def _put_unflushed(self, marker: Marker) -> _Waiter:
-        pending = _PendingMarkers(self._send_failed_later)
-        self.put([marker], pending)
-        return _Waiter([pending])
+        unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
+        self.put([marker], unconfirmed)
+        return _Waiter([unconfirmed])
 
     def _has_room(self) -> bool:
         return self._collected <= _MANY_COLLECTED or self._closing.is_set()
@@ -264,10 +264,10 @@ class MarkerWriter(Closeable):
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
         with self._changed:
-            size, all_of_them = waiter.size(), self._unconfirmed()
+            size, all_of_them = waiter.size(), self._count_unconfirmed()
             return min(size, all_of_them or size)
 
-    def _unconfirmed(self) -> int:
+    def _count_unconfirmed(self) -> int:
         return self._collected + self._sending + len(self._failed) + len(self._producer)
 
     def close(self, timeout_s: float = 10.0) -> int:
@@ -354,42 +354,46 @@ class MarkerWriter(Closeable):
             self._changed.notify_all()
         try:
             for partition, items in queued.items():
-                for pending, group in itertools.groupby(items, attrgetter("pending")):
-                    self._send_group(pending, partition, group)
+                for unconfirmed, group in itertools.groupby(items, attrgetter("unconfirmed")):
+                    self._send_group(unconfirmed, partition, group)
         except BaseException:
             self._lost.append(queued)
             raise
         finally:
             self._sending = 0
 
-    def _send_group(self, pending: _PendingMarkers, partition: int, group: Iterable[_QueuedMarkers]) -> None:
+    def _send_group(
+        self, unconfirmed: _UnconfirmedMarkers, partition: int, group: Iterable[_QueuedMarkers]
+    ) -> None:
         ends: list[Sequence[int]] = []
         for queued in group:
             if queued.other is None:
                 ends.append(queued.ends)
                 continue
             if ends:
-                self._send_ends(pending, partition, ends)
+                self._send_ends(unconfirmed, partition, ends)
                 ends = []
-            self._send(_MarkerToWrite(pending, partition, queued.other))
+            self._send(_MarkerToWrite(unconfirmed, partition, queued.other))
         if ends:
-            self._send_ends(pending, partition, ends)
+            self._send_ends(unconfirmed, partition, ends)
 
-    def _send_ends(self, pending: _PendingMarkers, partition: int, chunks: list[Sequence[int]]) -> None:
+    def _send_ends(
+        self, unconfirmed: _UnconfirmedMarkers, partition: int, chunks: list[Sequence[int]]
+    ) -> None:
         if self._coalesces:
             for marker in _ranges(partition, chunks):
-                self._send(_MarkerToWrite(pending, partition, codec.encode(marker)))
+                self._send(_MarkerToWrite(unconfirmed, partition, codec.encode(marker)))
             return
         value = codec.encode_end()
         offsets = [*itertools.chain.from_iterable(chunks)]
-        for key in produce_all(self._producer, self._topic, partition, offsets, value, pending):
-            self._send(_MarkerToWrite(pending, partition, (key, value, None)))
+        for key in produce_all(self._producer, self._topic, partition, offsets, value, unconfirmed):
+            self._send(_MarkerToWrite(unconfirmed, partition, (key, value, None)))
 
     def _send(self, marker: _MarkerToWrite) -> None:
-        pending, partition, encoded = marker
+        unconfirmed, partition, encoded = marker
         _, _, headers = encoded
         # A delivery report does not have the headers: without them a nack would be sent again as a take.
-        report = partial(pending, headers=headers) if headers else pending
+        report = partial(unconfirmed, headers=headers) if headers else unconfirmed
         while not self._closing.is_set():
             try:
                 produce(self._producer, self._topic, partition, encoded, report)
@@ -419,13 +423,13 @@ class MarkerWriter(Closeable):
         self._failed.append((self._clock.monotonic() + _REPOST_AFTER_S, marker))
 
     def _send_failed_later(
-        self, pending: _PendingMarkers, error: KafkaError, message: Any, headers: codec.Headers | None
+        self, unconfirmed: _UnconfirmedMarkers, error: KafkaError, message: Any, headers: codec.Headers | None
     ) -> None:
         """Write a marker again later, whose delivery report tells of a failure."""
         if not self._closing.is_set():
             self._warn(error)
         encoded = message.key(), message.value(), headers
-        self._send_later(_MarkerToWrite(pending, message.partition(), encoded))
+        self._send_later(_MarkerToWrite(unconfirmed, message.partition(), encoded))
 
     def _warn(self, error: KafkaError | None) -> None:
         if self._throttle.allows():

@@ -155,7 +155,7 @@ class KmqProducer(Closeable):
                 ids = reports.wait(producer, timeout_s, self._connection, self._queue.name)
             finally:
                 for error in reports.errors.values():
-                    self._producers.failed(producer, error)
+                    self._producers.note_failure(producer, error)
         self._telemetry.finished(self._queue.name, "send", len(ids))
         return ids
 
@@ -209,7 +209,7 @@ class KmqProducer(Closeable):
                 if librdkafka.refresh_partition(producer, self._queue.name, partition or 0, exception):
                     continue
                 error = librdkafka.error_of(exception)
-                self._producers.failed(producer, error)
+                self._producers.note_failure(producer, error)
                 if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     report(error, None)  # with those of the messages before
                     return
