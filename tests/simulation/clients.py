@@ -161,7 +161,7 @@ class MarkerWriter(_writer.MarkerWriter):
 
     @property
     def idle(self) -> bool:
-        return not self._unconfirmed()
+        return not self._count_unconfirmed()
 
     @property
     def starts(self) -> Any:
@@ -225,7 +225,7 @@ def client(
             break
         except TopicError:
             yield 200.0
-    own._housekeeper.start()  # a thread that does nothing: what it would do is done below
+    own._housekeeper.ensure_started()  # a thread that does nothing: what it would do is done below
     member = own._receiver.join()
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]

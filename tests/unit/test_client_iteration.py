@@ -307,7 +307,7 @@ def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, 
     replaced = []
     monkeypatch.setattr(client._receiver, "replace", replaced.append)
     with client._receiving:
-        client._housekeeper.start()
+        client._housekeeper.ensure_started()
         found.wait(10)
         client.close()
     assert not replaced

@@ -328,7 +328,7 @@ class KmqClient:
     def _receive_once(self, max_messages: int, wait_s: float, lease_ms: int) -> list[KafkaMessage]:
         self._check_open()
         self._receiver.join()
-        self._housekeeper.start()
+        self._housekeeper.ensure_started()
         self._follow_topics()
         if self._topics.has_stale_markers:
             self._closed.wait(wait_s)  # else who tries again at once would do nothing else
@@ -402,7 +402,7 @@ class KmqClient:
         """See to it that recreated topics are noticed, also by a client that never receives."""
         if not self._housekeeper.is_started:
             self._guard.raise_if_inherited()
-            self._housekeeper.start()
+            self._housekeeper.ensure_started()
             if not self._topics.knows_since(self._clock.monotonic() - _WATCHED_S):
                 self._look_for_topics()
 

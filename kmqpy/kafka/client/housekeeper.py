@@ -48,10 +48,10 @@ class Housekeeper:
 
     @property
     def is_started(self) -> bool:
-        """True once start() has started the thread."""
+        """True once the thread was started."""
         return self._thread is not None
 
-    def start(self) -> None:
+    def ensure_started(self) -> None:
         """Start the thread, unless that is done or the client is closed."""
         if self._thread is None:
             with self._starting:
