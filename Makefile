@@ -6,8 +6,9 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)-docs/.ready
 COMPILED := $(VENV)/.compiled
 ARGS ?=
-# Tests wait three times as long as they compute, so more of them than cores run at a time.
-WORKERS ?= 7
+# Tests wait twice as long as they compute, so more of them than cores run at a time. (Seven took longer than five on
+# two cores.)
+WORKERS ?= 5
 # Else the hundreds of processes that tests start, and each worker, would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
