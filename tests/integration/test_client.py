@@ -126,19 +126,15 @@ def test_f15_a_message_that_kills_its_consumer_ends_as_dead_letter(make_queue):
     tracker = queue.tracker()
     queue.send("poison")
     attempts = []
-    for taker_number in (1, 2, 3):
+    for _ in range(3):
         taker = queue.taker_process("--crash", "--lease=0.5", "--instance=one")
         attempts += [one["attempts"] for one in taker.read(1)]
         assert taker.wait() == 9
-        until(lambda done=taker_number: redelivered_or_dead(queue, tracker) == done)
     assert attempts == [1, 2, 3]
+    until(lambda: value(tracker, queue.name, "dead_lettered") == 1)
     (dead,) = queue.dead_letters()
     assert dict(dead.headers())["kmq-dead-letter-reason"] == b"expired"
     assert dict(dead.headers())["kmq-dead-letter-attempts"] == b"3"
-
-
-def redelivered_or_dead(queue, tracker) -> float:
-    return value(tracker, queue.name, "redelivered") + value(tracker, queue.name, "dead_lettered")
 
 
 def test_r10_a_commit_without_metadata_is_plain_at_least_once(queue):
