@@ -1,6 +1,7 @@
 """A member of the consumer group over a consumer that only writes down what it is asked."""
 
 import itertools
+import weakref
 from typing import NamedTuple
 
 import pytest
@@ -362,6 +363,37 @@ def test_a_log_that_ends_before_our_position_is_read_from_its_beginning(member, 
     _, found = member.poll(3, 0)
     assert consumer.sought == 0
     assert list(found[0]) == [0, 2]
+
+
+def test_partitions_are_known_although_a_signal_handler_raised_while_they_were_assigned(
+    member, consumer, takes
+):
+    """confluent-kafka assigns them all the same; nobody would receive their messages."""
+
+    def incremental_assign(_places):
+        raise KeyboardInterrupt
+
+    member._partitions.clear()
+    consumer.incremental_assign = incremental_assign
+    with pytest.raises(KeyboardInterrupt):
+        member._on_assign(consumer, [TopicPartition("q", 0)])
+    member.start_over()  # as the receiver does then
+    consumer.offsets = [0]
+    assert member.poll(1, 0)[1] == {0: range(1)}
+
+
+def test_a_consumer_that_is_cut_off_ends_although_somebody_keeps_an_error_of_it(monkeypatch):
+    """It ends when Python frees it, and a traceback refers to what its functions referred to."""
+    monkeypatch.setattr(librdkafka, "new_consumer", lambda connection, settings: FakeConsumer())
+    member = GroupMember(*GIVEN, **IDENTITY, outcome_known=lambda _: True)
+    former = weakref.ref(member.consumer)
+    former().end = None  # so that reading it raises
+    member._partitions[0] = active(markers_offset=5)
+    with pytest.raises(TypeError) as kept:
+        member.poll(1, 0)
+    member.join_again()
+    assert former() is None
+    assert kept.tb
 
 
 def test_r24_a_partition_is_taken_when_the_ids_are_known_as_of_its_assignment(member, consumer, takes):

@@ -233,10 +233,11 @@ class GroupMember:
     def join_again(self) -> None:
         """Join the group with a new consumer: the former is cut off, and the group has given it up."""
         _log.warning("joining again: Kafka answers others only", extra={"queue": self._queue.name})
-        # The former is not closed, since it would try to leave the group. It ends when Python frees it.
-        consumer = self._new_consumer()
+        # The former is not closed, since it would try to leave the group. It ends when Python frees it; so
+        # no object that a kept traceback may refer to, except this member, refers to it.
+        self._consumer = self._new_consumer()
         self._forget(self._partitions.keys())
-        self._consumer, self._fetcher = consumer, RecordFetcher(consumer, self._queue.name)
+        self._fetcher.change_consumer(self._consumer)
 
     def close(self) -> None:
         """Commit and leave the group; a static member keeps its partitions for a while.
@@ -382,11 +383,12 @@ class GroupMember:
         return {place.partition for place in places}
 
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        consumer.incremental_assign(places)
         self._revoked = False
         for place in places:
             self._partitions[place.partition] = AssignedPartition(self._clock.monotonic())
         self._fetcher.forget(self._numbers(places))
+        # After the partitions are known here: confluent-kafka assigns them also when a signal handler raises.
+        consumer.incremental_assign(places)
         self._apply_pauses()
         _log.info(
             "partitions assigned",

@@ -22,6 +22,12 @@ class RecordFetcher:
         self._ahead: list[Any] = []
         self._paused: set[int] = set()
 
+    def change_consumer(self, consumer: Consumer) -> None:
+        """Go on with a new consumer, which has no partitions yet."""
+        self._consumer = consumer
+        self._ahead = []
+        self._paused = set()
+
     def fetch(self, max_records: int, wait_s: float) -> list[Any]:
         """Up to `max_records` records and errors; waits at most `wait_s` for the first."""
         # A lone consume(n, t) waits out t even when messages are there.
