@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Message as Record
 from fake_kafka import FakeKafka
 
-from kmqpy.errors import ConfigError, Unavailable
+from kmqpy.errors import Closed, ConfigError, Unavailable
 from kmqpy.kafka import librdkafka
 from kmqpy.kafka.client import receiver, topics_in_use
 from kmqpy.kafka.client.client import KmqClient
@@ -290,6 +290,58 @@ def test_over_a_slow_link_short_leases_are_lengthened_so_that_messages_are_hande
     member._coming = [Record(topic="q", value=b"", partition=0, offset=0)]
     assert len(client._receive_once(10, 0, 1_000)) == 1
     assert link.leases_ms[-1] == 1_000
+
+
+def interrupted(function, handler):
+    """`function`, in whose middle a signal is handled in the same thread, once it has done its work."""
+
+    def call(*some, **more):
+        result = function(*some, **more)
+        handler()
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize("where", ["popping", "giving back", "receiving"])
+def test_a_signal_handler_closes_a_client_in_the_middle_of_an_iteration(client, monkeypatch, where):
+    writer, waiting = client._topics.writer, client._read_ahead._waiting
+    ended = threading.Event()
+    if where == "popping":
+
+        class Waiting(type(waiting)):
+            popleft = interrupted(type(waiting).popleft, client.close)
+
+        client._read_ahead._waiting = Waiting()
+    elif where == "giving back":
+        client._read_ahead._lease_left_s = 60
+        monkeypatch.setattr(client._in_flight, "discard", interrupted(lambda _: None, client.close))
+    else:  # what close() gives back is given back again
+        outcome = StartOutcome({0: 0}, {}, given_back=True)
+        starting = SimpleNamespace(
+            wait_until_confirmed=interrupted(lambda: outcome, client.close),
+            give_back=lambda: writer.give_back((0, at) for at in range(5)),
+        )
+        monkeypatch.setattr(writer, "start", lambda *_: starting)
+
+    def iterate():
+        handed_out.extend(message.offset for message in client)
+        ended.set()
+
+    handed_out = []
+    threading.Thread(target=iterate, daemon=True).start()
+    assert ended.wait(30)
+    assert handed_out + writer.given_back() == [0, 1, 2, 3, 4]
+
+
+def test_who_receives_is_told_that_a_signal_handler_has_closed_the_client(client, monkeypatch):
+    def poll(*_):
+        client.close()
+        raise RuntimeError("Consumer closed")
+
+    monkeypatch.setattr(FakeMember, "poll", poll)
+    with pytest.raises(Closed):
+        client.receive()
 
 
 def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, monkeypatch):

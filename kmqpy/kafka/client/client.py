@@ -17,6 +17,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
+from kmqpy.core.signal_safe_event import SignalSafeEvent
 from kmqpy.errors import Closed, ConfigError, NotSupported, Unavailable
 from kmqpy.kafka.client.client_options import check_options
 from kmqpy.kafka.client.housekeeper import Housekeeper
@@ -119,7 +120,7 @@ class KmqClient:
             watch_topics=self._watch_topics,
             look_for_topics=self._look_for_topics,
         )
-        self._closed = threading.Event()
+        self._closed = SignalSafeEvent()
         self._housekeeper = Housekeeper(
             self._queue,
             self._receiver,
@@ -193,15 +194,17 @@ class KmqClient:
         """
         while not self._closed.is_set():
             self._guard.raise_if_inherited()
-            self._read_ahead.give_back_stale()
-            message = self._read_ahead.pop()
-            if message is not None:
-                yield message
-                continue
             try:
-                self._receive_ahead()
-            except Closed:
-                return
+                self._read_ahead.give_back_stale()
+                message = self._read_ahead.pop()
+                if message is None:
+                    self._receive_ahead()
+                    continue
+            except Exception:
+                if self._closed.is_set():  # meanwhile, perhaps by a signal handler
+                    return
+                raise
+            yield message
 
     def ack(self, *messages: MessagesLike, wait: bool = False, connection: Any = None) -> None:
         """Acknowledge messages, or the messages of receipts: they are not redelivered.
@@ -333,7 +336,11 @@ class KmqClient:
         if self._topics.has_stale_markers:
             self._closed.wait(wait_s)  # else who tries again at once would do nothing else
             raise stale_markers_error(self._queue)
-        messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
+        try:
+            messages, offsets = self._receiver.receive(max_messages, wait_s, lease_ms)
+        except Exception:
+            self._check_open()  # a signal handler may have closed what this call still used
+            raise
         if messages:
             self._places.remember(messages, offsets)
             self._telemetry.received(self._queue.name, messages)

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
+from kmqpy.core.signal_safe_event import SignalSafeEvent
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ReceiptError, Unavailable
 from kmqpy.kafka import librdkafka
@@ -91,7 +92,7 @@ class _Waiter:
 
     def __init__(self, unconfirmed: Iterable[_UnconfirmedMarkers]) -> None:
         self._unconfirmed = [weakref.ref(one) for one in unconfirmed]
-        self.done = threading.Event()
+        self.done = SignalSafeEvent()
 
     def size(self) -> int:
         """An upper bound of the markers that are not confirmed; 0 once all are."""
@@ -146,9 +147,9 @@ class MarkerWriter(Closeable):
         self._to_flush = weakref.WeakSet((self._unconfirmed,))
         """The markers that flush() waits for."""
         self._waiters: list[_Waiter] = []
-        self._work = threading.Event()
-        self._hurry = threading.Event()
-        self._closing = threading.Event()
+        self._work = SignalSafeEvent()
+        self._hurry = SignalSafeEvent()
+        self._closing = SignalSafeEvent()
         self._abandoned = False
         self._starts = StartMarkerWriter(
             markers_topic, self._new_producer, clock, ranges=self._coalesces, closing=self._closing

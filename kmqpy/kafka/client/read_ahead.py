@@ -27,7 +27,7 @@ class ReadAhead:
         self._in_flight = in_flight
         self._clock = clock
         self._waiting: deque[tuple[float, KafkaMessage]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call close() in the middle of any call
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -59,6 +59,7 @@ class ReadAhead:
             if not self._waiting or self._waiting[0][0] >= needed:
                 return  # the first is the first to run out
             stale = [(one.partition, one.offset) for until, one in self._waiting if until < needed]
-            self._waiting = deque((until, one) for until, one in self._waiting if until >= needed)
             self._in_flight.discard(offsets_by_partition(stale))
             self._topics.writer.give_back(stale)
+            # Not before that: a signal handler that closes the client meanwhile gives back all that waits.
+            self._waiting = deque((until, one) for until, one in self._waiting if until >= needed)
