@@ -44,7 +44,7 @@ def watch(connection: Connection, *rest: Any) -> Any:
 
 _crash_recovery = stepwise(
     "kmqpy.kafka.client.crash_recovery",
-    {"find_starts", "recover", "check", "_recover", "_take_from", "_find_starts"},
+    {"find_starts", "recover", "check", "_recover", "_activate", "_find_starts"},
     partition_reader=LogReader,
 )
 CrashRecovery = _crash_recovery.CrashRecovery

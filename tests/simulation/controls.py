@@ -275,8 +275,8 @@ class DeadLettersAll(LastAttempts):
 class ForgetsPredecessors(CrashRecovery):
     """Hands out what a crashed client had started and not committed (rule R10)."""
 
-    def _take_from(self, recovered: Any) -> Steps:
-        elsewhere = yield from super()._take_from(recovered)
+    def _activate(self, recovered: Any) -> Steps:
+        elsewhere = yield from super()._activate(recovered)
         for one in recovered.values():
             one.known._started = OffsetRuns()
         return elsewhere
@@ -360,10 +360,10 @@ class ForgetsFinished(OffsetKeeper):
 class TakesAgainUnsaid(CrashRecovery):
     """Does not say that it may take messages again, after the group was set back (rule R30)."""
 
-    def _take_from(self, recovered: Any) -> Steps:
+    def _activate(self, recovered: Any) -> Steps:
         for one in recovered.values():
             one.found.complete = True
-        return (yield from super()._take_from(recovered))
+        return (yield from super()._activate(recovered))
 
 
 class KeepsState(TopicProbe):

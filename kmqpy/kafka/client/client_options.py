@@ -1,4 +1,4 @@
-"""The keyword arguments of KmqClient, for who passes them on before there is a client."""
+"""The keyword arguments of KmqClient, for code that takes and checks them before it makes a client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kmqpy.telemetry.base import Telemetry
 
 
 class ClientOptions(TypedDict, total=False):
-    """The keyword arguments of KmqClient."""
+    """The keyword arguments of KmqClient; see there."""
 
     max_in_flight: int
     holder: str | None
@@ -25,7 +25,7 @@ class ClientOptions(TypedDict, total=False):
 
 
 def check_options(options: ClientOptions) -> None:
-    """Raise ConfigError for what can't be an argument of KmqClient."""
+    """Raise ConfigError for values that KmqClient would refuse."""
     check_limit(options.get("max_in_flight", 1), "max_in_flight")
     markers, coalesce_ms = options.get("markers", "jvm"), options.get("coalesce_ms", 0)
     if markers not in ("jvm", "range"):

@@ -1,6 +1,7 @@
-"""Finds messages that were started before: by a client that crashed, or by this one without knowing it.
+"""Finds messages that have a start marker already, so that this client does not start them once more.
 
-A commit leads here to the start markers it does not cover (rule R10); see `offset_commits`.
+They were started by a client that crashed, or by this one when it was not told that its start marker was
+written. A commit says from which markers offset to read for them (rule R10); see `offset_commits`.
 """
 
 from __future__ import annotations
@@ -30,27 +31,32 @@ _log = logging.getLogger(__name__)
 
 _COMMITTED_TIMEOUT_S = 10.0
 _TIMEOUT_S = 2.0
-"""How long one markers partition that gives nothing may keep the others waiting (rule R18)."""
+"""How long to wait for a markers partition that does not answer, while the others wait (rule R18)."""
 
 Announce = Callable[[Sequence[Marker]], Collection[int]]
 
 
 class _Recovered(NamedTuple):
-    """Where the messages of a partition are taken from, which were started before, where librdkafka reads."""
+    """What was read of one partition, before it becomes active.
+
+    commit     from where messages are to be taken
+    found      those of them that have a start marker already
+    begins_at  the queue offset at which librdkafka begins to read
+    """
 
     known: AssignedPartition
     commit: Commit
     found: StartsFound
-    begun_at: int
+    begins_at: int
 
 
 class CrashRecovery:
-    """Reads the markers of assigned partitions and makes them active; see ReceivePhase.
+    """Reads the markers of assigned partitions, and makes these active; see ReceivePhase.
 
-    A partition of which that fails backs off; it is to be tried again then.
+    A partition whose markers can't be read stays in its phase, and its back-off begins: call again after it.
 
-    announce  announce(ticks) writes the ticks of assignments, and returns the partitions whose messages have
-              to wait since their tick is not confirmed (rule R30)
+    announce  announce(ticks) writes an assignment tick for each partition. It returns the partitions whose
+              tick is not confirmed yet: no message of these may be taken (rule R30)
     """
 
     def __init__(
@@ -70,26 +76,27 @@ class CrashRecovery:
     def recover(
         self, partitions: Mapping[int, AssignedPartition], consumer: Consumer, ids: TopicIds
     ) -> list[int]:
-        """Learn which messages from the committed offsets on predecessors had already started.
+        """Make these partitions active, without the messages that have a start marker at or after the commit.
 
-        Returns those of the partitions whose position is not where librdkafka begins to read.
+        Returns the partitions in which librdkafka reads from another offset than their position: seek there.
         """
         recovered: dict[int, _Recovered] = {}
         for partition, known in partitions.items():
             one = self._recover(partition, known, consumer, ids)
             if one is not None:
                 recovered[partition] = one
-        return self._take_from(recovered) if recovered else []
+        return self._activate(recovered) if recovered else []
 
     def check(self, partition: int, known: AssignedPartition) -> list[Place] | None:
-        """Learn which of this member's own start markers were written although they had failed.
+        """Make a partition active again whose start markers failed: learn which were written after all.
 
-        Returns their messages that are in flight although nobody was handed them; None if that failed.
+        Returns the messages of these start markers that are in flight although nobody was handed them; None
+        if the markers can't be read.
         """
         try:
             found = self._find_starts(partition, *known.check_from)
         except KmqError as exception:
-            self._failed(partition, known, exception)
+            self._back_off(partition, known, exception)
             return None
         return [(partition, offset) for offset in known.checked(found)]
 
@@ -104,15 +111,15 @@ class CrashRecovery:
             commit = known.recover_from(commit_of(committed, ids))
             found = self._find_starts(partition, commit.markers_offset, commit.offset)
         except (KafkaException, KmqError) as exception:
-            self._failed(partition, known, exception)
+            self._back_off(partition, known, exception)
             return None
         return _Recovered(known, commit, found, max(committed.offset, 0))
 
-    def _take_from(self, recovered: Mapping[int, _Recovered]) -> list[int]:
-        """Say from where messages of these partitions are taken, and begin with that (rule R30).
+    def _activate(self, recovered: Mapping[int, _Recovered]) -> list[int]:
+        """Write from which offset messages of these partitions are taken, then make them active (rule R30).
 
-        That must be known before the first message is taken: ends are noted from then on, and where a
-        partition was set back on purpose, messages are taken again.
+        Trackers must read that before the first start marker: from that offset on they note which messages
+        end, and they learn whether messages that had ended may be taken again, in a group that was set back.
         """
         ticks = [
             codec.assignment_tick(partition, one.commit.offset, again=not one.found.complete)
@@ -120,18 +127,18 @@ class CrashRecovery:
         ]
         try:
             waiting = self._announce(ticks)
-        except KmqError:  # the writer is closed, or its topic is no more
+        except KmqError:  # the writer is closed, or the topic was recreated
             waiting = recovered.keys()
-        elsewhere = []
-        for partition, (known, commit, found, begun_at) in recovered.items():
+        to_seek = []
+        for partition, (known, commit, found, begins_at) in recovered.items():
             if partition in waiting:
-                self._failed(partition, known, Unavailable("the tick before takes is not confirmed"))
+                self._back_off(partition, known, Unavailable("its assignment tick is not confirmed"))
                 continue
             known.recovered(commit, found)
-            # librdkafka begins at the commit, whatever topic it is of.
-            if known.seek_to is not None or commit.offset != begun_at:
-                elsewhere.append(partition)
-        return elsewhere
+            # librdkafka begins at the committed offset, even if that is of a former topic of this name.
+            if known.seek_to is not None or commit.offset != begins_at:
+                to_seek.append(partition)
+        return to_seek
 
     def _find_starts(self, partition: int, markers_offset: int | None, first_offset: int) -> StartsFound:
         return find_starts(
@@ -143,7 +150,7 @@ class CrashRecovery:
             clock=self._clock,
         )
 
-    def _failed(self, partition: int, known: AssignedPartition, exception: Exception) -> None:
+    def _back_off(self, partition: int, known: AssignedPartition, exception: Exception) -> None:
         known.back_off(self._clock.monotonic())
         self._telemetry.failed(self._queue.name, "recovery")
         _log.warning(

@@ -1,4 +1,4 @@
-"""The thread of a client that works while the user's code handles messages."""
+"""The background thread of a client: it works while the user's code handles messages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from kmqpy.kafka.settings import QueueSettings
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 0.1
-"""How often it works, so that commits are not late and close is quick; more often where leases are short."""
+"""The pause between two rounds of work: commits are not late then, and close() waits for no more than that.
+Where leases are short, the pause is shorter."""
 
 
 class Housekeeper:
-    """A thread that commits and stays in the group while the user's code handles what it received.
+    """A thread that commits, and keeps the client in its group, while the user's code handles messages.
 
-    It also gives back what waits too long to be iterated over, notices that topics are recreated, and
-    replaces clients of librdkafka that are cut off.
+    It also gives back messages that were read ahead and have not enough of their leases left, notices that
+    topics were recreated, and replaces clients of librdkafka that are cut off.
 
-    follow_topics  goes on with recreated topics; called with `receiving`
-    receiving      the lock of those who use `receiver`
-    closed         set when the client closes: the thread ends then
+    follow_topics  changes to recreated topics; the thread holds `receiving` when it calls this
+    receiving      the lock for `receiver`
+    closed         the thread ends once this is set
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Housekeeper:
                     self._thread = thread
 
     def join(self) -> None:
-        """Wait until the thread has ended, if it was started; `closed` is set."""
+        """Wait until the thread has ended, if it was started. Set `closed` before, or this never returns."""
         if self._thread is not None:
             self._thread.join()
 
@@ -82,8 +83,8 @@ class Housekeeper:
 
     def _replace_cut_off(self) -> None:
         found = self._receiver.find_cut_off()
-        # Not for longer than until close(), which may be a signal handler's: the thread that it interrupts
-        # has the lock, and would wait for this one.
+        # It waits for the lock only until the client is closed: close() waits for this thread, and its caller
+        # may hold the lock, since a signal handler may have interrupted receive().
         while found and not self._closed.is_set():
             if self._receiving.acquire(timeout=_EVERY_S):
                 try:

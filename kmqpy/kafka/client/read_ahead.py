@@ -1,4 +1,4 @@
-"""Messages that a client has received to be iterated over."""
+"""Messages that a client has received for an iteration that has not come to them yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from kmqpy.kafka.settings import QueueSettings
 
 
 class ReadAhead:
-    """Messages that wait for their turn, each with the end of its lease; safe to use from any thread."""
+    """The messages of the batch that is iterated over; safe to use from any thread.
+
+    Each has the monotonic time at which its lease ends.
+    """
 
     def __init__(
         self, queue: QueueSettings, topics: TopicsInUse, in_flight: InFlightLimit, clock: Clock
@@ -52,7 +55,7 @@ class ReadAhead:
     def give_back_stale(self) -> None:
         """Remove messages that have not enough of their leases left, and give them back (rule R11).
 
-        Whoever calls pop_all() afterwards knows that these are given back.
+        It holds the lock meanwhile: so close(), which calls pop_all(), closes no writer that is still needed.
         """
         needed = self._clock.monotonic() + self._lease_left_s
         with self._lock:

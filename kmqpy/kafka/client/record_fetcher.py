@@ -1,4 +1,4 @@
-"""Fetches the records of a queue with librdkafka's consumer, also while nobody receives."""
+"""Fetches the records of a queue with librdkafka's consumer, and polls it while nobody receives."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from kmqpy.core.int64 import INT64_MAX
 
 
 class RecordFetcher:
-    """Fetches records, pauses and seeks partitions, and keeps what came while nobody received.
+    """Fetches records, pauses partitions, and seeks in them.
 
-    consumer  subscribed to `topic`; its callbacks run in fetch() and fetch_ahead()
+    consumer  subscribed to `topic`. Its callbacks run inside fetch() and fetch_ahead(), and may call forget()
+              and pause_only()
     """
 
     def __init__(self, consumer: Consumer, topic: str) -> None:
         self._consumer = consumer
         self._topic = topic
         self._ahead: list[Any] = []
+        """Records and errors that fetch_ahead() got, for the next fetch()."""
         self._paused: set[int] = set()
 
     def change_consumer(self, consumer: Consumer) -> None:
@@ -30,7 +32,7 @@ class RecordFetcher:
 
     def fetch(self, max_records: int, wait_s: float) -> list[Any]:
         """Up to `max_records` records and errors; waits at most `wait_s` for the first."""
-        # A lone consume(n, t) waits out t even when messages are there.
+        # Two calls, since consume(n, t) waits for n records, or until t is over.
         records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
         if not records:
             records = self._consumer.consume(1, wait_s)
@@ -39,23 +41,23 @@ class RecordFetcher:
         return records
 
     def fetch_ahead(self) -> list[Any]:
-        """Let librdkafka know that we are alive; returns what came, and keeps it for fetch()."""
+        """Poll once, so that the group keeps this member; keeps what came for fetch(), and returns it."""
         came = self._consumer.consume(1, 0)  # its callbacks may forget() partitions
         self._ahead += came
         return came
 
     def drop_ahead(self) -> None:
-        """Drop what was kept."""
+        """Drop what fetch_ahead() kept; librdkafka does not fetch it once more, unless somebody seeks."""
         self._ahead = []
 
     def log_bounds(self, partition: int) -> tuple[int, int]:
-        """Return where the log began and ended at the last fetch; a purge since then has moved its begin."""
+        """The first offset of the log and its end, as of the last fetch: records may be deleted since."""
         place = TopicPartition(self._topic, partition)
         bounds: tuple[int, int] | None = self._consumer.get_watermark_offsets(place, cached=True)
         return (0, INT64_MAX) if bounds is None else bounds
 
     def seek(self, partition: int, offset: int) -> None:
-        """Go on with `offset`; what was kept of this partition is dropped."""
+        """Fetch this partition from `offset` on; what fetch_ahead() kept of it is dropped."""
         self._ahead = [record for record in self._ahead if record.partition() != partition]
         place = TopicPartition(self._topic, partition, offset)
         try:
@@ -66,7 +68,7 @@ class RecordFetcher:
             self._paused.discard(partition)
 
     def pause_only(self, wanted: set[int], assigned: Collection[int]) -> None:
-        """Pause the partitions `wanted`, and no other one of `assigned`."""
+        """Pause the partitions `wanted`, and resume those of `assigned` that are paused and not wanted."""
         pause, resume = wanted - self._paused, (self._paused - wanted).intersection(assigned)
         if pause:
             self._consumer.pause([TopicPartition(self._topic, partition) for partition in pause])
@@ -75,6 +77,6 @@ class RecordFetcher:
         self._paused = wanted
 
     def forget(self, partitions: Collection[int]) -> None:
-        """Forget all of partitions that were assigned or given up just now: none of them is paused."""
+        """Drop what is known of partitions that were just assigned or given up: none of them is paused."""
         self._ahead = [record for record in self._ahead if record.partition() not in partitions]
         self._paused.difference_update(partitions)
