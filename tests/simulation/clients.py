@@ -114,6 +114,7 @@ _client = stepwise(
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
     Housekeeper=_housekeeper.Housekeeper,
+    released=lambda *_: contextlib.nullcontext(),
     settings_of=lambda queue, _connection: queue,
     check_connection=lambda connection: connection,
 )

@@ -42,6 +42,7 @@ class FakeTopics:
 
 class FakeWriter:
     def __init__(self, *_, **__):
+        self.lock = threading.RLock()
         self.queued = []
         self.closed = False
 
@@ -332,6 +333,30 @@ def test_a_signal_handler_closes_a_client_in_the_middle_of_an_iteration(client, 
     threading.Thread(target=iterate, daemon=True).start()
     assert ended.wait(30)
     assert handed_out + writer.given_back() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("interrupted_call", ["_read_ahead", "_in_flight", "writer"])
+def test_a_signal_handler_closes_a_client_whose_housekeeper_needs_what_the_interrupted_call_holds(
+    client, monkeypatch, interrupted_call
+):
+    lock = (client._topics.writer if interrupted_call == "writer" else getattr(client, interrupted_call)).lock
+    working, ended = threading.Event(), threading.Event()
+
+    def give_back_stale():
+        working.set()
+        with lock:
+            pass
+
+    def close():
+        client._housekeeper.ensure_started()
+        with lock:
+            working.wait(30)
+            client.close()
+        ended.set()
+
+    monkeypatch.setattr(client._read_ahead, "give_back_stale", give_back_stale)
+    threading.Thread(target=close, daemon=True).start()
+    assert ended.wait(30)
 
 
 def test_who_receives_is_told_that_a_signal_handler_has_closed_the_client(client, monkeypatch):

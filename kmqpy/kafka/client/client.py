@@ -17,7 +17,7 @@ from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.durations import Duration, duration_ms, lease_duration_ms
 from kmqpy.core.forks import ForkGuard
 from kmqpy.core.settings import check_limit
-from kmqpy.core.signal_safe_event import SignalSafeEvent
+from kmqpy.core.signal_safety import SignalSafeEvent, released
 from kmqpy.errors import Closed, ConfigError, NotSupported, Unavailable
 from kmqpy.kafka.client.client_options import check_options
 from kmqpy.kafka.client.housekeeper import Housekeeper
@@ -302,12 +302,15 @@ class KmqClient:
         if self._closed.is_set() or self._guard.inherited:
             return
         self._closed.set()
-        self._housekeeper.join()
-        with self._receiving:
-            self._topics.writer.give_back(self._read_ahead.pop_all())
-            self._receiver.give_back_interrupted()
-            self._topics.writer.close(_CLOSE_TIMEOUT_S)
-            self._receiver.close()
+        # In a signal handler, the interrupted call may hold these locks, and close() waits for threads that
+        # need them.
+        with released(self._read_ahead.lock, self._in_flight.lock, self._topics.writer.lock):
+            self._housekeeper.join()
+            with self._receiving:
+                self._topics.writer.give_back(self._read_ahead.pop_all())
+                self._receiver.give_back_interrupted()
+                self._topics.writer.close(_CLOSE_TIMEOUT_S)
+                self._receiver.close()
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kmqpy.core.clock import SYSTEM_CLOCK, Clock
 from kmqpy.core.closeable import Closeable
 from kmqpy.core.forks import ForkGuard
-from kmqpy.core.signal_safe_event import SignalSafeEvent
+from kmqpy.core.signal_safety import SignalSafeEvent
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import ReceiptError, Unavailable
 from kmqpy.kafka import librdkafka
@@ -141,7 +141,7 @@ class MarkerWriter(Closeable):
         """Markers that failed, and the monotonic time at which each is to be written again."""
         self._lost: list[object] = []
         """Markers that an unexpected error lost. Kept, so that they don't count as confirmed."""
-        self._changed = threading.Condition()
+        self.lock = self._changed = threading.Condition()
         self._unconfirmed = _UnconfirmedMarkers(self._send_failed_later)
         """Markers that were queued without waiting since the last flush()."""
         self._to_flush = weakref.WeakSet((self._unconfirmed,))

@@ -30,24 +30,24 @@ class ReadAhead:
         self._in_flight = in_flight
         self._clock = clock
         self._waiting: deque[tuple[float, KafkaMessage]] = deque()
-        self._lock = threading.RLock()  # a signal handler may call close() in the middle of any call
+        self.lock = threading.RLock()  # a signal handler may call close() in the middle of any call
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def extend(self, messages: Iterable[KafkaMessage], until: float) -> None:
         """Add messages whose leases end at the monotonic time `until`, not before those that wait already."""
-        with self._lock:
+        with self.lock:
             self._waiting.extend((until, message) for message in messages)
 
     def pop(self) -> KafkaMessage | None:
         """The next message; None if there is none."""
-        with self._lock:
+        with self.lock:
             return self._waiting.popleft()[1] if self._waiting else None
 
     def pop_all(self) -> list[Place]:
         """Remove all messages; returns their places."""
-        with self._lock:
+        with self.lock:
             places = [(message.partition, message.offset) for _, message in self._waiting]
             self._waiting.clear()
             return places
@@ -58,7 +58,7 @@ class ReadAhead:
         It holds the lock meanwhile: so close(), which calls pop_all(), closes no writer that is still needed.
         """
         needed = self._clock.monotonic() + self._lease_left_s
-        with self._lock:
+        with self.lock:
             if not self._waiting or self._waiting[0][0] >= needed:
                 return  # the first is the first to run out
             stale = [(one.partition, one.offset) for until, one in self._waiting if until < needed]
