@@ -1,20 +1,22 @@
 """Runs the real Curator 5.9.0, whose jars come with PySpark, in a process of its own.
 
-    python tests/interop/curator_jvm.py put     '{"zookeeper": …, "path": …, "kind": "queue", "items": …}'
-    python tests/interop/curator_jvm.py consume '{"zookeeper": …, "path": …, "kind": "queue", "locks": …}'
-    python tests/interop/curator_jvm.py lead    '{"zookeeper": …, "path": …}'
-    python tests/interop/curator_jvm.py select  '{"zookeeper": …, "path": …}'
+A line of JSON on stdin opens a session, `{"session": 0, "mode": …, "zookeeper": …, "path": …}`, or ends it,
+`{"session": 0}`. Sessions have clients and threads of their own. Each line on stdout is what one of them
+says; the last is `"ended": true`, or `"failed"` and the traceback. The modes, with their further options:
 
-`put` puts each list of items in one znode (with `extras[i]`, the id, priority or time of the i-th), and ends.
-`consume` says each item as a line of JSON until stdin ends, and waits for `pause_ms` after each; an item that
-is "bad" fails. `lead` takes part in an election by the lock under LeaderSelector, `select` by LeaderSelector
-itself; each says when it leads.
+put      puts each list of `items` in one znode (with `extras[i]`, the id, priority or time of the i-th) of a
+         queue of a `kind`, and ends
+consume  says each item of a queue of a `kind`, with `locks` or without, and waits for `pause_ms` after each;
+         an item that is "bad" fails
+lead     takes part in an election by the lock under LeaderSelector, and says when it leads
+select   the same by LeaderSelector itself
 """
 
 import json
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,27 @@ NEEDED = (
 QUEUES = "org.apache.curator.framework.recipes.queue."
 
 
-def say(**what: Any) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
+class Session:
+    """What one of those that the process serves says, and when it is to end."""
+
+    _writing = threading.Lock()
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.to_end = threading.Event()
+
+    def say(self, **what: Any) -> None:
+        with self._writing:
+            sys.stdout.write(json.dumps({"session": self._number, **what}) + "\n")
+            sys.stdout.flush()
+
+    def run(self, mode: str, options: dict[str, Any]) -> None:
+        try:
+            MODES[mode](self, options)
+        except Exception:  # whatever it is, the test shows it
+            self.say(failed=traceback.format_exc())
+        else:
+            self.say(ended=True)
 
 
 def start_jvm(*options: str) -> None:
@@ -57,7 +77,7 @@ def started_client(address: str) -> Any:
     return client
 
 
-def interfaces(pause_ms: int = 0) -> tuple[Any, Any, Any]:
+def interfaces(session: Session, pause_ms: int = 0) -> tuple[Any, Any, Any]:
     @JImplements(QUEUES + "QueueSerializer")
     class Serializer:
         @JOverride
@@ -72,7 +92,7 @@ def interfaces(pause_ms: int = 0) -> tuple[Any, Any, Any]:
     class Consumer:
         @JOverride
         def consumeMessage(self, item):  # noqa: N802
-            say(item=str(item))
+            session.say(item=str(item))
             time.sleep(pause_ms / 1000)
             if str(item) == "bad":
                 raise jpype.JClass("java.lang.IllegalStateException")("bad")
@@ -105,9 +125,9 @@ def queue_of(client: Any, options: dict[str, Any], consumer: Any, serializer: An
     return {"queue": builder.buildQueue, "id": builder.buildIdQueue, "delay": builder.buildDelayQueue}[kind]()
 
 
-def put(options: dict[str, Any]) -> None:
+def put(session: Session, options: dict[str, Any]) -> None:
     client = started_client(options["zookeeper"])
-    serializer, _, items_of = interfaces()
+    serializer, _, items_of = interfaces(session)
     queue = queue_of(client, options, None, serializer())
     queue.start()
     numbers = {"priority": jpype.JInt, "delay": jpype.JLong, "id": jpype.JString}
@@ -121,40 +141,39 @@ def put(options: dict[str, Any]) -> None:
     client.close()
 
 
-def consume(options: dict[str, Any]) -> None:
+def consume(session: Session, options: dict[str, Any]) -> None:
     client = started_client(options["zookeeper"])
-    serializer, consumer, _ = interfaces(options.get("pause_ms", 0))
+    serializer, consumer, _ = interfaces(session, options.get("pause_ms", 0))
     queue = queue_of(client, options, consumer(), serializer())
     queue.start()
-    say(started=True)
-    sys.stdin.read()
+    session.say(started=True)
+    session.to_end.wait()
     queue.close()
     client.close()
 
 
-def lead(options: dict[str, Any]) -> None:
+def lead(session: Session, options: dict[str, Any]) -> None:
     client = started_client(options["zookeeper"])
     latch = jpype.JClass("org.apache.curator.framework.recipes.locks.InterProcessMutex")(
         client, options["path"]
     )
     latch.acquire()
-    say(leads=True)
-    sys.stdin.read()
+    session.say(leads=True)
+    session.to_end.wait()
     latch.release()
     client.close()
 
 
-def select(options: dict[str, Any]) -> None:
+def select(session: Session, options: dict[str, Any]) -> None:
     client = started_client(options["zookeeper"])
-    ended = threading.Event()
     leader = "org.apache.curator.framework.recipes.leader."
 
     @JImplements(leader + "LeaderSelectorListener")
     class Listener:
         @JOverride
         def takeLeadership(self, client):  # noqa: N802
-            say(leads=True)
-            ended.wait()
+            session.say(leads=True)
+            session.to_end.wait()
 
         @JOverride
         def stateChanged(self, client, state):  # noqa: N802
@@ -162,14 +181,26 @@ def select(options: dict[str, Any]) -> None:
 
     selector = jpype.JClass(leader + "LeaderSelector")(client, options["path"], Listener())
     selector.start()
-    sys.stdin.read()
-    ended.set()
+    session.to_end.wait()
     selector.close()
     client.close()
 
 
+MODES = {"put": put, "consume": consume, "lead": lead, "select": select}
+
+
+def serve() -> None:
+    sessions: dict[int, Session] = {}
+    for line in sys.stdin:
+        options = json.loads(line)
+        number, mode = options.pop("session"), options.pop("mode", None)
+        if mode is None:
+            sessions[number].to_end.set()
+            continue
+        sessions[number] = Session(number)
+        threading.Thread(target=sessions[number].run, args=(mode, options), daemon=True).start()
+
+
 if __name__ == "__main__":
-    start_jvm("-XX:TieredStopAtLevel=1", "-Xmx128m")
-    {"put": put, "consume": consume, "lead": lead, "select": select}[sys.argv[1]](json.loads(sys.argv[2]))
-    sys.stdout.flush()
-    jpype.JClass("java.lang.Runtime").getRuntime().halt(0)
+    start_jvm("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx128m")
+    serve()

@@ -1,8 +1,6 @@
 """Consumes a queue of Curator's with kmqpy, in a process of its own that a test can kill.
 
-    python tests/interop/curator_python.py consume '{"zookeeper": …, "path": …, "locks": …, "pause_ms": …}'
-
-It says what curator_jvm.py says.
+It is told, and says, what curator_jvm.py is told and says when that consumes; it serves one session.
 """
 
 import json
@@ -16,7 +14,7 @@ from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 
 def say(**what: Any) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.write(json.dumps({"session": 0, **what}) + "\n")
     sys.stdout.flush()
 
 
@@ -33,4 +31,4 @@ def consume(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    {"consume": consume}[sys.argv[1]](json.loads(sys.argv[2]))
+    consume(json.loads(sys.stdin.readline()))

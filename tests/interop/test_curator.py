@@ -1,6 +1,5 @@
 """kmqpy and the real Curator 5.9.0 on the same queues; curator_jvm.py runs the latter."""
 
-import contextlib
 import json
 import re
 import subprocess
@@ -30,50 +29,75 @@ def until(true):
         SYSTEM_CLOCK.sleep(0.02)
 
 
-class Jvm:
-    """Curator (or what `script` runs) in a process; `said` grows."""
+class Process:
+    """A process that runs Curator (or what `script` runs) for any number of sessions."""
 
-    def __init__(self, mode, script=JVM, **options):
-        command = [sys.executable, str(script), mode, json.dumps(options)]
+    def __init__(self, script=JVM):
+        command = [sys.executable, str(script)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.said = []
+        self._sessions = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self):
         for line in self.process.stdout:
-            self.said.append(json.loads(line))
+            told = json.loads(line)
+            self._sessions[told.pop("session")].said.append(told)
+
+    def start(self, mode, **options):
+        session = Session(self, len(self._sessions))
+        self._sessions.append(session)
+        self.tell(session=session.number, mode=mode, **options)
+        return session
+
+    def started(self, mode, **options):
+        """Start a session and wait until it has said something."""
+        session = self.start(mode, **options)
+        until(lambda: session.said or self.process.poll() is not None)
+        return session
+
+    def tell(self, **what):
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
 
     def kill(self):
         self.process.kill()
         self.process.wait()
+        self._reader.join(DEADLINE_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Session:
+    """A part that a process plays; `said` grows."""
+
+    def __init__(self, process, number):
+        self.process = process
+        self.number = number
+        self.said = []
 
     @property
     def items(self):
         return [one["item"] for one in self.said if "item" in one]
 
     def end(self):
-        self.process.stdin.close()
-        self._reader.join(DEADLINE_S)
-        assert self.process.wait(DEADLINE_S) == 0
-        self.process.stdout.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.kill()
-        self._reader.join()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        """Ask it to end, and wait until it has closed everything."""
+        self.process.tell(session=self.number)
+        until(lambda: any(one.keys() & {"ended", "failed"} for one in self.said))
+        assert {"ended": True} in self.said, self.said
 
 
-@contextlib.contextmanager
-def started(mode, **options):
-    with Jvm(mode, **options) as jvm:
-        until(lambda: jvm.said or jvm.process.poll() is not None)
-        yield jvm
+@pytest.fixture(scope="module")
+def curator():
+    """One for all tests that don't kill it: each start costs a second or two."""
+    with Process() as process:
+        yield process
 
 
 @pytest.fixture
@@ -133,7 +157,7 @@ def built(options, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_and_bytes_are_the_same_and_each_consumes_what_the_other_put(zk, cluster, path, kind):
+def test_names_and_bytes_are_the_same_and_each_consumes_what_the_other_put(zk, cluster, curator, path, kind):
     now = SYSTEM_CLOCK.wall_ms()
     extras = {
         "queue": [],
@@ -143,8 +167,7 @@ def test_names_and_bytes_are_the_same_and_each_consumes_what_the_other_put(zk, c
     }[kind]
     items = KINDS[kind]
     options = {"zookeeper": cluster.zookeeper, "kind": kind, "items": items, "extras": extras}
-    with Jvm("put", path=path + "-java", **options) as jvm:
-        jvm.end()
+    curator.start("put", path=path + "-java", **options).end()
     with built(builder(zk, path + "-python"), kind) as queue:
         python_puts(queue, kind, items, extras)
     theirs, ours = znodes(zk, path + "-java"), znodes(zk, path + "-python")
@@ -157,15 +180,14 @@ def test_names_and_bytes_are_the_same_and_each_consumes_what_the_other_put(zk, c
     with built(builder(zk, path + "-java", consumer=consumer, lock_path=path + "-l1"), kind):
         # With locks an item is removed just after it was consumed.
         until(lambda: len(consumer.items) == len(flat) and not zk.get_children(path + "-java"))
-    with started(
-        "consume", zookeeper=cluster.zookeeper, path=path + "-python", kind=kind, locks=path + "-l2"
-    ) as jvm:
-        until(lambda: len(jvm.items) == len(flat) and not zk.get_children(path + "-python"))
-        jvm.end()
-        assert consumer.items == jvm.items == order
+    options = {"zookeeper": cluster.zookeeper, "kind": kind, "locks": path + "-l2"}
+    theirs = curator.started("consume", path=path + "-python", **options)
+    until(lambda: len(theirs.items) == len(flat) and not zk.get_children(path + "-python"))
+    theirs.end()
+    assert consumer.items == theirs.items == order
 
 
-def test_side_by_side_with_locks_each_item_is_consumed_once_by_one_of_them(zk, cluster, path):
+def test_side_by_side_with_locks_each_item_is_consumed_once_by_one_of_them(zk, cluster, curator, path):
     count = 200
     consumer = Python()
 
@@ -174,32 +196,31 @@ def test_side_by_side_with_locks_each_item_is_consumed_once_by_one_of_them(zk, c
         time.sleep(0.002)
 
     locks = path + "-locks"
-    with started("consume", zookeeper=cluster.zookeeper, path=path, kind="queue", locks=locks) as jvm:
-        with builder(zk, path, consumer=slow, lock_path=locks).build_queue() as queue:
-            for n in range(count):
-                queue.put(b"%d" % n)
-            until(lambda: len(jvm.items) + len(consumer.items) >= count)
-        until(lambda: not zk.get_children(path))
-        jvm.end()
-        assert Counter(jvm.items + consumer.items) == Counter(map(str, range(count)))
-        assert jvm.items
-        assert consumer.items
+    other = curator.started("consume", zookeeper=cluster.zookeeper, path=path, kind="queue", locks=locks)
+    with builder(zk, path, consumer=slow, lock_path=locks).build_queue() as queue:
+        for n in range(count):
+            queue.put(b"%d" % n)
+        until(lambda: len(other.items) + len(consumer.items) >= count)
+    until(lambda: not zk.get_children(path))
+    other.end()
+    assert Counter(other.items + consumer.items) == Counter(map(str, range(count)))
+    assert other.items
+    assert consumer.items
     assert zk.get_children(locks) == []
 
 
-def killed_while_consuming(jvm, consumed_by_others):
+def killed_while_consuming(session, consumed_by_others):
     """Kill -9 once it has consumed some, while others have work left."""
-    until(lambda: len(jvm.items) >= 20)
-    jvm.kill()
-    jvm._reader.join(DEADLINE_S)
-    assert len(jvm.items) + len(consumed_by_others) < COUNT
+    until(lambda: len(session.items) >= 20)
+    session.process.kill()
+    assert len(session.items) + len(consumed_by_others) < COUNT
 
 
 COUNT = 600
 
 
 @pytest.mark.parametrize("killed", ["curator", "kmqpy"])
-def test_nothing_is_lost_when_either_is_killed_beside_the_other(zk, cluster, path, killed):
+def test_nothing_is_lost_when_either_is_killed_beside_the_other(zk, cluster, curator, path, killed):
     """Who lives consumes what the killed one had locked, once its session has expired."""
     locks = path + "-locks"
     consumer = Python()
@@ -212,33 +233,35 @@ def test_nothing_is_lost_when_either_is_killed_beside_the_other(zk, cluster, pat
         for n in range(COUNT):
             queue.put(b"%d" % n)
     options = {"zookeeper": cluster.zookeeper, "path": path, "kind": "queue", "locks": locks, "pause_ms": 10}
-    with started("consume", **options) as jvm:
+    with Process(JVM if killed == "curator" else PYTHON) as mortal:
         if killed == "curator":
+            dies = mortal.started("consume", **options)
             with builder(zk, path, consumer=slow, lock_path=locks).build_queue():
-                killed_while_consuming(jvm, consumer.items)
+                killed_while_consuming(dies, consumer.items)
                 until(lambda: not zk.get_children(path))
-            said = jvm.items + consumer.items
+            said = dies.items + consumer.items
         else:
-            with Jvm("consume", script=PYTHON, **options) as python:
-                killed_while_consuming(python, jvm.items)
-                until(lambda: not zk.get_children(path))
-                said = jvm.items + python.items
-            jvm.end()
+            lives = curator.started("consume", **options)
+            dies = mortal.start("consume", **options)
+            killed_while_consuming(dies, lives.items)
+            until(lambda: not zk.get_children(path))
+            lives.end()
+            said = lives.items + dies.items
     times = Counter(said)
     assert set(times) == set(map(str, range(COUNT))), "nothing is lost"
     assert sum(times.values()) <= COUNT + 1, "only what was being consumed comes again"
     assert zk.get_children(locks) == []
 
 
-def test_an_item_that_fails_is_requeued_by_both_under_the_same_bytes(zk, cluster, path):
+def test_an_item_that_fails_is_requeued_by_both_under_the_same_bytes(zk, cluster, curator, path):
     with builder(zk, path).build_queue() as queue:
         queue.put_multi([b"bad", b"rest"])
     before = set(znodes(zk, path).values())
     locks = path + "-locks"
-    with started("consume", zookeeper=cluster.zookeeper, path=path, kind="queue", locks=locks) as jvm:
-        until(lambda: len(jvm.items) > 1)
-        jvm.end()
-        assert set(jvm.items) == {"bad"}
+    theirs = curator.started("consume", zookeeper=cluster.zookeeper, path=path, kind="queue", locks=locks)
+    until(lambda: len(theirs.items) > 1)
+    theirs.end()
+    assert set(theirs.items) == {"bad"}
     assert set(znodes(zk, path).values()) == before
     consumer = Python()
     with builder(zk, path, consumer=consumer, lock_path=locks).build_queue():
@@ -247,31 +270,33 @@ def test_an_item_that_fails_is_requeued_by_both_under_the_same_bytes(zk, cluster
     assert set(znodes(zk, path).values()) == before
 
 
-def test_one_lock_chooses_the_single_consumer_of_both(zk, cluster, path):
+def test_one_lock_chooses_the_single_consumer_of_both(zk, cluster, curator, path):
     leader = path + "-leader"
     consumer = Python()
     options = builder(zk, path, consumer=consumer, lock_path=path + "-locks")
-    with started("lead", zookeeper=cluster.zookeeper, path=leader) as jvm:
-        single = SingleConsumer(zk, leader, options.build_queue)
-        single.start()
-        try:
-            with builder(zk, path).build_queue() as queue:
-                queue.put(b"a")
-            assert not single.leading.wait(1.5)
-            jvm.end()
-            until(single.leading.is_set)
-            with Jvm("lead", zookeeper=cluster.zookeeper, path=leader) as other:
-                until(lambda: len(zk.get_children(leader)) == 2)
-                until(lambda: consumer.items == ["a"])
-                assert other.said == []
-                single.close()
-                until(lambda: other.said)
-                other.end()
-        finally:
-            single.close()
+    first = curator.started("lead", zookeeper=cluster.zookeeper, path=leader)
+    single = SingleConsumer(zk, leader, options.build_queue)
+    single.start()
+    try:
+        with builder(zk, path).build_queue() as queue:
+            queue.put(b"a")
+        assert not single.leading.wait(1.5)
+        first.end()
+        until(single.leading.is_set)
+        other = curator.start("lead", zookeeper=cluster.zookeeper, path=leader)
+        until(lambda: len(zk.get_children(leader)) == 2)
+        until(lambda: consumer.items == ["a"])
+        assert other.said == []
+        single.close()
+        until(lambda: other.said)
+        other.end()
+    finally:
+        single.close()
 
 
-def test_a_single_consumer_and_curators_leader_selector_take_turns_and_keep_the_order(zk, cluster, path):
+def test_a_single_consumer_and_curators_leader_selector_take_turns_and_keep_the_order(
+    zk, cluster, curator, path
+):
     leader, count = path + "-leader", 100
     consumer = Python()
     with builder(zk, path).build_queue() as queue:
@@ -279,23 +304,24 @@ def test_a_single_consumer_and_curators_leader_selector_take_turns_and_keep_the_
             queue.put(b"%d" % n)
     options = builder(zk, path, consumer=consumer, lock_path=path + "-locks")
     single = SingleConsumer(zk, leader, options.build_queue)
-    with started("select", zookeeper=cluster.zookeeper, path=leader) as first:
+    with Process() as mortal:
+        first = mortal.started("select", zookeeper=cluster.zookeeper, path=leader)
         assert first.said == [{"leads": True}]
         single.start()
         try:
             until(lambda: len(zk.get_children(leader)) == 2)
-            with Jvm("select", zookeeper=cluster.zookeeper, path=leader) as second:
-                until(lambda: len(zk.get_children(leader)) == 3)
-                assert not single.leading.is_set()
-                names = zk.get_children(leader)
-                assert all(re.fullmatch(r"(_c_)?[0-9a-f-]{32,36}-lock-[0-9]{10}", name) for name in names)
-                first.kill()  # its znode goes with its session
-                until(single.leading.is_set)
-                until(lambda: not zk.get_children(path))
-                assert consumer.items == [str(n) for n in range(count)]
-                assert second.said == []
-                single.close()
-                until(lambda: second.said)
-                second.end()
+            second = curator.start("select", zookeeper=cluster.zookeeper, path=leader)
+            until(lambda: len(zk.get_children(leader)) == 3)
+            assert not single.leading.is_set()
+            names = zk.get_children(leader)
+            assert all(re.fullmatch(r"(_c_)?[0-9a-f-]{32,36}-lock-[0-9]{10}", name) for name in names)
+            mortal.kill()  # its znode goes with its session
+            until(single.leading.is_set)
+            until(lambda: not zk.get_children(path))
+            assert consumer.items == [str(n) for n in range(count)]
+            assert second.said == []
+            single.close()
+            until(lambda: second.said)
+            second.end()
         finally:
             single.close()

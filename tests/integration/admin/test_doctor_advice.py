@@ -10,7 +10,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,11 +50,8 @@ class Stage:
     commanded = False
     """Whether a tracker was started by `kmq tracker`."""
 
-    def __init__(
-        self, make_queue, monkeypatch, stack: contextlib.ExitStack, second_cluster: Future[Cluster | None]
-    ) -> None:
+    def __init__(self, make_queue, monkeypatch, stack: contextlib.ExitStack) -> None:
         self.make_queue = make_queue
-        self.second_cluster = second_cluster
         self.monkeypatch = monkeypatch
         self.stack = stack
         self.queue: LiveQueue
@@ -249,7 +245,7 @@ def shared(*topics: str) -> Callable[[Stage], None]:
 
 def two_brokers(stage: Stage) -> None:
     """A queue that was made with one replica."""
-    cluster = stage.second_cluster.result()
+    cluster = stage.stack.enter_context(Cluster(brokers=2))
     connection = KafkaConnection(bootstrap=cluster.bootstrap)
     zookeeper = ZooKeeperConnection(hosts=cluster.zookeeper)
     stage.make_queue = lambda **more: stage.stack.enter_context(
@@ -465,18 +461,10 @@ STAYS = {
 """Findings that are told again, with nothing left to do."""
 
 
-@pytest.fixture(scope="module")
-def second_cluster(request):
-    """One of two brokers, which starts while other tests run."""
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as executor:
-        wanted = any(two_brokers.__name__ in item.nodeid for item in request.session.items)
-        yield executor.submit(lambda: stack.enter_context(Cluster(brokers=2)) if wanted else None)
-
-
 @pytest.fixture
-def stage(make_queue, monkeypatch, second_cluster):
+def stage(make_queue, monkeypatch):
     with contextlib.ExitStack() as stack:
-        yield Stage(make_queue, monkeypatch, stack, second_cluster)
+        yield Stage(make_queue, monkeypatch, stack)
     logging.getLogger("kmqpy").handlers.clear()
 
 
