@@ -106,13 +106,29 @@ _receiver = stepwise(
     offsets_of_records=records.offsets_of_records,
     have_headers=records.have_headers,
 )
-_housekeeper = stepwise("kmqpy.kafka.client.housekeeper", set(), threading=Threading)
+
+
+class _Housekeeper:
+    """The client's Housekeeper, whose thread does nothing: what it would do is done in client()."""
+
+    is_started = True
+
+    def __init__(self, *_: Any, **_more: Any) -> None:
+        pass
+
+    def start(self) -> Steps:
+        yield from ()
+
+    def join(self) -> None:
+        pass
+
+
 _client = stepwise(
     "kmqpy.kafka.client.client",
     {"_receive_once", "_look_for_topics", "nack", "extend", "dead_letter", "_end_acknowledged"},
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
-    Housekeeper=_housekeeper.Housekeeper,
+    Housekeeper=_Housekeeper,
     settings_of=lambda queue, _connection: queue,
     check_connection=lambda connection: connection,
 )
@@ -161,7 +177,7 @@ class MarkerWriter(_writer.MarkerWriter):
 
     @property
     def idle(self) -> bool:
-        return not self._unconfirmed()
+        return not self._count_unconfirmed()
 
     @property
     def starts(self) -> Any:
@@ -225,7 +241,6 @@ def client(
             break
         except TopicError:
             yield 200.0
-    own._housekeeper.start()  # a thread that does nothing: what it would do is done below
     member = own._receiver.join()
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]
