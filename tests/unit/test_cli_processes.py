@@ -35,16 +35,9 @@ class TestClosedStreams:
 
     def test_of_the_issue_stdin(self):
         lines = ["send q", "ack", "nack", "extend --lease 5s", "dead-letter", "queue delete q"]
-        with_closed_stdin = [
-            "sh",
-            "-c",
-            'exec "$@" <&-',
-            "sh",
-            sys.executable,
-            "-c",
-            one_after_another(lines),
-        ]
-        done = subprocess.run(with_closed_stdin, capture_output=True, text=True, check=False)
+        kmq = [sys.executable, "-c", one_after_another(lines)]
+        shell = ["sh", "-c", 'exec "$@" <&-', "sh", *kmq]
+        done = subprocess.run(shell, capture_output=True, text=True, check=False)
         assert done.stdout == ""
         assert re.fullmatch(r"(kmq: error: .+\nexit code 2\n){6}", done.stderr), done.stderr
 
@@ -94,9 +87,8 @@ class TestWithoutTheExtra:
             "spark-state q --table t",
             "spark-tracker --queue q",
         ]
-        code = (
-            f"import importlib.util; importlib.util.find_spec = lambda name: None\n{one_after_another(lines)}"
-        )
+        without_spark = "import importlib.util; importlib.util.find_spec = lambda name: None"
+        code = f"{without_spark}\n{one_after_another(lines)}"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.stdout == ""
         told = r'kmq: error: .+run: pip install "kmqpy\[spark\]".*\nexit code 2\n'
