@@ -48,7 +48,7 @@ END_TO_END := tests/integration/test_tracker.py::test_a_message_comes_again_when
 	tests/integration/test_client.py::test_f15_a_message_that_kills_its_consumer_ends_as_dead_letter
 
 test-quick: $(READY) ## unit tests, and a queue end to end on a real Kafka: less than a minute
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(END_TO_END) tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(END_TO_END) tests/unit $(ARGS)
 
 test-failed: $(READY) ## the tests that failed in the last run, one after the other
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS)

@@ -1,6 +1,7 @@
 """The mutants of mutants.toml, and the place of each in the source."""
 
 import ast
+import functools
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ class Mutant:
     def file_in(self, tree: Path) -> Path:
         """The file to change. Raises Stale unless the text stands exactly once in `where`."""
         places = [tree / self.where] if self.where else [tree / folder for folder in SOURCE]
-        files = [file for place in places for file in _python_files(place)]
-        found = {file: count for file in files if (count := file.read_text().count(self.text))}
+        texts = [item for place in places for item in _texts(place).items()]
+        found = {file: count for file, text in texts if (count := text.count(self.text))}
         if sum(found.values()) != 1:
             shown = ", ".join(f"{file.relative_to(tree)} ({count}x)" for file, count in found.items())
             raise Stale(f"the text to replace stands not exactly once in the source: {shown or 'nowhere'}")
@@ -59,7 +60,7 @@ class Mutant:
         if self.simulated:
             return
         file, *names = self.caught_by.split("::")
-        found: ast.AST | None = ast.parse((tree / file).read_text()) if (tree / file).is_file() else None
+        found = _parsed(tree / file)
         for name in names:
             inside = [] if found is None else ast.iter_child_nodes(found)
             found = next((node for node in inside if getattr(node, "name", None) == name), None)
@@ -94,7 +95,14 @@ def _names(mutant: Mutant) -> set[str]:
     return {mutant.name, mutant.name.partition(".")[0]}
 
 
-def _python_files(place: Path) -> list[Path]:
+@functools.cache
+def _texts(place: Path) -> dict[Path, str]:
+    """The files of a folder, or one file; read once, since who applies a mutant takes it back."""
     if place.is_dir():
-        return sorted(place.rglob("*.py"))
-    return [place] if place.is_file() else []
+        return {file: file.read_text() for file in sorted(place.rglob("*.py"))}
+    return {place: place.read_text()} if place.is_file() else {}
+
+
+@functools.cache
+def _parsed(file: Path) -> ast.AST | None:
+    return ast.parse(file.read_text()) if file.is_file() else None

@@ -1,7 +1,8 @@
 """Which problem of a simulated run shows that a control is caught, and which seed is tried first for that.
 
 The seeds are in first_seeds.json. An outdated one costs only time, up to half a minute; bring them up to date
-after changes of the simulation or of what it simulates: python -m tests.simulation --first-seeds
+after changes of the simulation or of what it simulates: python -m tests.simulation --first-seeds, which keeps
+a seed that still catches its control.
 """
 
 import json

@@ -107,13 +107,29 @@ _receiver = stepwise(
     offsets_of_records=records.offsets_of_records,
     have_headers=records.have_headers,
 )
-_housekeeper = stepwise("kmqpy.kafka.client.housekeeper", set(), threading=Threading)
+
+
+class _Housekeeper:
+    """The client's Housekeeper, whose thread does nothing: what it would do is done in client()."""
+
+    is_started = True
+
+    def __init__(self, *_: Any, **_more: Any) -> None:
+        pass
+
+    def ensure_started(self) -> None:
+        pass
+
+    def join(self) -> None:
+        pass
+
+
 _client = stepwise(
     "kmqpy.kafka.client.client",
     {"_receive_once", "_look_for_topics", "nack", "extend", "dead_letter", "_end_acknowledged"},
     TopicsInUse=_topics_in_use.TopicsInUse,
     Receiver=_receiver.Receiver,
-    Housekeeper=_housekeeper.Housekeeper,
+    Housekeeper=_Housekeeper,
     released=lambda *_: contextlib.nullcontext(),
     settings_of=lambda queue, _connection: queue,
     check_connection=lambda connection: connection,
@@ -227,7 +243,6 @@ def client(
             break
         except TopicError:
             yield 200.0
-    own._housekeeper.ensure_started()  # a thread that does nothing: what it would do is done below
     member = own._receiver.join()
     process.client = own
     logs = [connection.broker.logs[QUEUE, p] for p in range(connection.broker.partitions)]

@@ -1,6 +1,7 @@
 """A tracker's leadership in a simulation: what it does at ZooKeeper, in single steps."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,9 @@ from .zookeeper import SESSION_MS, NoSession
 _RECHECK_MS = 1_000
 _LEASE_OF_SESSION_MS = SESSION_MS * 2 / 3
 _TAKEOVER_DELAY_S = 1.0
+
+_assigned = lru_cache(lambda keys, members: assign(keys, map(Member, members)))
+"""The assignment, which every tracker computes anew at each look: computed once for the same members."""
 
 
 class Leadership:
@@ -188,7 +192,7 @@ class Leadership:
         }
         todo = next_actions(
             self._id,
-            assign(self._keys, [Member(name) for name in members]),
+            _assigned(tuple(self._keys), tuple(members)),
             held=frozenset(held),
             deleting=(),
             unowned_since=self._unowned_since,

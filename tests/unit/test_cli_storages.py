@@ -261,19 +261,21 @@ def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch, km
 
 
 @pytest.mark.skipif("sqlite" not in opening._STORAGES, reason="no storage here is shared by processes yet")
-def test_processes_share_a_queue(tmp_path):
-    environment = {"KMQ_QUEUE_URL": f"sqlite:///{tmp_path}/jobs.db", "PATH": ""}
+def test_processes_share_a_queue(kmq_at, tmp_path):
+    jobs = f"sqlite:///{tmp_path}/jobs.db"
 
     def kmq_in_a_process(*line, given=""):
         main = [sys.executable, "-c", "from kmqpy.cli import main; main()", *line]
+        environment = {"KMQ_QUEUE_URL": jobs, "PATH": ""}
         done = subprocess.run(main, env=environment, input=given, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    kmq_in_a_process("queue", "create", "jobs")
+    assert kmq_at("queue", "create", "jobs", at=jobs)[0] == 0
     kmq_in_a_process("send", "jobs", given="one\ntwo\n")
-    taken = kmq_in_a_process("receive", "jobs", "--max", "2", "--lease", "5m")
-    assert [json.loads(line)["body"] for line in taken.splitlines()] == ["one", "two"]
-    assert kmq_in_a_process("ack", given=taken) == "2 acknowledged\n"
-    stats = json.loads(kmq_in_a_process("stats", "jobs", "-o", "json"))
+    _, taken, _ = kmq_at("receive", "jobs", "--max", "2", "--lease", "5m", at=jobs)
+    assert [json.loads(line)["body"] for line in taken] == ["one", "two"]
+    assert kmq_in_a_process("ack", given="\n".join(taken)) == "2 acknowledged\n"
+    _, (shown,), _ = kmq_at("stats", "jobs", "-o", "json", at=jobs)
+    stats = json.loads(shown)
     assert (stats["depth"], stats["in_flight"], stats["dead"]) == (0, 0, 0)

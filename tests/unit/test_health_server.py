@@ -30,7 +30,8 @@ def watched() -> Watched:
 
 
 @pytest.fixture
-def server(watched: Watched) -> Iterator[HealthServer]:
+def server(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthServer]:
+    monkeypatch.setattr("tracker.health.server._CHECK_EVERY_S", 0.02)  # close() waits for as long
     server = HealthServer(watched, "127.0.0.1", 0)
     yield server
     server.close()

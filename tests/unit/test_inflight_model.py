@@ -2,7 +2,7 @@
 from the safe offset gives the same state.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -34,9 +34,9 @@ class Read:
         return self.marker.op
 
 
-def naive_entry(log, offset, *, missed_markers=False):
-    """The entry of one queue offset by scanning its whole history, or None."""
-    life = [read for read in log if offset in read.marker.offsets()]
+def naive_entry(offset, history, *, missed_markers=False):
+    """The entry of one queue offset by scanning all markers of it that were read, or None."""
+    life = history
     while any(read.op is Op.END for read in life):
         life = life[1:]
     while life and not (missed_markers or life[0].op in OPENING):
@@ -112,7 +112,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         self.patch.setattr(packed_module, "_ROWS", 4)
         self.patch.setattr(packed_module, "_FEW", 1)
         self.state = InFlight(missed_markers=self.missed_markers)
-        self.log = []
+        self.histories = defaultdict(list)  # offset -> its markers that were read
         self.position = self.now_ms = self.last_safe_offset = 0
         self.pinned = None
         self.in_redelivery = set()
@@ -122,13 +122,13 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         self.patch.undo()
 
     def entry(self, offset):
-        entry = naive_entry(self.log, offset, missed_markers=self.missed_markers)
+        entry = naive_entry(offset, self.histories[offset], missed_markers=self.missed_markers)
         if entry is not None and offset in self.postponed:
             return entry._replace(due_ms=self.postponed[offset])
         return entry
 
     def entries(self):
-        return {o: entry for o in range(HIGHEST + 40) if (entry := self.entry(o)) is not None}
+        return {o: entry for o in sorted(self.histories) if (entry := self.entry(o)) is not None}
 
     def waiting(self):
         return [entry for o, entry in self.entries().items() if o not in self.in_redelivery]
@@ -152,7 +152,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
             self.now_ms = max(self.now_ms, timestamp)
         for offset in offsets:
             marker = Marker(0, offset, op, max(0, after), holder=holder)
-            self.log.append(Read(marker, self.position, self.now_ms))
+            self.histories[offset].append(Read(marker, self.position, self.now_ms))
             self.position += 1
         if op is Op.TAKE:
             self.state.apply_takes([(first, count, timestamp)], after, at, holder)
@@ -177,7 +177,8 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         at = self.position + gap
         self.position = at + 1
         changed = self.state.apply(marker, at, timestamp)
-        self.log.append(Read(marker, at, self.now_ms))
+        for offset in marker.offsets():
+            self.histories[offset].append(Read(marker, at, self.now_ms))
         after = {offset: self.entry(offset) for offset in marker.offsets()}
         if marker.op is Op.END:
             assert changed == sum(entry is not None for entry in before.values())
@@ -204,7 +205,7 @@ class AgainstTheNaiveModel(RuleBasedStateMachine):
         self.position += 1
         self.now_ms = max(self.now_ms, self.now_ms + step)
 
-    @precondition(lambda self: self.pinned is None and len(self.log) > 10)
+    @precondition(lambda self: self.pinned is None and self.position > 10)
     @rule()
     def read_what_is_of_a_newer_version(self):
         self.pinned = self.position
