@@ -13,7 +13,7 @@ from support import LiveQueue
 
 from kmqpy.kafka.settings import KafkaConnection
 from tests.spark.sessions import (
-    INTERPRETED,
+    CHEAP_QUERIES,
     JARS,
     JAVA_OPTIONS,
     QUICK_WORKERS,
@@ -46,7 +46,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     with recording() if many else contextlib.nullcontext([]) as java_options:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
-            settings = {**INTERPRETED, **QUICK_WORKERS, **SINKS}
+            settings = {**CHEAP_QUERIES, **QUICK_WORKERS, **SINKS}
             builder = small(SparkSession.builder.master("local[2]").config(map=settings), JARS)
             builder.config(JAVA_OPTIONS, " ".join([SMALL[JAVA_OPTIONS], *java_options]))
             session = builder.getOrCreate()

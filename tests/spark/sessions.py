@@ -66,12 +66,15 @@ SMALL = {
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
     + " ".join(ARCHIVE.java_options(None) if ARCHIVE else ()),
 }
-INTERPRETED = {
+CHEAP_QUERIES = {
     # Compiling a query costs more than running it on a few rows.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Spark's own for local files starts sixteen processes in each micro-batch (readlink).
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing"
+    ".FileSystemBasedCheckpointFileManager",
 }
-"""For all tests but test_connect, which has its queries compiled, as users have."""
+"""For all tests but test_connect, which has queries compiled and checkpoints written as users have."""
 
 QUICK_WORKERS = {"spark.python.daemon.module": "tests.spark.quick_daemon"}
 
