@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import RUN, blocks
-from tests.spark.sessions import INTERPRETED, SMALL
+from tests.spark.sessions import CHEAP_QUERIES, SMALL
 
 ROOT = Path(__file__).parents[2]
 SLOW = {ROOT / "docs/spark.md"}
@@ -43,7 +43,7 @@ def test_the_blocks_of_a_page(cluster, zookeeper, queue_name, tmp_path, page: Pa
         "SPARK_CONF_DIR": str(tmp_path),
     }
     # Of use to the page about Spark only.
-    small = "".join(f"{name} {value}\n" for name, value in {**SMALL, **INTERPRETED}.items())
+    small = "".join(f"{name} {value}\n" for name, value in {**SMALL, **CHEAP_QUERIES}.items())
     (tmp_path / "spark-defaults.conf").write_text(small)
     try:
         done = subprocess.run(

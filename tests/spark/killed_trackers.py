@@ -15,13 +15,13 @@ from support import SESSION_MS, until
 
 from kmqpy.dev.ports import free_ports
 from kmqpy.kafka.admin.znode_paths import ZnodePaths
-from tests.spark.sessions import INTERPRETED, SMALL
+from tests.spark.sessions import CHEAP_QUERIES, SMALL
 from tests.spark.tracking import LONG_S, stored, take
 
 ROOT = Path(__file__).parents[2]
 CONNECT_SERVER = Path(__file__).with_name("connect_server.py")
 DYING_WORKERS = {"spark.python.daemon.module": "tests.spark.worker_daemon"}
-CONF = {**SMALL, **INTERPRETED, **DYING_WORKERS}
+CONF = {**SMALL, **CHEAP_QUERIES, **DYING_WORKERS}
 
 
 class Deaths:

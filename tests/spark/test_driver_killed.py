@@ -12,7 +12,7 @@ from support import until
 
 from kmqpy.spark.pipeline import written
 from tests.spark.killed_driver import BATCH, FUNCTIONS, PIPELINES, SCHEMA, FunctionJob, pipeline, sink_of
-from tests.spark.sessions import INTERPRETED, QUICK_WORKERS, SINKS, SMALL
+from tests.spark.sessions import CHEAP_QUERIES, QUICK_WORKERS, SINKS, SMALL
 from tests.spark.waiting import settled, until_ready
 
 DRIVER = Path(__file__).with_name("killed_driver.py")
@@ -29,7 +29,7 @@ def killed(make_queue, queue_name, tmp_path):
         for partition in (0, 1):
             queue.send(*bodies[partition::2], partition=partition)
     connection = json.dumps({"bootstrap": queues["jdbc"].connection.bootstrap})
-    settings = json.dumps({**SMALL, **INTERPRETED, **QUICK_WORKERS, **SINKS})
+    settings = json.dumps({**SMALL, **CHEAP_QUERIES, **QUICK_WORKERS, **SINKS})
     line = [sys.executable, str(DRIVER), connection, settings, str(tmp_path)]
     line += [f"{name}={queue.settings.to_json().decode()}" for name, queue in queues.items()]
     with (tmp_path / "log").open("w") as log:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support import until
 
-from tests.spark.sessions import INTERPRETED, QUICK_WORKERS, SMALL
+from tests.spark.sessions import CHEAP_QUERIES, QUICK_WORKERS, SMALL
 
 
 def jvm_of(pid):
@@ -26,7 +26,7 @@ def test_a_jvm_that_dies_gives_one_line(make_queue, tmp_path):
     line = [str(Path(sys.executable).with_name("kmq")), "pipeline", queue.name, *where]
     line += ["--root", queue.connection.root, "--schema", "id int", "--out", str(tmp_path / "rows")]
     line += ["--follow", "--master", "local[1]"]
-    settings = {**SMALL, **INTERPRETED, **QUICK_WORKERS}
+    settings = {**SMALL, **CHEAP_QUERIES, **QUICK_WORKERS}
     line += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
