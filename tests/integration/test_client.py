@@ -83,8 +83,7 @@ def test_r18_a_nack_that_is_sent_again_is_still_one(queue):
     topic = queue.settings.markers_topic
     nack = Marker(0, 1, Op.NACK, counts=False, reason="busy")
     with MarkerWriter(queue.connection, topic) as writer:
-        queue.topics.configure(topic, UNWRITABLE)
-        time.sleep(0.2)
+        queue.configure(topic, UNWRITABLE)
         writer.put_one(nack)
         assert writer.flush(0.5) == 1
         queue.topics.configure(topic, WRITABLE)
@@ -321,8 +320,7 @@ def test_r26_an_ack_that_waits_waits_for_no_other_marker(make_queue, fmt):
     client = queue.client(markers=fmt)
     found = collect(client, 6, lease=60.0)
     topic = queue.settings.markers_topic
-    queue.topics.configure(topic, {"max.message.bytes": "300"})
-    time.sleep(0.2)
+    queue.configure(topic, {"max.message.bytes": "300"})
     client.nack(*(message for message in found if message.partition == 1), reason="x" * 400)
     for message in found:
         if message.partition == 0:
