@@ -114,7 +114,8 @@ def create(
 
     Its topics, and its entry in the registry, from which trackers serve it. Topics that exist are kept
     when they fit, unless another queue uses them. Doing it twice changes nothing; of a queue that exists,
-    the name alone is enough to recreate topics that are missing.
+    the name alone is enough to recreate topics that are missing. With --queue-url, a queue that exists is
+    an error.
 
     \b
     Example:
