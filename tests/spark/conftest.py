@@ -12,19 +12,7 @@ from pyspark.sql import SparkSession
 from support import LiveQueue
 
 from kmqpy.kafka.settings import KafkaConnection
-from tests.spark.sessions import (
-    CHEAP_QUERIES,
-    JARS,
-    JAVA_OPTIONS,
-    QUICK_WORKERS,
-    SINKS,
-    SMALL,
-    recording,
-    small,
-)
-
-_MANY_TESTS = 200
-"""Fewer than nearly all of this folder would record an archive of too few classes."""
+from tests.spark.sessions import CHEAP_QUERIES, JARS, QUICK_WORKERS, SINKS, small
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -40,18 +28,15 @@ def worker_python() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+def spark() -> Iterator[SparkSession]:
     """Spark in this process; make no session of your own, tests of one that dies start a process."""
-    many = sum("tests/spark/" in item.nodeid for item in request.session.items) >= _MANY_TESTS
-    with recording() if many else contextlib.nullcontext([]) as java_options:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
-            settings = {**CHEAP_QUERIES, **QUICK_WORKERS, **SINKS}
-            builder = small(SparkSession.builder.master("local[2]").config(map=settings), JARS)
-            builder.config(JAVA_OPTIONS, " ".join([SMALL[JAVA_OPTIONS], *java_options]))
-            session = builder.getOrCreate()
-        yield session
-        session.stop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sockets and deprecations of PySpark itself
+        settings = {**CHEAP_QUERIES, **QUICK_WORKERS, **SINKS}
+        builder = SparkSession.builder.master("local[2]").config(map=settings)
+        session = small(builder, JARS).getOrCreate()
+    yield session
+    session.stop()
 
 
 @pytest.fixture
