@@ -93,6 +93,8 @@ class State:
     unseen: set[tuple[str, int]] = field(default_factory=set)
     """What clients ended unseen."""
     windows: list[Window] = field(default_factory=list)
+    given_back: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By message, where the log says that it was given back at once, which the model does not know."""
 
     @property
     def last_stable(self) -> int:
@@ -187,7 +189,13 @@ class Protocol(State):
         assert mine is not None
         _need(self.last_stable == mine, f"not all before its claim at {mine} is decided")
         for m in plan.ms - set(dropped):
-            since = [one.at for one in self.spoken[m] if plan.at <= one.at < mine and self.is_committed(one)]
+            since = [
+                one.at
+                for one in self.spoken[m]
+                if plan.at <= one.at < mine
+                and self.is_committed(one)
+                and not (one.kind == "take" and any(one.at < back < mine for back in self.given_back[m]))
+            ]
             _need(not since, f"{m} is not dropped, of which {since} speak, before the claim at {mine}")
         _need(set(dropped) <= plan.ms, f"it drops {sorted(dropped)}, which it has not claimed")
         plan.step, plan.left = "copying", plan.left - set(dropped)

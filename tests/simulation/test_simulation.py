@@ -33,6 +33,7 @@ FOUND = {
     213556: "R10: a start marker arrived after its client had closed, behind what its successor had read",
     1627: "R24: a record came from behind a commit of the topic before, and what lay before it was left out",
     7968: "R24: a partition was begun at a commit of the topic before, which was deleted meanwhile",
+    1140: "TrackerDecides: a message that was taken after the plan, and given back at once, was not dropped",
     8052: "OneFate: a message that was ended before the tick of its client's assignment was taken late (R30)",
     7210: "Looks: a take of a client that had lost the partition was thought to be known",
     525: "R24: a tracker waited for a tick that it had written to the topic before",
