@@ -22,6 +22,7 @@ from kmqpy.core.first_contact import Service, has_answered, patience_s
 from kmqpy.core.forks import keep_in_children
 from kmqpy.core.throttle import Throttle
 from kmqpy.errors import AccessDenied, ConfigError, KmqError, MessageError, TopicError, Unavailable
+from kmqpy.kafka.admin_client import CollectableAdminClient, free_dropped
 from kmqpy.kafka.settings import KafkaConnection, KafkaSettings
 
 T = TypeVar("T")
@@ -185,8 +186,9 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
 
 def new_admin(connection: KafkaConnection) -> AdminClient:
     """An administration client."""
+    free_dropped()
     with _settings_errors(connection):
-        made = AdminClient(_settings(connection, {}), logger=_log)
+        made = CollectableAdminClient(_settings(connection, {}), logger=_log)
     keep_in_children(made)
     return made
 
