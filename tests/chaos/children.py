@@ -35,7 +35,7 @@ _CATCH_UP = 5
 class ChildTask:
     """What a consumer or sender is told.
 
-    first, count, seconds  a sender sends the numbers from `first` on, spread over so many seconds
+    first, per_second      a sender sends the numbers from `first` on, so many per second, until SIGTERM
     work_s                 how long a consumer has a batch before it acknowledges
     drop, nack, poison     per mille of the messages
     late, late_by_s        per mille of those that a consumer acknowledges when their leases are over, and
@@ -48,8 +48,7 @@ class ChildTask:
     queue: str
     kafka: dict[str, str]
     first: int = 0
-    count: int = 0
-    seconds: float = 0.0
+    per_second: float = 0.0
     markers: Literal["jvm", "range"] = "jvm"
     work_s: float = 0.05
     drop: int = 80
@@ -136,15 +135,15 @@ def send(task: ChildTask) -> None:
     """Send numbers; what was tried (t), is acknowledged (k) or of unknown outcome (u) is in the journal."""
     stopping = _until_sigterm()
     journal = Journal(Path(task.journal))
-    every = max(1, round(task.count / max(1.0, task.seconds) * _EVERY_S))
+    every = max(1, round(task.per_second * _EVERY_S))
     started, sent = time.monotonic(), 0
     with KmqProducer(task.settings, task.connection) as producer:
-        while sent < task.count and not stopping.is_set():
-            due = (time.monotonic() - started) / max(task.seconds, 0.001) * task.count - sent
-            if due < every and task.count - sent > every:
+        while not stopping.is_set():
+            due = int((time.monotonic() - started) * task.per_second) - sent
+            if due < every:
                 stopping.wait(_EVERY_S)
                 continue
-            first, size = task.first + sent, min(task.count - sent, max(every, int(due)), every * _CATCH_UP)
+            first, size = task.first + sent, min(due, every * _CATCH_UP)
             journal.write(("t", first, size))
             try:
                 producer.send_many([str(number) for number in range(first, first + size)])

@@ -269,7 +269,7 @@ class Stage:
         )
 
     def _child(self, kind: str, number: int) -> Slot:
-        name, share = f"{kind}-{number}", self.level.messages // SENDERS
+        name, per_second = f"{kind}-{number}", self.level.messages / SENDERS / self._load_s
         settings = {"session.timeout.ms": str(self.level.group_ms)} if kind == "consumer" else {}
 
         def command(incarnation: int) -> list[str]:
@@ -280,8 +280,7 @@ class Stage:
                 queue=self.queue.to_json().decode(),
                 kafka=settings,
                 first=number * 1_000_000_000,
-                count=share,
-                seconds=self._load_s,
+                per_second=per_second,
                 markers="range" if number % 2 else "jvm",
                 late=self.level.late,
                 late_by_s=self.level.late_by_s,

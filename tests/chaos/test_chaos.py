@@ -350,6 +350,6 @@ def test_chaos(tmp_path):
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     report = json.loads((tmp_path / "report.json").read_text())
     main, second = report["queues"]["chaos"], report["queues"]["chaos-second"]
-    assert main["sent"] == TINY.messages
+    assert main["sent"] >= TINY.messages
     assert min(main["copies"], main["dead_letters"], second["lost_to_retention"]) > 0
     assert set(report["recovery"]) == set(Kind)

@@ -276,10 +276,10 @@ class ForgetsPredecessors(CrashRecovery):
     """Hands out what a crashed client had started and not committed (rule R10)."""
 
     def _activate(self, recovered: Any) -> Steps:
-        elsewhere = yield from super()._activate(recovered)
+        to_seek = yield from super()._activate(recovered)
         for one in recovered.values():
             one.known._started = OffsetRuns()
-        return elsewhere
+        return to_seek
 
 
 class TakesAgainUnread(GroupMember):
