@@ -369,6 +369,53 @@ def test_who_receives_is_told_that_a_signal_handler_has_closed_the_client(client
         client.receive()
 
 
+@pytest.mark.parametrize("wait", [False, True])
+def test_who_acknowledges_is_told_that_a_signal_handler_has_closed_the_client(client, monkeypatch, wait):
+    messages = client.receive(1)
+
+    def write(*_):
+        client.close()
+        raise Unavailable("the writer is closed")
+
+    monkeypatch.setattr(client._topics.writer, "write" if wait else "put", write, raising=False)
+    with pytest.raises(Closed):
+        client.ack(*messages, wait=wait)
+
+
+@pytest.mark.parametrize("use", ["receive", "close"])
+def test_a_signal_handler_uses_a_client_whose_housekeeper_starts(client, monkeypatch, use):
+    started = []
+
+    class Thread(threading.Thread):
+        def start(self):
+            if self.name == "kmq-client":
+                started.append(self)
+                getattr(client, use)()  # as a handler would, in the thread that starts this one
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    user = threading.Thread(target=client._housekeeper.ensure_started, daemon=True)
+    user.start()
+    user.join(30)
+    assert not user.is_alive()
+    client.close()
+    (housekeeper,) = started
+    housekeeper.join(30)
+    assert not housekeeper.is_alive()
+
+
+def test_a_housekeeper_that_could_not_start_is_started_by_the_next_call(client, monkeypatch):
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError):
+            client._housekeeper.ensure_started()
+    assert client.receive(1)
+    assert client._housekeeper.is_started
+
+
 def test_a_signal_handler_closes_a_client_that_replaces_what_is_cut_off(client, monkeypatch):
     """The handler runs in a thread that has the lock of those who receive."""
     found = threading.Event()

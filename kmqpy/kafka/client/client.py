@@ -380,10 +380,14 @@ class KmqClient:
 
     def _write(self, writer: MarkerWriter, items: Iterable[Item], *, wait: bool) -> None:
         self._check_open()
-        if wait:
-            self._check_confirmed(writer.write(items, _CONFIRM_TIMEOUT_S))
-        else:
-            writer.put(items)
+        try:
+            if wait:
+                self._check_confirmed(writer.write(items, _CONFIRM_TIMEOUT_S))
+            else:
+                writer.put(items)
+        except Unavailable:
+            self._check_open()  # a signal handler may have closed what this call still used
+            raise
 
     def _check_confirmed(self, left: int) -> None:
         if left:

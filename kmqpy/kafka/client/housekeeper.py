@@ -45,7 +45,7 @@ class Housekeeper:
         self._receiving = receiving
         self._closed = closed
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal handler may use the client while this one starts
 
     @property
     def is_started(self) -> bool:
@@ -57,13 +57,16 @@ class Housekeeper:
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self._closed.is_set():
-                    thread = threading.Thread(target=self._run, name="kmq-client", daemon=True)
-                    thread.start()
-                    self._thread = thread
+                    self._thread = threading.Thread(target=self._run, name="kmq-client", daemon=True)
+                    try:
+                        self._thread.start()
+                    except RuntimeError:  # the system has no thread left; the next call tries again
+                        self._thread = None
+                        raise
 
     def join(self) -> None:
         """Wait until the thread has ended, if it was started. Set `closed` before, or this never returns."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():  # one that only starts will see `closed`
             self._thread.join()
 
     def _run(self) -> None:
