@@ -189,8 +189,8 @@ class OwnedPartition:
 
     def delayed_and_overdue(self, now: float) -> tuple[int, int]:
         """How many messages are delayed, and how many of these or in flight are past their time."""
-        holds, overdue = self.state.count(self.clock.now_ms(now))
-        return holds[EntryState.DELAYED], overdue
+        states, overdue = self.state.count(self.clock.now_ms(now))
+        return states[EntryState.DELAYED], overdue
 
     def forget_ended(self, now: float) -> None:
         """Drop problems that are over, and what is remembered of messages no longer in flight."""
