@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -182,6 +182,16 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
         made = Consumer(_settings(connection, {**common, **defaults}), logger=_log)
     keep_in_children(made)
     return made
+
+
+def connect_to_leader(consumer: confluent_kafka.Consumer, topic: str) -> None:
+    """Let a new consumer find its group's coordinator at once; takes 50 ms at most.
+
+    To ask for the coordinator, librdkafka needs a connection to any broker. It makes one after 50 ms, or as
+    soon as something is asked of a partition's leader.
+    """
+    with suppress(KafkaException):
+        watermarks(consumer, topic, 0, _CONNECT_S)
 
 
 def new_admin(connection: KafkaConnection) -> AdminClient:

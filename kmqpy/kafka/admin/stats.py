@@ -325,6 +325,7 @@ def committed_offsets(
         return places
 
     try:
+        librdkafka.connect_to_leader(consumer, queue.name)
         with librdkafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
             places = librdkafka.retrying(ask, librdkafka.REQUEST_TIMEOUT_S, connection, clock=clock)
     finally:
