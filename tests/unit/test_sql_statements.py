@@ -7,7 +7,8 @@ import sqlite3
 import pytest
 import sqlalchemy
 
-from kmqpy.queue import storage_for
+from kmqpy.errors import QueueNotFound
+from kmqpy.queue import queue_for, storage_for
 from kmqpy.storages.sql.dialect import Picked
 from kmqpy.storages.sql.postgresql import PostgreSql
 from kmqpy.storages.sql.statements import Names, schema, statements
@@ -34,6 +35,16 @@ def test_sqlite_finds_messages_by_an_index(database, name):
     steps = [step for step in plan if "kmq_messages" in step]
     assert all("USING" in step for step in steps), plan
     assert not any("state>?" in step for step in steps), plan
+
+
+def test_a_queue_that_is_not_to_be_created_makes_no_file(tmp_path):
+    file = tmp_path / "x.db"
+    for more in ("", "&create=false"):
+        with pytest.raises(QueueNotFound, match="there is no file"):
+            queue_for(f"sqlite:///{file}?queue=q{more}")
+    assert not file.exists()
+    queue_for(f"sqlite:///{file}?queue=q&create=true").close()
+    queue_for(f"sqlite:///{file}?queue=q").close()
 
 
 def test_messages_that_others_have_just_made_ready_are_taken(tmp_path, monkeypatch):
