@@ -22,7 +22,7 @@ from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.first_contact import first_contact_within
 from kmqpy.core.settings import nearest, read_file
-from kmqpy.errors import AccessDenied, ConfigError, KmqError, QueueNotFound, Unavailable
+from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.settings_mirror import settings_of
@@ -246,8 +246,8 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
             raise click.UsageError(f"{command} is for Kafka only; leave --queue-url and {VARIABLE} out")
         try:
             return function(cli, *args, **kwargs)
-        except QueueNotFound as error:
-            raise QueueNotFound(f"{error}{_nearest_queue(cli, kwargs)}") from error
+        except TopicError as error:
+            raise type(error)(f"{error}{_nearest_queue(cli, kwargs)}") from error
         except Unavailable as error:
             hint = _unset(cli, str(error))
             if not hint or isinstance(error, AccessDenied):

@@ -30,7 +30,6 @@ class Connections:
     def __init__(self, dialect: Dialect, timeout_s: float) -> None:
         self.dialect = dialect
         self.pool = dialect.engine()
-        self._name = _name(self.pool.url)
         self._timeout_s = timeout_s
         # SQLite has one writer at a time: threads wait here in turn, not by trying again and again.
         self._writing: AbstractContextManager[Any] = (
@@ -55,7 +54,7 @@ class Connections:
                 again = failed.fate is Fate.UNDONE or (failed.fate is Fate.UNKNOWN and repeatable)
                 pause_s = _BACKOFF.delay(attempts)
                 if not again or SYSTEM_CLOCK.monotonic() + pause_s > deadline:
-                    raise failed.shown(self._name) from failed.cause
+                    raise failed.shown(self.pool.url) from failed.cause
             SYSTEM_CLOCK.sleep(pause_s)
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
@@ -67,7 +66,7 @@ class Connections:
             failed = self._failed(error, connected=True)
             if failed is None:
                 raise
-            raise failed.shown(self._name) from failed.cause
+            raise failed.shown(self.pool.url) from failed.cause
 
     @contextmanager
     def inspect(self) -> Iterator[sqlalchemy.Inspector]:
@@ -79,7 +78,7 @@ class Connections:
             failed = self._failed(error, connected=True)
             if failed is None:
                 raise
-            raise failed.shown(self._name) from failed.cause
+            raise failed.shown(self.pool.url) from failed.cause
 
     def close(self) -> None:
         """Close the connections."""
@@ -182,13 +181,15 @@ class _Failed(Exception):
         self.cause = cause
         self.is_broken = fate is Fate.UNKNOWN
 
-    def shown(self, name: str) -> Unavailable:
+    def shown(self, url: sqlalchemy.URL) -> Unavailable:
+        name = _name(url)
         text = " ".join(str(self.cause).split())
         if self.fate is Fate.DENIED:
             return AccessDenied(f"{name} denies it: {text}")
         if self.fate is Fate.REFUSED:
             return Unavailable(f"{name} refuses: {text}")
-        return Unavailable(f"{name} does not answer: {text}; check the address, and that it runs")
+        check = "; check the address, and that it runs" if url.host else ""
+        return Unavailable(f"{name} does not answer: {text}{check}")
 
 
 def _name(url: sqlalchemy.URL) -> str:
