@@ -83,7 +83,7 @@ class Membership:
         if not self.leadership.may_redeliver():
             found.append("ZooKeeper: no verified session")
         if not self._kafka_answers(self._clock.monotonic()):
-            found.append(f"Kafka at {self._connection.bootstrap} does not answer")
+            found.append(f"Kafka at {self._connection.address} does not answer")
         return found
 
     def leave(self) -> None:

@@ -21,9 +21,10 @@ from kmqpy.cli.storage_url import VARIABLE, StorageUrl
 from kmqpy.core import logs
 from kmqpy.core.durations import parse_duration_ms
 from kmqpy.core.first_contact import first_contact_within
-from kmqpy.core.settings import read_file
-from kmqpy.errors import AccessDenied, ConfigError, Unavailable
+from kmqpy.core.settings import nearest, read_file
+from kmqpy.errors import AccessDenied, ConfigError, KmqError, TopicError, Unavailable
 from kmqpy.kafka.admin.admin import Admin
+from kmqpy.kafka.admin.registry import Registry
 from kmqpy.kafka.client.settings_mirror import settings_of
 from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import (
@@ -36,6 +37,7 @@ from kmqpy.kafka.settings import (
     unknown_in_environment,
 )
 from kmqpy.queue import Queue
+from kmqpy.zookeeper.session import connect
 from kmqpy.zookeeper.settings import ZooKeeperConnection
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -244,6 +246,8 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
             raise click.UsageError(f"{command} is for Kafka only; leave --queue-url and {VARIABLE} out")
         try:
             return function(cli, *args, **kwargs)
+        except TopicError as error:
+            raise type(error)(f"{error}{_nearest_queue(cli, kwargs)}") from error
         except Unavailable as error:
             hint = _unset(cli, str(error))
             if not hint or isinstance(error, AccessDenied):
@@ -251,6 +255,19 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
             raise Unavailable(f"{error}{hint}") from error
 
     return with_cli
+
+
+def _nearest_queue(cli: Cli, arguments: Mapping[str, Any]) -> str:
+    """`; did you mean …?` where a queue is registered under nearly the name that was given."""
+    name = arguments.get("queue") or arguments.get("name")
+    if cli.url is not None or not cli.has_registry or not isinstance(name, str):
+        return ""
+    try:
+        with connect(cli.zookeeper, timeout=2) as zookeeper:
+            names = Registry(zookeeper, cli.connection.root).names()
+    except KmqError:
+        return ""
+    return "" if name in names else nearest(name, names)
 
 
 def _unset(cli: Cli, error: str) -> str:

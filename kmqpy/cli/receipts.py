@@ -59,7 +59,8 @@ def nack(
     """Give messages back: they are redelivered.
 
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
-    Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters.
+    Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters. They
+    are counted all the same: the number printed is that of usable receipts, nobody looks at the messages.
 
     \b
     Example:
@@ -86,8 +87,9 @@ def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timed
     """Keep messages for longer (or shorter) than their lease.
 
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
-    Does nothing to those that are acknowledged or redelivered already. Storages other than Kafka can tell:
-    such receipts are named then, and the exit code is 1, or 2 if no lease was extended.
+    Does nothing to those that are acknowledged or redelivered already. On Kafka they are counted as extended
+    all the same: nobody looks at the messages. Other storages can tell: such receipts are named then, and the
+    exit code is 1, or 2 if no lease was extended.
 
     \b
     Example:
@@ -111,7 +113,8 @@ def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason:
 
     Without another try; on Kafka a tracker does it.
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
-    Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters.
+    Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters. They
+    are counted all the same: the number printed is that of usable receipts, nobody looks at the messages.
 
     \b
     Example:

@@ -46,11 +46,19 @@ class StorageUrl:
         of_queue = QUEUE_SETTINGS - {"create"}
         return cls(text, url.queue, {key: url.settings[key] for key in url.settings.keys() & of_queue})
 
-    def storage(self) -> Storage:
-        """Open the storage; what the url says of a queue is left out."""
+    def storage(self, *, for_create: bool = False) -> Storage:
+        """Open the storage; what the url says of a queue is left out.
+
+        Raises QueueNotFound where the storage is a file that is missing, unless a queue is to be created.
+        """
         base, _, _ = self.text.partition("?")
         rest = "&".join(part for part in _parameters(self.text) if part.partition("=")[0] not in _OF_A_QUEUE)
-        return storage_for(f"{base}?{rest}" if rest else base)
+        url = f"{base}?{rest}" if rest else base
+        if base.lower().startswith("sqlite:") and not for_create:
+            from kmqpy.storages.sql.opening import check_file  # needs an extra
+
+            check_file(parse_url(url, names_queue=False))
+        return storage_for(url)
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Queue]:

@@ -16,7 +16,7 @@ from kmqpy.queue import DeadLetter, Orphan, QueueDescription
 
 def create(url: StorageUrl, name: str, settings: Mapping[str, Any], *, as_json: bool) -> None:
     """Create a queue with the settings of the url, overridden by those given here, and describe it."""
-    with url.storage() as storage:
+    with url.storage(for_create=True) as storage:
         storage.create(name, **{**url.settings, **settings})
         found = storage.describe(name)
     if as_json:

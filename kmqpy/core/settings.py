@@ -23,7 +23,7 @@ from kmqpy.errors import ConfigError, shown
 
 T = TypeVar("T")
 _ADDRESS = re.compile(
-    r"(?:[A-Za-z_]+://)?(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\s:/\[\]@,]+))(?::(?P<port>[0-9]{1,5}))?"
+    r"(?i:(?:SASL_)?(?:PLAINTEXT|SSL)://)?(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\s:/\[\]@,]+))(?::(?P<port>[0-9]{1,5}))?"
 )
 _SECRET = re.compile(r"pass(word|phrase)|secret|token", re.IGNORECASE)
 _KEY = "key"
@@ -37,6 +37,18 @@ def check_addresses(text: str, field_name: str, example: str) -> None:
             raise ConfigError(
                 f"{field_name}: {shown} is no address; write it as {example}, or several with commas"
             )
+
+
+def with_port(text: str, port: int) -> str:
+    """The addresses of `text`, each with a port: `port` where it has none."""
+    return ",".join(_with_port(address, port) for address in map(str.strip, text.split(",")) if address)
+
+
+def _with_port(address: str, port: int) -> str:
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        return f"[{address}]:{port}" if _is_ipv6(address) else address
+    return address if found["port"] else f"{address}:{port}"
 
 
 def _is_address(text: str) -> bool:

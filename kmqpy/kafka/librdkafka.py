@@ -369,7 +369,7 @@ def translated(error: KafkaError | None, doing: str, connection: KafkaConnection
     if code in _AWAY:
         more = f"; {_text(reported.error)}" if reported is not None else ""
         return Unavailable(
-            f"{doing}: Kafka at {connection.bootstrap} does not answer ({text}{more}); "
+            f"{doing}: Kafka at {connection.address} does not answer ({text}{more}); "
             "check the address, that it runs, and security.protocol"
         )
     if is_retriable(error):

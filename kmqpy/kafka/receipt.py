@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kmqpy.errors import ReceiptError
 
 _RECEIPT_VERSION = "1."
+_OF_OTHER_STORAGES = "2."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Receipt:
     @classmethod
     def parse(cls, text: str) -> Receipt:
         """The receipt in `text`; raises ReceiptError, whatever the text."""
+        if isinstance(text, str) and text.startswith(_OF_OTHER_STORAGES):
+            raise ReceiptError(
+                f"receipt: {_shown(text)} is not a receipt of a queue on Kafka; it may belong to another "
+                "storage (kmq --queue-url)"
+            )
         if not isinstance(text, str) or not text.startswith(_RECEIPT_VERSION):
             raise ReceiptError(f"receipt: {_shown(text)} is not a receipt of kmqpy")
         encoded = text[len(_RECEIPT_VERSION) :]

@@ -112,7 +112,10 @@ class KafkaStorage:
         adopt = convert("adopt", settings.get("adopt", False), bool)
         with self._administered() as admin:
             if any(one.settings.name == name for one in admin.list_queues()):
-                raise ConfigError(f"queue: there is a queue {name!r} already")
+                raise ConfigError(
+                    f"queue: there is a queue {name!r} already; open it, or change its settings with: "
+                    f"kmq queue alter {name}"
+                )
             if not adopt:
                 shared = self._shared.topics()
                 refuse_foreign_topics(made, shared, SettingsMirror(self._connection, shared).records())

@@ -12,6 +12,15 @@ from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError
 
 EXAMPLE = "write it like kafka://host:9092?queue=name"
+_PLACES = {
+    "memory": "memory:",
+    "sqlite": "sqlite:///relative.db",
+    "postgresql": "postgresql://host/database",
+    "mariadb": "mariadb://host/database",
+    "zookeeper": "zookeeper://host:2181/kmqpy",
+    **{scheme: f"{scheme}://host:6379/0" for scheme in ("redis", "rediss", "valkey", "valkeys")},
+}
+"""Examples of storages other than Kafka, by scheme."""
 _SECRET = re.compile(r"pass(word|phrase)|secret|token|key", re.IGNORECASE)
 
 
@@ -46,6 +55,8 @@ class QueueUrl:
 def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
     """Take a url apart; raises ConfigError, which never shows what may be a part of a password."""
     parts = split(url)
+    place = _PLACES.get(parts.scheme)
+    example = EXAMPLE if place is None else f"write it like {place}?queue=name"
     if "@" in parts.path + parts.query + parts.fragment:
         # What is before it may be the end of a password with a bare /, ? or #, so none of it may be shown.
         raise ConfigError(
@@ -69,15 +80,15 @@ def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
             settings=settings,
         )
     except ValueError:
-        raise ConfigError(f"queue url: it can't be read; {EXAMPLE}") from None
+        raise ConfigError(f"queue url: it can't be read; {example}") from None
     if parts.fragment:
-        raise ConfigError(f"queue url: nothing may follow a #; {EXAMPLE}")
+        raise ConfigError(f"queue url: nothing may follow a #; {example}")
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"queue url: {_named(name, names)} is given more than once")
     if names_queue and not parsed.queue:
-        raise ConfigError(f"queue url: it names no queue; {EXAMPLE}")
+        raise ConfigError(f"queue url: it names no queue; {example}")
     if not names_queue and "queue" in names:
         raise ConfigError("queue url: that of a storage names no queue; leave queue= out")
     return parsed

@@ -14,6 +14,7 @@ from kmqpy.errors import ReceiptError, shown
 from kmqpy.storages.engine import QueueRow, TakeRef
 
 _VERSION = "2."
+_OF_KAFKA = "1."
 _MOST_DIGITS = len(str(INT64_MAX))
 
 
@@ -39,13 +40,13 @@ class Receipts:
             raise ReceiptError(f"receipt: an object of type {type(text).__name__} is not a receipt")
         prefix, *numbers = text.rsplit(".", 2)
         if prefix != self._prefix:
-            raise ReceiptError(f"receipt: {shown(text)} {self._difference(prefix)}")
+            raise ReceiptError(f"receipt: {shown(text)} {self._difference(prefix, text)}")
         found = [number for number in map(parse_number, numbers) if number is not None]
         if len(found) != 2:
             raise ReceiptError(f"receipt: {shown(text)} is damaged")
         return TakeRef(*found)
 
-    def _difference(self, prefix: str) -> str:
+    def _difference(self, prefix: str, text: str) -> str:
         match _origin(prefix):
             case [str() as storage, str() as queue, str()]:
                 if storage != self._origin[0]:
@@ -53,7 +54,7 @@ class Receipts:
                 if queue != self._origin[1]:
                     return f"is one of queue {queue!r}, not of {self._origin[1]!r}"
                 return f"is one of a queue {queue!r} that was deleted; another has its name now"
-        return "is not a receipt of a storage of kmqpy"
+        return _no_receipt(text)
 
 
 def queue_named_in(receipt: str) -> str:
@@ -61,7 +62,12 @@ def queue_named_in(receipt: str) -> str:
     match _origin(receipt.rsplit(".", 2)[0]):
         case [str(), str() as queue, str()]:
             return queue
-    raise ReceiptError(f"receipt: {shown(receipt)} is not a receipt of a storage of kmqpy")
+    raise ReceiptError(f"receipt: {shown(receipt)} {_no_receipt(receipt)}")
+
+
+def _no_receipt(text: str) -> str:
+    of_kafka = "; it may belong to a queue on Kafka" if text.startswith(_OF_KAFKA) else ""
+    return f"is not a receipt of a storage of kmqpy{of_kafka}"
 
 
 def _origin(prefix: str) -> object:

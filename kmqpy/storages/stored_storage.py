@@ -59,7 +59,10 @@ class StoredStorage(Closeable):
         made = StoredQueueSettings.of(name, settings)
         made.check_supported(self.capabilities)
         if not self._engine.create_queue(made):
-            raise ConfigError(f"queue: there is a queue {name!r} already")
+            raise ConfigError(
+                f"queue: there is a queue {name!r} already; use it as it is (kmq queue describe shows its "
+                "settings), or delete it first (kmq queue delete)"
+            )
 
     def list(self) -> builtins.list[str]:
         """See Storage.list."""

@@ -269,7 +269,7 @@ def connect(
         while not (connected.wait(_POLL_S) and (greeting is None or zk.greeted.wait(_POLL_S))):
             check_access(zk)
             if SYSTEM_CLOCK.monotonic() > deadline:
-                raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}")
+                raise no_answer(zk)
         has_answered(Service.ZOOKEEPER)
         yield zk
     finally:
@@ -298,6 +298,13 @@ def address(zk: KazooClient) -> str:
     return ",".join(f"{host}:{port}" for host, port in zk.hosts) + (zk.chroot or "")
 
 
+def no_answer(zk: KazooClient) -> Unavailable:
+    """The error for a ZooKeeper that does not answer: what failed last, and what to check."""
+    return Unavailable(
+        f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}; check the address, and that it runs"
+    )
+
+
 @contextmanager
 def unavailable(zk: KazooClient) -> Iterator[None]:
     """Turn what kazoo raises inside the block into Unavailable, naming the address."""
@@ -305,7 +312,7 @@ def unavailable(zk: KazooClient) -> Iterator[None]:
         yield
     except KazooTimeoutError:
         check_access(zk)
-        raise Unavailable(f"ZooKeeper at {address(zk)} does not answer{last_failure(zk)}") from None
+        raise no_answer(zk) from None
     except KazooException as error:
         check_access(zk)
         if type(error) in _DENIED:

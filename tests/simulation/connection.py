@@ -26,6 +26,7 @@ class Connection:
     """What kmqpy's parts are given instead of addresses: the process they are in."""
 
     bootstrap = "broker"
+    address = "broker:9092"
     root = "/kmq"
     kafka: Mapping[str, str] = MappingProxyType({})
     queue_topic = "q"

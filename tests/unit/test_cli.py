@@ -3,17 +3,19 @@
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 
 from kmqpy.cli import plugins
 from kmqpy.cli.app import kmq, run
-from kmqpy.cli.options import DURATION, Cli, connected
-from kmqpy.errors import Unavailable
+from kmqpy.cli.options import DURATION, Cli, connected, connected_to_any, queue_argument
+from kmqpy.errors import QueueNotFound, Unavailable
 from tracker.command import _from_environment
 
 pytestmark = pytest.mark.usefixtures("own_environment")
@@ -119,6 +121,10 @@ class TestBadUse:
             ("queue list --zookeeper=", "no address given"),
             ("stats q --root kmq", "must start with /"),
             ("ack zzz", "is not a receipt"),
+            (
+                "ack 2.WyJhIiwicSIsImciXQ.1.1",
+                "is not a receipt of a queue on Kafka; it may belong to another",
+            ),
             ("nack 1.zzz", "can't be decoded"),
             ("extend 1.zzz", "Missing option '--lease'"),
             ("extend 1.WzFd --lease 5s", "has other fields"),
@@ -228,6 +234,42 @@ class TestAway:
         assert f"answer; KMQ_{name} is not set; kmq dev up prints it" in capsys.readouterr().err
         self.look(f"{service} at h:1 does not answer", f"--{name.lower()}", "h:1")
         assert capsys.readouterr().err == f"kmq: error: {service} at h:1 does not answer\n"
+
+
+class TestNearestQueue:
+    def told(self, monkeypatch, registry, *args):
+        monkeypatch.setattr("kmqpy.cli.options.connect", lambda *_, **__: nullcontext())
+        monkeypatch.setattr("kmqpy.cli.options.Registry", lambda *_: registry)
+
+        @click.command()
+        @queue_argument
+        @connected_to_any
+        def look(cli: Cli, queue: str) -> None:
+            raise QueueNotFound(f"no queue {queue}")
+
+        monkeypatch.setitem(kmq.commands, "look", look)
+        assert run(["look", *args]) == 2
+
+    @pytest.mark.parametrize(
+        ("names", "args", "hint"),
+        [
+            (["mails", "jobs"], ["jbos", "--zookeeper", "h:1"], "; did you mean jobs?"),
+            (["mails"], ["jbos", "--zookeeper", "h:1"], ""),
+            (["jbos", "jobs"], ["jbos", "--zookeeper", "h:1"], ""),  # registered; its topic is missing
+            (["jobs"], ["jbos"], ""),
+            (["jobs"], ["jbos", "--zookeeper", "h:1", "--queue-url", "memory:"], ""),
+        ],
+    )
+    def test_it_is_named_where_there_is_a_registry(self, monkeypatch, capsys, names, args, hint):
+        self.told(monkeypatch, SimpleNamespace(names=lambda: names), *args)
+        assert capsys.readouterr().err == f"kmq: error: no queue jbos{hint}\n"
+
+    def test_a_registry_that_is_away_hides_no_error(self, monkeypatch, capsys):
+        def names():
+            raise Unavailable("away")
+
+        self.told(monkeypatch, SimpleNamespace(names=names), "jbos", "--zookeeper", "h:1")
+        assert capsys.readouterr().err == "kmq: error: no queue jbos\n"
 
 
 class TestTracker:

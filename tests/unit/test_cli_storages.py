@@ -60,7 +60,10 @@ def test_a_queue_that_the_url_names_is_administered_without_its_name(kmq_at, url
 def test_a_queue_from_its_creation_to_its_deletion(kmq_at):
     created = ["queue", "create", "jobs", "--max-redeliveries", "0", "--set", "requeue_to=front"]
     assert kmq_at(*created) == (0, ["queue jobs"], "")
-    assert kmq_at("queue", "create", "jobs")[2] == "kmq: error: queue: there is a queue 'jobs' already\n"
+    assert kmq_at("queue", "create", "jobs")[2] == (
+        "kmq: error: queue: there is a queue 'jobs' already; use it as it is (kmq queue describe shows its "
+        "settings), or delete it first (kmq queue delete)\n"
+    )
     assert kmq_at("queue", "list")[1] == ["queue", "jobs"]
     assert json.loads(kmq_at("queue", "list", "-o", "json")[1][0])[0]["requeue_to"] == "front"
     assert "max_redeliveries          0" in kmq_at("queue", "describe", "jobs")[1]
@@ -194,6 +197,7 @@ def test_a_receipt_of_something_else_is_named(kmq_at):
     code, lines, errors = kmq_at("ack", "zzz", "1.WyJqb2JzIiwi")
     assert (code, lines) == (2, [])
     assert errors.count("is not a receipt") == 2
+    assert errors.count("it may belong to a queue on Kafka") == 1
 
 
 @pytest.mark.parametrize(
@@ -258,6 +262,32 @@ def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch, km
     for _ in range(2):
         KafkaConnection.from_environment()
     assert len([record for record in caplog.records if "KMQ_BOOTSTAP" in record.getMessage()]) == 1
+
+
+_JOBS = "sqlite:///{}/jobs.db"
+_JOBS_Q = f"{_JOBS}?queue=q"
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        (_JOBS, "queue list"),
+        *((_JOBS, line) for line in ("queue describe q", "stats q", "receive q --wait 0s", "send q x")),
+        *((_JOBS_Q, line) for line in ("queue describe", "stats", "peek", "send x", "purge --yes")),
+    ],
+)
+def test_a_command_that_creates_no_queue_makes_no_file(kmq_at, tmp_path, url, line):
+    code, lines, errors = kmq_at(*line.split(), at=url.format(tmp_path))
+    assert (code, lines, errors.count("\n")) == (2, [], 1)
+    told = f"there is no file '{tmp_path}/jobs.db'; check the path, or make the file with its first queue"
+    assert told in errors
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("url", "line"), [(_JOBS, "queue create q"), (_JOBS_Q, "queue create")])
+def test_the_command_that_creates_a_queue_makes_the_file(kmq_at, tmp_path, url, line):
+    assert kmq_at(*line.split(), at=url.format(tmp_path))[:2] == (0, ["queue q"])
+    assert kmq_at("queue", "list", at=_JOBS.format(tmp_path))[:2] == (0, ["queue", "q"])
 
 
 @pytest.mark.skipif("sqlite" not in opening._STORAGES, reason="no storage here is shared by processes yet")

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from kmqpy.core import settings as settings_module
 from kmqpy.core.environment import from_environment
@@ -12,6 +13,7 @@ from kmqpy.kafka.admin.admin import Admin
 from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.dead_letters import KafkaDeadLetters
+from kmqpy.kafka.librdkafka import translated
 from kmqpy.kafka.queue import KafkaQueue
 from kmqpy.kafka.settings import KafkaConnection, QueueSettings, is_secret, redacted
 from kmqpy.kafka.topics import Topics
@@ -63,6 +65,8 @@ def test_of_the_issue_a_connection_that_is_none_is_named(make, given):
         "a:1,b c:2",
         "h\x1b:1",
         "[x]:1",
+        "http://h:9092",
+        "://h:9092",
     ],
 )
 def test_of_the_issue_an_address_that_can_not_be_one_is_told(text):
@@ -88,11 +92,26 @@ def test_an_address_that_may_hold_a_password_is_not_shown():
         "::1",
         "[fe80::1%eth0]:1",
         "SSL://h:9093",
+        "plaintext://h",
         "größe:1",
     ],
 )
 def test_an_address_that_can_be_one_is_taken(text):
     assert KafkaConnection(bootstrap=text).bootstrap == text
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("h", "h:9092"),
+        ("h:1", "h:1"),
+        ("h, SASL_SSL://g,[::1]:2,", "h:9092,SASL_SSL://g:9092,[::1]:2"),
+        ("::1,[fe80::1%eth0]", "[::1]:9092,[fe80::1%eth0]:9092"),
+    ],
+)
+def test_errors_name_the_port_that_was_tried(text, address):
+    problem = translated(KafkaError(KafkaError._TRANSPORT), "send", KafkaConnection(bootstrap=text))
+    assert str(problem).startswith(f"send: Kafka at {address} does not answer")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kmqpy.errors import ConfigError, NotSupported
+from kmqpy.errors import ConfigError, NotSupported, Unavailable
 from kmqpy.kafka import storage
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.queue import opening, parse_url, queue_for, storage_for
@@ -106,6 +106,10 @@ def test_what_the_url_leaves_open_is_as_the_environment_says(opened, monkeypatch
         ("", "no scheme"),
         ("kafka://[::1?queue=q", "can't be read"),
         (None, "not text"),
+        ("sqlite:///x?queu=q", "names no queue; write it like sqlite:///relative.db?queue=name"),
+        ("memory:", "write it like memory:?queue=name"),
+        ("rediss://h?queue", "it can't be read; write it like rediss://host:6379/0?queue=name"),
+        ("mariadb://h/db?queue=q#x", "#; write it like mariadb://host/database?queue=name"),
     ],
 )
 def test_bad_urls_are_refused_in_one_line(url, told):
@@ -161,6 +165,23 @@ def test_the_scheme_is_looked_at_first(url):
     told = f"there is no storage for {scheme}:; write it like kafka://host:9092?queue=name"
     with pytest.raises(NotSupported, match=re.escape(told)):
         queue_for(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1?timeout=100ms",
+        "zookeeper://127.0.0.1:1/kmqpy?timeout=100ms",
+        "postgresql://me:hunter2@127.0.0.1:1/db?timeout_ms=100",
+        "mariadb://me:hunter2@127.0.0.1:1/db?timeout_ms=100",
+    ],
+)
+def test_a_server_that_is_away_is_named_with_what_to_check(url):
+    with pytest.raises(
+        Unavailable, match=r" at 127.0.0.1:1\b.*; check the address,.* that it runs"
+    ) as caught:
+        storage_for(url)
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

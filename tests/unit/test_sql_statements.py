@@ -3,11 +3,14 @@
 import json
 import re
 import sqlite3
+from contextlib import contextmanager
 
 import pytest
 import sqlalchemy
 
-from kmqpy.queue import storage_for
+from kmqpy.errors import QueueNotFound, Unavailable
+from kmqpy.queue import queue_for, storage_for
+from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Picked
 from kmqpy.storages.sql.postgresql import PostgreSql
 from kmqpy.storages.sql.statements import Names, schema, statements
@@ -34,6 +37,31 @@ def test_sqlite_finds_messages_by_an_index(database, name):
     steps = [step for step in plan if "kmq_messages" in step]
     assert all("USING" in step for step in steps), plan
     assert not any("state>?" in step for step in steps), plan
+
+
+def test_a_queue_that_is_not_to_be_created_makes_no_file(tmp_path):
+    file = tmp_path / "x.db"
+    for more in ("", "&create=false"):
+        with pytest.raises(QueueNotFound, match="there is no file"):
+            queue_for(f"sqlite:///{file}?queue=q{more}")
+    assert not file.exists()
+    queue_for(f"sqlite:///{file}?queue=q&create=true").close()
+    queue_for(f"sqlite:///{file}?queue=q").close()
+
+
+def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path, monkeypatch):
+    real, busy = Connections.inspect, [Unavailable("database is locked")]
+
+    @contextmanager
+    def inspect(connections):
+        if busy:
+            raise busy.pop()
+        with real(connections) as found:
+            yield found
+
+    monkeypatch.setattr(Connections, "inspect", inspect)
+    storage_for(f"sqlite:///{tmp_path}/x.db").close()
+    assert not busy
 
 
 def test_messages_that_others_have_just_made_ready_are_taken(tmp_path, monkeypatch):

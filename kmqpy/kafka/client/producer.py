@@ -259,7 +259,7 @@ class _Reports:
             producer.poll(0.01)
             if SYSTEM_CLOCK.monotonic() > deadline:
                 self.errors[KafkaError._TIMED_OUT] = KafkaError(KafkaError._TIMED_OUT)
-                raise Unavailable(f"send to {queue}: Kafka at {connection.bootstrap} does not answer")
+                raise Unavailable(f"send to {queue}: Kafka at {connection.address} does not answer")
         sent = [one for one in self._ids if one is not None]
         if KafkaError._UNKNOWN_PARTITION in self.errors:
             raise ConfigError(f"partition: queue {queue} has no such partition")

@@ -116,7 +116,10 @@ class Server:
                 delay = _BACKOFF.delay(attempts)
                 if not (repeatable or failed.not_done) or SYSTEM_CLOCK.monotonic() + delay > until:
                     unsure = "" if failed.not_done else "; whether the server did it is not known"
-                    raise Unavailable(f"{self.name}: {failed.cause}{unsure}") from failed.cause
+                    answered = isinstance(failed.cause, ResponseError | BusyLoadingError)
+                    check = "" if answered else "; check the address, that it runs, and pool_size"
+                    text = str(failed.cause).removesuffix(".")
+                    raise Unavailable(f"{self.name}: {text}{unsure}{check}") from failed.cause
             SYSTEM_CLOCK.sleep(delay)
         raise AssertionError("count() does not end")
 

@@ -54,7 +54,7 @@ class Connections:
                 again = failed.fate is Fate.UNDONE or (failed.fate is Fate.UNKNOWN and repeatable)
                 pause_s = _BACKOFF.delay(attempts)
                 if not again or SYSTEM_CLOCK.monotonic() + pause_s > deadline:
-                    raise failed.shown() from failed.cause
+                    raise failed.shown(self.pool.url) from failed.cause
             SYSTEM_CLOCK.sleep(pause_s)
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
@@ -66,7 +66,7 @@ class Connections:
             failed = self._failed(error, connected=True)
             if failed is None:
                 raise
-            raise failed.shown() from failed.cause
+            raise failed.shown(self.pool.url) from failed.cause
 
     @contextmanager
     def inspect(self) -> Iterator[sqlalchemy.Inspector]:
@@ -78,7 +78,7 @@ class Connections:
             failed = self._failed(error, connected=True)
             if failed is None:
                 raise
-            raise failed.shown() from failed.cause
+            raise failed.shown(self.pool.url) from failed.cause
 
     def close(self) -> None:
         """Close the connections."""
@@ -181,10 +181,19 @@ class _Failed(Exception):
         self.cause = cause
         self.is_broken = fate is Fate.UNKNOWN
 
-    def shown(self) -> Unavailable:
+    def shown(self, url: sqlalchemy.URL) -> Unavailable:
+        name = _name(url)
         text = " ".join(str(self.cause).split())
         if self.fate is Fate.DENIED:
-            return AccessDenied(f"the database denies it: {text}")
+            return AccessDenied(f"{name} denies it: {text}")
         if self.fate is Fate.REFUSED:
-            return Unavailable(f"the database refuses: {text}")
-        return Unavailable(f"the database does not answer: {text}")
+            return Unavailable(f"{name} refuses: {text}")
+        check = "; check the address, and that it runs" if url.host else ""
+        return Unavailable(f"{name} does not answer: {text}{check}")
+
+
+def _name(url: sqlalchemy.URL) -> str:
+    """The database as errors name it: its address, or SQLite's file."""
+    if url.host is None:
+        return f"the database {url.database!r}"
+    return f"the database at {url.host}:{url.port}" if url.port else f"the database at {url.host}"

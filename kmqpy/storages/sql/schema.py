@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy
 
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.storages.receipts import parse_number
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Cursor
@@ -54,6 +54,10 @@ class Schema:
         try:
             return self._found_version() == self._version
         except ConfigError:  # it may have seen a part of the tables that another process is creating
+            return False
+        except Unavailable:  # SQLite does not wait while another process makes the file; run() does
+            if self._dialect.name != "sqlite":
+                raise
             return False
 
     def _prepared(self, cursor: Cursor) -> str:

@@ -44,7 +44,7 @@ from kmqpy.storages.zookeeper.rows import not_ours
 from kmqpy.storages.zookeeper.server_clock import ServerClock
 from kmqpy.zookeeper.multi_read import DENIED, ManyReads, MultiReadProbe
 from kmqpy.zookeeper.packets import MAX_PACKET_BYTES, check_multi
-from kmqpy.zookeeper.session import address, check_access, failure, gather, last_failure, unavailable
+from kmqpy.zookeeper.session import check_access, failure, gather, no_answer, unavailable
 
 T = TypeVar("T")
 
@@ -389,9 +389,7 @@ class Znodes:
                 check_access(self.zk)
                 tries += 1
                 if SYSTEM_CLOCK.monotonic() >= deadline:
-                    raise Unavailable(
-                        f"ZooKeeper at {address(self.zk)} does not answer{last_failure(self.zk)}"
-                    ) from None
+                    raise no_answer(self.zk) from None
                 SYSTEM_CLOCK.sleep(_RETRY.delay(tries))
             except NoNodeError:
                 raise ConfigError(

@@ -57,6 +57,13 @@ class TestBadInput:
         assert queue_name in kmq.error("queue", "delete", queue_name, "--yes")
         assert queue_name in kmq.error("queue", "alter", queue_name, "--partitions", 2)
 
+    @pytest.mark.parametrize(
+        "command",
+        ["send {} x", "stats {}", "queue describe {}", "queue alter {} --max-hold 1d", "dlq peek {}"],
+    )
+    def test_the_nearest_queue_is_named(self, kmq, name, command):
+        assert f"; did you mean {name}?" in kmq.error(*command.format(name[:-1]).split())
+
     def test_a_receipt_of_a_topic_that_was_made_anew_acknowledges_nothing(self, kmq, name):
         kmq("send", name, "old")
         (old,) = kmq.lines("receive", name)
@@ -180,6 +187,7 @@ class TestWhereTheServersAre:
         error = kmq.error("queue", "list", "--zookeeper", NOWHERE)
         assert 0 < patience[Service.ZOOKEEPER] < 9
         assert f"ZooKeeper at {NOWHERE} does not answer" in error
+        assert "; check the address, and that it runs" in error
 
     @pytest.mark.parametrize("option", ["--bootstrap", "--zookeeper"])
     @pytest.mark.parametrize("address", ["ho st:x", "::"])
