@@ -73,6 +73,13 @@ class Module:
         return False
 
     @staticmethod
+    def resume(consumer: Any, places: list[TopicPartition]) -> None:
+        consumer.resume(places)
+
+    @staticmethod
+    def connect_to_leader(*_: object) -> None: ...
+
+    @staticmethod
     def watermarks(reader: "Reader", topic: str, partition: int, _timeout_s: float) -> Steps:
         return reader.get_watermark_offsets(TopicPartition(topic, partition))
 

@@ -61,7 +61,7 @@ class FakeConsumer:
         some, self.offsets = self.offsets[:count], self.offsets[count:]
         return [record(at) for at in some]
 
-    def get_watermark_offsets(self, place, cached):
+    def get_watermark_offsets(self, place, cached=False, timeout=None):
         return 0, self.end
 
     def subscribe(self, topics, **callbacks):
@@ -81,6 +81,9 @@ class FakeConsumer:
 
     def resume(self, places):
         self.paused -= {place.partition for place in places}
+
+    def offsets_for_times(self, places, timeout):
+        return places
 
     def commit(self, offsets, asynchronous):
         self.commits += [(place.offset, place.metadata) for place in offsets]

@@ -34,6 +34,8 @@ from kmqpy.telemetry.base import Telemetry
 
 _log = logging.getLogger(__name__)
 
+_PREPARE_EVERY_S = 0.02
+"""How long a poll waits while partitions are assigned, or wait until their markers can be read."""
 _IDLE_AFTER_S = 1.0
 _OUTCOME_TIMEOUT_S = 2.0
 """How long a rebalance may be kept waiting for start markers of unknown outcome."""
@@ -103,6 +105,7 @@ class GroupMember:
                 **self._static_settings,
             },
         )
+        librdkafka.connect_to_leader(consumer, self._queue.name)
         with librdkafka.kafka_errors(f"subscribe to {self._queue.name}", self._connection):
             consumer.subscribe(
                 [self._queue.name],
@@ -130,6 +133,8 @@ class GroupMember:
             raise self._fatal
         self._idle = False
         self._prepare()
+        if not self._all_receive():
+            wait_s = min(wait_s, _PREPARE_EVERY_S)
         records = self._fetcher.fetch(max_records, wait_s)
         self._last_poll = self._clock.monotonic()
         log_bounds = cache(self._fetcher.log_bounds)
@@ -143,6 +148,11 @@ class GroupMember:
         # A record has shown that the log is another one: records before it are not of that log.
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
         return records, offsets_of_records(records)
+
+    def _all_receive(self) -> bool:
+        """True if there are partitions, and none of them waits for anything."""
+        known = self._partitions.values()
+        return bool(known) and all(one.phase is ReceivePhase.ACTIVE for one in known)
 
     def continues_at(self, last_at: Mapping[int, int]) -> bool:
         """True if start markers that were written at these markers offsets come after all that are known.

@@ -8,6 +8,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmqpy.core.int64 import INT64_MAX
+from kmqpy.kafka import librdkafka
 
 
 class RecordFetcher:
@@ -73,7 +74,7 @@ class RecordFetcher:
         if pause:
             self._consumer.pause([TopicPartition(self._topic, partition) for partition in pause])
         if resume:
-            self._consumer.resume([TopicPartition(self._topic, partition) for partition in resume])
+            librdkafka.resume(self._consumer, [TopicPartition(self._topic, one) for one in resume])
         self._paused = wanted
 
     def forget(self, partitions: Collection[int]) -> None:
