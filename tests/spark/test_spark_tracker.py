@@ -102,10 +102,15 @@ def test_without_the_znode_of_the_driver_they_stop_and_are_started_again(make_qu
     job = start(queue, trackers=1)
     before = job.running()
     znode = ZnodePaths(queue.connection.root).job(job._name)
-    with connect(queue.zookeeper) as zk:
+    with connect(queue.zookeeper) as zk, queue.registry() as registry:
+
+        def running() -> set[str]:
+            assert job._thread.is_alive(), "the job has ended: no tracker runs on Spark any more"
+            return {one.id for one in registry.trackers()}
+
         zk.delete(znode)
-    until(lambda: job.running() not in ([], before), LONG_S)
-    assert not {*members(queue)} & {*before}
+        until(lambda: not running() & {*before}, what="a tracker outlives its driver", every=0.1)
+        until(running, LONG_S, "no tracker was started again", every=0.1)
     each_came_again_once(queue, take(queue, 10, "after"))
 
 

@@ -210,16 +210,21 @@ def test_leases_have_a_least_length(client, lease):
             client.extend(*messages, lease=lease)
 
 
+def wait_for_markers(client):
+    """Wait until the housekeeper has written some, but not for ever."""
+    moment = threading.Event()
+    for _ in range(1_000):
+        if client._topics.writer.queued or moment.wait(0.01):
+            break
+
+
 def test_what_waits_its_turn_is_given_back_while_another_thread_receives(client):
     """The housekeeper can't do what needs the consumer then, but this it can."""
     assert next(iter(client)).offset == 0
     later = client._clock.monotonic() + 16  # of 30
     client._read_ahead._clock = SimpleNamespace(monotonic=lambda: later)
-    moment = threading.Event()
     with client._receiving:
-        for _ in range(1_000):
-            if client._topics.writer.queued or moment.wait(0.01):
-                break
+        wait_for_markers(client)
     assert client._topics.writer.given_back() == [1, 2, 3, 4]
 
 
@@ -231,10 +236,22 @@ def test_what_failed_start_markers_took_is_given_back_while_nobody_receives(clie
         "pop_orphaned_starts",
         lambda: [(0, 7)] if not client._topics.writer.queued else [],
     )
-    moment = threading.Event()
-    for _ in range(1_000):
-        if client._topics.writer.queued or moment.wait(0.01):
-            break
+    wait_for_markers(client)
+    assert client._topics.writer.given_back() == [7]
+
+
+def test_a_failure_does_not_end_housekeeping(client, monkeypatch):
+    """Else the client would leave its group and commit nothing while the user's code is busy."""
+    failures = [Unavailable("Kafka does not answer")]
+
+    def pop_orphaned_starts():
+        if failures:
+            raise failures.pop()
+        return [(0, 7)] if not client._topics.writer.queued else []
+
+    assert len(client.receive()) == 5
+    monkeypatch.setattr(client._receiver._member, "pop_orphaned_starts", pop_orphaned_starts)
+    wait_for_markers(client)
     assert client._topics.writer.given_back() == [7]
 
 

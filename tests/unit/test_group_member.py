@@ -2,14 +2,15 @@
 
 import itertools
 import weakref
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmqpy.errors import Unavailable
+from kmqpy.errors import AccessDenied, Fenced, TopicError, Unavailable
 from kmqpy.kafka import librdkafka, partition_reader
 from kmqpy.kafka.client.assigned_partition import AssignedPartition, StartsFound
 from kmqpy.kafka.client.group_member import GroupMember
@@ -134,6 +135,17 @@ def test_a_commit_tells_where_the_starts_end_that_it_covers(member, consumer):
     assert consumer.commits == [(8, "kmq2:12:Q:M")]
 
 
+def test_a_commit_that_failed_is_made_again(member, consumer):
+    """Even if no message comes any more: else others believe that the queue waits for its consumer."""
+    apply(member, 5, 6, 7, at=11)
+    commit(member)
+    commit(member)
+    assert len(consumer.commits) == 1
+    member._on_commit(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [])
+    commit(member)
+    assert consumer.commits == [(8, "kmq2:12:Q:M")] * 2
+
+
 def test_r10_after_a_failed_start_commits_lead_to_the_starts_they_do_not_cover(member, consumer):
     # The starts of 3 to 8 stand at 5 to 9, but that of 4 failed.
     member._partitions[0].commits.receive(6)
@@ -230,6 +242,55 @@ def test_r10_the_older_of_two_readings_is_where_successors_begin(member, consume
     assert consumer.commits == [(4, "kmq2:1:Q:M"), (6, "kmq2:1:Q:M"), (22, "kmq2:15:Q:M")]
 
 
+def test_a_markers_partition_that_does_not_answer_holds_up_no_other(member, consumer, takes, monkeypatch):
+    def unavailable(*_, **__):
+        raise Unavailable("Kafka does not answer")
+
+    apply(member, 4, failed=4)
+    member._partitions[0]._retry_at = 0.0
+    member._partitions[1] = active()
+    consumer.consume = lambda count, timeout: [record(3, partition=1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(partition_reader, "scan", unavailable)
+        assert member.poll(1, 0)[1] == {1: range(3, 4)}
+    assert member.partitions == [1]
+    member._partitions[0]._retry_at = 0.0
+    consumer.consume = lambda count, timeout: [record(4)]
+    assert member.poll(1, 0)[1] == {0: range(4, 5)}
+
+
+def test_while_kafka_does_not_tell_the_commit_nothing_is_received(member, consumer, takes):
+    """Without that commit it would receive the whole queue again."""
+    place, found = SimpleNamespace(error=KafkaError(KafkaError._TIMED_OUT), offset=-1001, metadata=""), []
+    consumer.committed = lambda places, timeout: found or [place]
+    assign(member, consumer, 0)
+    member._prepare()
+    assert member.partitions == []
+    found.append(TopicPartition("q", 0, 5, "kmq2:0:Q:M"))
+    member._partitions[0]._retry_at = 0.0
+    consumer.offsets = [5]
+    assert member.poll(1, 0)[1] == {0: range(5, 6)}
+
+
+def test_r22_a_marker_of_a_message_that_does_not_exist_hides_none_that_comes_later(member, consumer, takes):
+    takes.update({0: 1_000, 1: 3})
+    consumer.of_predecessor = TopicPartition("q", 0, 2, "kmq2:0:Q:M")
+    assign(member, consumer, 0)
+    consumer.offsets = [2, 3, 1_000]
+    assert member.poll(3, 0)[1] == {0: [2, 1_000]}
+
+
+def test_r24_where_the_markers_end_before_a_commit_they_are_read_from_their_beginning(
+    member, consumer, takes
+):
+    """The markers topic was recreated or cut short."""
+    takes.update({0: 5, 1: 7})
+    consumer.of_predecessor = TopicPartition("q", 0, 5, "kmq2:9:Q:M")
+    assign(member, consumer, 0)
+    consumer.offsets = [5, 6, 7, 8]
+    assert member.poll(4, 0)[1] == {0: [6, 8]}
+
+
 class SleepingClock:
     now = 0.0
 
@@ -310,6 +371,59 @@ def test_a_busy_member_keeps_polling_although_something_came(member, consumer):
     assert [record.at for record in member._fetcher._ahead] == [101, 102, 103]
     member._fetcher.seek(0, 102)
     assert member._fetcher._ahead == []  # it will be read again
+
+
+def test_what_came_to_a_busy_member_is_received_when_it_asks_again_however_little(member, consumer):
+    consumer.offsets = [*range(6)]
+    for _ in range(3):
+        member._last_poll = -1_000.0
+        member.keep_alive()
+    assert [member.poll(1, 0)[1] for _ in range(3)] == [{0: range(at, at + 1)} for at in range(3)]
+
+
+def test_a_partition_that_is_not_fetched_yet_is_fetched_from_where_it_is_sought(member, consumer):
+    def seek(place):
+        raise KafkaException(KafkaError(KafkaError._STATE))
+
+    assigned = []
+    consumer.seek, consumer.incremental_assign = seek, assigned.extend
+    apply(member, 4, failed=4)
+    assert [(place.partition, place.offset) for place in assigned] == [(0, 4)]
+
+
+def failing(code):
+    return lambda count, timeout: [Message(topic="q", error=KafkaError(code))]
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDenied),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicError),
+        (KafkaError._UNKNOWN_TOPIC, TopicError),
+    ],
+)
+def test_an_error_that_waiting_does_not_mend_is_raised(member, consumer, code, raised):
+    consumer.consume = failing(code)
+    with pytest.raises(raised):
+        member.poll(1, 0)
+
+
+def test_after_an_error_that_passes_it_goes_on(member, consumer):
+    consume, consumer.consume = consumer.consume, failing(KafkaError._TRANSPORT)
+    assert member.poll(1, 0) == ([], {})
+    consumer.consume, consumer.offsets = consume, [0]
+    assert member.poll(1, 0)[1] == {0: range(1)}
+
+
+def test_who_is_fenced_receives_nothing_more(member, consumer):
+    """Others have its partitions."""
+    consume, consumer.consume = consumer.consume, failing(KafkaError._FATAL)
+    with pytest.raises(Fenced):
+        member.poll(1, 0)
+    consumer.consume, consumer.offsets = consume, [0]
+    with pytest.raises(Fenced):
+        member.poll(1, 0)
 
 
 def test_a_busy_member_fetches_nothing_until_it_is_asked_again(member, consumer):

@@ -1,19 +1,35 @@
 """Trackers on Spark without Spark: what a session must be like, what executors must have, what is told."""
 
+import contextlib
+import itertools
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from kmqpy.errors import ConfigError
+from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.settings import KafkaConnection
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 from tracker.health.metrics import TrackerMetrics
 from tracker.settings import TrackerSettings
+from tracker.spark import task
 from tracker.spark.checks import MAX_FAILURES, check_session, slots, with_retries
-from tracker.spark.job import _is_gone, _probe
+from tracker.spark.job import TrackerJob, _is_gone, _probe
 from tracker.spark.task import REPORT, TrackerTask, _total
+
+KAFKA, ZOOKEEPER = KafkaConnection(), ZooKeeperConnection(hosts="nowhere:1")
+TASK = TrackerTask(
+    connection=KAFKA,
+    zookeeper=ZOOKEEPER,
+    settings=TrackerSettings(),
+    job_znode="/kmq/jobs/a",
+    name="a",
+    log_level="INFO",
+    log_format="text",
+)
 
 
 def conf(**settings):
@@ -104,18 +120,14 @@ print(found.to_pylist()[0]["problem"])
 
 
 def test_what_is_sent_to_executors_shows_no_secret():
-    task = TrackerTask(
+    secret = replace(
+        TASK,
         connection=KafkaConnection(bootstrap="h:1", kafka={"sasl.password": "hidden-1"}),
         zookeeper=ZooKeeperConnection(
             hosts="h:2", security=ZooKeeperSecurity(username="me", password="hidden-2")
         ),
-        settings=TrackerSettings(),
-        job_znode="/kmq/jobs/a",
-        name="a",
-        log_level="INFO",
-        log_format="text",
     )
-    assert "hidden" not in f"{task!r} {task}"
+    assert "hidden" not in f"{secret!r} {secret}"
 
 
 def test_what_a_tracker_did_is_summed_over_its_queues():
@@ -131,3 +143,62 @@ def test_a_jvm_that_is_gone_is_told_from_a_job_that_failed():
     assert _is_gone(Py4JError("An error occurred while calling o65.collectToPython"))
     assert _is_gone(ConnectionRefusedError())
     assert not _is_gone(RuntimeError("Job aborted due to stage failure"))
+
+
+@pytest.mark.parametrize(
+    ("dies", "calls"),
+    [("before its tracker runs", ["stop"]), ("while its tracker runs", ["run", "stop", "stopped"])],
+)
+def test_a_tracker_does_not_outlive_its_driver(monkeypatch, dies, calls):
+    """The znode of the driver ends with the session of the driver."""
+    done = []
+
+    def watch(_znode, look):
+        look(*(None, None) if dies.startswith("before") else (b"", object()))
+        znode.append(look)
+
+    def run():
+        done.append("run")
+        znode[0](None, None)
+        done.append("stopped" if "stop" in done else "holds its slot and partitions for ever")
+
+    znode = []
+    tracker = SimpleNamespace(owned=lambda: {0, 1}, request_stop=lambda: done.append("stop"), run=run)
+    monkeypatch.setattr(task, "connect", lambda _: contextlib.nullcontext(SimpleNamespace(DataWatch=watch)))
+    owned = TASK._run_while_driver_lives(tracker)
+    assert done == calls
+    assert owned == 2
+
+
+def test_trackers_that_have_ended_are_started_again_after_a_pause(monkeypatch):
+    """They end when ZooKeeper was away for longer than a session, and when Spark gave up a task."""
+    ends = iter(([], Unavailable("ZooKeeper does not answer"), RuntimeError("stage failure"), ["a report"]))
+    submitted = []
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += seconds
+
+    clock = Clock()
+
+    def submit():
+        submitted.append(clock.now)
+        end = next(ends)
+        if isinstance(end, Exception):
+            raise end
+        if end:
+            job.request_stop()
+        return end
+
+    job = TrackerJob(None, KAFKA, ZOOKEEPER, clock=clock)
+    monkeypatch.setattr(job, "_connect", lambda: None)
+    monkeypatch.setattr(job, "_submit", submit)
+    reports = job.run()
+    assert len(submitted) == 4, "no tracker runs on Spark any more"
+    assert all(later - sooner >= 0.4 for sooner, later in itertools.pairwise(submitted))
+    assert reports == ["a report"]
