@@ -197,8 +197,8 @@ def connect_to_leader(consumer: confluent_kafka.Consumer, topic: str) -> None:
 def resume(consumer: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
     """Resume paused partitions; takes 50 ms at most.
 
-    librdkafka would fetch from them up to a second later: its thread for their broker looks at them again when
-    something is asked of that broker, and otherwise once a second.
+    librdkafka alone would fetch from them up to a second later: its thread for their broker looks at them
+    when something is asked of that broker, and otherwise once a second.
     """
     consumer.resume(places)
     ends = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]

@@ -54,9 +54,12 @@ class FakeConsumer:
         self.end = 1_000
         self.of_predecessor = TopicPartition("q", 0)
         self.paused = set()
+        self.asked = []  # once resumed
+        self.waited_s = []
 
     def consume(self, count, timeout):
         self.polls += 1
+        self.waited_s.append(timeout)
         if not self.offsets:
             return [FakeRecord(0, 100 + self.polls)]
         some, self.offsets = self.offsets[:count], self.offsets[count:]
@@ -84,7 +87,8 @@ class FakeConsumer:
         self.paused -= {place.partition for place in places}
 
     def offsets_for_times(self, places, timeout):
-        return places
+        self.asked.append([place.partition for place in places if place.partition not in self.paused])
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # which does not matter
 
     def commit(self, offsets, asynchronous):
         self.commits += [(place.offset, place.metadata) for place in offsets]
@@ -127,6 +131,27 @@ def apply(member, *offsets, at=None, failed=None):
 def commit(member):
     member._commit_schedule.committed(-1_000.0)
     member.maintain()
+
+
+def test_librdkafka_fetches_at_once_from_what_is_resumed(member, consumer):
+    """It looks at partitions when something is asked of their broker, and else once a second."""
+    apply(member, 4, failed=4)
+    assert consumer.paused == {0}
+    assert not consumer.asked
+    member._partitions[0] = active()
+    member._apply_pauses()
+    assert not consumer.paused
+    assert consumer.asked == [[0]]
+
+
+@pytest.mark.parametrize(("partitions", "ready", "waited_s"), [(0, 0, 0.02), (2, 1, 0.02), (2, 2, 5.0)])
+def test_while_partitions_are_not_ready_they_are_looked_after_often(consumer, partitions, ready, waited_s):
+    consumer.consume = lambda count, timeout: consumer.waited_s.append(timeout) or []
+    member = GroupMember(*GIVEN, **IDENTITY, outcome_known=lambda _: False)
+    for n in range(partitions):
+        member._partitions[n] = active() if n < ready else AssignedPartition(0.0)
+    assert member.poll(10, 5.0) == ([], {})
+    assert consumer.waited_s == [waited_s]
 
 
 def test_a_commit_tells_where_the_starts_end_that_it_covers(member, consumer):
