@@ -20,6 +20,7 @@ from benchmarks import (
     claims,
     drain,
     failover,
+    first_message,
     late_acks,
     latency,
     lateness,
@@ -54,6 +55,7 @@ IN_README = ("drain", "100 bytes, 4 partitions, acks in order")
 WORKS: dict[str, Callable[[Lab, Sizes], Iterator[Case]]] = {
     "drain": drain.cases,
     "latency": latency.cases,
+    "first-message": first_message.cases,
     "waiting-acks": waiting.cases,
     "lateness": lateness.cases,
     "bulk": bulk.cases,

@@ -1,0 +1,77 @@
+"""(k) How soon a message reaches a client that is new, or that was busy for longer than a second."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from benchmarks.lab import Lab
+from benchmarks.results import KMQPY, PLAIN, Case, Figures, percentile
+from benchmarks.sizes import Sizes
+from kmqpy.kafka import librdkafka
+from kmqpy.kafka.client.client import KmqClient
+from kmqpy.kafka.client.producer import KmqProducer
+from kmqpy.kafka.settings import QueueSettings
+
+BUSY_S = 1.5
+_TIMES = 4
+
+Receive = Callable[[], object]
+"""Receives one message, or returns None or [] after a second."""
+_Peer = Callable[[Lab, QueueSettings], AbstractContextManager[Receive]]
+
+
+@contextmanager
+def _plain(lab: Lab, queue: QueueSettings) -> Iterator[Receive]:
+    consumer = librdkafka.new_consumer(lab.connection, {"group.id": queue.consumer_group})
+    consumer.subscribe([queue.name])
+    try:
+        yield lambda: consumer.poll(1.0)
+    finally:
+        consumer.close()
+
+
+@contextmanager
+def _kmqpy(lab: Lab, queue: QueueSettings) -> Iterator[Receive]:
+    with KmqClient(queue, lab.connection, markers="range") as client:
+        yield lambda: client.receive(1, wait=1.0)
+
+
+_PEERS: dict[str, _Peer] = {PLAIN: _plain, KMQPY["range"]: _kmqpy}
+
+
+def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
+    """A client is new in one case; in the other it receives a message after each pause."""
+    _turn(lab, _plain, 1, 0.0)()  # a broker that has just started is slow
+    for name, times, busy_s in (("new client", 1, 0.0), (f"after {BUSY_S:g} s of work", _TIMES, BUSY_S)):
+        yield Case(
+            work="first message",
+            name=f"{name}, 1 partition, receive to handed out",
+            metrics={"p50_ms": "ms p50"},
+            peers={peer: _turn(lab, opened, times, busy_s) for peer, opened in _PEERS.items()},
+            repeats=sizes.repeats,
+        )
+
+
+def _turn(lab: Lab, opened: _Peer, times: int, busy_s: float) -> Callable[[], Figures]:
+    def turn() -> Figures:
+        waited_ms = []
+        with lab.queue(1) as queue, KmqProducer(queue, lab.connection) as producer:
+            producer.send(b"first")
+            with opened(lab, queue) as receive:
+                if busy_s:
+                    _wait(receive)
+                for _ in range(times):
+                    if busy_s:
+                        time.sleep(busy_s)
+                        producer.send(b"next")
+                    began = time.monotonic()
+                    _wait(receive)
+                    waited_ms.append((time.monotonic() - began) * 1000)
+        return {"p50_ms": percentile(waited_ms, 50), "max_ms": max(waited_ms)}
+
+    return turn
+
+
+def _wait(receive: Receive) -> None:
+    while not receive():
+        pass
