@@ -12,8 +12,8 @@ from kmqpy.kafka.client.client import KmqClient
 from kmqpy.kafka.client.producer import KmqProducer
 from kmqpy.kafka.settings import QueueSettings
 
-BUSY_S = 1.5
-_TIMES = 4
+_BUSY_S = 1.5
+_PAUSES = 4
 
 Receive = Callable[[], object]
 """Receives one message, or returns None or [] after a second."""
@@ -40,24 +40,24 @@ _PEERS: dict[str, _Peer] = {PLAIN: _plain, KMQPY["range"]: _kmqpy}
 
 
 def cases(lab: Lab, sizes: Sizes) -> Iterator[Case]:
-    """A client is new in one case; in the other it receives a message after each pause."""
+    """Two cases: the first message of a new client, and the next message after each pause."""
     _turn(lab, _plain, 1, 0.0)()  # a broker that has just started is slow
-    for name, times, busy_s in (("new client", 1, 0.0), (f"after {BUSY_S:g} s of work", _TIMES, BUSY_S)):
+    for name, times, busy_s in (("new client", 1, 0.0), (f"after {_BUSY_S:g} s of work", _PAUSES, _BUSY_S)):
         yield Case(
             work="first message",
-            name=f"{name}, 1 partition, receive to handed out",
+            name=f"{name}, 1 partition, from receive() to the message",
             metrics={"p50_ms": "ms p50"},
-            peers={peer: _turn(lab, opened, times, busy_s) for peer, opened in _PEERS.items()},
+            peers={peer: _turn(lab, open_peer, times, busy_s) for peer, open_peer in _PEERS.items()},
             repeats=sizes.repeats,
         )
 
 
-def _turn(lab: Lab, opened: _Peer, times: int, busy_s: float) -> Callable[[], Figures]:
+def _turn(lab: Lab, open_peer: _Peer, times: int, busy_s: float) -> Callable[[], Figures]:
     def turn() -> Figures:
         waited_ms = []
         with lab.queue(1) as queue, KmqProducer(queue, lab.connection) as producer:
             producer.send(b"first")
-            with opened(lab, queue) as receive:
+            with open_peer(lab, queue) as receive:
                 if busy_s:
                     _wait(receive)
                 for _ in range(times):

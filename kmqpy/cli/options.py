@@ -247,7 +247,11 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
         try:
             return function(cli, *args, **kwargs)
         except TopicError as error:
-            raise type(error)(f"{error}{_nearest_queue(cli, kwargs)}") from error
+            is_new = context.command.name == "create"  # then no other queue is meant
+            hint = "" if is_new else _nearest_queue(cli, kwargs)
+            if not hint:
+                raise
+            raise type(error)(f"{error}{hint}") from error
         except Unavailable as error:
             hint = _unset(cli, str(error))
             if not hint or isinstance(error, AccessDenied):
@@ -258,7 +262,10 @@ def _with_cli(function: Callable[..., Any], *, any_storage: bool) -> Callable[..
 
 
 def _nearest_queue(cli: Cli, arguments: Mapping[str, Any]) -> str:
-    """`; did you mean …?` where a queue is registered under nearly the name that was given."""
+    """`; did you mean …?` if a registered queue has a name like the given one, which is not registered.
+
+    Nothing if ZooKeeper does not answer.
+    """
     name = arguments.get("queue") or arguments.get("name")
     if cli.url is not None or not cli.has_registry or not isinstance(name, str):
         return ""

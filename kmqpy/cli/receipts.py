@@ -30,7 +30,7 @@ def ack(ctx: click.Context, cli: Cli, receipts: tuple[str, ...]) -> None:
 
     RECEIPTS are those that kmq receive printed. Without any, standard input is read: a receipt, or a line
     that kmq receive printed, on each line. If a message was redelivered already, its copy is delivered all
-    the same.
+    the same, unless the queue has late acks.
 
     \b
     Example:
@@ -59,8 +59,8 @@ def nack(
     """Give messages back: they are redelivered.
 
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
-    Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters. They
-    are counted all the same: the number printed is that of usable receipts, nobody looks at the messages.
+    Nothing happens to messages that are acknowledged, redelivered (unless the queue has late acks) or dead
+    letters already. kmq counts such messages, too: the number it prints is that of valid receipts.
 
     \b
     Example:
@@ -87,9 +87,9 @@ def extend(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], lease: timed
     """Keep messages for longer (or shorter) than their lease.
 
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
-    Does nothing to those that are acknowledged or redelivered already. On Kafka they are counted as extended
-    all the same: nobody looks at the messages. Other storages can tell: such receipts are named then, and the
-    exit code is 1, or 2 if no lease was extended.
+    Nothing happens to messages that are acknowledged or redelivered already. On Kafka kmq counts them as
+    extended, too, since it does not look whether they are leased. Other storages can tell: kmq names such
+    receipts then, and its exit code is 1, or 2 if no lease was extended.
 
     \b
     Example:
@@ -113,8 +113,8 @@ def dead_letter(ctx: click.Context, cli: Cli, receipts: tuple[str, ...], reason:
 
     Without another try; on Kafka a tracker does it.
     RECEIPTS come from kmq receive; without any, standard input is read, as by kmq ack.
-    Nothing happens to messages that are finished already: acknowledged, redelivered or dead letters. They
-    are counted all the same: the number printed is that of usable receipts, nobody looks at the messages.
+    Nothing happens to messages that are acknowledged, redelivered (unless the queue has late acks) or dead
+    letters already. kmq counts such messages, too: the number it prints is that of valid receipts.
 
     \b
     Example:

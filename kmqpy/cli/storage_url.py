@@ -49,15 +49,15 @@ class StorageUrl:
     def storage(self, *, for_create: bool = False) -> Storage:
         """Open the storage; what the url says of a queue is left out.
 
-        Raises QueueNotFound where the storage is a file that is missing, unless a queue is to be created.
+        Raises QueueNotFound if SQLite's file does not exist, unless it is opened `for_create` of a queue.
         """
         base, _, _ = self.text.partition("?")
         rest = "&".join(part for part in _parameters(self.text) if part.partition("=")[0] not in _OF_A_QUEUE)
         url = f"{base}?{rest}" if rest else base
         if base.lower().startswith("sqlite:") and not for_create:
-            from kmqpy.storages.sql.opening import check_file  # needs an extra
+            from kmqpy.storages.sql.opening import refuse_missing_file  # needs an extra
 
-            check_file(parse_url(url, names_queue=False))
+            refuse_missing_file(parse_url(url, names_queue=False))
         return storage_for(url)
 
     @contextmanager

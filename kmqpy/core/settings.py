@@ -39,12 +39,14 @@ def check_addresses(text: str, field_name: str, example: str) -> None:
             )
 
 
-def with_port(text: str, port: int) -> str:
-    """The addresses of `text`, each with a port: `port` where it has none."""
-    return ",".join(_with_port(address, port) for address in map(str.strip, text.split(",")) if address)
+def with_default_port(text: str, port: int) -> str:
+    """The addresses of `text`; `port` is added to each that has none."""
+    return ",".join(
+        _with_default_port(address, port) for address in map(str.strip, text.split(",")) if address
+    )
 
 
-def _with_port(address: str, port: int) -> str:
+def _with_default_port(address: str, port: int) -> str:
     found = _ADDRESS.fullmatch(address)
     if found is None:
         return f"[{address}]:{port}" if _is_ipv6(address) else address

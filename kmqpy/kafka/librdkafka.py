@@ -133,6 +133,8 @@ bytes, and the originals may have been compressed: zstd makes the copies about a
 _POLL_S = 0.05
 _CONNECT_S = 0.05
 """librdkafka connects to a broker that answers within this time."""
+_NUDGE_S = 0.05
+"""The time-out of requests that only wake up librdkafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,26 +186,27 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
     return made
 
 
-def connect_to_leader(consumer: confluent_kafka.Consumer, topic: str) -> None:
+def connect_early(consumer: confluent_kafka.Consumer, topic: str) -> None:
     """Let a new consumer find its group's coordinator at once; takes 50 ms at most.
 
-    To ask for the coordinator, librdkafka needs a connection to any broker. It makes one after 50 ms, or as
-    soon as something is asked of a partition's leader.
+    To ask for the coordinator, librdkafka needs a connection to any broker. It makes one after 50 ms, or at
+    once for a request to a partition's leader. So this asks for the bounds of partition 0, and ignores the
+    answer.
     """
     with suppress(KafkaException):
-        watermarks(consumer, topic, 0, _CONNECT_S)
+        watermarks(consumer, topic, 0, _NUDGE_S)
 
 
-def resume(consumer: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
-    """Resume paused partitions; takes 50 ms at most.
+def resume_now(consumer: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
+    """Resume paused partitions, and have librdkafka fetch from them at once; takes 50 ms at most.
 
-    librdkafka alone would fetch from them up to a second later: its thread for their broker looks at them
-    when something is asked of that broker, and otherwise once a second.
+    librdkafka has a thread for each broker. That thread notices resumed partitions when it sends a request,
+    otherwise once a second. So this asks each leader for the ends of its partitions, and ignores the answers.
     """
     consumer.resume(places)
     ends = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
     with suppress(KafkaException):
-        consumer.offsets_for_times(ends, timeout=_CONNECT_S)
+        consumer.offsets_for_times(ends, timeout=_NUDGE_S)
 
 
 def new_admin(connection: KafkaConnection) -> AdminClient:

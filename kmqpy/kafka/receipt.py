@@ -32,13 +32,10 @@ class Receipt:
     @classmethod
     def parse(cls, text: str) -> Receipt:
         """The receipt in `text`; raises ReceiptError, whatever the text."""
-        if isinstance(text, str) and text.startswith(_OF_OTHER_STORAGES):
-            raise ReceiptError(
-                f"receipt: {_shown(text)} is not a receipt of a queue on Kafka; it may belong to another "
-                "storage (kmq --queue-url)"
-            )
         if not isinstance(text, str) or not text.startswith(_RECEIPT_VERSION):
-            raise ReceiptError(f"receipt: {_shown(text)} is not a receipt of kmqpy")
+            is_other = isinstance(text, str) and text.startswith(_OF_OTHER_STORAGES)
+            hint = " on Kafka; name its storage (for kmq: --queue-url)" if is_other else ""
+            raise ReceiptError(f"receipt: {_shown(text)} is not a receipt of kmqpy{hint}")
         encoded = text[len(_RECEIPT_VERSION) :]
         try:
             padded = encoded.encode("ascii") + b"=" * (-len(encoded) % 4)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from kmqpy.core.durations import MIN_LEASE_MS
 from kmqpy.core.environment import config_file, from_environment, unknown_variables
-from kmqpy.core.settings import build, check_addresses, convert, flat, keys, refuse_unknown, with_port
+from kmqpy.core.settings import build, check_addresses, convert, flat, keys, refuse_unknown, with_default_port
 from kmqpy.errors import ConfigError
 from kmqpy.queue_policy import LEASES, QueuePolicy
 from kmqpy.zookeeper.settings import ZooKeeperConnection
@@ -196,8 +196,8 @@ class KafkaConnection:
 
     @property
     def address(self) -> str:
-        """Where librdkafka looks for Kafka, for errors: `bootstrap`, each address with its port."""
-        return with_port(self.bootstrap, 9092)
+        """`bootstrap` for texts of errors: each address with its port, by default 9092."""
+        return with_default_port(self.bootstrap, 9092)
 
     def kafka_settings(self, defaults: KafkaSettings) -> dict[str, Any]:
         """Settings for a librdkafka client: `defaults`, under what the user gave."""

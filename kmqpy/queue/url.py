@@ -12,7 +12,7 @@ from kmqpy.core.settings import nearest
 from kmqpy.errors import ConfigError
 
 EXAMPLE = "write it like kafka://host:9092?queue=name"
-_PLACES = {
+_EXAMPLES = {
     "memory": "memory:",
     "sqlite": "sqlite:///relative.db",
     "postgresql": "postgresql://host/database",
@@ -55,7 +55,7 @@ class QueueUrl:
 def parse_url(url: str, *, names_queue: bool = True) -> QueueUrl:
     """Take a url apart; raises ConfigError, which never shows what may be a part of a password."""
     parts = split(url)
-    place = _PLACES.get(parts.scheme)
+    place = _EXAMPLES.get(parts.scheme)
     example = EXAMPLE if place is None else f"write it like {place}?queue=name"
     if "@" in parts.path + parts.query + parts.fragment:
         # What is before it may be the end of a password with a bare /, ? or #, so none of it may be shown.

@@ -54,7 +54,7 @@ class Receipts:
                 if queue != self._origin[1]:
                     return f"is one of queue {queue!r}, not of {self._origin[1]!r}"
                 return f"is one of a queue {queue!r} that was deleted; another has its name now"
-        return _no_receipt(text)
+        return _not_a_receipt(text)
 
 
 def queue_named_in(receipt: str) -> str:
@@ -62,12 +62,13 @@ def queue_named_in(receipt: str) -> str:
     match _origin(receipt.rsplit(".", 2)[0]):
         case [str(), str() as queue, str()]:
             return queue
-    raise ReceiptError(f"receipt: {shown(receipt)} {_no_receipt(receipt)}")
+    raise ReceiptError(f"receipt: {shown(receipt)} {_not_a_receipt(receipt)}")
 
 
-def _no_receipt(text: str) -> str:
-    of_kafka = "; it may belong to a queue on Kafka" if text.startswith(_OF_KAFKA) else ""
-    return f"is not a receipt of a storage of kmqpy{of_kafka}"
+def _not_a_receipt(text: str) -> str:
+    if text.startswith(_OF_KAFKA):
+        return "is not a receipt of this storage, but perhaps of a queue on Kafka (leave --queue-url out)"
+    return "is not a receipt of kmqpy"
 
 
 def _origin(prefix: str) -> object:

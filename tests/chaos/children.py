@@ -35,7 +35,7 @@ _CATCH_UP = 5
 class ChildTask:
     """What a consumer or sender is told.
 
-    first, per_second      a sender sends the numbers from `first` on, so many per second, until SIGTERM
+    first, per_second      a sender sends the numbers from `first` on, `per_second` of them, until SIGTERM
     work_s                 how long a consumer has a batch before it acknowledges
     drop, nack, poison     per mille of the messages
     late, late_by_s        per mille of those that a consumer acknowledges when their leases are over, and

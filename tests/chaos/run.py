@@ -172,17 +172,17 @@ class _Run:
     def _end_load(self) -> None:
         """Stop the senders once all is sent, and only some time after the last fault.
 
-        On a busy machine a fault may come long after its planned moment, and nothing that is measured
-        after it would be there if the load were over by then.
+        On a busy machine a fault may come long after its planned moment. Without load after the last fault,
+        nobody could say how long the fault was felt.
         """
-        tail_over = time.monotonic() + self._stage.level.tail_s
+        tail_ends = time.monotonic() + self._stage.level.tail_s
 
         def is_over() -> bool:
-            return time.monotonic() >= tail_over and len(self._seen.sent) >= self._stage.level.messages
+            return time.monotonic() >= tail_ends and len(self._seen.sent) >= self._stage.level.messages
 
-        self._watch_until(is_over, 600.0, "the senders")
+        self._watch_until(is_over, 600.0, "every message is sent")
         for sender in self._stage.senders:
-            self._stop(sender)
+            self._stop_slot(sender)
 
     def _do(self, fault: Fault) -> None:
         """One fault, when what struck the same before is over."""
@@ -234,9 +234,9 @@ class _Run:
             self._problems += self._stage.unready()
         self._second.close()
         for slot in [*self._stage.consumers, *self._stage.trackers]:
-            self._stop(slot)
+            self._stop_slot(slot)
 
-    def _stop(self, slot: Slot) -> None:
+    def _stop_slot(self, slot: Slot) -> None:
         try:
             slot.stop()
         except Failed as error:

@@ -73,11 +73,11 @@ class Module:
         return False
 
     @staticmethod
-    def resume(consumer: Any, places: list[TopicPartition]) -> None:
+    def resume_now(consumer: Any, places: list[TopicPartition]) -> None:
         consumer.resume(places)
 
     @staticmethod
-    def connect_to_leader(*_: object) -> None: ...
+    def connect_early(*_: object) -> None: ...
 
     @staticmethod
     def watermarks(reader: "Reader", topic: str, partition: int, _timeout_s: float) -> Steps:

@@ -123,7 +123,7 @@ class TestBadUse:
             ("ack zzz", "is not a receipt"),
             (
                 "ack 2.WyJhIiwicSIsImciXQ.1.1",
-                "is not a receipt of a queue on Kafka; it may belong to another",
+                "is not a receipt of kmqpy on Kafka; name its storage (for kmq: --queue-url)",
             ),
             ("nack 1.zzz", "can't be decoded"),
             ("extend 1.zzz", "Missing option '--lease'"),

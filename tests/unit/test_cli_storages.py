@@ -197,7 +197,7 @@ def test_a_receipt_of_something_else_is_named(kmq_at):
     code, lines, errors = kmq_at("ack", "zzz", "1.WyJqb2JzIiwi")
     assert (code, lines) == (2, [])
     assert errors.count("is not a receipt") == 2
-    assert errors.count("it may belong to a queue on Kafka") == 1
+    assert errors.count("but perhaps of a queue on Kafka") == 1
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ _JOBS_Q = f"{_JOBS}?queue=q"
 def test_a_command_that_creates_no_queue_makes_no_file(kmq_at, tmp_path, url, line):
     code, lines, errors = kmq_at(*line.split(), at=url.format(tmp_path))
     assert (code, lines, errors.count("\n")) == (2, [], 1)
-    told = f"there is no file '{tmp_path}/jobs.db'; check the path, or make the file with its first queue"
+    told = f"there is no file '{tmp_path}/jobs.db'; check the path, or create it together with a queue"
     assert told in errors
     assert not any(tmp_path.iterdir())
 

@@ -400,15 +400,26 @@ def test_who_acknowledges_is_told_that_a_signal_handler_has_closed_the_client(cl
 
 
 @pytest.mark.parametrize("use", ["receive", "close"])
-def test_a_signal_handler_uses_a_client_whose_housekeeper_starts(client, monkeypatch, use):
+@pytest.mark.parametrize("moment", ["before", "in the middle"])
+def test_a_signal_handler_uses_a_client_whose_housekeeper_starts(client, monkeypatch, use, moment):
     started = []
+    handle = getattr(client, use)
 
     class Thread(threading.Thread):
+        def __init__(self, **how):
+            super().__init__(**how)
+            if self.name == "kmq-client" and moment == "before" and not handled:
+                handled.append(True)
+                handle()  # as a handler would, in the thread that starts this one
+
         def start(self):
             if self.name == "kmq-client":
                 started.append(self)
-                getattr(client, use)()  # as a handler would, in the thread that starts this one
+                if moment == "in the middle":
+                    handle()
             super().start()
+
+    handled = []
 
     monkeypatch.setattr(threading, "Thread", Thread)
     user = threading.Thread(target=client._housekeeper.ensure_started, daemon=True)
@@ -416,9 +427,10 @@ def test_a_signal_handler_uses_a_client_whose_housekeeper_starts(client, monkeyp
     user.join(30)
     assert not user.is_alive()
     client.close()
-    (housekeeper,) = started
-    housekeeper.join(30)
-    assert not housekeeper.is_alive()
+    assert len(started) == (0 if (use, moment) == ("close", "before") else 1)
+    for housekeeper in started:
+        housekeeper.join(30)
+        assert not housekeeper.is_alive()
 
 
 def test_a_housekeeper_that_could_not_start_is_started_by_the_next_call(client, monkeypatch):

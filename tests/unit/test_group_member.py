@@ -147,11 +147,14 @@ def test_librdkafka_fetches_at_once_from_what_is_resumed(member, consumer):
 @pytest.mark.parametrize(("partitions", "ready", "waited_s"), [(0, 0, 0.02), (2, 1, 0.02), (2, 2, 5.0)])
 def test_while_partitions_are_not_ready_they_are_looked_after_often(consumer, partitions, ready, waited_s):
     consumer.consume = lambda count, timeout: consumer.waited_s.append(timeout) or []
-    member = GroupMember(*GIVEN, **IDENTITY, outcome_known=lambda _: False)
+    clock = SleepingClock()
+    member = GroupMember(*GIVEN, **IDENTITY, outcome_known=lambda _: False, clock=clock)
     for n in range(partitions):
         member._partitions[n] = active() if n < ready else AssignedPartition(0.0)
     assert member.poll(10, 5.0) == ([], {})
-    assert consumer.waited_s == [waited_s]
+    clock.sleep(60)
+    member.poll(10, 5.0)
+    assert consumer.waited_s == [waited_s, 0.02 if ready < partitions else 5.0]  # on standby without any
 
 
 def test_a_commit_tells_where_the_starts_end_that_it_covers(member, consumer):

@@ -325,7 +325,7 @@ def committed_offsets(
         return places
 
     try:
-        librdkafka.connect_to_leader(consumer, queue.name)
+        librdkafka.connect_early(consumer, queue.name)  # else the first answer comes 50 ms later
         with librdkafka.kafka_errors(f"offsets of group {queue.consumer_group}", connection):
             places = librdkafka.retrying(ask, librdkafka.REQUEST_TIMEOUT_S, connection, clock=clock)
     finally:

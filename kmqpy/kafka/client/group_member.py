@@ -35,7 +35,9 @@ from kmqpy.telemetry.base import Telemetry
 _log = logging.getLogger(__name__)
 
 _PREPARE_EVERY_S = 0.02
-"""How long a poll waits while partitions are assigned, or wait until their markers can be read."""
+"""The longest wait of a poll while partitions are being assigned or are not ACTIVE."""
+_JOINING_S = 10.0
+"""A member without partitions is on standby when it has been so for this long since it joined."""
 _IDLE_AFTER_S = 1.0
 _OUTCOME_TIMEOUT_S = 2.0
 """How long a rebalance may be kept waiting for start markers of unknown outcome."""
@@ -105,7 +107,8 @@ class GroupMember:
                 **self._static_settings,
             },
         )
-        librdkafka.connect_to_leader(consumer, self._queue.name)
+        self._joined_at = self._clock.monotonic()
+        librdkafka.connect_early(consumer, self._queue.name)  # else it joins the group 50 ms later
         with librdkafka.kafka_errors(f"subscribe to {self._queue.name}", self._connection):
             consumer.subscribe(
                 [self._queue.name],
@@ -123,6 +126,7 @@ class GroupMember:
     def poll(self, max_records: int, wait_s: float) -> tuple[list[Any], Offsets]:
         """Up to `max_records` records, and their offsets by partition; waits at most `wait_s` for the first.
 
+        It waits no more than 20 ms while partitions are being assigned or are not ACTIVE.
         First it reads the markers of partitions that are new or whose start markers failed. Records that a
         crashed predecessor had started are left out: the tracker looks after them. So are those that were
         deleted since they were fetched.
@@ -133,7 +137,7 @@ class GroupMember:
             raise self._fatal
         self._idle = False
         self._prepare()
-        if not self._all_receive():
+        if self._is_preparing():
             wait_s = min(wait_s, _PREPARE_EVERY_S)
         records = self._fetcher.fetch(max_records, wait_s)
         self._last_poll = self._clock.monotonic()
@@ -149,10 +153,11 @@ class GroupMember:
         records = [one for one in records if self._partitions[one.partition()].phase is ReceivePhase.ACTIVE]
         return records, offsets_of_records(records)
 
-    def _all_receive(self) -> bool:
-        """True if there are partitions, and none of them waits for anything."""
-        known = self._partitions.values()
-        return bool(known) and all(one.phase is ReceivePhase.ACTIVE for one in known)
+    def _is_preparing(self) -> bool:
+        """True while partitions are being assigned to a new member, or are not ACTIVE."""
+        if not self._partitions:
+            return self._clock.monotonic() - self._joined_at < _JOINING_S
+        return any(known.phase is not ReceivePhase.ACTIVE for known in self._partitions.values())
 
     def continues_at(self, last_at: Mapping[int, int]) -> bool:
         """True if start markers that were written at these markers offsets come after all that are known.

@@ -45,28 +45,34 @@ class Housekeeper:
         self._receiving = receiving
         self._closed = closed
         self._thread: threading.Thread | None = None
-        self._starting = threading.RLock()  # a signal handler may use the client while this one starts
+        self._starting = threading.RLock()
+        """Reentrant: a signal handler may use the client while its thread is inside ensure_started()."""
 
     @property
     def is_started(self) -> bool:
-        """True once the thread was started."""
+        """True once somebody has begun to start the thread."""
         return self._thread is not None
 
     def ensure_started(self) -> None:
         """Start the thread, unless that is done or the client is closed."""
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None and not self._closed.is_set():
-                    self._thread = threading.Thread(target=self._run, name="kmq-client", daemon=True)
-                    try:
-                        self._thread.start()
-                    except RuntimeError:  # the system has no thread left; the next call tries again
-                        self._thread = None
-                        raise
+        if self._thread is not None:
+            return
+        with self._starting:
+            thread = threading.Thread(target=self._run, name="kmq-client", daemon=True)
+            # No call may stand between the look at _thread and its change: a signal handler may run in one.
+            if self._closed.is_set() or self._thread is not None:
+                return
+            self._thread = thread
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread left; the next call tries again
+                self._thread = None
+                raise
 
     def join(self) -> None:
         """Wait until the thread has ended, if it was started. Set `closed` before, or this never returns."""
-        if self._thread is not None and self._thread.is_alive():  # one that only starts will see `closed`
+        # A thread whose start() a signal handler interrupts is not alive yet. It ends at once, by `closed`.
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:

@@ -74,7 +74,7 @@ class RecordFetcher:
         if pause:
             self._consumer.pause([TopicPartition(self._topic, partition) for partition in pause])
         if resume:
-            librdkafka.resume(self._consumer, [TopicPartition(self._topic, one) for one in resume])
+            librdkafka.resume_now(self._consumer, [TopicPartition(self._topic, one) for one in resume])
         self._paused = wanted
 
     def forget(self, partitions: Collection[int]) -> None:

@@ -116,10 +116,9 @@ class Server:
                 delay = _BACKOFF.delay(attempts)
                 if not (repeatable or failed.not_done) or SYSTEM_CLOCK.monotonic() + delay > until:
                     unsure = "" if failed.not_done else "; whether the server did it is not known"
-                    answered = isinstance(failed.cause, ResponseError | BusyLoadingError)
-                    check = "" if answered else "; check the address, that it runs, and pool_size"
                     text = str(failed.cause).removesuffix(".")
-                    raise Unavailable(f"{self.name}: {text}{unsure}{check}") from failed.cause
+                    advice = _advice(failed.cause)
+                    raise Unavailable(f"{self.name}: {text}{unsure}{advice}") from failed.cause
             SYSTEM_CLOCK.sleep(delay)
         raise AssertionError("count() does not end")
 
@@ -206,3 +205,11 @@ def _library() -> tuple[str, str]:
     code = (files(__package__) / "functions.lua").read_text(encoding="utf-8")
     name = f"kmqpy_{hashlib.sha256(code.encode()).hexdigest()[:16]}"
     return name, code.replace(_PLACEHOLDER, name)
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, ResponseError | BusyLoadingError):  # of a server that answers
+        return ""
+    if "No connection available" in str(error):  # what redis-py says when the pool is empty
+        return "; all connections of this process are in use: raise pool_size"
+    return "; check the address, and that the server runs"

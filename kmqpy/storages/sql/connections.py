@@ -59,21 +59,20 @@ class Connections:
 
     def within(self, connection: Any, work: Callable[[Cursor], T]) -> T:
         """The result of `work(cursor)` in the transaction of the application, which commits it or not."""
-        try:
-            with closing(self._cursor_on(connection)) as cursor:
-                return work(cursor)
-        except Exception as error:
-            failed = self._failed(error, connected=True)
-            if failed is None:
-                raise
-            raise failed.shown(self.pool.url) from failed.cause
+        with self._translated(), closing(self._cursor_on(connection)) as cursor:
+            return work(cursor)
 
     @contextmanager
     def inspect(self) -> Iterator[sqlalchemy.Inspector]:
         """An inspector of the tables; raises as run() does."""
+        with self._translated(), self.pool.connect() as connection:
+            yield sqlalchemy.inspect(connection)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise errors of the driver and of the pool as errors of kmqpy."""
         try:
-            with self.pool.connect() as connection:
-                yield sqlalchemy.inspect(connection)
+            yield
         except Exception as error:
             failed = self._failed(error, connected=True)
             if failed is None:
@@ -183,17 +182,20 @@ class _Failed(Exception):
 
     def shown(self, url: sqlalchemy.URL) -> Unavailable:
         name = _name(url)
+        if isinstance(self.cause, sqlalchemy.exc.TimeoutError):
+            return Unavailable(f"{name}: all connections of this process are in use; raise pool_size")
         text = " ".join(str(self.cause).split())
         if self.fate is Fate.DENIED:
             return AccessDenied(f"{name} denies it: {text}")
         if self.fate is Fate.REFUSED:
             return Unavailable(f"{name} refuses: {text}")
-        check = "; check the address, and that it runs" if url.host else ""
-        return Unavailable(f"{name} does not answer: {text}{check}")
+        advice = "; check the address, and that the database runs" if url.host else ""
+        return Unavailable(f"{name} does not answer: {text}{advice}")
 
 
 def _name(url: sqlalchemy.URL) -> str:
     """The database as errors name it: its address, or SQLite's file."""
     if url.host is None:
         return f"the database {url.database!r}"
-    return f"the database at {url.host}:{url.port}" if url.port else f"the database at {url.host}"
+    host = f"[{url.host}]" if ":" in url.host else url.host
+    return f"the database at {host}:{url.port}" if url.port else f"the database at {host}"

@@ -36,28 +36,27 @@ def open_storage(
     """Open the storage of `postgresql://user:password@host:5432/database` and the like, or `sqlite:///file`.
 
     It connects, and creates or migrates the tables if need be. `clock` is that of leases in SQLite, which has
-    no server. Raises ConfigError, Unavailable, AccessDenied, QueueNotFound as check_file() does.
+    no server. Raises ConfigError, Unavailable, AccessDenied, QueueNotFound as refuse_missing_file() does.
     """
     url.refuse_unknown((*SETTINGS, *URL_SETTINGS))
     timeout_s = _timeout_ms(url) / 1000
-    dialect = dialect_of(url, clock)
     if url.queue and not convert("create", url.settings.get("create", False), bool):
-        check_file(url)
-    engine = SqlEngine(dialect, Names.of(url.scheme, url.settings), timeout_s=timeout_s)
+        refuse_missing_file(url)
+    engine = SqlEngine(dialect_of(url, clock), Names.of(url.scheme, url.settings), timeout_s=timeout_s)
     return StoredStorage(engine, telemetry=telemetry)
 
 
-def check_file(url: QueueUrl) -> None:
+def refuse_missing_file(url: QueueUrl) -> None:
     """Raise QueueNotFound where SQLite would make a new, empty file; ConfigError for a bad url."""
     if url.scheme != "sqlite":
         return
-    dialect_of(url)
+    dialect_of(url)  # raises for a bad url
     file = url.path[1:]
     try:
         Path(file).stat()
     except FileNotFoundError:
         raise QueueNotFound(
-            f"queue url: there is no file {file!r}; check the path, or make the file with its first queue: "
+            f"queue url: there is no file {file!r}; check the path, or create it together with a queue: "
             "kmq queue create, or create=true in the url"
         ) from None
     except (OSError, ValueError):
