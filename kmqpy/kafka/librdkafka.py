@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import confluent_kafka
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmqpy.core.backoff import Backoff
@@ -152,7 +152,22 @@ class Producer(confluent_kafka.Producer):
 
 
 class Consumer(confluent_kafka.Consumer):
-    """A consumer that can be weakly referenced; see `keep_in_children`."""
+    """A consumer that can be weakly referenced; see `keep_in_children`.
+
+    credentials  what it was made with: SASL's user name and password, or empty texts
+    """
+
+    credentials = ("", "")
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Resume paused partitions, and let librdkafka fetch from them at once, not up to a second later.
+
+        Its threads for the brokers look at their partitions once a second, or when they are woken. New
+        credentials wake them. A request would, too; but it has to wait for the answer to the last fetch, and
+        librdkafka closes the connection where a request's time limit is over before its answer.
+        """
+        super().resume(partitions)
+        self.set_sasl_credentials(*self.credentials)
 
 
 def new_producer(connection: KafkaConnection, defaults: KafkaSettings) -> Producer:
@@ -179,7 +194,9 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
         "group.id": "kmq-none",
     }
     with _settings_errors(connection):
-        made = Consumer(_settings(connection, {**common, **defaults}), logger=_log)
+        settings = _settings(connection, {**common, **defaults})
+        made = Consumer(settings, logger=_log)
+    made.credentials = (str(settings.get("sasl.username", "")), str(settings.get("sasl.password", "")))
     keep_in_children(made)
     return made
 
@@ -192,18 +209,6 @@ def connect_to_leader(consumer: confluent_kafka.Consumer, topic: str) -> None:
     """
     with suppress(KafkaException):
         watermarks(consumer, topic, 0, _CONNECT_S)
-
-
-def resume(consumer: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
-    """Resume paused partitions; takes 50 ms at most.
-
-    librdkafka alone would fetch from them up to a second later: its thread for their broker looks at them
-    when something is asked of that broker, and otherwise once a second.
-    """
-    consumer.resume(places)
-    ends = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
-    with suppress(KafkaException):
-        consumer.offsets_for_times(ends, timeout=_CONNECT_S)
 
 
 def new_admin(connection: KafkaConnection) -> AdminClient:

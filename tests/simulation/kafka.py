@@ -73,10 +73,6 @@ class Module:
         return False
 
     @staticmethod
-    def resume(consumer: Any, places: list[TopicPartition]) -> None:
-        consumer.resume(places)
-
-    @staticmethod
     def connect_to_leader(*_: object) -> None: ...
 
     @staticmethod

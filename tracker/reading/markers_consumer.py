@@ -112,4 +112,4 @@ class MarkersConsumer:
     def _resume(self, part: OwnedPartition) -> None:
         if part.paused:
             part.paused = False
-            librdkafka.resume(self._consumer, [TopicPartition(part.queue.markers_topic, part.number)])
+            self._consumer.resume([TopicPartition(part.queue.markers_topic, part.number)])
