@@ -60,8 +60,9 @@ class Housekeeper:
                     self._thread = threading.Thread(target=self._run, name="kmq-client", daemon=True)
                     try:
                         self._thread.start()
-                    except RuntimeError:  # the system has no thread left; the next call tries again
-                        self._thread = None
+                    except BaseException:  # no thread left, or an interrupt; the next call tries again
+                        if self._thread.ident is None:
+                            self._thread = None
                         raise
 
     def join(self) -> None:
