@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import confluent_kafka
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kmqpy.core.backoff import Backoff
@@ -131,10 +131,9 @@ COPY_SETTINGS: KafkaSettings = {"message.max.bytes": 100_000_000, "compression.t
 bytes, and the originals may have been compressed: zstd makes the copies about as small as any codec."""
 
 _POLL_S = 0.05
+_CONNECT_EARLY_S = 1.0
 _CONNECT_S = 0.05
 """librdkafka connects to a broker that answers within this time."""
-_NUDGE_S = 0.05
-"""The time-out of requests that only wake up librdkafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,22 @@ class Producer(confluent_kafka.Producer):
 
 
 class Consumer(confluent_kafka.Consumer):
-    """A consumer that can be weakly referenced; see `keep_in_children`."""
+    """A consumer that can be weakly referenced; see `keep_in_children`.
+
+    credentials  what it was made with: SASL's user name and password, or empty texts
+    """
+
+    credentials = ("", "")
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Resume paused partitions, and let librdkafka fetch from them at once, not up to a second later.
+
+        Its threads for the brokers look at their partitions once a second, or when they are woken. New
+        credentials wake them. A request would, too; but it has to wait for the answer to the last fetch, and
+        librdkafka closes the connection where a request's time limit is over before its answer.
+        """
+        super().resume(partitions)
+        self.set_sasl_credentials(*self.credentials)
 
 
 def new_producer(connection: KafkaConnection, defaults: KafkaSettings) -> Producer:
@@ -181,32 +195,22 @@ def new_consumer(connection: KafkaConnection, defaults: KafkaSettings) -> Consum
         "group.id": "kmq-none",
     }
     with _settings_errors(connection):
-        made = Consumer(_settings(connection, {**common, **defaults}), logger=_log)
+        settings = _settings(connection, {**common, **defaults})
+        made = Consumer(settings, logger=_log)
+    made.credentials = (str(settings.get("sasl.username", "")), str(settings.get("sasl.password", "")))
     keep_in_children(made)
     return made
 
 
 def connect_early(consumer: confluent_kafka.Consumer, topic: str) -> None:
-    """Let a new consumer find its group's coordinator at once; takes 50 ms at most.
+    """Let a new consumer find its group's coordinator at once; waits for a second at most.
 
     To ask for the coordinator, librdkafka needs a connection to any broker. It makes one after 50 ms, or at
     once for a request to a partition's leader. So this asks for the bounds of partition 0, and ignores the
-    answer.
+    answer. For consumers of a few requests only: librdkafka closes a connection on which an answer is late.
     """
     with suppress(KafkaException):
-        watermarks(consumer, topic, 0, _NUDGE_S)
-
-
-def resume_now(consumer: confluent_kafka.Consumer, places: list[TopicPartition]) -> None:
-    """Resume paused partitions, and have librdkafka fetch from them at once; takes 50 ms at most.
-
-    librdkafka has a thread for each broker. That thread notices resumed partitions when it sends a request,
-    otherwise once a second. So this asks each leader for the ends of its partitions, and ignores the answers.
-    """
-    consumer.resume(places)
-    ends = [TopicPartition(place.topic, place.partition, OFFSET_END) for place in places]
-    with suppress(KafkaException):
-        consumer.offsets_for_times(ends, timeout=_NUDGE_S)
+        watermarks(consumer, topic, 0, _CONNECT_EARLY_S)
 
 
 def new_admin(connection: KafkaConnection) -> AdminClient:

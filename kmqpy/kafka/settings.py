@@ -172,7 +172,7 @@ class KafkaConnection:
     kafka: KafkaSettings = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.bootstrap:
+        if not self.bootstrap.strip(" ,"):
             raise ConfigError("bootstrap: must not be empty; name a broker, for example host:9092")
         check_addresses(self.bootstrap, "bootstrap", "host:9092")
         if not self.root.startswith("/") or self.root.endswith("/"):

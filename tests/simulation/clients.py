@@ -48,7 +48,7 @@ _crash_recovery = stepwise(
     partition_reader=LogReader,
 )
 CrashRecovery = _crash_recovery.CrashRecovery
-_record_fetcher = stepwise("kmqpy.kafka.client.record_fetcher", {"fetch", "fetch_ahead"}, librdkafka=Module)
+_record_fetcher = stepwise("kmqpy.kafka.client.record_fetcher", {"fetch", "fetch_ahead"})
 _leave_group = stepwise("kmqpy.kafka.client.leave_group", set(), returns_in_time=lambda call: call() is None)
 _group_member = stepwise(
     "kmqpy.kafka.client.group_member",

@@ -73,13 +73,6 @@ class Module:
         return False
 
     @staticmethod
-    def resume_now(consumer: Any, places: list[TopicPartition]) -> None:
-        consumer.resume(places)
-
-    @staticmethod
-    def connect_early(*_: object) -> None: ...
-
-    @staticmethod
     def watermarks(reader: "Reader", topic: str, partition: int, _timeout_s: float) -> Steps:
         return reader.get_watermark_offsets(TopicPartition(topic, partition))
 

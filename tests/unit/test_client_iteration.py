@@ -433,13 +433,14 @@ def test_a_signal_handler_uses_a_client_whose_housekeeper_starts(client, monkeyp
         assert not housekeeper.is_alive()
 
 
-def test_a_housekeeper_that_could_not_start_is_started_by_the_next_call(client, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_a_housekeeper_that_could_not_start_is_started_by_the_next_call(client, monkeypatch, error):
     def start(_thread):
-        raise RuntimeError("can't start new thread")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(type(error)):
             client._housekeeper.ensure_started()
     assert client.receive(1)
     assert client._housekeeper.is_started

@@ -76,6 +76,12 @@ def test_of_the_issue_an_address_that_can_not_be_one_is_told(text):
         ZooKeeperConnection(hosts=text)
 
 
+@pytest.mark.parametrize("text", ["", " ", ",", " , "])
+def test_a_bootstrap_without_an_address_is_told(text):
+    with pytest.raises(ConfigError, match="bootstrap: must not be empty"):
+        KafkaConnection(bootstrap=text)
+
+
 def test_an_address_that_may_hold_a_password_is_not_shown():
     with pytest.raises(ConfigError) as caught:
         KafkaConnection(bootstrap="me:hunter2@host:9092")

@@ -54,7 +54,6 @@ class FakeConsumer:
         self.end = 1_000
         self.of_predecessor = TopicPartition("q", 0)
         self.paused = set()
-        self.asked = []  # once resumed
         self.waited_s = []
 
     def consume(self, count, timeout):
@@ -85,10 +84,6 @@ class FakeConsumer:
 
     def resume(self, places):
         self.paused -= {place.partition for place in places}
-
-    def offsets_for_times(self, places, timeout):
-        self.asked.append([place.partition for place in places if place.partition not in self.paused])
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # which does not matter
 
     def commit(self, offsets, asynchronous):
         self.commits += [(place.offset, place.metadata) for place in offsets]
@@ -133,15 +128,29 @@ def commit(member):
     member.maintain()
 
 
-def test_librdkafka_fetches_at_once_from_what_is_resumed(member, consumer):
-    """It looks at partitions when something is asked of their broker, and else once a second."""
-    apply(member, 4, failed=4)
-    assert consumer.paused == {0}
-    assert not consumer.asked
-    member._partitions[0] = active()
-    member._apply_pauses()
-    assert not consumer.paused
-    assert consumer.asked == [[0]]
+@pytest.mark.parametrize(
+    ("kafka", "credentials"),
+    [
+        ({}, ("", "")),
+        ({"sasl.mechanism": "PLAIN", "sasl.username": "ann", "sasl.password": "s3cret"}, ("ann", "s3cret")),
+    ],
+)
+def test_librdkafka_fetches_at_once_from_what_is_resumed(monkeypatch, kafka, credentials):
+    """It looks at partitions when it is woken, and else once a second; new credentials wake it."""
+    woken_by = []
+    real = librdkafka.Consumer.set_sasl_credentials
+
+    def wake(consumer, *given):
+        woken_by.append(given)
+        real(consumer, *given)
+
+    monkeypatch.setattr(librdkafka.Consumer, "set_sasl_credentials", wake)
+    consumer = librdkafka.new_consumer(KafkaConnection(bootstrap="127.0.0.1:1", kafka=kafka), {})
+    consumer.assign([TopicPartition("q", 0)])
+    consumer.pause([TopicPartition("q", 0)])
+    assert not woken_by
+    consumer.resume([TopicPartition("q", 0)])
+    assert woken_by == [credentials]
 
 
 @pytest.mark.parametrize(("partitions", "ready", "waited_s"), [(0, 0, 0.02), (2, 1, 0.02), (2, 2, 5.0)])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy
 
-from kmqpy.errors import QueueNotFound, Unavailable
+from kmqpy.errors import ConfigError, QueueNotFound, Unavailable
 from kmqpy.queue import queue_for, storage_for
 from kmqpy.storages.sql.connections import Connections
 from kmqpy.storages.sql.dialect import Picked
@@ -47,6 +47,13 @@ def test_a_queue_that_is_not_to_be_created_makes_no_file(tmp_path):
     assert not file.exists()
     queue_for(f"sqlite:///{file}?queue=q&create=true").close()
     queue_for(f"sqlite:///{file}?queue=q").close()
+
+
+def test_a_path_without_its_slash_is_not_cut_short(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="write it like sqlite:"):
+        queue_for("sqlite:jobs.db?queue=q&create=true")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path, monkeypatch):

@@ -75,11 +75,8 @@ class MarkersConsumer:
         topic = part.queue.markers_topic
         if part.reading and self._readers.get((topic, part.number)) is part:
             del self._readers[topic, part.number]
-            place = TopicPartition(topic, part.number)
-            if part.paused:  # it would stay so when it is assigned again
-                part.paused = False
-                self._consumer.resume([place])
-            self._consumer.incremental_unassign([place])
+            self._resume(part)
+            self._consumer.incremental_unassign([TopicPartition(topic, part.number)])
         part.reading = False
 
     def fetch(self, wait_s: float) -> Fetched:
@@ -105,10 +102,14 @@ class MarkersConsumer:
         if len(part.unread) > _MAX_UNREAD and not part.paused:
             part.paused = True
             self._consumer.pause([TopicPartition(part.queue.markers_topic, part.number)])
-        elif not part.unread and part.paused:
-            part.paused = False
-            librdkafka.resume_now(self._consumer, [TopicPartition(part.queue.markers_topic, part.number)])
+        elif not part.unread:
+            self._resume(part)
 
     def close(self) -> None:
         """Release the connection."""
         self._consumer.close()
+
+    def _resume(self, part: OwnedPartition) -> None:
+        if part.paused:
+            part.paused = False
+            self._consumer.resume([TopicPartition(part.queue.markers_topic, part.number)])

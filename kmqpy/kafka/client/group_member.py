@@ -108,7 +108,6 @@ class GroupMember:
             },
         )
         self._joined_at = self._clock.monotonic()
-        librdkafka.connect_early(consumer, self._queue.name)  # else it joins the group 50 ms later
         with librdkafka.kafka_errors(f"subscribe to {self._queue.name}", self._connection):
             consumer.subscribe(
                 [self._queue.name],

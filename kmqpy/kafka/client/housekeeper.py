@@ -65,8 +65,9 @@ class Housekeeper:
             self._thread = thread
             try:
                 thread.start()
-            except RuntimeError:  # the system has no thread left; the next call tries again
-                self._thread = None
+            except BaseException:  # no thread left, or a signal handler raised: the next call tries again
+                if thread.ident is None:
+                    self._thread = None
                 raise
 
     def join(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kmqpy.core.int64 import INT64_MAX
-from kmqpy.kafka import librdkafka
 
 
 class RecordFetcher:
@@ -74,7 +73,7 @@ class RecordFetcher:
         if pause:
             self._consumer.pause([TopicPartition(self._topic, partition) for partition in pause])
         if resume:
-            librdkafka.resume_now(self._consumer, [TopicPartition(self._topic, one) for one in resume])
+            self._consumer.resume([TopicPartition(self._topic, partition) for partition in resume])
         self._paused = wanted
 
     def forget(self, partitions: Collection[int]) -> None:

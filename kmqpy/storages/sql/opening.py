@@ -87,7 +87,7 @@ def _timeout_ms(url: QueueUrl) -> int:
 
 def _dialect(url: QueueUrl, names: Names, clock: Clock, pool: dict[str, Any]) -> Dialect:
     if url.scheme == "sqlite":
-        if url.address or url.user is not None or url.path in ("", "/"):
+        if url.address or url.user is not None or url.path == "/" or not url.path.startswith("/"):
             raise ConfigError("queue url: write it like sqlite:///relative.db or sqlite:////absolute.db")
         if url.path[1:] == ":memory:":
             raise ConfigError("queue url: each connection would have a database of its own; use memory:")
