@@ -454,5 +454,6 @@ class GroupMember:
             self._queue.consumer_group,
             static=self._static,
             in_rebalance=lambda: self._revoked,
+            interrupted=self._fetcher.is_interrupted,
             clock=self._clock,
         )

@@ -21,12 +21,14 @@ def leave_group(
     *,
     static: bool,
     in_rebalance: Callable[[], bool],
+    interrupted: bool,
     clock: Clock,
 ) -> bool:
     """Close `consumer`; returns False when that takes too long.
 
     static        a member that keeps its partitions for a while; others give them up
     in_rebalance  whether partitions were revoked and others are not assigned yet
+    interrupted   a signal handler has interrupted a call of `consumer`, and calls this
     """
     # librdkafka hangs for ever, and Python with it, when it is closed in the middle of a rebalance
     # (its issue 4884): first wait for the end of that, or leave the group before.
@@ -35,6 +37,9 @@ def leave_group(
         consumer.unsubscribe()
         while consumer.assignment() and clock.monotonic() < deadline:
             consumer.consume(1, 0.02)
+    if interrupted:  # close() waits until the interrupted call ends, which waits for the signal handler
+        threading.Thread(target=consumer.close, name="kmq-close", daemon=True).start()
+        return True
     return returns_in_time(consumer.close)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -23,6 +24,12 @@ class RecordFetcher:
         self._ahead: list[Any] = []
         """Records and errors that fetch_ahead() got, for the next fetch()."""
         self._paused: set[int] = set()
+        self._fetched_by: int | None = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True in a signal handler that has interrupted fetch()."""
+        return self._fetched_by == threading.get_ident()
 
     def change_consumer(self, consumer: Consumer) -> None:
         """Go on with a new consumer, which has no partitions yet."""
@@ -32,13 +39,17 @@ class RecordFetcher:
 
     def fetch(self, max_records: int, wait_s: float) -> list[Any]:
         """Up to `max_records` records and errors; waits at most `wait_s` for the first."""
-        # Two calls, since consume(n, t) waits for n records, or until t is over.
-        records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
-        if not records:
-            records = self._consumer.consume(1, wait_s)
-        if records and max_records > len(records):
-            records += self._consumer.consume(max_records - len(records), 0)
-        return records
+        self._fetched_by = threading.get_ident()
+        try:
+            # Two calls, since consume(n, t) waits for n records, or until t is over.
+            records, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
+            if not records:
+                records = self._consumer.consume(1, wait_s)
+            if records and max_records > len(records):
+                records += self._consumer.consume(max_records - len(records), 0)
+            return records
+        finally:
+            self._fetched_by = None
 
     def fetch_ahead(self) -> list[Any]:
         """Poll once, so that the group keeps this member; keeps what came for fetch(), and returns it."""
