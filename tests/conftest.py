@@ -68,7 +68,7 @@ _LONG = (
 )
 _COMPUTING = tuple(f"tests/{one}/" for one in ("chaos", "docs", "packaging", "simulation", "spark", "unit"))
 """Tests that keep a core busy. Those of integration/ and others mostly wait for servers."""
-_COMPUTE_AT_ONCE = 2
+_COMPUTE_AT_ONCE = 3
 """How many workers run tests that compute, as long as there are others: else these were left to the end, when
 the cores would be idle half of the time."""
 _shared = contextlib.ExitStack()

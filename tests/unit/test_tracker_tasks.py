@@ -12,6 +12,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from kmqpy.errors import ConfigError, Unavailable
 from kmqpy.kafka.settings import KafkaConnection
+from kmqpy.testing import ManualClock
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity
 from tracker.health.metrics import TrackerMetrics
 from tracker.settings import TrackerSettings
@@ -175,19 +176,10 @@ def test_trackers_that_have_ended_are_started_again_after_a_pause(monkeypatch):
     ends = iter(([], Unavailable("ZooKeeper does not answer"), RuntimeError("stage failure"), ["a report"]))
     submitted = []
 
-    class Clock:
-        now = 0.0
-
-        def monotonic(self):
-            return self.now
-
-        def sleep(self, seconds):
-            self.now += seconds
-
-    clock = Clock()
+    clock = ManualClock()
 
     def submit():
-        submitted.append(clock.now)
+        submitted.append(clock.monotonic())
         end = next(ends)
         if isinstance(end, Exception):
             raise end

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _PREPARE_EVERY_S = 0.02
 """The longest wait of a poll while partitions are being assigned or are not ACTIVE."""
 _JOINING_S = 10.0
-"""A member without partitions is on standby when it has been so for this long since it joined."""
+"""How long after it joined a member without partitions expects some; after that it is on standby."""
 _IDLE_AFTER_S = 1.0
 _OUTCOME_TIMEOUT_S = 2.0
 """How long a rebalance may be kept waiting for start markers of unknown outcome."""

@@ -55,9 +55,8 @@ class Schema:
             return self._found_version() == self._version
         except ConfigError:  # it may have seen a part of the tables that another process is creating
             return False
-        except (
-            Unavailable
-        ):  # SQLite is busy at once while another process creates the file; run() tries again
+        except Unavailable:
+            # SQLite is busy at once while another process creates the file; then run() tries again.
             if self._dialect.name != "sqlite":
                 raise
             return False
