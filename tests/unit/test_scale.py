@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.scale import Simulation, steps
+from benchmarks.scale import steps
+from benchmarks.scale_worlds import Simulation
 
 PARTITIONS, TRACKERS = 240, 12
 
