@@ -1,4 +1,4 @@
-"""Computes the pauses between attempts: each pause is longer than the one before, up to a maximum."""
+"""Computes the pauses between attempts, which grow with each attempt up to a maximum."""
 
 from __future__ import annotations
 

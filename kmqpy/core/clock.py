@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clock of this machine."""
+    """Reads the clock of this machine."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC; may jump."""

@@ -35,14 +35,14 @@ def parse_duration_ms(text: str, name: str = "duration") -> int:
 def duration_ms(value: Duration, name: str) -> int:
     """Seconds or a timedelta as ms, rounded up.
 
-    Raises ConfigError that names `name`, for a negative value, 2**53 seconds or more, and what is no number.
+    Raises ConfigError with `name` for a negative value, for 2**53 seconds or more, and for other types.
     """
     if isinstance(value, timedelta):
         if value < timedelta():
             raise ConfigError(f"{name}: {value!r} must not be negative")
         whole, rest = divmod(value, _MILLISECOND)
         return whole + bool(rest)
-    if type(value) is int and 0 <= value < 2**53:  # the usual value, fast: once for each message
+    if type(value) is int and 0 <= value < 2**53:  # a fast path: each message needs it
         return value * 1000
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name}: {shown(value)} is neither seconds nor a timedelta")

@@ -66,7 +66,7 @@ def unknown_variables(
             known.add(f"KMQ_{key.upper()}")
             if is_table(hints[field]):
                 prefixes += (f"KMQ_{key.upper()}_",)
-    # Without the common beginning, which would make all names similar.
+    # KMQ_ is removed for the comparison: a common beginning makes all names similar.
     words = [name.removeprefix("KMQ_") for name in known]
     return {
         name: nearest(name.removeprefix("KMQ_"), words).replace("mean ", "mean KMQ_")

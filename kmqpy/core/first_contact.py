@@ -14,7 +14,7 @@ from enum import StrEnum
 
 
 class Service(StrEnum):
-    """The services whose first answer can be limited."""
+    """The services for whose first answer there can be a time limit."""
 
     KAFKA = "Kafka"
     ZOOKEEPER = "ZooKeeper"
@@ -22,6 +22,8 @@ class Service(StrEnum):
 
 @dataclass(slots=True)
 class _FirstContact:
+    """The time limit of a first_contact_within() block, and the services that answered during the block."""
+
     within_s: float
     answered: set[Service] = field(default_factory=set)
 

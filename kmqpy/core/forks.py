@@ -53,7 +53,7 @@ def _after_fork() -> None:
     global _fork_count  # noqa: PLW0603
     _fork_count += 1
     for handle in _librdkafka_clients:
-        # A reference that nobody drops, so that the interpreter frees the client not even when it exits.
+        # Nobody drops this reference, so the client is not freed even when the interpreter exits.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
 
 

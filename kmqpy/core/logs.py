@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 _BEYOND_VISIBLE_ASCII = re.compile(r"[^ -~]+")
+"""Characters that may need an escape in JSON; printable_json() keeps those that are visible."""
 _STANDARD_ATTRIBUTES = logging.makeLogRecord({}).__dict__.keys() | {"message", "asctime", "taskName"}
+"""The attributes that a log record may have by itself; other attributes are fields from `extra`."""
 
 
 def setup(level: str = "INFO", form: str = "text") -> None:

@@ -32,7 +32,8 @@ class MetricsTelemetry(Telemetry):
     messaging.client.operation.duration  seconds of a send until it is confirmed or fails
     messaging.client.consumed.messages   messages received
     messaging.process.duration           seconds of a worker's handler; failed handlers have error.type
-    kmq.client.finished.messages         ops of Telemetry.finished() but `send`, by messaging.operation.name
+    kmq.client.finished.messages         messages acknowledged, given back, extended or dead-lettered (all ops
+                                         of Telemetry.finished() except `send`), by messaging.operation.name
     kmq.client.failures                  failures after which kmqpy went on, by kmq.failure
     kmq.client.in_flight                 messages in flight of the client that reported last
 

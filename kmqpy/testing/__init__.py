@@ -25,7 +25,7 @@ from kmqpy.queue import Storage
 __all__ = ["ManualClock", "memory_storage"]
 
 _MAX_WAIT_S = 0.02
-"""receive() of a memory_storage() queue waits at most so many seconds of real time for a message."""
+"""The longest wait of receive() in a queue of memory_storage(), in seconds of real time."""
 _START_MS = 1_700_000_000_000
 """Where a ManualClock starts by default: 2023-11-14."""
 
@@ -59,8 +59,8 @@ class ManualClock:
 def memory_storage(clock: Clock | None = None) -> Storage:
     """Make a storage in memory, without queues.
 
-    Leases and delays follow `clock` (default: a ManualClock that nobody moves). receive() on an empty queue
-    waits at most 20 ms, whatever its `wait` is, since a clock that stands still would never end the wait.
+    Leases and delays follow `clock` (default: a ManualClock that nobody moves). receive() waits at
+    most 20 ms for a message, also if its `wait` is longer: a clock that stands still would never end it.
     """
     from kmqpy.storages.memory import MemoryEngine
     from kmqpy.storages.stored_storage import StoredStorage

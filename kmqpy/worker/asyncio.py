@@ -45,9 +45,9 @@ goes on in its thread after its caller was cancelled."""
 _STOP_POLL_S = 0.05
 """Seconds between two checks of AsyncWorker.run() whether the worker stops."""
 _TIMER_EARLY_S = 0.001
-"""Added to timers, in seconds: an event loop may call back so much too early."""
+"""Seconds by which an event loop may call back too early; timers are longer by that time."""
 _MAX_TAKEN_AHEAD = 10
-"""The most messages that `async for` takes in one call; it yields them one by one."""
+"""The most messages that `async for` takes in one call (at most once: 1) and then yields one by one."""
 
 
 class AsyncQueue:

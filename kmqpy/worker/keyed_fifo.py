@@ -34,7 +34,7 @@ class KeyedFifo(Generic[T]):
             self._ready.append((key, item))
 
     def start(self) -> T | None:
-        """Remove and return the next item that may start, or None. The caller calls done() at its end."""
+        """Remove and return the next item that may start, or None. When the item ends, call done()."""
         return self._ready.popleft()[1] if self._ready else None
 
     def done(self, key: bytes | None) -> None:

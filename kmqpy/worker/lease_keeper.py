@@ -92,7 +92,7 @@ class LeaseKeeper:
         return mine
 
     def unfinished(self) -> list[LeasedMessage]:
-        """The messages for which finish() was not called."""
+        """The messages that were given to add() and not yet to finish()."""
         with self._changed:
             return list(self._leased)
 

@@ -49,7 +49,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """The outcome of a message that is to be redelivered; the fields are arguments of Queue.nack()."""
+    """The outcome of a message that the queue redelivers; the fields are arguments of Queue.nack()."""
 
     delay: Duration = 0
     count: bool = True

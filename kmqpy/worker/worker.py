@@ -51,7 +51,7 @@ _RECEIVE_WAIT_S = 0.5
 _SIGNAL_POLL_S = 0.1
 """Seconds between two checks of run() whether a signal came or the worker stops."""
 _MIN_TAKER_JOIN_S = 5.0
-"""stop() waits up to so many seconds for the receiving thread, even if `drain_timeout` is shorter."""
+"""Seconds that stop() waits at most for the receiving thread, unless `drain_timeout` is longer."""
 _DEFAULT_BACKOFF = Backoff()
 _FATAL_ERRORS = (ConfigError, NotSupported, Closed, Fenced, Forked)
 """Errors of receive() that end the worker, since another try would fail, too."""
@@ -142,7 +142,7 @@ class Worker:
         self._refill_at = max(1, prefetch // 2)
         self._lease_s = _lease_s(queue, lease)
         self._backoff = backoff
-        # Waits of threads raise OverflowError for more than TIMEOUT_MAX.
+        # For more than TIMEOUT_MAX, waits of threads raise OverflowError.
         self._drain_s = min(duration_ms(drain_timeout, "drain_timeout") / 1000, threading.TIMEOUT_MAX)
         self._handle_signals = handle_signals
         self._on_lost = on_lost

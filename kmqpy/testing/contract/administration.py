@@ -28,9 +28,9 @@ from kmqpy.testing.contract.target import (
 )
 
 MAX_THREADS = MAX_CONNECTIONS = 20
-"""The most threads and connections that a storage may use for all open queues of the test of many queues."""
+"""The most threads and connections that a storage may use in test_many_queues_…, for all queues together."""
 _WAITING_TAKERS = 50
-"""So many queues of that test have a receive() that waits, each in a thread of the test."""
+"""The number of queues of that test on which a receive() waits, each in a thread of the test."""
 _QUEUES = 1_000
 """The number of queues of that test, in a storage whose clock the test moves (in memory)."""
 _QUEUES_IN_REAL_TIME = 100

@@ -13,7 +13,7 @@ from kmqpy.queue import Queue, Storage
 from kmqpy.testing.contract.target import new_name, take_one
 
 _UNPRINTABLE_NUMBER = 10**5_000
-"""A number that Python refuses to print: errors must not print it, and no pytest parameter may be it."""
+"""A number that Python refuses to print: errors and names of pytest parameters must not print it."""
 _ABOVE_INT64 = 2**63
 """The smallest number that is too large for 64 bits."""
 

@@ -35,7 +35,7 @@ BODIES = {
 }
 
 _SERIES_LENGTH = 8
-"""So many messages are sent, one after the other, to measure how late a waiting receive() returns each."""
+"""The number of messages that are sent one by one to measure how late a waiting receive() returns them."""
 
 
 def test_bodies_come_as_they_were_sent(queue: Queue) -> None:

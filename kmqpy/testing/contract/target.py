@@ -19,9 +19,9 @@ T = TypeVar("T")
 LEASE_S = 1.0
 """The lease of the queues under test, in seconds."""
 OVER_S = 1.3
-"""A test lets so many seconds pass, to be sure that a lease of LEASE_S is over."""
+"""Seconds that a test lets pass so that a lease of LEASE_S is over, also on a slow machine."""
 PATIENCE_S = 60.0
-"""A test fails if an expected message or state has not come after so many seconds."""
+"""Seconds that a test waits for an expected message or state before the test fails."""
 _CHECK_INTERVAL_S = 0.25
 """Seconds between two checks of assert_becomes()."""
 
@@ -32,7 +32,7 @@ class Target:
 
     open             opens the storage; each call returns another Storage object with the same queues
     url              url of the storage without `queue=`, for tests that start other processes
-    pass_time        returns when so many seconds have passed on the storage's clock
+    pass_time        lets the given number of seconds pass on the storage's clock
     real_time        False: the storage's clock moves only by pass_time
     open_with_clock  opens the storage with this clock as the clock of the client's machine
     kill_server      kills the server with -9, and starts it again
