@@ -31,7 +31,7 @@ from kazoo.protocol.serialization import SASL, Auth
 from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
 
 from kmqpy.core.clock import SYSTEM_CLOCK
-from kmqpy.core.first_contact import Service, has_answered, patience_s
+from kmqpy.core.first_contact import Service, note_answer, patience_s
 from kmqpy.core.forks import ForkGuard
 from kmqpy.errors import AccessDenied, ConfigError, MissingExtra, Unavailable
 from kmqpy.zookeeper.settings import ZooKeeperConnection, ZooKeeperSecurity, check_zookeeper
@@ -270,7 +270,7 @@ def connect(
             check_access(zk)
             if SYSTEM_CLOCK.monotonic() > deadline:
                 raise no_answer(zk)
-        has_answered(Service.ZOOKEEPER)
+        note_answer(Service.ZOOKEEPER)
         yield zk
     finally:
         stop(zk)
