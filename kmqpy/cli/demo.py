@@ -46,7 +46,7 @@ def demo(messages: int, as_json: bool) -> int:
     """
     from kmqpy.dev.demo import run
 
-    # With --json, stdout is for the one object.
+    # With --json, only the JSON object goes to stdout.
     console = Console(stderr=as_json)
     with _display(console, messages) as show:
         report = run(messages, show)

@@ -141,7 +141,7 @@ class _Sending:
         """Send a batch; if a message of the batch is too large, send its messages one by one."""
         try:
             self._done(self._send(batch))
-        except MessageError:  # none of the batch was sent; otherwise it is Unfinished
+        except MessageError:  # no message of the batch was sent; otherwise Unfinished is raised
             for index, one in enumerate(batch):
                 try:
                     self._done(self._send([one]))
@@ -151,6 +151,7 @@ class _Sending:
         self._handled += len(batch)
 
     def _send(self, batch: list[bytes]) -> list[str]:
+        """Send a batch; raises PartlyDone for an error other than MessageError after messages were sent."""
         try:
             return self._send_many(batch)
         except MessageError:

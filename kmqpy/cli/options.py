@@ -50,7 +50,7 @@ command with a wrong address takes less than 3 s."""
 
 
 class _DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A duration such as `500ms`, `30s`, `5m`, `1h` or `7d`, as a timedelta."""
+    """Converts a duration such as `500ms`, `30s`, `5m`, `1h` or `7d` to a timedelta."""
 
     name = "duration"
 
@@ -200,6 +200,7 @@ def _kept_option(option: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Keep the value of an option; a repeatable option adds to its earlier values."""
     given = ctx.meta.setdefault(_GIVEN, {})
     if isinstance(value, tuple):
         given[param.name] = given.get(param.name, ()) + value

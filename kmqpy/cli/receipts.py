@@ -1,7 +1,7 @@
-"""The commands `kmq ack`, `nack`, `extend` and `dead-letter`, which finish messages or change their leases.
+"""The commands `kmq ack`, `nack`, `extend` and `dead-letter` for messages that `kmq receive` has taken.
 
-Each takes receipts, as arguments or on standard input. A receipt is a text that names a taken message and its
-queue: `kmq receive` prints one with each message.
+Each command takes receipts, as arguments or on standard input. A receipt is a text that names a taken message
+and its queue: `kmq receive` prints the receipt of each message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kmqpy.queue import Queue
 from kmqpy.storages.receipts import queue_named_in
 
 _FLUSH_TIMEOUT_S = 10.0
-"""How long the service may take to confirm what was done with all receipts; then the command fails."""
+"""How long the storage may take to confirm all acknowledgements and the like; then the command fails."""
 _RECEIPTS_ARGUMENT = click.argument("receipts", nargs=-1)
 
 

@@ -27,7 +27,7 @@ class Facts:
     brokers          how many brokers the cluster has
     trackers         all running trackers
     owners           the id of the tracker that has the partition
-    stored           what a tracker has stored: the markers offset from which the next one reads, and a time
+    stored           the markers offset, and a time, that a tracker has stored for the next tracker
     markers_log      first and next offset of the markers topic
     markers_latest   offset and timestamp (ms) of the marker with the highest timestamp
     now_ms           the time of this machine's clock

@@ -1,4 +1,4 @@
-"""`Finding`: something that the doctor found, how bad it is, and what to do about it."""
+"""`Finding`: a fault that the doctor found, with its severity and advice."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class QueueCreation:
         known = None
         if registered_settings is None:
             check_new_queue_name(settings.name)
-        elif settings.name not in damaged:  # settings that can't be read are replaced
+        elif settings.name not in damaged:  # otherwise the new settings replace unreadable ones
             known = self._context.registered(settings.name)
         if registered_settings is not None and not isinstance(queue, QueueSettings):
             settings = registered_settings
@@ -151,6 +151,7 @@ class QueueCreation:
         return found
 
     def _recorded_ids(self, name: str) -> Mapping[str, str]:
+        """Return the topic ids in the queue's record in kmq.queues; empty if there is none."""
         records, error = self._context.records()
         if error is not None:
             _log.warning("whether topics of queue %s were recreated is not known: %s", name, error)

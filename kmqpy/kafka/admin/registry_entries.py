@@ -212,6 +212,7 @@ def _dumps(values: Mapping[str, Any]) -> bytes:
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
+    """Parse a JSON object; raises ConfigError, in which `what` names the data."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -222,6 +223,7 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
 
 
 def _typed(values: Mapping[str, Any], key: str, kind: type[T], what: str) -> T:
+    """Return a value of exactly this type, if text then printable text; raises ConfigError."""
     value = values.get(key)
     if type(value) is not kind:
         raise ConfigError(f"{what}: {key}: {value!r:.100} is not of type {kind.__name__}")
@@ -238,10 +240,10 @@ def _number(values: Mapping[str, Any], key: str, what: str) -> int:
 
 
 def shown(data: bytes) -> str:
-    """Data that others wrote, shortened and with only what can be printed on a line."""
+    """Return foreign data for a log or an error: shortened, and printable on a line."""
     return printable(data[: 4 * _MAX_SHOWN_DATA].decode(errors="replace"), _MAX_SHOWN_DATA)
 
 
 def printable(text: str, limit: int) -> str:
-    """The first `limit` characters, with ? for those that can't be printed on a line."""
+    """Return the first `limit` characters, with ? for each that can't be printed on a line."""
     return "".join(c if c.isprintable() else "?" for c in text[:limit])

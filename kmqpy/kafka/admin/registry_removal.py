@@ -25,8 +25,9 @@ def remove_queue(
 ) -> None:
     """Mark the queue as deleting, wait until its trackers let go, then delete its znodes.
 
-    Trackers take no partition of a marked queue over. When none of them holds a partition any more,
-    remove_queue() calls `on_released`, and deletes the znodes after that.
+    Trackers take no partition of a marked queue over. When no tracker holds a partition any more,
+    remove_queue() calls `on_released`, then deletes the znodes. If others change znodes meanwhile, it tries
+    again, and calls `on_released` again.
 
     Raises QueueNotFound if the queue is not registered. After `timeout` seconds, raises Unavailable, with a
     text that says which tracker holds which partition. Passes on errors of `on_released`. After an error the

@@ -195,6 +195,7 @@ class _MarkersOfQueue:
             touched.discard_below((committed or {}).get(partition, (0, None))[0])
 
     def _read(self, partition: int, records: list[Any]) -> None:
+        """Take in the next markers of a partition."""
         if not self._ends:
             # Asked for only after the end of the markers is known: each marker before that end names messages
             # below this end of the queue topic, or messages that never were (rule R22 of docs/rules.md).
@@ -379,7 +380,7 @@ def _count(
 def _dead_letters(
     connection: KafkaConnection, topics: Topics, queue: QueueSettings, there: QueueTopics
 ) -> dict[int, _RecordCount]:
-    """Count the dead letters of the queue that have no end marker."""
+    """Count the queue's dead letters by partition, without those that have an end marker."""
     if there.dead_letters is None:
         return {}
     dead = dead_letter_queue(queue)
