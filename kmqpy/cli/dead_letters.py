@@ -128,7 +128,7 @@ def redrive(
 
     Exits with 1 when some ids name no dead letter, or some are too large for the queue.
 
-
+    \b
     Example:
       kmq dlq redrive jobs --rate 100
       kmq dlq redrive jobs 0-17 2-4

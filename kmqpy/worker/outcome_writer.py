@@ -20,8 +20,8 @@ class OutcomeWriter:
     They are neither given back nor dead-lettered, since others have taken or finished them.
 
     run() writes outcomes in the thread that calls it. While a call to the queue runs, further messages gather
-    for the next call, so batches grow if calls get slower. The writer calls `written` with messages once
-    their outcome is written, or could not be written (these messages are redelivered).
+    for the next call, so batches grow if calls get slower. The writer calls `written` once with each
+    message, when its outcome is written, or could not be written (such a message is redelivered).
     """
 
     def __init__(
@@ -84,12 +84,14 @@ class OutcomeWriter:
         for one, outcome in first.items():
             groups.setdefault(outcome, []).append(one)
         for outcome, group in groups.items():
+            unfinished: Sequence[LeasedMessage] = group
             try:
-                self._finish(outcome, self._keeper.finish(group))
+                unfinished = self._keeper.finish(group)
+                self._finish(outcome, unfinished)
             except BaseException as error:  # this thread must not end while the worker runs
                 self._failures.report("worker thread", "a worker thread failed; it goes on", error)
             finally:
-                self._written(group)
+                self._written(unfinished)
 
     def _finish(self, outcome: Outcome, group: Sequence[LeasedMessage]) -> None:
         if not isinstance(outcome, Acknowledge):

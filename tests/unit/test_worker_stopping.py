@@ -61,6 +61,30 @@ class TestStopping:
         assert queue.of("ack") == []
         assert failures.what == []  # the late end was not even tried
 
+    def test_a_message_that_the_drain_gave_back_is_counted_as_finished_once(self):
+        class InFlight(Failures):
+            def __init__(self):
+                super().__init__()
+                self.counts = []
+
+            def in_flight(self, queue, count):
+                self.counts.append(count)
+
+        begun, gate, telemetry = threading.Event(), threading.Event(), InFlight()
+
+        def handler(message):
+            begun.set()
+            gate.wait(60)
+
+        worker = Worker(FakeQueue("x"), handler, drain_timeout=0.1, telemetry=telemetry)
+        worker.start()
+        assert begun.wait(60)
+        worker.stop()
+        before = len(telemetry.counts)
+        gate.set()
+        until(lambda: len(telemetry.counts) > before)
+        assert (max(telemetry.counts), min(telemetry.counts)) == (1, 0)
+
     def test_messages_that_arrive_during_the_stop_are_given_back(self):
         queue = FakeQueue()
         worker = Worker(queue, lambda message: None)
